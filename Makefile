@@ -1,0 +1,85 @@
+# Everything that this project does to itself. `make help` lists it.
+#
+# PYTHON  the interpreter that the environment is made of (3.11 or 3.12)
+# VENV    where the environment is kept
+# EXTRA   cu13, cu12 or nothing; found by the NVIDIA driver unless given
+
+PYTHON ?= python3
+VENV ?= .venv
+ifeq ($(origin EXTRA),undefined)
+EXTRA := $(shell $(PYTHON) scripts/detect_extra.py)
+endif
+BIN := $(VENV)/bin
+PYTEST_WORKERS ?= 2
+
+empty :=
+comma := ,
+space := $(empty) $(empty)
+list = $(subst $(space),$(comma),$(strip $(1)))
+
+# Tests compile for GPUs without having one, so they need the compiler wheels even where no driver is; NVIDIA publishes
+# them for Linux.
+TEST_EXTRA := $(or $(EXTRA),$(if $(filter Linux,$(shell uname -s)),cu13))
+MANIFESTS := setup.cfg pyproject.toml
+RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
+DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-gpu lint format types bench docs clean
+
+help: ## list these targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(DEV_STAMP) ## make .venv with everything for use and development
+
+quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this machine's GPU or CPU
+	$(BIN)/schedsearch tune examples/quickstart.yaml --db quickstart.db
+	@echo
+	@echo "These commands lie in $(BIN): type \`source $(BIN)/activate\` first."
+
+test: $(DEV_STAMP) ## install, and run every test that needs no GPU
+	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not gpu"
+
+test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU
+	$(BIN)/pytest -m gpu
+
+lint: $(DEV_STAMP) ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(DEV_STAMP) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# mypy cannot follow an editable install that maps top-level folders into the package, so it gets a tree of links.
+types: $(DEV_STAMP) ## mypy
+	rm -rf build/types
+	mkdir -p build/types/schedsearch
+	ln -s $(CURDIR)/schedsearch/* $(CURDIR)/templates $(CURDIR)/tuner $(CURDIR)/records build/types/schedsearch/
+	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p schedsearch
+
+bench: $(DEV_STAMP) ## list the benchmarks; with BENCH=name (and ARGS="...") run benchmarks/name.py
+ifdef BENCH
+	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+else
+	@$(BIN)/python scripts/list_benchmarks.py
+endif
+
+docs: $(DEV_STAMP) ## write the files that are made from the code
+	$(BIN)/python scripts/generate.py
+
+clean: ## remove the environment and what was built; keeps databases
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or 3.12 is needed; name one by PYTHON=...")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "the Python module venv is needed (Debian: apt install python3-venv)"; exit 1; }
+
+$(RUN_STAMP): $(MANIFESTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(EXTRA),[$(EXTRA)])'
+	touch $@
+
+$(DEV_STAMP): $(MANIFESTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev $(TEST_EXTRA))]'
+	touch $@

@@ -1,0 +1,115 @@
+"""Shared by the benchmarks: cold timing in a CUDA graph, the facts of a run, tables and data files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "schedsearch",
+    "numba",
+    "numba-cuda",
+    "numpy",
+    "torch",
+    "xgboost",
+    "xgboost-cpu",
+    "nvidia-cudnn-cu13",
+    "nvidia-nvjitlink",
+)
+L2_FACTOR = 2.5  # all operands rotate over sets that together exceed this many times L2
+MAX_LAUNCHES = 600
+
+
+def facts() -> dict[str, Any]:
+    """Command, versions and card."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+    try:
+        card = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        card = ""
+    command = " ".join(["python", *(shlex.quote(word) for word in [os.path.relpath(sys.argv[0]), *sys.argv[1:]])])
+    return {
+        "command": command,
+        "card": card,
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def write(path: str | None, data: dict[str, Any]) -> None:
+    """Writes data with the facts of the run as JSON, when a path is given."""
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps({**facts(), **data}, indent=1) + "\n")
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values)) if values else math.nan
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A plain table, the first column left-aligned, the others right-aligned."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+        for row in cells
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def sets_needed(bytes_per_set: int, l2_bytes: int) -> int:
+    """How many sets of operands exceed L2_FACTOR times L2."""
+    return max(1, math.ceil(L2_FACTOR * l2_bytes / bytes_per_set))
+
+
+def cold_graph_us(calls: Sequence[Callable[[], object]], target_ms: float = 20.0) -> float:
+    """Microseconds per call inside a CUDA graph that rotates over `calls`, one a set of operands; median of the replays."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:3]:
+            call()
+        torch.cuda.synchronize()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        calls[0]()
+        last.record()
+        torch.cuda.synchronize()
+        estimate_ms = max(first.elapsed_time(last), 2e-3)
+        rounds = max(1, min(round(2.0 / (estimate_ms * len(calls))), MAX_LAUNCHES // len(calls)))
+        graph = torch.cuda.CUDAGraph()
+        launches = rounds * len(calls)
+        with torch.cuda.graph(graph, stream=stream):
+            kept = [calls[i % len(calls)]() for i in range(launches)]
+        graph.replay()
+        torch.cuda.synchronize()
+        repeats = max(5, min(30, int(target_ms / (launches * estimate_ms))))
+        times = []
+        for _ in range(repeats):
+            first.record()
+            graph.replay()
+            last.record()
+            torch.cuda.synchronize()
+            times.append(first.elapsed_time(last) * 1e3 / launches)
+    del kept, graph
+    return statistics.median(times)

@@ -1,0 +1,182 @@
+"""Writes the tables of docs/performance.md and README.md from the data in benchmarks/results/.
+
+    python benchmarks/render_tables.py
+
+What stands between `<!-- table: NAME -->` and `<!-- end -->` is replaced; where there are no data yet, by the command that
+makes them. A test compares the pages with the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = ("README.md", "docs/performance.md")
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MACHINE_OPTIONS = r" --(db|out|networks) \S+"  # where a run kept its files says nothing to a reader
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """First column left-aligned, the others right-aligned."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def origin(data: dict[str, Any], name: str) -> str:
+    """Machine, versions and command, as a paragraph."""
+    command = re.sub(r"\S*benchmarks/(?=\w+\.py)", "benchmarks/", re.sub(_MACHINE_OPTIONS, "", data["command"]))
+    versions = data.get("versions") or data.get("toolchain") or {}
+    named = ", ".join(f"{package} {version}" for package, version in versions.items() if package != "schedsearch")
+    return f"{_machine(data)}; {named}.\n\nData: `benchmarks/results/{name}.json`, made by\n\n    {command}"
+
+
+def _machine(data: dict[str, Any]) -> str:
+    if data.get("card"):
+        card, driver, *_ = data["card"].split(", ")
+        return f"{card}, driver {driver}, {data['cpus']} CPU cores, Python {data['python']}"
+    if "target" in data:
+        return f"{data['target']['name']}, {data['target']['simd_bits']}-bit SIMD, {data['threads']} threads"
+    return f"{data['machine']['cpu']}, {data['machine']['cores']} cores"
+
+
+def _layer(label: str) -> str:
+    """'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC' without what all rows share."""
+    return label.removeprefix("conv2d ").removesuffix(" NHWC").removesuffix(" f16").removesuffix(" f32")
+
+
+def conv2d_fp16(data: dict[str, Any]) -> str:
+    """One row a workload: both of cuDNN's layouts, the rule-based default, the tuned kernel."""
+    rows = [
+        (
+            _layer(row["workload"]),
+            f"{row['cudnn_nchw_us']:.2f}", f"{row['cudnn_nhwc_us']:.2f}", f"{row['default_us']:.2f}", f"{row['us']:.2f}",
+            f"{row['ratio']:.2f}", f"{row['tflops']:.0f}", row["trials"], row["template"],
+        )
+        for row in data["rows"]
+        if "ratio" in row
+    ]  # fmt: skip
+    header = ("layer, us", "cuDNN NCHW", "cuDNN NHWC", "default", "tuned", "ratio", "TFLOP/s", "trials", "template")
+    parts = [markdown(header, rows)]
+    parts += [f"- {row['workload']}: {row['error']}" for row in data["rows"] if "error" in row]
+    named = {"device": "device busy", "preparing": "preparing", "build": "waiting for a build", "tuner": "for the tuner"}
+    shares = ", ".join(f"{named[share]} {100 * value:.0f} %" for share, value in data["shares"].items())
+    parts.append(
+        f"Geometric mean **{data['geometric_mean_ratio']:.2f}x** cuDNN over {len(rows)} of {len(data['rows'])} layers. "
+        f"Tuned in {data['tuning_s']:.0f} s, {data['trials_per_s']:.1f} trials/s; of the wall time: {shares}."
+    )
+    return "\n\n".join(parts)
+
+
+def conv2d_fp16_short(data: dict[str, Any]) -> str:
+    rows: list[Sequence[object]] = [
+        (_layer(row["workload"]), *(f"{row[key]:.2f}" for key in ("cudnn_us", "default_us", "us")), f"{row['ratio']:.2f}x")
+        for row in data["rows"]
+        if "ratio" in row
+    ]
+    rows.append((f"geometric mean of {len(rows)}", "", "", "", f"**{data['geometric_mean_ratio']:.2f}x**"))
+    header = ("fp16 convolution, microseconds", "cuDNN, the faster layout", "rule-based default", "tuned", "cuDNN / tuned")
+    return markdown(header, rows)
+
+
+def networks(data: dict[str, Any]) -> str:
+    """Sums over all convolutions of one pass, then every layer with the template that won."""
+    rows = [
+        (name, sums["layers"], sums["missing"], f"{sums['cudnn_ms']:.3f}", f"{sums['ms']:.3f}",
+         f"{sums['cudnn_ms'] / sums['ms']:.2f}")
+        for name, sums in data["networks"].items()
+    ]  # fmt: skip
+    won = Counter(row["template"] for row in data["rows"] if "template" in row)
+    table = markdown(("network", "layers", "missing", "cuDNN ms", "tuned ms", "ratio"), rows)
+    winners = ", ".join(f"{name} for {count} layers" for name, count in won.most_common())
+    return f"{table}\n\nFastest template: {winners}.\n\n{conv2d_fp16(data)}"
+
+
+def cpu_conv2d(data: dict[str, Any]) -> str:
+    rows = [
+        (
+            _layer(row["label"]), f"{row['plain_us']:.0f}", "" if row["torch_us"] is None else f"{row['torch_us']:.0f}",
+            f"{row['default_us']:.0f}", f"{row['best_us']:.0f}", f"{row['plain_us'] / row['best_us']:.1f}",
+            f"{row['flops'] / row['best_us'] / 1e3:.0f}",
+        )
+        for row in data["rows"]
+    ]  # fmt: skip
+    table = markdown(("fp32 layer, us", "plain loops", "PyTorch", "default", "best found", "over plain", "GFLOP/s"), rows)
+    gain = math.exp(sum(math.log(row["plain_us"] / row["best_us"]) for row in data["rows"]) / len(rows))
+    searched = max(row["configs"] for row in data["rows"])
+    return f"{table}\n\nBest of {searched} configurations drawn at random. Geometric mean {gain:.0f}x the plain loops."
+
+
+def launch_overhead(data: dict[str, Any]) -> str:
+    rows = [(row["call"], f"{row['host_us']:.2f}", _goal(row["goal_us"])) for row in data["rows"]]
+    return markdown(("host time of a call", "us", "goal"), rows)
+
+
+def lookup_latency(data: dict[str, Any]) -> str:
+    rows = [
+        (name, *(_short(result[key]) for key in ("median_us", "p99_us")), _goal(result["limit_us"]))
+        for name, result in data["results"].items()
+    ]
+    return markdown((f"database of {data['records']:,} records, us", "median", "99th percentile", "goal"), rows)
+
+
+def _short(value: float) -> str:
+    """About three significant digits, never an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _goal(value: float | None) -> str:
+    return "" if value is None else f"{value:,.10g}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """`data` names a file of benchmarks/results/, `command` makes it; with `origin` the page gives machine and command."""
+
+    data: str
+    command: str
+    draw: Callable[[dict[str, Any]], str]
+    origin: bool = True
+
+    def render(self) -> str:
+        path = RESULTS / f"{self.data}.json"
+        if not path.exists():
+            command = f"python benchmarks/{self.command} --out benchmarks/results/{path.name}"
+            return f"No data are kept yet. To make them: `{command}`"
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return self.draw(data) + (f"\n\n{origin(data, self.data)}" if self.origin else "")
+
+
+TABLES = {
+    "conv2d_fp16": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16),
+    "conv2d_fp16_short": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16_short, origin=False),
+    "conv2d_fp16_random": Table("conv2d_fp16_random_h200", "conv2d_fp16.py --suite random", conv2d_fp16),
+    "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --networks FILE --trials 64", networks),
+    "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
+    "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
+    "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
+}
+
+
+def render(text: str) -> str:
+    """The page with every marked table made anew."""
+    return MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]].render()}\n{match[3]}", text)
+
+
+def main() -> None:
+    for page in PAGES:
+        path = ROOT / page
+        text = path.read_text(encoding="utf-8")
+        path.write_text(render(text), encoding="utf-8")
+        print(f"{page}: {len(MARKED.findall(text))} tables")
+
+
+if __name__ == "__main__":
+    main()

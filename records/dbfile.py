@@ -1,0 +1,205 @@
+"""SQLite database files: opening them, and saying what is wrong with one. Standard library only.
+
+Shared by the writing side (`store`) and by deployment (`lookup`), so that both give the same errors.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
+
+SCHEMA_VERSION = 1  # the newest that this code knows; `schema.MIGRATIONS` leads to it
+BUSY_TIMEOUT_S = 30.0
+MIN_SQLITE = (3, 37, 0)  # STRICT tables
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+# A reader that may not write the log's index; https://www.sqlite.org/rescode.html
+_READONLY_LOG = (
+    sqlite3.SQLITE_READONLY_CANTINIT,
+    sqlite3.SQLITE_READONLY_CANTLOCK,
+    sqlite3.SQLITE_READONLY_DIRECTORY,
+    sqlite3.SQLITE_READONLY_RECOVERY,
+)
+
+
+def connect(
+    path: Path, *, create: bool = False, readonly: bool = False, busy_timeout_s: float = BUSY_TIMEOUT_S
+) -> sqlite3.Connection:
+    """Opens a database file in autocommit mode; the caller begins its own transactions.
+
+    A read-only connection to a WAL database needs the files -wal and -shm, or has to create them. On read-only media, or
+    when nobody may write to the file, none are needed while nothing is outstanding: it is opened as immutable then.
+
+    Args:
+        path: the file; made absolute here.
+        create: whether a missing file is created.
+        readonly: open with mode=ro; contradicts `create`.
+        busy_timeout_s: how long a statement waits for another process's lock.
+
+    Raises:
+        DatabaseError: the path cannot be a database (missing, a folder, no permission, another format, truncated).
+    """
+    path = path.absolute()
+    check(path, create=create, readonly=readonly)
+    options = "mode=ro" if readonly else "mode=rwc" if create else "mode=rw"
+    if readonly and _is_at_rest(path):
+        options += "&immutable=1"
+    connection = None
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?{options}",
+            uri=True,
+            timeout=busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.execute("PRAGMA schema_version").fetchone()  # reads the header, so that a wrong file is found here
+        return connection
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise explain(error, path) or error from error
+
+
+def check(path: Path, *, create: bool, readonly: bool) -> None:
+    """Raises DatabaseError when `path` can be seen to be no usable database before SQLite is asked.
+
+    Looks at names and permissions only. The file is never opened here: closing it would drop the locks of every other
+    connection of this process (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    """
+    if sqlite3.sqlite_version_info < MIN_SQLITE:
+        raise DatabaseError(
+            f"SQLite {sqlite3.sqlite_version} is too old; allowed: {'.'.join(map(str, MIN_SQLITE))} or later; "
+            "use a Python built with a newer SQLite"
+        )
+    if path.is_dir():
+        raise DatabaseError(f"{path} is a folder; give a file in it, e.g. {path / 'records.db'}")
+    if not path.parent.is_dir():
+        raise DatabaseError(f"cannot open {path}: the folder {path.parent} does not exist; create it or give another path")
+    if not path.exists():
+        if not create:
+            raise DatabaseError(f"no database at {path}; check the path, or create it: schedsearch tune ... --db {path}")
+    elif not os.access(path, os.R_OK):
+        raise DatabaseError(f"no permission to read {path}; ask its owner, or: chmod u+r {path}")
+    if not readonly:
+        if path.exists() and not os.access(path, os.W_OK):
+            raise DatabaseError(
+                f"{path} is read-only here; make it writable (chmod u+w {path}), copy it elsewhere, or give another --db"
+            )
+        if not os.access(path.parent, os.W_OK):
+            raise DatabaseError(
+                f"the folder {path.parent} is read-only here, and SQLite keeps its log beside {path.name}; make the folder "
+                "writable or give a --db elsewhere"
+            )
+    if readonly and not _has_content(path) and not _has_content(_beside(path, "-wal")):
+        raise DatabaseError(f"{path} is empty, not a database of schedsearch; check the path")
+
+
+def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
+    """What is wrong with a file that SQLite refused; only now it is opened, as nobody can be using it.
+
+    File format: https://www.sqlite.org/fileformat.html, section 1.3.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError as unreadable:
+        return DatabaseError(f"{path} cannot be read ({unreadable.strerror}); restore it from a copy")
+    if header[:16] != _MAGIC[: len(header)]:
+        return DatabaseError(f"{path} is not a database: it does not begin as an SQLite file does; check the path")
+    page_bytes = int.from_bytes(header[16:18], "big")
+    promised = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
+    remedy = f"restore it from a copy, or save what can be read with: sqlite3 {path} .recover"
+    if size < max(promised, _HEADER_BYTES):
+        return DatabaseError(f"{path} is truncated: {size} bytes, its header promises {promised}; {remedy}")
+    return DatabaseError(f"{path} is damaged ({error}); {remedy}")
+
+
+def _is_at_rest(path: Path) -> bool:
+    """Whether this is a WAL database to which nobody can be writing: read-only media or permissions, and no log or index
+    of a log that a writer left."""
+    if os.access(path.parent, os.W_OK) or _has_content(_beside(path, "-wal")) or _beside(path, "-shm").exists():
+        return False
+    if path.stat().st_mode & 0o222 and not os.statvfs(path).f_flag & os.ST_RDONLY:
+        return False
+    with path.open("rb") as file:
+        return file.read(20)[18:20] == b"\2\2"
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
+    """Says in our words what SQLite could not do, or None when the error is a bug rather than the file's state."""
+    if not isinstance(error, sqlite3.Error):
+        return None
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = extended & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return DatabaseLockedError(
+            f"{path} is locked by another process{_holders(path)} and stayed so until the time-out; wait for it, stop it, "
+            "or give another --db (and join them later: schedsearch records merge)"
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return DatabaseError(
+            f"the disk of {path} is full; nothing of this write was kept, all that was committed before is safe; free some "
+            "space (schedsearch records prune drops stored code) and run the same command again"
+        )
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return _damage(error, path)
+    if code == sqlite3.SQLITE_CANTOPEN or extended in _READONLY_LOG:
+        return DatabaseError(
+            f"cannot open {path} ({error}); the folder of a live database must be writable, also for reading, as its log "
+            f"({path.name}-wal) is there: copy both files to a writable place, or read a copy made with: "
+            "schedsearch records export --deploy FILE.db"
+        )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return DatabaseError(f"{path} cannot be written ({error}); make file and folder writable or give another --db")
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_PROTOCOL):
+        return DatabaseError(
+            f"the disk or file system failed under {path} ({error}); what was committed before is kept; check free space, "
+            "quotas and the mount, then run the same command again"
+        )
+    return None
+
+
+def check_version(path: Path, found: int) -> None:
+    """Raises SchemaVersionError when a database is of a newer schema than this code knows."""
+    if found > SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"{path} has schema version {found}, this schedsearch knows up to {SCHEMA_VERSION}; "
+            "upgrade schedsearch (pip install -U schedsearch) or give another --db"
+        )
+
+
+def foreign(path: Path) -> DatabaseError:
+    return DatabaseError(f"{path} is an SQLite database, but not one of schedsearch (it has no table meta); check the path")
+
+
+def _holders(path: Path) -> str:
+    """' (PID command, ...)' of the other processes that have the file open and that we may look at, or ''."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        if folder.name == str(os.getpid()):
+            continue
+        try:
+            if any(fd.readlink() == path for fd in (folder / "fd").iterdir()):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                found.append(f"{folder.name} {command[:80]}")
+        except OSError:  # another user's process, or it ended meanwhile
+            continue
+    return f" ({', '.join(found)})" if found else ""

@@ -1,0 +1,207 @@
+"""`Record` to and from table rows and JSON objects, and the identity of a record.
+
+The JSON object is the one of exchange files. It is valid JSON: a float that is not finite is written as the text "inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from schedsearch.measurement import Measurement, Outcome, Record, Resources
+from schedsearch.records import schema
+from schedsearch.workload import Config, Workload, canonical_json, sha256_hex
+
+_INFINITY = "inf"
+_RESOURCES = ("registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes")
+
+
+def to_row(record: Record) -> dict[str, Any]:
+    """The row of table record without its id, with `workload_json` and `toolchain_json` as `RecordReader.select` has them.
+
+    Raises:
+        ValueError: a time, score or stamp is not a finite number.
+    """
+    measurement = record.measurement
+    resources = measurement.resources
+    error = measurement.max_error
+    toolchain_json = canonical_json(dict(record.toolchain))
+    times_ns = [_finite("times_ns", time_ns) for time_ns in measurement.times_ns]
+    row: dict[str, Any] = {
+        "workload_id": record.workload.id,
+        "workload_json": record.workload.json,
+        "target_key": record.target,
+        "template": record.template,
+        "template_version": int(record.template_version),
+        "config": record.config.json,
+        "mode": measurement.mode,
+        "toolchain_id": sha256_hex(toolchain_json),
+        "toolchain_json": toolchain_json,
+        "outcome": str(measurement.outcome),
+        "time_ns": measurement.time_ns,
+        "times_ns": canonical_json(times_ns) if times_ns else None,
+        "registers": int(resources.registers),
+        "shared_bytes": int(resources.shared_bytes),
+        "local_bytes": int(resources.local_bytes),
+        "spill_bytes": int(resources.spill_bytes),
+        "code_bytes": int(resources.code_bytes),
+        # An output with NaN is infinitely wrong: SQL has no NaN.
+        "max_error": None if error is None else float(error) if math.isfinite(error) else math.inf,
+        "message": measurement.message,
+        "build_s": _finite("build_s", measurement.build_s),
+        "run_s": _finite("run_s", measurement.run_s),
+        "clocks": canonical_json(dict(measurement.clocks)),
+        "run": record.run,
+        "batch": int(record.batch),
+        "prediction": None if record.prediction is None else _finite("prediction", record.prediction),
+        "started_at": _finite("started_at", record.started_at),
+        "finished_at": _finite("finished_at", record.finished_at),
+        "final_race": int(record.final_race),
+        "artifact_sha256": record.artifact,
+        "source": record.source,
+    }
+    row["content_id"] = _content_id(row)
+    return row
+
+
+def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of a row with the keys of `to_row`. Needs no knowledge of the operator."""
+    return {
+        "workload": json.loads(row["workload_json"]),
+        "target": row["target_key"],
+        "template": row["template"],
+        "template_version": row["template_version"],
+        "config": json.loads(row["config"]),
+        "measurement": {
+            "outcome": row["outcome"],
+            "mode": row["mode"],
+            "times_ns": json.loads(row["times_ns"]) if row["times_ns"] else [],
+            "resources": {name: row[name] for name in _RESOURCES},
+            "max_error": _INFINITY if row["max_error"] == math.inf else row["max_error"],
+            "message": row["message"],
+            "build_s": row["build_s"],
+            "run_s": row["run_s"],
+            "clocks": json.loads(row["clocks"]),
+        },
+        "toolchain": json.loads(row["toolchain_json"]),
+        "run": row["run"],
+        "batch": row["batch"],
+        "prediction": row["prediction"],
+        "started_at": row["started_at"],
+        "finished_at": row["finished_at"],
+        "final_race": bool(row["final_race"]),
+        "artifact": row["artifact_sha256"],
+        "source": row["source"],
+    }
+
+
+def _content_id(row: Mapping[str, Any]) -> str:
+    """sha256 of all that was measured and when; whence it was imported and what code it had is not part of it.
+
+    A field that is added to Record or Measurement later is left out here while it has its default: the ids stay.
+    """
+    content = to_json(row)
+    del content["artifact"], content["source"]
+    return sha256_hex(canonical_json(content))
+
+
+def from_json(data: Mapping[str, Any]) -> Record:
+    """The record of `to_json`'s object.
+
+    Raises:
+        WorkloadError: the workload is not possible.
+        KeyError, TypeError, ValueError: a field is missing or of the wrong kind.
+    """
+    measured = dict(data["measurement"])
+    error = measured["max_error"]
+    measured["max_error"] = None if error is None else float(error)
+    config = data["config"]
+    if not isinstance(config, dict) or not all(isinstance(value, int | str | bool) for value in config.values()):
+        raise TypeError(f"config must map knobs to whole numbers, texts or true/false, got {config!r}")
+    return Record(
+        workload=Workload.from_json(canonical_json(data["workload"])),
+        target=str(data["target"]),
+        template=str(data["template"]),
+        template_version=int(data["template_version"]),
+        config=Config(config),
+        measurement=Measurement.from_json(canonical_json(measured)),
+        toolchain={str(name): str(value) for name, value in data["toolchain"].items()},
+        run=str(data["run"]),
+        batch=int(data["batch"]),
+        prediction=None if data["prediction"] is None else float(data["prediction"]),
+        started_at=float(data["started_at"]),
+        finished_at=float(data["finished_at"]),
+        artifact=None if data["artifact"] is None else str(data["artifact"]),
+        source=str(data["source"]),
+        final_race=bool(data["final_race"]),
+    )
+
+
+class RecordReader:
+    """Makes records of rows. Workloads, configs and toolchains recur and are made once; use one reader per listing."""
+
+    def __init__(self) -> None:
+        self._workloads: dict[str, Workload] = {}
+        self._configs: dict[str, Config] = {}
+        self._toolchains: dict[str, dict[str, str]] = {}
+
+    @staticmethod
+    def select() -> sa.Select[Any]:
+        """The query whose rows `read` takes: every column of record, then the JSON of workload and toolchain."""
+        return sa.select(
+            schema.record, schema.workload.c.json.label("workload_json"), schema.toolchain.c.json.label("toolchain_json")
+        ).select_from(
+            schema.record.join(schema.workload, schema.record.c.workload_id == schema.workload.c.id).join(
+                schema.toolchain, schema.record.c.toolchain_id == schema.toolchain.c.id
+            )
+        )
+
+    def read(self, row: Any) -> Record:
+        """One row as a Record. Raises WorkloadError when the operator or its version is not known to this schedsearch."""
+        workload = self._workloads.get(row.workload_id)
+        if workload is None:
+            workload = self._workloads[row.workload_id] = Workload.from_json(row.workload_json)
+        config = self._configs.get(row.config)
+        if config is None:
+            config = self._configs[row.config] = Config.from_json(row.config)
+        toolchain = self._toolchains.get(row.toolchain_id)
+        if toolchain is None:
+            toolchain = self._toolchains[row.toolchain_id] = json.loads(row.toolchain_json)
+        return Record(
+            workload=workload,
+            target=row.target_key,
+            template=row.template,
+            template_version=row.template_version,
+            config=config,
+            measurement=Measurement(
+                outcome=Outcome(row.outcome),
+                mode=row.mode,
+                times_ns=tuple(json.loads(row.times_ns)) if row.times_ns else (),
+                resources=Resources(row.registers, row.shared_bytes, row.local_bytes, row.spill_bytes, row.code_bytes),
+                max_error=row.max_error,
+                message=row.message,
+                build_s=row.build_s,
+                run_s=row.run_s,
+                clocks=json.loads(row.clocks),
+            ),
+            toolchain=toolchain,
+            run=row.run,
+            batch=row.batch,
+            prediction=row.prediction,
+            started_at=row.started_at,
+            finished_at=row.finished_at,
+            artifact=row.artifact_sha256,
+            source=row.source,
+            final_race=bool(row.final_race),
+        )
+
+
+def _finite(name: str, value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} of a record must be finite, got {value!r}")
+    return number

@@ -1,0 +1,166 @@
+"""The tables, and the ordered migrations that lead to them.
+
+Queries are written against the `Table` objects, which describe the newest schema. The migrations are frozen texts, one
+list per dialect: a released one is never edited, a change appends one and raises `dbfile.SCHEMA_VERSION`. A test compares
+what the migrations build with the tables here, and another opens a database of every released version.
+
+What is kept: `record` is append-only (triggers refuse anything but the late addition of an artifact's sha256); `best` has
+small rows that name, per (workload, target, mode), a record and the artifact to run; `artifact` has the machine code.
+Text columns config, times_ns, clocks, info, summary, json and plan hold JSON.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Float, Integer, LargeBinary, MetaData, Table, Text
+
+metadata = MetaData()
+
+# key: schema_version, uuid, kind (store | deploy), machine, signature, created_at
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+
+workload = Table(
+    "workload",
+    metadata,
+    Column("id", Text, primary_key=True),  # sha256 of json
+    Column("op", Text, nullable=False),
+    Column("json", Text, nullable=False),
+)
+
+toolchain = Table(
+    "toolchain",
+    metadata,
+    Column("id", Text, primary_key=True),  # sha256 of json
+    Column("json", Text, nullable=False),
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("machine", Text, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("finished_at", Float),
+    Column("info", Text, nullable=False),
+    Column("summary", Text),
+)
+
+record = Table(
+    "record",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("content_id", Text, nullable=False),  # sha256 of the whole content; the same record twice is one
+    Column("workload_id", Text, nullable=False),
+    Column("target_key", Text, nullable=False),
+    Column("template", Text, nullable=False),
+    Column("template_version", Integer, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("toolchain_id", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("time_ns", Float),  # median; NULL unless ok
+    Column("times_ns", Text),  # NULL unless ok
+    Column("registers", Integer, nullable=False),
+    Column("shared_bytes", Integer, nullable=False),
+    Column("local_bytes", Integer, nullable=False),
+    Column("spill_bytes", Integer, nullable=False),
+    Column("code_bytes", Integer, nullable=False),
+    Column("max_error", Float),
+    Column("message", Text, nullable=False),
+    Column("build_s", Float, nullable=False),
+    Column("run_s", Float, nullable=False),
+    Column("clocks", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("batch", Integer, nullable=False),
+    Column("prediction", Float),
+    Column("started_at", Float, nullable=False),
+    Column("finished_at", Float, nullable=False),
+    Column("final_race", Integer, nullable=False),
+    Column("artifact_sha256", Text),  # what was measured, also when its code is not kept (any more)
+    Column("source", Text, nullable=False),
+)
+
+artifact = Table(
+    "artifact",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("arch", Text, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("machine", Text, nullable=False),  # who wrote the row, for information
+    Column("signature", Text, nullable=False),  # by that machine's key; see `trust`
+    Column("created_at", Float, nullable=False),
+    Column("code", LargeBinary, nullable=False),
+)
+
+best = Table(
+    "best",
+    metadata,
+    Column("workload_id", Text, primary_key=True),
+    Column("target_key", Text, primary_key=True),
+    Column("mode", Text, primary_key=True),
+    Column("record_id", Integer, nullable=False),
+    Column("template", Text, nullable=False),
+    Column("template_version", Integer, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("time_ns", Float, nullable=False),
+    Column("verified", Integer, nullable=False),
+    Column("artifact_sha256", Text),
+    Column("promoted_at", Float, nullable=False),
+)
+
+# What deployment reads: the tables of `records export --deploy`.
+DEPLOY_TABLES = (meta, workload, artifact, best)
+
+_SQLITE_DEPLOY_1 = (
+    "CREATE TABLE meta (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
+    "CREATE TABLE workload (id TEXT NOT NULL PRIMARY KEY, op TEXT NOT NULL, json TEXT NOT NULL) STRICT, WITHOUT ROWID",
+    "CREATE INDEX workload_by_op ON workload (op)",
+    # A rowid table, with the code last: reading the other columns does not touch the pages of the code.
+    """CREATE TABLE artifact (
+        sha256 TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL, arch TEXT NOT NULL, plan TEXT NOT NULL, machine TEXT NOT NULL,
+        signature TEXT NOT NULL, created_at REAL NOT NULL, code BLOB NOT NULL
+    ) STRICT""",
+    """CREATE TABLE best (
+        workload_id TEXT NOT NULL REFERENCES workload (id), target_key TEXT NOT NULL, mode TEXT NOT NULL,
+        record_id INTEGER NOT NULL, template TEXT NOT NULL, template_version INTEGER NOT NULL, config TEXT NOT NULL,
+        time_ns REAL NOT NULL CHECK (time_ns > 0), verified INTEGER NOT NULL,
+        artifact_sha256 TEXT REFERENCES artifact (sha256), promoted_at REAL NOT NULL,
+        PRIMARY KEY (workload_id, target_key, mode)
+    ) STRICT, WITHOUT ROWID""",
+)
+
+_SQLITE_STORE_1 = (
+    "CREATE TABLE toolchain (id TEXT NOT NULL PRIMARY KEY, json TEXT NOT NULL) STRICT, WITHOUT ROWID",
+    """CREATE TABLE run (
+        id TEXT NOT NULL PRIMARY KEY, machine TEXT NOT NULL, started_at REAL NOT NULL, finished_at REAL, info TEXT NOT NULL,
+        summary TEXT
+    ) STRICT""",
+    """CREATE TABLE record (
+        id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, content_id TEXT NOT NULL UNIQUE,
+        workload_id TEXT NOT NULL REFERENCES workload (id), target_key TEXT NOT NULL, template TEXT NOT NULL,
+        template_version INTEGER NOT NULL, config TEXT NOT NULL, mode TEXT NOT NULL,
+        toolchain_id TEXT NOT NULL REFERENCES toolchain (id), outcome TEXT NOT NULL, time_ns REAL, times_ns TEXT,
+        registers INTEGER NOT NULL, shared_bytes INTEGER NOT NULL, local_bytes INTEGER NOT NULL,
+        spill_bytes INTEGER NOT NULL, code_bytes INTEGER NOT NULL, max_error REAL, message TEXT NOT NULL,
+        build_s REAL NOT NULL, run_s REAL NOT NULL, clocks TEXT NOT NULL, run TEXT NOT NULL, batch INTEGER NOT NULL,
+        prediction REAL, started_at REAL NOT NULL, finished_at REAL NOT NULL, final_race INTEGER NOT NULL,
+        artifact_sha256 TEXT, source TEXT NOT NULL,
+        CHECK ((outcome = 'ok') = (time_ns IS NOT NULL) AND (outcome = 'ok') = (times_ns IS NOT NULL)),
+        CHECK (time_ns > 0)
+    ) STRICT""",
+    "CREATE INDEX record_by_task ON record (workload_id, target_key, mode, template)",
+    "CREATE INDEX record_by_run ON record (run)",
+    """CREATE TRIGGER record_is_never_deleted BEFORE DELETE ON record
+        BEGIN SELECT RAISE(ABORT, 'records are append-only'); END""",
+    """CREATE TRIGGER record_is_never_changed BEFORE UPDATE OF id, content_id, workload_id, target_key, template,
+        template_version, config, mode, toolchain_id, outcome, time_ns, times_ns, registers, shared_bytes, local_bytes,
+        spill_bytes, code_bytes, max_error, message, build_s, run_s, clocks, run, batch, prediction, started_at, finished_at,
+        final_race, source ON record BEGIN SELECT RAISE(ABORT, 'records are append-only'); END""",
+    """CREATE TRIGGER record_artifact_is_added_once BEFORE UPDATE OF artifact_sha256 ON record
+        WHEN OLD.artifact_sha256 IS NOT NULL BEGIN SELECT RAISE(ABORT, 'records are append-only'); END""",
+)
+
+# dialect -> the statements that lead from version i to version i + 1
+MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {"sqlite": ((*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1),)}
+# dialect -> the statements that create a deployment file of the newest version
+DEPLOY_SCHEMA: dict[str, tuple[str, ...]] = {"sqlite": _SQLITE_DEPLOY_1}

@@ -1,0 +1,212 @@
+"""All that is SQLite's on the writing side: connections, locks, transactions, migrations, error texts.
+
+Another dialect (PostgreSQL for a fleet) is a sibling with the same methods; `store` and `exchange` know no dialect.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid as uuids
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.pool import QueuePool
+
+from schedsearch.errors import DatabaseError, SchemaVersionError
+from schedsearch.records import dbfile, schema, trust
+
+DIALECT = "sqlite"
+
+
+class Database:
+    """One database file. `read` and `write` give connections inside a transaction, from any thread.
+
+    WAL mode: readers never wait for the writer. A writing transaction takes the write lock at its begin (BEGIN IMMEDIATE),
+    so it waits there, up to the time-out, and can never fail half-way because another process wrote. `synchronous=FULL`
+    makes a commit outlast a power cut, at about the price of one fsync.
+
+    Raises (all methods):
+        DatabaseLockedError: another process kept the lock for longer than the time-out.
+        DatabaseError: no such file, no permission, disk full, damaged, or not a database of schedsearch.
+    """
+
+    def __init__(
+        self, path: str | Path, *, create: bool, readonly: bool, busy_timeout_s: float = dbfile.BUSY_TIMEOUT_S
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.readonly = readonly
+        self._create = create and not readonly
+        self._busy_timeout_s = busy_timeout_s
+        self._engine = sa.create_engine("sqlite://", creator=self._connect, poolclass=QueuePool)
+        self._writer = self._engine.execution_options(schedsearch_write=True)
+        sa.event.listen(self._engine, "begin", _begin)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = dbfile.connect(
+            self.path, create=self._create, readonly=self.readonly, busy_timeout_s=self._busy_timeout_s
+        )
+        try:
+            if not self.readonly:
+                connection.execute("PRAGMA foreign_keys = ON")
+                connection.execute("PRAGMA synchronous = FULL")
+            return connection
+        except sqlite3.Error as error:
+            connection.close()
+            raise dbfile.explain(error, self.path) or error from error
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.DBAPIError as error:
+            raise dbfile.explain(error.orig, self.path) or error from error
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A connection that sees one snapshot of the database."""
+        with self._translated(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A connection that holds the write lock; commits at the end, rolls back on an exception."""
+        if self.readonly:
+            raise DatabaseError(f"{self.path} was opened read-only; open it for writing")
+        with self._translated(), self._writer.begin() as connection:
+            yield connection
+
+    def insert_new(self, table: sa.Table) -> Insert:
+        """An insert that leaves a row with the same unique key as it is."""
+        return insert(table).on_conflict_do_nothing()
+
+    def migrate(self) -> dict[str, str]:
+        """Brings the schema to the newest version, creating it in an empty file, and returns the table meta.
+
+        Raises:
+            SchemaVersionError: the database is newer than this code, or older and opened read-only.
+            DatabaseError: it is an SQLite database of something else, or a deployment file.
+        """
+        with self.read() as connection:
+            found = self._meta(connection)
+        version = self._version(found)
+        if version < dbfile.SCHEMA_VERSION and self.readonly:
+            raise SchemaVersionError(
+                f"{self.path} has schema version {version}, {dbfile.SCHEMA_VERSION} is wanted and it is opened read-only; "
+                f"migrate it once where it can be written: schedsearch records list --db {self.path}"
+            )
+        if version < dbfile.SCHEMA_VERSION:
+            self._use_wal()
+            with self.write() as connection:
+                found = self._meta(connection)  # another process may have been first
+                version = self._version(found)
+                for statement in (text for step in schema.MIGRATIONS[DIALECT][version:] for text in step):
+                    connection.exec_driver_sql(statement)
+                if not version:
+                    connection.execute(sa.insert(schema.meta), new_meta("store", signed=True))
+                connection.execute(
+                    sa.update(schema.meta)
+                    .where(schema.meta.c.key == "schema_version")
+                    .values(value=str(dbfile.SCHEMA_VERSION))
+                )
+                found = self._meta(connection)
+        return found
+
+    def create_deploy(self) -> None:
+        """Creates the tables of a deployment file in an empty file (journal mode DELETE)."""
+        with self.write() as connection:
+            for statement in schema.DEPLOY_SCHEMA[DIALECT]:
+                connection.exec_driver_sql(statement)
+
+    def _meta(self, connection: sa.Connection) -> dict[str, str]:
+        tables = set(sa.inspect(connection).get_table_names())
+        if not tables:
+            return {}
+        if "meta" not in tables:
+            raise dbfile.foreign(self.path)
+        return {row.key: row.value for row in connection.execute(sa.select(schema.meta))}
+
+    def _version(self, found: dict[str, str]) -> int:
+        if not found and self.readonly:
+            raise dbfile.foreign(self.path)
+        version = int(found.get("schema_version", 0))
+        dbfile.check_version(self.path, version)
+        if found.get("kind", "store") != "store":
+            raise DatabaseError(
+                f"{self.path} is a deployment file: it holds best kernels and no measurements; give the database it was "
+                "exported from"
+            )
+        return version
+
+    def _use_wal(self) -> None:
+        """Changing the journal mode does not wait for locks by itself, so the wait is here."""
+        deadline = time.monotonic() + self._busy_timeout_s
+        while True:
+            connection = self._connect()
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise dbfile.explain(error, self.path) or error from error
+            finally:
+                connection.close()
+            time.sleep(0.02)
+
+    def vacuum(self) -> None:
+        """Gives the space of deleted rows back to the file system."""
+        with self._translated(), self._engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            try:
+                driver.execute("VACUUM")
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                raise dbfile.explain(error, self.path) or error from error
+
+    def health(self) -> dict[str, Any]:
+        """`problems` is what SQLite's quick_check finds, [] when sound."""
+        with self.read() as connection:
+
+            def pragma(name: str) -> list[Any]:
+                return [row[0] for row in connection.exec_driver_sql(f"PRAGMA {name}")]
+
+            problems = [str(line) for line in pragma("quick_check(20)") if line != "ok"]
+            problems += [f"broken reference from table {table}" for table in pragma("foreign_key_check")]
+            return {
+                "sqlite": sqlite3.sqlite_version,
+                "journal_mode": pragma("journal_mode")[0],
+                "size_bytes": sum(
+                    file.stat().st_size
+                    for file in (self.path, self.path.with_name(self.path.name + "-wal"))
+                    if file.exists()
+                ),
+                "free_bytes": pragma("freelist_count")[0] * pragma("page_size")[0],
+                "problems": problems,
+            }
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def _begin(connection: sa.Connection) -> None:
+    writing = connection.get_execution_options().get("schedsearch_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def new_meta(kind: str, *, signed: bool) -> list[dict[str, str]]:
+    """The rows of table meta of a new database; `signed` says that this machine vouches for it."""
+    uuid = str(uuids.uuid4())
+    values = {
+        "schema_version": str(dbfile.SCHEMA_VERSION),
+        "uuid": uuid,
+        "kind": kind,
+        "machine": trust.machine_id(),
+        "signature": trust.sign(uuid) if signed else "",
+        "created_at": repr(time.time()),
+    }
+    return [{"key": key, "value": value} for key, value in values.items()]

@@ -1,0 +1,535 @@
+"""The record store: every measurement that was ever made, the best one per task, and the code that runs it.
+
+    with Store.open("records.db") as store:
+        run = store.start_run({"command": "..."})
+        record_id = store.append(record)               # committed when it returns
+        store.promote(record_id, artifact)             # deployment serves it from now on
+
+Measurements are append-only. Several processes may write to one file at once. What is whose code, and what may be loaded
+here, is `trust`; files in and out are `exchange`; deployment reads through `lookup`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from schedsearch.errors import UsageError, WorkloadError
+from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.measurement import COLD_GRAPH, Outcome, Record
+from schedsearch.records import dbfile, schema, trust
+from schedsearch.records.rows import RecordReader, to_row
+from schedsearch.records.sqlite import Database
+from schedsearch.workload import Config, Workload, canonical_json
+
+
+class Best(NamedTuple):
+    """What deployment serves for one (workload, target, mode).
+
+    Attributes:
+        record_id: of the record that was promoted.
+        record: its measurement and circumstances.
+        verified: whether this very code computed right results when it was measured.
+        artifact_sha256: of the stored code, None when none is kept (it is rebuilt from the config).
+        promoted_at: seconds since the epoch.
+    """
+
+    record_id: int
+    record: Record
+    verified: bool
+    artifact_sha256: str | None
+    promoted_at: float
+
+
+class Store:
+    """The database, opened. Methods may be called from any thread.
+
+    Raises (all methods):
+        DatabaseLockedError: another process kept the write lock for longer than the busy time-out.
+        DatabaseError: the disk is full or failed, or the file is damaged; what was committed before is kept.
+    """
+
+    def __init__(self, database: Database, meta: Mapping[str, str]) -> None:
+        self._db = database
+        self._meta = meta
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        create: bool = True,
+        readonly: bool = False,
+        *,
+        busy_timeout_s: float = dbfile.BUSY_TIMEOUT_S,
+    ) -> Store:
+        """Opens a database, and brings an older schema to the newest.
+
+        Args:
+            path: of the file.
+            create: whether a missing file is created.
+            readonly: never writes; `create` is ignored.
+            busy_timeout_s: how long a write waits for another process.
+
+        Raises:
+            DatabaseError: the path cannot be opened: missing, a folder, no permission, truncated, of another program; or
+                the state folder (see `trust`) cannot be written.
+            SchemaVersionError: the database is of a newer schedsearch, or of an older one and opened read-only.
+        """
+        if not readonly:
+            trust.machine_id()  # fails early rather than at the first artifact
+        database = Database(path, create=create, readonly=readonly, busy_timeout_s=busy_timeout_s)
+        try:
+            return cls(database, database.migrate())
+        except BaseException:
+            database.close()
+            raise
+
+    @property
+    def path(self) -> Path:
+        return self._db.path
+
+    @property
+    def uuid(self) -> str:
+        """The unique id of the database, given when it was created."""
+        return self._meta["uuid"]
+
+    @property
+    def database(self) -> Database:
+        """For `exchange`, which reads and writes whole tables."""
+        return self._db
+
+    @property
+    def trusted(self) -> bool:
+        """Whether this machine created the database or its user marked it as trusted. Code is judged piece by piece."""
+        return trust.is_ours(self.uuid, self._meta["signature"]) or trust.is_marked(self.path, self.uuid)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- writing
+
+    def start_run(self, info: Mapping[str, Any]) -> str:
+        """Begins a tuning run; `info` (JSON values) says with what: command, target, options. Returns its id."""
+        now = time.time()
+        run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{secrets.token_hex(4)}"
+        row = {"id": run_id, "machine": trust.machine_id(), "started_at": now, "info": canonical_json(dict(info))}
+        with self._db.write() as connection:
+            connection.execute(sa.insert(schema.run), row)
+        return run_id
+
+    def finish_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
+        """Ends a run; one that was killed never gets here and keeps `finished_at` None. Raises UsageError: no such run."""
+        with self._db.write() as connection:
+            done = connection.execute(
+                sa.update(schema.run)
+                .where(schema.run.c.id == run_id)
+                .values(finished_at=time.time(), summary=canonical_json(dict(summary)))
+            )
+            if not done.rowcount:
+                raise UsageError(f"{self.path} has no run {run_id!r}")
+
+    def append(self, record: Record, artifact: Artifact | None = None) -> int:
+        """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
+
+        Args:
+            record: any outcome.
+            artifact: its code, to be kept until `prune`; what is only measured needs none.
+
+        Returns:
+            The record's id; ids grow in the order of appending.
+
+        Raises:
+            ValueError: a number in the record is not finite, or `record.artifact` names another artifact.
+        """
+        row = to_row(record)
+        if artifact is not None:
+            if record.artifact not in (None, artifact.sha256):
+                raise ValueError(f"the record names artifact {record.artifact}, given is {artifact.sha256}")
+            row["artifact_sha256"] = artifact.sha256
+        add = self._db.insert_new
+        with self._db.write() as connection:
+            connection.execute(
+                add(schema.workload), {"id": row["workload_id"], "op": record.workload.op, "json": row.pop("workload_json")}
+            )
+            connection.execute(add(schema.toolchain), {"id": row["toolchain_id"], "json": row.pop("toolchain_json")})
+            if artifact is not None:
+                put_artifact(self._db, connection, artifact.sha256, artifact.plan.to_json(), artifact.code)
+            record_id = connection.execute(add(schema.record).returning(schema.record.c.id), row).scalar()
+            if record_id is None:
+                known = sa.select(schema.record.c.id).where(schema.record.c.content_id == row["content_id"])
+                record_id = connection.execute(known).scalar_one()
+        return int(record_id)
+
+    def promote(
+        self, record_id: int, artifact: Artifact | None = None, *, verified: bool = True, if_faster: bool = False
+    ) -> bool:
+        """Makes a record the best of its (workload, target, mode).
+
+        Args:
+            record_id: of a record whose outcome is ok.
+            artifact: its code; without it the one stored with the record, if any, is served.
+            verified: whether this code computed right results on the device when it was measured.
+            if_faster: leave the present best where it is not slower; judged inside the transaction, so that of several
+                runs that promote at once the fastest stays.
+
+        Returns:
+            Whether the record is the best now.
+
+        Raises:
+            UsageError: no such record, or its outcome is not ok.
+        """
+        record, best = schema.record, schema.best
+        with self._db.write() as connection:
+            row = connection.execute(sa.select(record).where(record.c.id == record_id)).one_or_none()
+            if row is None:
+                raise UsageError(f"{self.path} has no record {record_id}")
+            if row.outcome != Outcome.OK:
+                raise UsageError(f"record {record_id} ended in {row.outcome}; only a record that is ok can be best")
+            task = sa.and_(
+                best.c.workload_id == row.workload_id, best.c.target_key == row.target_key, best.c.mode == row.mode
+            )
+            present = connection.execute(sa.select(best.c.time_ns).where(task)).scalar()
+            if if_faster and present is not None and present <= row.time_ns:
+                return False
+            sha256 = self._artifact_of(connection, row, artifact)
+            set_best(connection, row, sha256, verified=verified, promoted_at=time.time())
+        return True
+
+    def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
+        """Takes away the best of a task, because its code turned out to be wrong. Its records stay.
+
+        Returns:
+            Whether there was one.
+        """
+        best = schema.best
+        task = sa.and_(best.c.workload_id == workload.id, best.c.target_key == target_key, best.c.mode == mode)
+        with self._db.write() as connection:
+            return bool(connection.execute(sa.delete(best).where(task)).rowcount)
+
+    def prune(self, keep: int) -> dict[str, int]:
+        """Drops stored code: all but that of the best and of the `keep` fastest records per (workload, target, mode).
+
+        Every measurement stays: only code is dropped, and it can be rebuilt from the configuration.
+
+        Returns:
+            {"artifacts_kept", "artifacts_dropped", "bytes_freed"}.
+
+        Raises:
+            UsageError: keep < 1.
+        """
+        if keep < 1:
+            raise UsageError(f"prune must keep at least 1 record per workload, got {keep}")
+        record, artifact, best = schema.record, schema.artifact, schema.best
+        rank = sa.func.row_number().over(
+            partition_by=(record.c.workload_id, record.c.target_key, record.c.mode), order_by=(record.c.time_ns, record.c.id)
+        )
+        fastest = (
+            sa.select(record.c.artifact_sha256, rank.label("rank")).where(record.c.outcome == str(Outcome.OK)).subquery()
+        )
+        kept = sa.union(
+            sa.select(fastest.c.artifact_sha256).where(fastest.c.rank <= keep, fastest.c.artifact_sha256.is_not(None)),
+            sa.select(best.c.artifact_sha256).where(best.c.artifact_sha256.is_not(None)),
+        )
+        unwanted = artifact.c.sha256.not_in(kept)
+        with self._db.write() as connection:
+            dropped, freed = connection.execute(
+                sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0)).where(unwanted)
+            ).one()
+            connection.execute(sa.delete(artifact).where(unwanted))
+            left = connection.execute(sa.select(sa.func.count()).select_from(artifact)).scalar_one()
+        if dropped:
+            self._db.vacuum()
+        return {"artifacts_kept": left, "artifacts_dropped": dropped, "bytes_freed": freed}
+
+    def _artifact_of(self, connection: sa.Connection, row: Any, artifact: Artifact | None) -> str | None:
+        """The sha256 that a promoted record's row in `best` points to; stores the artifact when one is given."""
+        if artifact is not None:
+            put_artifact(self._db, connection, artifact.sha256, artifact.plan.to_json(), artifact.code)
+            if row.artifact_sha256 is None:
+                connection.execute(
+                    sa.update(schema.record).where(schema.record.c.id == row.id).values(artifact_sha256=artifact.sha256)
+                )
+            return artifact.sha256
+        stored = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == row.artifact_sha256)
+        return connection.execute(stored).scalar()
+
+    # ---- reading
+
+    def record(self, record_id: int) -> Record:
+        """Raises UsageError when there is no such record."""
+        with self._db.read() as connection:
+            row = connection.execute(RecordReader.select().where(schema.record.c.id == record_id)).one_or_none()
+        if row is None:
+            raise UsageError(f"{self.path} has no record {record_id}; list them: schedsearch records list --db {self.path}")
+        return RecordReader().read(row)
+
+    def best(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> Record | None:
+        """The promoted record of a task, or None."""
+        found = next(self.bests(workload=workload, target=target_key, mode=mode), None)
+        return found.record if found else None
+
+    def bests(
+        self, workload: Workload | None = None, target: str | None = None, op: str | None = None, mode: str | None = None
+    ) -> Iterator[Best]:
+        """Every promoted record that matches, by operator, workload and target."""
+        best, columns = schema.best, schema.best.c
+        query = RecordReader.select().add_columns(
+            columns.verified, columns.artifact_sha256.label("best_sha256"), columns.promoted_at
+        )
+        query = query.join(best, columns.record_id == schema.record.c.id).where(
+            *_conditions(workload, target, None, op, mode)
+        )
+        query = query.order_by(schema.workload.c.op, schema.record.c.workload_id, schema.record.c.target_key)
+        reader = RecordReader()
+        with self._db.read() as connection:
+            rows = connection.execute(query).all()
+        for row in rows:
+            yield Best(row.id, reader.read(row), bool(row.verified), row.best_sha256, row.promoted_at)
+
+    def artifact(self, sha256: str) -> Artifact | None:
+        """Stored code, or None when it is not kept (any more).
+
+        Raises:
+            UntrustedDatabaseError: another machine wrote it and the database is not marked as trusted here.
+            DatabaseError: it does not match its checksum.
+        """
+        with self._db.read() as connection:
+            row = connection.execute(sa.select(schema.artifact).where(schema.artifact.c.sha256 == sha256)).one_or_none()
+        if row is None:
+            return None
+        trust.require(self.path, self.uuid, sha256, row.signature)
+        trust.verify_digest(self.path, sha256, row.plan, row.code)
+        return Artifact(row.code, LaunchPlan.from_json(row.plan))
+
+    def history(
+        self,
+        workload: Workload | None = None,
+        target: str | None = None,
+        template: str | None = None,
+        op: str | None = None,
+        mode: str | None = None,
+    ) -> list[Record]:
+        """All records that match, failures included, in the order in which they were measured.
+
+        Raises:
+            WorkloadError: a record is of an operator that this schedsearch does not know.
+        """
+        query = RecordReader.select().where(*_conditions(workload, target, template, op, mode))
+        reader = RecordReader()
+        with self._db.read() as connection:
+            rows = connection.execute(query.order_by(schema.record.c.started_at, schema.record.c.id)).all()
+        return [reader.read(row) for row in rows]
+
+    def measured(
+        self,
+        workload: Workload,
+        target_key: str,
+        template: str,
+        version: int,
+        mode: str = COLD_GRAPH,
+        toolchain: Mapping[str, str] | None = None,
+    ) -> dict[Config, Record]:
+        """What need not be measured again: config -> its latest record.
+
+        Args:
+            workload, target_key, template, version, mode: the task and the template with its version.
+            toolchain: only records made with exactly these versions; with any when None.
+        """
+        query = RecordReader.select().where(
+            *_conditions(workload, target_key, template, None, mode), schema.record.c.template_version == version
+        )
+        if toolchain is not None:
+            query = query.where(schema.toolchain.c.json == canonical_json(dict(toolchain)))
+        reader = RecordReader()
+        with self._db.read() as connection:
+            rows = connection.execute(query.order_by(schema.record.c.started_at, schema.record.c.id)).all()
+        return {record.config: record for record in map(reader.read, rows)}
+
+    def fastest(self, op: str, template: str, version: int, mode: str = COLD_GRAPH) -> list[Record]:
+        """The fastest valid record that one version of a template reached on each workload of an operator and each target.
+
+        A workload of a schema that this schedsearch does not know is left out.
+        """
+        wanted = (
+            *_conditions(None, None, template, op, mode),
+            schema.record.c.template_version == version,
+            schema.record.c.time_ns.is_not(None),
+        )
+        columns = schema.record.c
+        place = sa.func.row_number().over(
+            partition_by=(columns.workload_id, columns.target_key), order_by=(columns.time_ns, columns.id)
+        )
+        ranked = (
+            sa.select(columns.id, place.label("place"))
+            .select_from(schema.record.join(schema.workload, columns.workload_id == schema.workload.c.id))
+            .where(*wanted)
+            .subquery()
+        )
+        query = RecordReader.select().join(ranked, ranked.c.id == columns.id).where(ranked.c.place == 1)
+        reader = RecordReader()
+        with self._db.read() as connection:
+            rows = connection.execute(query.order_by(columns.id)).all()
+        found = []
+        for row in rows:
+            with contextlib.suppress(WorkloadError):
+                found.append(reader.read(row))
+        return found
+
+    def list_records(
+        self,
+        workload: Workload | None = None,
+        target: str | None = None,
+        template: str | None = None,
+        op: str | None = None,
+        mode: str | None = None,
+        outcome: str | None = None,
+        run: str | None = None,
+        limit: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """The latest records as plain dictionaries, newest first; cheap, and knows operators of later versions too."""
+        record, columns = schema.record, schema.record.c
+        query = (
+            sa.select(
+                columns.id, columns.workload_id, schema.workload.c.op, schema.workload.c.json.label("workload"),
+                columns.target_key.label("target"), columns.template, columns.template_version, columns.config, columns.mode,
+                columns.outcome, columns.time_ns, columns.message, columns.run, columns.batch, columns.prediction,
+                columns.build_s, columns.run_s, columns.started_at, columns.finished_at, columns.final_race,
+                columns.artifact_sha256.label("artifact"), columns.source,
+                schema.best.c.record_id.is_not(None).label("best"),
+            )
+            .select_from(
+                record.join(schema.workload, columns.workload_id == schema.workload.c.id).outerjoin(
+                    schema.best,
+                    sa.and_(
+                        schema.best.c.workload_id == columns.workload_id,
+                        schema.best.c.target_key == columns.target_key,
+                        schema.best.c.mode == columns.mode,
+                        schema.best.c.record_id == columns.id,
+                    ),
+                )
+            )
+            .where(*_conditions(workload, target, template, op, mode))
+            .order_by(columns.id.desc())
+            .limit(limit)
+        )  # fmt: skip
+        if outcome is not None:
+            query = query.where(columns.outcome == str(outcome))
+        if run is not None:
+            query = query.where(columns.run == run)
+        with self._db.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [
+            {
+                **row,
+                "workload": json.loads(row["workload"]),
+                "config": json.loads(row["config"]),
+                "final_race": bool(row["final_race"]),
+                "best": bool(row["best"]),
+            }
+            for row in rows
+        ]
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""
+        run, record = schema.run, schema.record
+        count = sa.select(sa.func.count()).where(record.c.run == run.c.id).scalar_subquery().label("records")
+        with self._db.read() as connection:
+            rows = connection.execute(sa.select(run, count).order_by(run.c.started_at, run.c.id)).mappings().all()
+        return [
+            {**row, "info": json.loads(row["info"]), "summary": row["summary"] and json.loads(row["summary"])}
+            for row in rows
+        ]
+
+    def stats(self) -> dict[str, Any]:
+        """Counts: records, outcomes (by name), workloads, targets, templates, runs, bests, artifacts, artifact_bytes."""
+        record, artifact = schema.record.c, schema.artifact
+        with self._db.read() as connection:
+
+            def count(table: sa.Table) -> int:
+                return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+            def by(column: sa.ColumnElement[str]) -> dict[str, int]:
+                query = sa.select(column, sa.func.count()).group_by(column).order_by(column)
+                return {row[0]: row[1] for row in connection.execute(query)}
+
+            return {
+                "records": count(schema.record),
+                "outcomes": by(record.outcome),
+                "targets": by(record.target_key),
+                "templates": by(record.template),
+                "workloads": count(schema.workload),
+                "runs": count(schema.run),
+                "bests": count(schema.best),
+                "artifacts": count(artifact),
+                "artifact_bytes": connection.execute(
+                    sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0))
+                ).scalar_one(),
+            }
+
+    def health(self) -> dict[str, Any]:
+        """For `doctor`: the state of the file and `problems` ([] when sound); reads the whole file."""
+        return {
+            "path": str(self.path),
+            "schema_version": int(self._meta["schema_version"]),
+            "uuid": self.uuid,
+            "trusted": self.trusted,
+            **self._db.health(),
+            **self.stats(),
+        }
+
+
+def set_best(
+    connection: sa.Connection, row: Any, artifact_sha256: str | None, *, verified: bool, promoted_at: float
+) -> None:
+    """Points (workload, target, mode) to a row of table record, whatever stood there."""
+    best = schema.best
+    connection.execute(
+        sa.delete(best).where(
+            best.c.workload_id == row.workload_id, best.c.target_key == row.target_key, best.c.mode == row.mode
+        )
+    )
+    values = {column.name: getattr(row, column.name) for column in best.c if column.name in row._fields}
+    values |= {
+        "record_id": row.id,
+        "artifact_sha256": artifact_sha256,
+        "verified": int(verified),
+        "promoted_at": promoted_at,
+    }
+    connection.execute(sa.insert(best), values)
+
+
+def put_artifact(database: Database, connection: sa.Connection, sha256: str, plan_json: str, code: bytes) -> None:
+    """Stores code that this machine vouches for; a row that is there already gets this machine's signature."""
+    plan = json.loads(plan_json)
+    vouched = {"machine": trust.machine_id(), "signature": trust.sign(sha256)}
+    row = {"sha256": sha256, "kind": plan["kind"], "arch": plan["arch"], "plan": plan_json, "created_at": time.time()}
+    connection.execute(database.insert_new(schema.artifact), {**row, "code": code, **vouched})
+    connection.execute(sa.update(schema.artifact).where(schema.artifact.c.sha256 == sha256).values(vouched))
+
+
+def _conditions(
+    workload: Workload | None, target: str | None, template: str | None, op: str | None, mode: str | None
+) -> list[sa.ColumnElement[bool]]:
+    record = schema.record.c
+    wanted = (
+        (record.workload_id, workload.id if workload else None),
+        (record.target_key, target),
+        (record.template, template),
+        (schema.workload.c.op, op),
+        (record.mode, mode),
+    )
+    return [column == value for column, value in wanted if value is not None]

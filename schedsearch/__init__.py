@@ -1,0 +1,41 @@
+"""schedsearch: search for fast schedules of parameterised kernels, keep them, serve them.
+
+Nothing is imported until it is used (PEP 562), so that `import schedsearch` is cheap wherever it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schedsearch.runtime import Kernel, compile, explain
+    from schedsearch.session import tune
+    from schedsearch.target import Target, detect
+    from schedsearch.template import Template, load_templates
+    from schedsearch.workload import Config, Workload
+
+_HOMES = {
+    "Config": "schedsearch.workload",
+    "Kernel": "schedsearch.runtime",
+    "Target": "schedsearch.target",
+    "Template": "schedsearch.template",
+    "Workload": "schedsearch.workload",
+    "compile": "schedsearch.runtime",
+    "detect": "schedsearch.target",
+    "explain": "schedsearch.runtime",
+    "load_templates": "schedsearch.template",
+    "tune": "schedsearch.session",
+}
+
+__all__ = ["Config", "Kernel", "Target", "Template", "Workload", "compile", "detect", "explain", "load_templates", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'schedsearch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,415 @@
+"""The arms of a tuning run: what each (task, template) pair has tried, and which of them deserves the next trials."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedsearch.collaborators import TunerFactory, TunerLike
+from schedsearch.errors import ConfigError, UsageError, did_you_mean
+from schedsearch.measurement import Outcome, Record
+from schedsearch.observer import ArmSummary, TaskSummary
+from schedsearch.space import ConfigSpace
+from schedsearch.target import Target
+from schedsearch.template import Template, TemplateSet
+from schedsearch.workload import Config, Workload, sha256_hex
+
+if TYPE_CHECKING:
+    from schedsearch.measure.builder import Built
+
+# An arm's trials before improvement counts: the default and a few more.
+WARM_TRIALS = 8
+# Improvement is looked at over this many of an arm's last trials.
+GAIN_WINDOW = 16
+# Improvement per trial that is hoped for before any was seen; falls as 1/trials, as the record of random draws does.
+GAIN_PRIOR = 0.1
+# An arm whose best is e**GAP_SCALE times slower than its task's best gets 1/e of the attention.
+GAP_SCALE = 0.2
+# So many proposals in a row that cost no trial (rejected or duplicates) end an arm.
+FRUITLESS_PROPOSALS = 256
+
+# Of each task so many of the fastest configurations stay candidates for the final race.
+KEPT_FINALISTS = 32
+
+
+@dataclass(frozen=True)
+class Task:
+    """One workload to tune.
+
+    Attributes:
+        weight: how much a relative gain counts against that of other tasks, above 0.
+        restrict: knob -> the only values to try; a knob must exist in some template of the task.
+        templates: names of the only templates to try; None: all that fit.
+    """
+
+    workload: Workload
+    weight: float = 1.0
+    restrict: Mapping[str, Sequence[int | str | bool]] = field(default_factory=dict)
+    templates: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """A template that will be tried on a task, its (restricted) space and the configuration to start from."""
+
+    template: Template
+    space: ConfigSpace
+    default: Config
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    task: Task
+    arms: tuple[ArmPlan, ...]
+
+
+def plan_tasks(tasks: Sequence[Task | Workload], templates: TemplateSet, target: Target) -> list[TaskPlan]:
+    """Chooses the templates of each task and restricts their spaces. Compiles and measures nothing.
+
+    Raises:
+        UsageError: no task, a task twice, an unknown template name, a weight that is not above 0.
+        UnsupportedError: no template can run a task on the target.
+        ConfigError: a restriction names no knob of any template, or leaves nothing legal.
+    """
+    if not tasks:
+        raise UsageError("there is nothing to tune: the list of workloads is empty")
+    full = [task if isinstance(task, Task) else Task(task) for task in tasks]
+    for workload, count in Counter(task.workload for task in full).items():
+        if count > 1:
+            raise UsageError(f"{workload.label} is listed {count} times; list each workload once and give it a weight")
+    return [_plan_task(task, templates, target) for task in full]
+
+
+def _plan_task(task: Task, templates: TemplateSet, target: Target) -> TaskPlan:
+    if not task.weight > 0 or not math.isfinite(task.weight):
+        raise UsageError(f"weight {task.weight} of {task.workload.label} is not possible; allowed: numbers above 0")
+    if task.templates is not None:
+        for name in task.templates:
+            if name not in templates:
+                raise UsageError(f"no template {name!r}{did_you_mean(name, templates)}; known: {', '.join(templates)}")
+        templates = TemplateSet(templates[name] for name in task.templates)
+    arms, failures = [], []
+    matching = templates.matching(task.workload, target)
+    spaces = [template.space(task.workload, target) for template in matching]
+    known = {name for space in spaces for name in space.names}
+    for knob in task.restrict:
+        if knob not in known:
+            raise ConfigError(
+                f"restriction of unknown knob {knob!r}{did_you_mean(knob, known)} of {task.workload.label}; "
+                f"knobs of {', '.join(template.name for template in matching)}: {', '.join(sorted(known))}"
+            )
+    for template, space in zip(matching, spaces):
+        applicable = {knob: list(values) for knob, values in task.restrict.items() if knob in space.names}
+        try:
+            restricted = space.restrict(applicable) if applicable else space
+        except ConfigError as error:
+            failures.append(f"{template.name}: {error}")
+            continue
+        default = _closest_legal(restricted, template.default(task.workload, target))
+        arms.append(ArmPlan(template, restricted, default))
+    kept = {name for arm in arms for name in arm.space.names}
+    if failures and not (arms and kept.issuperset(task.restrict)):
+        raise ConfigError(f"the restrictions of {task.workload.label} cannot be met: {'; '.join(failures)}")
+    return TaskPlan(task, tuple(arms))
+
+
+def _closest_legal(space: ConfigSpace, config: Config) -> Config:
+    """`config`, or where restrictions rule it out a legal one that shares as many of its values as can be found."""
+    if not space.check(config):
+        return config
+    drawn = space.sample(512, np.random.default_rng(0))
+    return max(drawn, key=lambda other: (sum(other[name] == config[name] for name in space.names), other.json))
+
+
+@dataclass
+class Proposal:
+    """One configuration on its way from the tuner to an outcome."""
+
+    task: TaskState
+    arm: Arm
+    config: Config
+    batch: int
+    prediction: float | None
+    started_at: float
+    twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for this one's time
+
+
+@dataclass
+class Finalist:
+    """A measured configuration that may enter the final race. `built` is kept for the fastest few only."""
+
+    arm: Arm
+    config: Config
+    time_ns: float
+    built: Built | None
+
+    def is_of(self, record: Record | None) -> bool:
+        """Whether a record is of this very configuration."""
+        template = self.arm.template
+        return record is not None and (record.template, record.template_version, record.config) == (
+            template.name,
+            template.version,
+            self.config,
+        )
+
+
+class Arm:
+    """A template on a task: its tuner and what it has reached.
+
+    Attributes:
+        tuner: None before the first ask, for which the hints are collected as late as can be.
+        trials, new_trials: distinct configurations with an outcome that counts; of this run.
+        pending: proposals under way, those included that the tuner was asked for and has not made yet.
+        asked: how many it has not made yet; a tuner is asked once at a time.
+        default_ns: time of the default configuration, None until measured.
+    """
+
+    def __init__(self, plan: ArmPlan) -> None:
+        self.plan = plan
+        self.template = plan.template
+        self.tuner: TunerLike | None = None
+        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = 0
+        self.outcomes: Counter[str] = Counter()
+        self.best_ns: float | None = None
+        self.best_config: Config | None = None
+        self.default_ns: float | None = None
+        self._make_tuner: Callable[[Sequence[Config]], TunerLike] | None = None
+        self._best_after: list[float] = []  # best time after each trial, inf before the first valid one
+        self._fruitless = 0
+        self._waiting = False  # the tuner had nothing to ask until it is told something
+
+    def start(
+        self,
+        factory: TunerFactory,
+        name: str,
+        seed: int,
+        workload: Workload,
+        earlier: Sequence[tuple[Config, float | None]] = (),
+    ) -> None:
+        """Says how the tuner is made. Its seed depends on the run's and on the arm itself, not on the order of arms.
+
+        Args:
+            earlier: times of what is not to be measured again, None for failures.
+        """
+        own_seed = int(sha256_hex(f"{seed}:{workload.id}:{self.template.name}")[:8], 16)
+
+        def make(hints: Sequence[Config]) -> TunerLike:
+            exclude = [config for config, _ in earlier]
+            tuner = factory(name, self.plan.space, seed=own_seed, default=self.plan.default, exclude=exclude, hints=hints)
+            if earlier:
+                tuner.tell(earlier)
+            return tuner
+
+        self._make_tuner = make
+
+    def note(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
+        """Counts an outcome; None is a duplicate."""
+        if outcome is None:
+            self.duplicates += 1
+        else:
+            self.outcomes[outcome] += 1
+        if config == self.plan.default and time_ns is not None:
+            self.default_ns = time_ns
+        if time_ns is not None and (self.best_ns is None or time_ns < self.best_ns):
+            self.best_ns, self.best_config = time_ns, config
+        if outcome is None or not outcome.is_trial:
+            self._fruitless += 1
+            return
+        self._fruitless = 0
+        self.trials += 1
+        self._best_after.append(math.inf if self.best_ns is None else self.best_ns)
+
+    @property
+    def open(self) -> bool:
+        """Whether the arm may propose more at all."""
+        return (self.tuner is None or not self.tuner.finished) and self._fruitless < FRUITLESS_PROPOSALS
+
+    @property
+    def batch(self) -> int:
+        """How many proposals its tuner likes to be asked for at a time."""
+        return WARM_TRIALS if self.tuner is None else self.tuner.batch
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can propose more now."""
+        return self.open and not self._waiting and not self.asked
+
+    def ask(self, n: int, hints: Sequence[Config] = ()) -> tuple[list[Config], list[float | None]]:
+        """Up to n configurations with the model's predictions. `hints` count at the first ask only."""
+        if self.tuner is None:
+            assert self._make_tuner is not None
+            self.tuner = self._make_tuner(hints)
+        configs = self.tuner.ask(n)
+        if not configs:
+            self._waiting = True
+            return [], []
+        self.batches += 1
+        scores = self.tuner.predict(configs)
+        predictions = [None] * len(configs) if scores is None else [float(score) for score in scores]
+        return configs, [None if p is None or not math.isfinite(p) else p for p in predictions]
+
+    def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
+        assert self.tuner is not None
+        self.tuner.tell(results)
+        self._waiting = False
+
+    def gain(self, task_best_ns: float | None) -> float:
+        """Expected relative improvement of the task's best by one more trial of this arm.
+
+        The improvement per trial over the arm's last `GAIN_WINDOW` trials, plus a hope that falls as 1/trials, times
+        exp(-gap / GAP_SCALE) where gap = log(arm's best / task's best): an arm that is far behind must first catch up.
+        """
+        known = self._best_after
+        recent = 0.0
+        if known and math.isfinite(known[-1]):
+            before = known[-GAIN_WINDOW - 1 :]
+            first = next(time for time in before if math.isfinite(time))
+            recent = math.log(first / known[-1]) / len(before)
+        rate = recent + GAIN_PRIOR / (1 + self.trials + self.pending)
+        if task_best_ns is None:
+            return rate
+        gap = math.log(self.best_ns / task_best_ns) if self.best_ns is not None else 1.0
+        return rate * math.exp(-max(gap, 0.0) / GAP_SCALE)
+
+    def summary(self) -> ArmSummary:
+        return ArmSummary(
+            self.template.name,
+            self.default_ns,
+            self.best_ns,
+            self.best_config,
+            self.trials,
+            dict(self.outcomes),
+            self.duplicates,
+        )
+
+
+class TaskState:
+    """A task during a run: its arms, the standing best, and who may enter the final race."""
+
+    def __init__(self, index: int, plan: TaskPlan) -> None:
+        self.index = index
+        self.workload = plan.task.workload
+        self.weight = plan.task.weight
+        self.arms = [Arm(arm) for arm in plan.arms]
+        self.seconds = 0.0
+        self.new_outcomes = 0
+        self.finalists: dict[tuple[str, Config], Finalist] = {}
+        self.by_code: dict[str, Proposal | float | None] = {}  # canonical hash -> who is being measured, or what came of it
+        self.prepared = False  # inputs and reference are on the device, or on their way
+        self.stored_best: Record | None = None  # the store's, whoever made it
+        self.winner: Finalist | None = None  # of the final race
+        self._raced_default_ns: float | None = None
+
+    @property
+    def best(self) -> Finalist | None:
+        """The fastest valid configuration of this task's arms."""
+        return min(self.finalists.values(), key=lambda finalist: finalist.time_ns, default=None)
+
+    @property
+    def best_ns(self) -> float | None:
+        best = self.best
+        return None if best is None else best.time_ns
+
+    @property
+    def stored_best_ns(self) -> float | None:
+        return self.stored_best.measurement.time_ns if self.stored_best else None
+
+    @property
+    def trials(self) -> int:
+        return sum(arm.trials for arm in self.arms)
+
+    @property
+    def default_ns(self) -> float | None:
+        """The fastest default: of the final race where one was held, so that it compares with the winner's time."""
+        if self._raced_default_ns is not None:
+            return self._raced_default_ns
+        return min((arm.default_ns for arm in self.arms if arm.default_ns is not None), default=None)
+
+    def keep_finalist(self, finalist: Finalist, race_size: int) -> None:
+        """Adds a valid configuration; forgets the machine code of those behind the fastest `race_size`, then themselves.
+
+        Defaults are always kept.
+        """
+        self.finalists[finalist.arm.template.name, finalist.config] = finalist
+        ranked = sorted(self.finalists.values(), key=lambda f: f.time_ns)
+        for place, slower in enumerate(ranked[race_size:], race_size):
+            if slower.config == slower.arm.plan.default:
+                continue
+            slower.built = None
+            if place >= KEPT_FINALISTS:
+                del self.finalists[slower.arm.template.name, slower.config]
+
+    def contenders(self, race_size: int) -> list[Finalist]:
+        """The fastest `race_size` configurations and, always, the fastest default."""
+        ranked = sorted(self.finalists.values(), key=lambda f: f.time_ns)
+        chosen = ranked[:race_size]
+        defaults = [f for f in ranked if f.config == f.arm.plan.default]
+        if defaults and defaults[0] not in chosen:
+            chosen.append(defaults[0])
+        return chosen
+
+    def disqualify(self, finalist: Finalist) -> None:
+        """A configuration that failed in the final race: it is neither best nor default any more."""
+        del self.finalists[finalist.arm.template.name, finalist.config]
+        arm = finalist.arm
+        if finalist.config == arm.plan.default:
+            arm.default_ns = None
+        if finalist.config == arm.best_config:
+            rest = [f for f in self.finalists.values() if f.arm is arm]
+            best = min(rest, key=lambda f: f.time_ns, default=None)
+            arm.best_ns, arm.best_config = (best.time_ns, best.config) if best else (None, None)
+
+    def settle(self, raced: Sequence[Finalist]) -> None:
+        """Takes the times of a final race over: they replace those of the search for every arm that took part."""
+        self.winner = min(raced, key=lambda f: f.time_ns)
+        for arm in {id(f.arm): f.arm for f in raced}.values():
+            own = [f for f in raced if f.arm is arm]
+            best = min(own, key=lambda f: f.time_ns)
+            arm.best_ns, arm.best_config = best.time_ns, best.config
+            for finalist in own:
+                if finalist.config == arm.plan.default:
+                    arm.default_ns = finalist.time_ns
+        defaults = [f.time_ns for f in raced if f.config == f.arm.plan.default]
+        self._raced_default_ns = min(defaults, default=None)
+
+    def summary(self, target_key: str) -> TaskSummary:
+        best = self.winner or self.best
+        outcomes = sum((arm.outcomes for arm in self.arms), Counter())
+        if duplicates := sum(arm.duplicates for arm in self.arms):
+            outcomes["duplicate"] = duplicates
+        return TaskSummary(
+            workload=self.workload,
+            target=target_key,
+            template=best.arm.template.name if best else None,
+            default_ns=self.default_ns,
+            best_ns=best.time_ns if best else None,
+            best_config=best.config if best else None,
+            trials=self.trials,
+            new_trials=sum(arm.new_trials for arm in self.arms),
+            outcomes=dict(outcomes),
+            seconds=self.seconds,
+            arms=tuple(arm.summary() for arm in self.arms),
+        )
+
+
+def choose_arm(
+    tasks: Sequence[TaskState], warm_trials: int, usable: Callable[[Arm], bool] = lambda arm: arm.ready
+) -> tuple[TaskState, Arm] | None:
+    """The arm that gets the next trials.
+
+    First every arm in turn gets `warm_trials` (its default comes first), fewest first; then the arm with the greatest
+    expected gain times its task's weight.
+    """
+    arms = [(task, arm) for task in tasks for arm in task.arms if usable(arm)]
+    if not arms:
+        return None
+    cold = [(task, arm) for task, arm in arms if arm.trials + arm.pending < warm_trials]
+    if cold:
+        return min(cold, key=lambda pair: pair[1].trials + pair[1].pending)
+    best_ns = {task.index: task.best_ns for task in tasks}
+    return max(arms, key=lambda pair: pair[0].weight * pair[1].gain(best_ns[pair[0].index]))

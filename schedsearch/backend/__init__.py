@@ -1,0 +1,45 @@
+"""From a template's Python functions to machine code: the only package that knows a compiler.
+
+`compile_source` picks the backend by `KernelSource.kind` and imports it only then, so that importing this package costs
+nothing and a machine without the CUDA wheels can still build for its CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from schedsearch.backend.base import BuildResult, CompileError, RejectedError
+from schedsearch.target import Target
+from schedsearch.template import KernelSource
+
+__all__ = ["BuildResult", "CompileError", "RejectedError", "compile_source", "toolchain"]
+
+
+def compile_source(source: KernelSource, target: Target) -> BuildResult:
+    """Compiles every step of `source` for `target`.
+
+    Raises:
+        CompileError: the compiler refused a kernel.
+        RejectedError: it compiled, but is unfit to run (spills, registers, shared memory).
+        ValueError: source and target are of different kinds.
+    """
+    if source.kind != target.kind:
+        raise ValueError(f"a kernel for {source.kind} cannot be built for {target.key}; give a {source.kind} target")
+    if source.kind == "cuda":
+        from schedsearch.backend.cuda import compile_cuda
+
+        return compile_cuda(source, target)
+    from schedsearch.backend.cpu import compile_cpu
+
+    return compile_cpu(source, target)
+
+
+def toolchain(kind: Literal["cuda", "cpu"]) -> dict[str, str]:
+    """Versions of everything that shapes the machine code; part of a record's identity."""
+    if kind == "cuda":
+        from schedsearch.backend.cuda import toolchain_cuda
+
+        return toolchain_cuda()
+    from schedsearch.backend.cpu import toolchain_cpu
+
+    return toolchain_cpu()

@@ -1,0 +1,216 @@
+"""Python kernel -> LLVM -> ELF object for the CPU at hand, with Numba as the front end.
+
+Every step becomes one function with C linkage, `i32 entry(ptr result, ptr exception, params..., i64 start, i64 stop)`:
+Numba's own native convention, whose first two arguments are scratch and whose result is 0 unless the kernel raised. The
+objects need nothing of Numba or Python when they run, which is checked here, so loading them takes LLVM only.
+
+Numba's compiler pipeline is not a public interface; all use of it is in this file (checked with 0.63 to 0.68).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import io
+import json
+import time
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding as llvm
+
+from schedsearch.backend.base import BuildResult, CompileError
+from schedsearch.launch import Artifact, LaunchPlan, Step
+from schedsearch.measurement import Resources
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep
+
+# No nnan or ninf: poisoned outputs must stay NaN. No reassoc: a kernel's order of summation is part of its schedule.
+FASTMATH = frozenset({"contract", "nsz"})
+_FORBIDDEN_PREFIXES = ("Py", "_Py", "NRT_", "numba_")
+
+
+def toolchain_cpu() -> dict[str, str]:
+    """Versions that shape CPU machine code."""
+    return {
+        "numba": importlib.metadata.version("numba"),
+        "llvm": ".".join(map(str, llvm.llvm_version_info)),
+        "cpu": llvm.get_host_cpu_name(),
+    }
+
+
+def compile_cpu(source: KernelSource, target: Target) -> BuildResult:
+    """Compiles every step for the processor that this process runs on.
+
+    The code is a zip archive: `manifest.json` ({"cpu": LLVM's name, "features": what LLVM may have used}) and one ELF object
+    per step, named `<entry>.o`.
+
+    Raises:
+        CompileError: Numba cannot type or lower a kernel, or the kernel calls into the Python runtime (it raises an
+            exception, allocates or prints).
+    """
+    begin = time.perf_counter()
+    steps, objects = [], {}
+    for number, step in enumerate(source.steps):
+        entry = f"step{number}_{''.join(c if c.isalnum() else '_' for c in step.function.__name__)}"
+        objects[entry] = _compile_step(step, entry)
+        steps.append(Step(entry, step.params, step.grid, step.block_threads, dynamic_shared_bytes=step.dynamic_shared_bytes))
+    plan = LaunchPlan(
+        kind="cpu",
+        arch=llvm.get_host_cpu_name(),
+        steps=tuple(steps),
+        workspaces=dict(source.workspaces),
+        zeroed=source.zeroed,
+        alignments=dict(source.alignments),
+        prepared=dict(source.prepared),
+    )
+    artifact = Artifact(_archive(objects), plan)
+    return BuildResult(
+        artifact=artifact,
+        resources=Resources(code_bytes=sum(_text_bytes(data) for data in objects.values())),
+        canonical_hash=artifact.sha256,  # names are normalised before code is emitted, so equal schedules give equal bytes
+        compile_s=time.perf_counter() - begin,
+    )
+
+
+def _compile_step(step: KernelStep, entry: str) -> bytes:
+    """ELF object with the one global function `entry`."""
+    key = _identity(step, entry)
+    if key in _compiled:
+        return _compiled[key]
+    module = llvm.parse_assembly(_optimised_ir(step.function, _signature(step), entry))
+    _check_externals(module, entry)
+    code = bytes(_target_machine().emit_object(module))
+    if key is not None:
+        if len(_compiled) >= _COMPILED_STEPS:
+            _compiled.pop(next(iter(_compiled)))
+        _compiled[key] = code
+    return code
+
+
+# Steps such as packing are the same in many configurations: a build process keeps the latest.
+_COMPILED_STEPS = 256
+_compiled: dict[Any, bytes] = {}
+
+
+def _identity(step: KernelStep, entry: str) -> Any:
+    """What decides the code of a step whose captured constants are plain numbers; None when they are not."""
+    cells = {
+        name: cell.cell_contents for name, cell in zip(step.function.__code__.co_freevars, step.function.__closure__ or ())
+    }
+    if not all(isinstance(value, (int, float, str)) for value in cells.values()):
+        return None
+    typed = tuple((name, type(value), value) for name, value in cells.items())
+    return entry, step.function.__module__, step.function.__code__, typed, tuple(param.kind for param in step.params)
+
+
+def _signature(step: KernelStep) -> tuple[Any, ...]:
+    from numba import types
+
+    kinds = {
+        "pointer": types.uint64,
+        "i32": types.int32,
+        "i64": types.int64,
+        "f32": types.float32,
+        "scalar": types.float32,
+    }
+    unknown = [param.kind for param in step.params if param.kind not in kinds]
+    if unknown:
+        raise CompileError(f"a CPU kernel takes no {unknown[0]} parameter; allowed: {', '.join(kinds)}")
+    return (*(kinds[param.kind] for param in step.params), types.int64, types.int64)
+
+
+def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], entry: str) -> str:
+    """LLVM IR in which `entry` is the only exported name and all others are normalised."""
+    from numba import types
+    from numba.core import compiler, errors, registry
+    from numba.core.compiler_lock import global_compiler_lock
+
+    flags: Any = compiler.Flags()
+    flags.error_model = "numpy"  # a division by zero does not raise
+    flags.fastmath = set(FASTMATH)
+    flags.boundscheck = False
+    flags.enable_pyobject = False
+    flags.nrt = False  # a kernel that allocates does not compile
+    flags.no_cpython_wrapper = True
+    flags.no_cfunc_wrapper = True
+    flags.no_compile = True
+    cpu = registry.cpu_target
+    cpu.typing_context.refresh()
+    cpu.target_context.refresh()
+    try:
+        with global_compiler_lock:
+            result = compiler.compile_extra(
+                cpu.typing_context, cpu.target_context, function, signature, types.void, flags, {}
+            )
+            _link_and_optimise(result.library)
+    except errors.NumbaError as error:
+        raise CompileError(f"kernel {function.__name__}: {error}") from error
+    module = llvm.parse_assembly(result.library.get_llvm_str())
+    native = result.fndesc.llvm_func_name
+    for number, value in enumerate([*module.functions, *module.global_variables]):
+        if value.name == native:
+            value.name = entry
+        elif not value.is_declaration:
+            value.linkage = llvm.Linkage.internal
+            value.name = f"local{number}"
+    module.name = entry
+    _remove_dead_code(module)
+    return str(module)
+
+
+def _link_and_optimise(library: Any) -> None:
+    """The first half of a Numba library's `finalize`; the second would generate code in Numba's own engine and keep it."""
+    for used in dict.fromkeys(library._linking_libraries):
+        library._final_module.link_in(used._get_module_for_linking(), preserve=True)
+    library._optimize_final_module()
+
+
+def _remove_dead_code(module: llvm.ModuleRef) -> None:
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.add_strip_dead_prototype_pass()
+    builder = llvm.create_pass_builder(_target_machine(), llvm.create_pipeline_tuning_options())
+    passes.run(module, builder)
+
+
+def _check_externals(module: llvm.ModuleRef, entry: str) -> None:
+    """What the code calls must exist in any process: MCJIT aborts on a symbol that it cannot find."""
+    libc = ctypes.CDLL(None)
+    for value in [*module.functions, *module.global_variables]:
+        if not value.is_declaration or value.name.startswith("llvm."):
+            continue
+        if value.name.startswith(_FORBIDDEN_PREFIXES) or not hasattr(libc, value.name):
+            raise CompileError(
+                f"kernel {entry} needs {value.name!r} of the Python runtime; a CPU kernel must not raise, print, allocate "
+                "or use objects: take addresses and scalars only, and check arguments before the launch"
+            )
+
+
+@functools.cache
+def _target_machine() -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="small",
+    )
+
+
+def _archive(objects: dict[str, bytes]) -> bytes:
+    features = sorted(name for name, present in llvm.get_host_cpu_features().items() if present)
+    manifest = json.dumps({"cpu": llvm.get_host_cpu_name(), "features": features}).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in [("manifest.json", manifest), *((f"{entry}.o", code) for entry, code in objects.items())]:
+            archive.writestr(zipfile.ZipInfo(name), data)  # ZipInfo's fixed date keeps equal code equal
+    return buffer.getvalue()
+
+
+def _text_bytes(code: bytes) -> int:
+    return sum(int(section.size()) for section in llvm.ObjectFileRef.from_data(code).sections() if section.is_text())

@@ -1,0 +1,211 @@
+"""What a CPU kernel needs beyond plain Python: arrays at an address, and tiles of vectors that stay in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_jitable, register_model
+from numba.np.arrayobj import populate_array
+
+_F32 = ir.FloatType()
+
+# Makes a plain Python function callable from kernels; it is compiled into them.
+device_function = register_jitable
+
+
+@intrinsic
+def as_array(typing_context: Any, address: Any, shape: Any, dtype: Any) -> Any:
+    """The C-contiguous array of `shape` (a tuple of ints) and `dtype` (a Numba type) at `address` (an integer).
+
+    No reference is counted and nothing is allocated.
+    """
+    array = types.Array(dtype.dtype if isinstance(dtype, types.NumberClass) else dtype, len(shape), "C")
+    signature = array(address, shape, dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = context.get_value_type(types.intp)
+        itemsize = ir.Constant(word, context.get_abi_sizeof(context.get_data_type(array.dtype)))
+        extents = [
+            context.cast(builder, value, kind, types.intp)
+            for value, kind in zip(cgutils.unpack_tuple(builder, args[1]), signature.args[1])
+        ]
+        strides: list[Any] = []
+        stride = itemsize
+        for extent in reversed(extents):
+            strides.insert(0, stride)
+            stride = builder.mul(stride, extent, flags=["nsw"])
+        result = context.make_array(array)(context, builder)
+        populate_array(
+            result,
+            data=builder.inttoptr(args[0], result.data.type),
+            shape=extents,
+            strides=strides,
+            itemsize=itemsize,
+            meminfo=None,
+        )
+        return result._getvalue()
+
+    return signature, generate
+
+
+class VectorTile(types.Type):
+    """Numba type of `count` float32 vectors of `lanes` lanes, held in registers as one value."""
+
+    def __init__(self, count: int, lanes: int) -> None:
+        self.count, self.lanes = count, lanes
+        super().__init__(name=f"VectorTile({count} x {lanes})")
+
+
+@register_model(VectorTile)
+class _VectorTileModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: VectorTile) -> None:
+        super().__init__(manager, kind, ir.ArrayType(ir.VectorType(_F32, kind.lanes), kind.count))
+
+
+@dataclass(frozen=True)
+class TileOps:
+    """Operations on a register tile, each of them usable in a kernel.
+
+    Attributes:
+        zero: `zero() -> tile`.
+        multiply_add: `multiply_add(tile, x, w) -> tile` for `depth` steps of the reduction, from integer addresses x, w:
+            tile[i, j] += x[i, d] * w[d, j] for every d < depth, as fused multiply-adds.
+        multiply_add_one: the same with depth 1, for what is left over.
+        spill: `spill(tile) -> address` of a (rows, columns * lanes) float32 copy on the stack, valid until the next spill.
+    """
+
+    zero: Any
+    multiply_add: Any
+    multiply_add_one: Any
+    spill: Any
+
+
+def tile_ops(
+    rows: int, columns: int, lanes: int, depth: int, *, x_row_bytes: int, x_depth_bytes: int, broadcast: bool
+) -> TileOps:
+    """Operations on a tile of `rows` x `columns` vectors, each of `lanes` float32.
+
+    With `broadcast`, x[i, d] is one float at x + i * x_row_bytes + d * x_depth_bytes for all lanes: an outer product.
+    Without, it is a vector per column, x[i, d, j] at + j * lanes * 4 bytes: an elementwise product (depthwise convolution).
+    w[d, j] is the vector at w + (d * columns + j) * lanes * 4 bytes. Vectors need be aligned to 4 bytes only.
+    """
+    tile = VectorTile(rows * columns, lanes)
+    vector = ir.VectorType(_F32, lanes)
+    vector_bytes = 4 * lanes
+
+    @intrinsic
+    def zero(typing_context: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return ir.Constant(context.get_value_type(tile), None)
+
+        return tile(), generate
+
+    def make_multiply_add(depth: int) -> Any:
+        @intrinsic
+        def multiply_add(typing_context: Any, accumulators: Any, x: Any, w: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                fma = cgutils.get_or_insert_function(
+                    builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
+                )
+                values = [builder.extract_value(args[0], i) for i in range(rows * columns)]
+                for d in range(depth):
+                    weights = [_load(builder, args[2], (d * columns + j) * vector_bytes, vector) for j in range(columns)]
+                    for i in range(rows):
+                        at = i * x_row_bytes + d * x_depth_bytes
+                        if broadcast:
+                            factors = [_splat(builder, _load(builder, args[1], at, _F32), vector)] * columns
+                        else:
+                            factors = [_load(builder, args[1], at + j * vector_bytes, vector) for j in range(columns)]
+                        for j in range(columns):
+                            place = i * columns + j
+                            values[place] = builder.call(fma, [factors[j], weights[j], values[place]])
+                result = args[0]
+                for i, value in enumerate(values):
+                    result = builder.insert_value(result, value, i)
+                return result
+
+            return tile(tile, x, w), generate
+
+        return multiply_add
+
+    @intrinsic
+    def spill(typing_context: Any, accumulators: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            memory = cgutils.alloca_once(builder, ir.ArrayType(vector, rows * columns))
+            memory.align = 64
+            for i in range(rows * columns):
+                value = builder.extract_value(args[0], i)
+                builder.store(value, cgutils.gep_inbounds(builder, memory, 0, i)).align = 4
+            return builder.ptrtoint(memory, ir.IntType(64))
+
+        return types.int64(tile), generate
+
+    return TileOps(zero, make_multiply_add(depth), make_multiply_add(1), spill)
+
+
+def _load(builder: Any, base: Any, offset_bytes: int, kind: ir.Type) -> Any:
+    pointer = builder.inttoptr(base, ir.IntType(8).as_pointer())
+    pointer = builder.gep(pointer, [ir.Constant(ir.IntType(64), offset_bytes)])
+    value = builder.load(builder.bitcast(pointer, kind.as_pointer()))
+    value.align = 4
+    return value
+
+
+def _splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, first, zeros)
+
+
+_LLVM_DTYPES = {"float16": ir.HalfType(), "bfloat16": ir.IntType(16), "float32": _F32, "float64": ir.DoubleType()}
+
+
+def load_op(dtype: str) -> Any:
+    """An operation `load(address) -> float64` that reads a number of `dtype` at an integer address."""
+    kind = _LLVM_DTYPES[dtype]
+
+    @intrinsic
+    def load(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = builder.load(builder.inttoptr(args[0], kind.as_pointer()))
+            if dtype == "bfloat16":
+                bits = builder.shl(builder.zext(value, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+                value = builder.bitcast(bits, _F32)
+            return value if dtype == "float64" else builder.fpext(value, ir.DoubleType())
+
+        return types.float64(address), generate
+
+    return load
+
+
+def store_op(dtype: str) -> Any:
+    """An operation `store(address, value)` that writes a float64 as a number of `dtype` (float32 or float64)."""
+    kind = _LLVM_DTYPES[dtype]
+
+    @intrinsic
+    def store(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            number = args[1] if dtype == "float64" else builder.fptrunc(args[1], kind)
+            builder.store(number, builder.inttoptr(args[0], kind.as_pointer()))
+            return context.get_dummy_value()
+
+        return types.void(address, types.float64), generate
+
+    return store
+
+
+def constant(value: int) -> Any:
+    """An operation `constant() -> i64` that always returns `value`."""
+
+    @intrinsic
+    def constant(typing_context: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return ir.Constant(ir.IntType(64), value)
+
+        return types.int64(), generate
+
+    return constant

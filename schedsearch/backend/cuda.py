@@ -1,0 +1,195 @@
+"""Python kernel -> PTX (Numba-CUDA, NVVM) -> cubin (nvJitLink). Needs no GPU and no driver.
+
+Numba-CUDA is used as a compiler only. Three things are done to its PTX, as text:
+
+- names that differ from process to process (mangled entries, NumbaEnv globals) become stable ones, so that equal
+  schedules give equal text;
+- a parameter declared as `TensorMap` becomes 128 bytes of `.param` space aligned to 64, and the kernel's argument its
+  generic address (PTX ISA, "Tensor-map": a tensor map must live in param, const or global space);
+- the target gets its `a` suffix where the kernel asks for architecture-specific instructions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from schedsearch.backend.base import BuildResult, CompileError, RejectedError
+from schedsearch.launch import Artifact, LaunchPlan, Step, TensorMap
+from schedsearch.measurement import Resources
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep
+from schedsearch.workload import sha256_hex
+
+REGISTER_FILE = 65536  # 32-bit registers of one multiprocessor, the same on sm_80 to sm_100
+_TENSOR_MAP_BYTES = 128
+_VERSIONED = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12", "llvmlite")
+
+
+def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
+    """Compiles every step and links them into one cubin.
+
+    Raises:
+        CompileError: Numba, NVVM or nvJitLink refused the kernel; their text.
+        RejectedError: it compiled, but spills, exceeds a limit of the target, or its wgmma instructions are serialised.
+    """
+    started = time.perf_counter()
+    _check_limits(source, target)
+    entries = [f"kernel_{number}" for number in range(len(source.steps))]
+    texts = [_compile_to_ptx(step, entry, source.arch) for step, entry in zip(source.steps, entries)]
+    steps = tuple(
+        Step(entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.overlaps)
+        for step, entry in zip(source.steps, entries)
+    )
+    plan = LaunchPlan(
+        "cuda", source.arch, steps, dict(source.workspaces), source.zeroed, dict(source.alignments), dict(source.prepared)
+    )
+    code, log = _link(texts, source.arch)
+    resources = _resources(log, source, len(code))
+    _check_quality(log, resources, source)
+    canonical_hash = sha256_hex("\n".join([plan.to_json(), *texts]))
+    return BuildResult(Artifact(code, plan), resources, canonical_hash, time.perf_counter() - started)
+
+
+@functools.cache
+def toolchain_cuda() -> dict[str, str]:
+    """Versions of what shapes the machine code."""
+    found = {}
+    for name in _VERSIONED:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _check_limits(source: KernelSource, target: Target) -> None:
+    for step in source.steps:
+        if step.dynamic_shared_bytes > target.shared_bytes_per_block:
+            raise RejectedError(
+                f"{step.dynamic_shared_bytes} bytes of shared memory a block; {target.name} has "
+                f"{target.shared_bytes_per_block}"
+            )
+        if not 0 < step.block_threads <= 1024:
+            raise RejectedError(f"{step.block_threads} threads a block; allowed: 1 to 1024")
+
+
+def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
+    from numba import cuda
+
+    match = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
+    if match is None:
+        raise ValueError(f"arch {arch!r} is not one of the form sm_90a")
+    try:
+        ptx, _ = cuda.compile(
+            step.function,
+            _signature(step),
+            device=False,
+            abi="numba",
+            cc=(int(match[1]), int(match[2])),
+            launch_bounds=(step.block_threads, step.min_blocks_per_sm),
+        )
+    except Exception as error:  # whatever a compiler does with a candidate is the candidate's failure
+        raise CompileError(f"{type(error).__name__}: {error}") from error
+    ptx = ptx.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
+    if step.cluster > 1:
+        # Explicit: otherwise barriers of the cluster come with code for a launch without one.
+        directives = rf"\1\n.explicitcluster\n.reqnctapercluster {step.cluster}, 1, 1"
+        ptx = re.sub(r"(\.maxntid [^\n]*)", directives, ptx, count=1)
+    return _tensor_map_params(_stable_names(ptx, entry), entry, step)
+
+
+def _signature(step: KernelStep) -> tuple[Any, ...]:
+    from numba import types
+
+    by_kind = {
+        "pointer": types.uint64,
+        "tensor_map": types.uint64,
+        "i32": types.int32,
+        "i64": types.int64,
+        "f32": types.float32,
+        "scalar": types.float32,
+    }
+    return tuple(by_kind[param.kind] for param in step.params)
+
+
+def _stable_names(ptx: str, entry: str) -> str:
+    """Drops comments and the NumbaEnv global, and renames the entry."""
+    match = re.search(r"\.visible \.entry (\w+)\(", ptx)
+    if match is None:
+        raise CompileError("the compiler's output has no entry point")
+    ptx = re.sub(r"^\s*//.*\n", "", ptx, flags=re.MULTILINE)
+    ptx = re.sub(r"^\.common \.global .*_ZN08NumbaEnv\w+;\n", "", ptx, flags=re.MULTILINE)
+    return ptx.replace(match[1], entry)
+
+
+def _tensor_map_params(ptx: str, entry: str, step: KernelStep) -> str:
+    for number, param in enumerate(step.params):
+        if not isinstance(param, TensorMap):
+            continue
+        name = f"{entry}_param_{number}"
+        ptx = re.sub(rf"\.param \.u64 {name}\b", f".param .align 64 .b8 {name}[{_TENSOR_MAP_BYTES}]", ptx)
+        ptx = re.sub(rf"ld\.param\.u64\s+(%\w+), \[{name}\];", rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
+        if re.search(rf"\[{name}\]", ptx):
+            raise CompileError(
+                f"parameter {number} is a tensor map: the kernel may pass on its 64-bit address, nothing else"
+            )
+    return ptx
+
+
+def _link(texts: list[str], arch: str) -> tuple[bytes, str]:
+    from cuda.bindings import nvjitlink
+
+    options = [f"-arch={arch}", "-O3", "-Xptxas=-v"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        for number, text in enumerate(texts):
+            data = text.encode()
+            nvjitlink.add_data(handle, nvjitlink.InputType.PTX, data, len(data), f"step_{number}")
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        log = _log(nvjitlink.get_info_log_size, nvjitlink.get_info_log, handle)
+    except nvjitlink.nvJitLinkError as error:
+        text = _log(nvjitlink.get_error_log_size, nvjitlink.get_error_log, handle)
+        raise CompileError(f"nvJitLink: {text or error}") from error
+    finally:
+        nvjitlink.destroy(handle)
+    return bytes(cubin), log
+
+
+def _log(size: Any, get: Any, handle: int) -> str:
+    buffer = bytearray(size(handle))
+    if not buffer:
+        return ""
+    get(handle, buffer)
+    return buffer.decode(errors="replace").rstrip("\0").strip()
+
+
+def _resources(log: str, source: KernelSource, code_bytes: int) -> Resources:
+    def largest(pattern: str) -> int:
+        return max((int(number) for number in re.findall(pattern, log)), default=0)
+
+    static_shared = largest(r"(\d+) bytes smem")
+    return Resources(
+        registers=largest(r"[Uu]sed (\d+) registers"),
+        shared_bytes=static_shared + max(step.dynamic_shared_bytes for step in source.steps),
+        local_bytes=largest(r"(\d+) bytes stack frame"),
+        spill_bytes=max(largest(r"(\d+) bytes spill stores"), largest(r"(\d+) bytes spill loads")),
+        code_bytes=code_bytes,
+    )
+
+
+def _check_quality(log: str, resources: Resources, source: KernelSource) -> None:
+    if resources.spill_bytes:
+        raise RejectedError(f"{resources.spill_bytes} bytes of registers spill; use smaller tiles")
+    threads = max(step.block_threads for step in source.steps)
+    if resources.registers * threads > REGISTER_FILE:
+        raise RejectedError(
+            f"{resources.registers} registers x {threads} threads exceed the {REGISTER_FILE} of a multiprocessor"
+        )
+    serialised = re.search(r".*wgmma.*serializ.*", log, flags=re.IGNORECASE)
+    if serialised:
+        raise RejectedError(f"ptxas serialises wgmma: {serialised[0].strip()}")

@@ -1,0 +1,72 @@
+"""`schedsearch compile` and `explain`: from a database of records to what a program runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.cli.inspect import TARGET_HELP, resolve
+from schedsearch.errors import NoRecordError
+
+
+@click.command("compile")
+@click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
+@click.option("--db", metavar="FILE", help="Record store to read. Default: the workload file's, records.db.")
+@click.option("--target", "selector", metavar="TARGET", help=TARGET_HELP)
+@click.option(
+    "--output", metavar="FILE", type=click.Path(dir_okay=False), default="kernels.db", show_default=True, help="Written."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compile_(workload_file: str, db: str | None, selector: str | None, output: str, as_json: bool) -> None:
+    """Write the best kernels of the tasks in WORKLOAD.yaml to a small file for deployment.
+
+    A program gives it to schedsearch.compile(workload, db=FILE). On another machine it has to be trusted first. Exits
+    with 4, writing nothing, when a task has no record on the target; `schedsearch tune` makes one.
+    """
+    from schedsearch.records.exchange import export_deploy
+    from schedsearch.records.store import Store
+
+    file, target = resolve(workload_file, selector)
+    with Store.open(db or file.db, create=False, readonly=True) as store:
+        workloads = [task.workload for task in file.tasks]
+        bests = {workload.id: store.best(workload, target.key, file.measure.mode) for workload in workloads}
+        missing = [task.name for task in file.tasks if bests[task.workload.id] is None]
+        if missing:
+            raise NoRecordError(
+                f"no record on {target.name} for {', '.join(missing)}; "
+                f"make one: schedsearch tune {shlex.quote(workload_file)} --db {shlex.quote(str(store.path))}"
+            )
+        counts = export_deploy(store, output, target=target.key, mode=file.measure.mode, workloads=workloads)
+    if as_json:
+        render.echo_json({"output": output, "target": target.key, **counts})
+        return
+    rows = [
+        (task.name, best.template, render.duration(best.measurement.time_ns), render.config_text(best.config))
+        for task in file.tasks
+        if (best := bests[task.workload.id])
+    ]
+    click.echo(render.table(("task", "template", "time", "configuration"), rows, right=("time",)))
+    click.echo(f"{counts['bests']} kernels, {render.size_bytes(counts['size_bytes'])} in {output}")
+
+
+@click.command()
+@click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
+@click.option("--db", metavar="FILE", help="Record store or deployment file. Default: the workload file's, records.db.")
+@click.option("--target", "selector", metavar="TARGET", help=TARGET_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(workload_file: str, db: str | None, selector: str | None, as_json: bool) -> None:
+    """Say for each task which kernel deployment would use, on which rung of the ladder, and why not a better one."""
+    from schedsearch.runtime import explain as explain_
+
+    file, target = resolve(workload_file, selector)
+    explanations = [(task, explain_(task.workload, db=db or file.db, target=target)) for task in file.tasks]
+    if as_json:
+        render.echo_json([{"name": task.name, **json.loads(explanation.to_json())} for task, explanation in explanations])
+        return
+    for task, explanation in explanations:
+        click.echo(f"{task.name} ({task.workload.label})")
+        for line in explanation.lines:
+            click.echo(f"  {line}")

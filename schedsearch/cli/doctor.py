@@ -1,0 +1,215 @@
+"""`schedsearch doctor`: what is here to tune with, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.errors import DatabaseError, DeviceError
+
+_PACKAGES = (
+    "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12",
+    "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "numpy", "xgboost", "xgboost-cpu", "sqlalchemy", "pydantic",
+    "torch", "cupy",
+)  # fmt: skip
+_GPU_EXTRA = "pip install 'schedsearch[cu13]' (driver 580 or newer), else 'schedsearch[cu12]'"
+
+
+@click.command()
+@click.option("--db", metavar="FILE", help="Also check this record store. Default: records.db where there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(db: str | None, as_json: bool) -> None:
+    """Show devices, driver, clocks, versions of tools and libraries, the database's health, and what is wrong.
+
+    Works without a GPU. Exits with 6 when the database cannot be used or is damaged.
+    """
+    gpus, problems = _gpus()
+    report: dict[str, Any] = {
+        "system": _system(),
+        "cpu": _cpu(),
+        "driver": _driver(),
+        "gpus": gpus,
+        "packages": _versions(),
+        "database": None,
+    }
+    database_error: DatabaseError | None = None
+    if db is not None or Path("records.db").exists():
+        try:
+            report["database"] = _database(db or "records.db")
+        except DatabaseError as error:
+            database_error = error
+    report["problems"] = problems + ([str(database_error)] if database_error else [])
+    if as_json:
+        render.echo_json(report)
+    else:
+        _print(report)
+    if database_error is not None:
+        raise database_error
+    if report["database"] and report["database"]["problems"]:
+        raise DatabaseError(
+            f"{report['database']['path']} is damaged: {'; '.join(report['database']['problems'])}; "
+            "save what can be read: schedsearch records export"
+        )
+
+
+def _system() -> dict[str, Any]:
+    return {
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    from schedsearch.measure.clocks import read_clocks
+    from schedsearch.target import detect
+
+    target = detect("cpu")
+    return {
+        "key": target.key,
+        "name": target.name,
+        "simd_bits": target.simd_bits,
+        "last_level_cache_bytes": target.l2_bytes,
+        "clocks": read_clocks(target),
+    }
+
+
+def _driver() -> dict[str, Any]:
+    """The kernel driver's version, and the CUDA version that it supports; None where there is none."""
+    found: dict[str, Any] = {"version": None, "cuda": None}
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        text = ""
+    if match := re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", text):
+        found["version"] = match[1]
+    try:
+        from schedsearch.device.cuda import driver_version
+
+        found["cuda"] = driver_version()
+    except DeviceError:
+        pass
+    return found
+
+
+def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
+    """Every GPU with its clocks and the processes on it; and why none can be used."""
+    from schedsearch.device.cuda import iterate_devices
+    from schedsearch.measure.clocks import read_clocks
+    from schedsearch.target import Target
+
+    gpus: list[dict[str, Any]] = []
+    try:
+        for ordinal, facts in enumerate(iterate_devices()):
+            target = Target(kind="cuda", ordinal=ordinal, **facts)
+            major, minor = target.compute_capability
+            gpus.append(
+                {
+                    "selector": f"cuda:{ordinal}",
+                    "key": target.key,
+                    "name": target.name,
+                    "uuid": target.uuid,
+                    "compute_capability": f"{major}.{minor}",
+                    "sms": target.sms,
+                    "memory_bytes": target.memory_bytes,
+                    "shared_bytes_per_block": target.shared_bytes_per_block,
+                    "l2_bytes": target.l2_bytes,
+                    "max_clock_mhz": target.clock_khz // 1000,
+                    "clocks": read_clocks(target),
+                    "processes": _processes(target.uuid),
+                }
+            )
+    except DeviceError as error:
+        return [], [f"no GPU: {error}"]
+    problems = [
+        f"{gpu['selector']} is used by {len(gpu['processes'])} processes; times will vary"
+        for gpu in gpus
+        if gpu["processes"]
+    ]
+    if gpus and _version_of("numba-cuda") is None:
+        problems.append(f"there is a GPU, but numba-cuda is not installed: {_GPU_EXTRA}")
+    return gpus, problems
+
+
+def _processes(uuid: str) -> list[dict[str, str]]:
+    """Processes that compute on a GPU, as nvidia-smi tells; in a container it may see none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, f"--id={uuid}", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (subprocess.SubprocessError, OSError):
+        return []
+    fields = [line.split(", ") for line in output.splitlines() if line.count(", ") >= 2]
+    return [{"pid": parts[0], "name": ", ".join(parts[1:-1]), "memory": parts[-1]} for parts in fields]
+
+
+def _versions() -> dict[str, str]:
+    return {name: found for name in _PACKAGES if (found := _version_of(name)) is not None}
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _database(path: str) -> dict[str, Any]:
+    from schedsearch.records.store import Store
+
+    with Store.open(path, create=False, readonly=True) as store:
+        return store.health()
+
+
+def _print(report: dict[str, Any]) -> None:
+    system, cpu, driver = report["system"], report["cpu"], report["driver"]
+    rows = [
+        ("system", f"{system['os']}, {system['cores']} usable cores"),
+        ("python", f"{system['python']} ({system['executable']})"),
+        (
+            "cpu",
+            f"{cpu['name']}, {cpu['simd_bits']}-bit SIMD, cache {render.size_bytes(cpu['last_level_cache_bytes'])}",
+        ),
+        ("cpu clocks", render.config_text(cpu["clocks"]) or "not told"),
+        ("nvidia driver", f"{driver['version'] or 'none'}, CUDA {driver['cuda'] or 'none'}"),
+    ]
+    for gpu in report["gpus"]:
+        rows += [
+            (
+                gpu["selector"],
+                f"{gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['sms']} SMs, "
+                f"{render.size_bytes(gpu['memory_bytes'])}, up to {gpu['max_clock_mhz']} MHz",
+            ),
+            ("  uuid", gpu["uuid"]),
+            ("  clocks", render.config_text(gpu["clocks"]) or "not told"),
+        ]
+        rows += [("  process", f"{process['pid']} {process['name']} {process['memory']}") for process in gpu["processes"]]
+    rows += list(report["packages"].items())
+    if report["database"]:
+        health = report["database"]
+        rows.append(
+            (
+                "database",
+                f"{health['path']}: {health['records']} records, {health['bests']} bests, "
+                f"{render.size_bytes(health['size_bytes'])}, schema {health['schema_version']}, "
+                f"{'trusted' if health['trusted'] else 'not trusted'}, {'; '.join(health['problems']) or 'sound'}",
+            )
+        )
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name.ljust(width)}  {value}")
+    for problem in report["problems"]:
+        click.echo(f"! {problem}")

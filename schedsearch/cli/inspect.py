@@ -1,0 +1,173 @@
+"""`schedsearch space`, `templates` and `workload-schema`: what there is to choose from. Nothing is compiled or measured."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.cli.options import AtLeast
+from schedsearch.errors import ConfigError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from schedsearch.arms import ArmPlan, TaskPlan
+    from schedsearch.target import Target
+    from schedsearch.workload_file import WorkloadFile
+
+TARGET_HELP = "auto, cpu, cuda or cuda:N; or a100, h200, b200, which need not be here."
+
+
+def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Target]:
+    """A workload file and the device it is meant for, which may be one of `PRESETS`."""
+    from schedsearch.target import PRESETS, detect
+    from schedsearch.workload_file import load
+
+    file = load(workload_file)
+    selector = selector or file.target
+    target = PRESETS[selector] if selector in PRESETS else detect(selector)
+    return file.resolve(target), target
+
+
+@click.command()
+@click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
+@click.option("--target", "selector", metavar="TARGET", help=TARGET_HELP)
+@click.option("--task", metavar="N", type=AtLeast(1), help="Only the N-th task of the file, from 1.")
+@click.option("--template", metavar="NAME", help="Only this template.")
+@click.option("--samples", metavar="N", type=AtLeast(0), default=3, show_default=True, help="Show random configurations.")
+@click.option("--seed", metavar="N", type=AtLeast(0), default=0, show_default=True, help="Of the samples.")
+@click.option("--config", metavar="JSON", help="Say whether this configuration is legal, and why not, e.g. '{\"bm\": 64}'.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def space(
+    workload_file: str,
+    selector: str | None,
+    task: int | None,
+    template: str | None,
+    samples: int,
+    seed: int,
+    config: str | None,
+    as_json: bool,
+) -> None:
+    """Show the knobs of each task's templates, how many configurations are legal, and some of them.
+
+    With --config exits with 2 when the configuration is legal for no template.
+    """
+    from schedsearch.cli.tune import plan
+
+    file, target = resolve(workload_file, selector)
+    plans = plan(file, target)
+    if task is not None and task > len(plans):
+        raise UsageError(f"--task {task} is not there; the file has {len(plans)} tasks, counted from 1")
+    chosen = [(i, each) for i, each in enumerate(plans, 1) if task in (None, i)]
+    known = {arm.template.name for _, each in chosen for arm in each.arms}
+    if template is not None and template not in known:
+        raise UsageError(
+            f"template {template!r} fits no task{did_you_mean(template, known)}; these do: {', '.join(sorted(known))}"
+        )
+    arms = [(i, each, arm) for i, each in chosen for arm in each.arms if template in (None, arm.template.name)]
+    if config is not None:
+        _check_config(config, arms, as_json)
+        return
+    described = [_describe(i, file.tasks[i - 1].name, each, arm, samples, seed) for i, each, arm in arms]
+    if as_json:
+        render.echo_json({"target": target.key, "spaces": described})
+        return
+    for entry in described:
+        click.echo(
+            f"task {entry['task']}: {entry['name']} ({entry['label']}), template {entry['template']}, {entry['size']} legal"
+        )
+        knobs = [(knob["name"], knob["doc"], " ".join(map(str, knob["values"])), knob["default"]) for knob in entry["knobs"]]
+        click.echo(render.table(("knob", "meaning", "values", "default"), knobs))
+        for sample in entry["samples"]:
+            click.echo(f"  {render.config_text(sample)}")
+        for rule in entry["constraints"]:
+            click.echo(f"  rule: {rule}")
+        click.echo()
+
+
+def _describe(number: int, name: str, plan: TaskPlan, arm: ArmPlan, samples: int, seed: int) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "task": number,
+        "name": name,
+        "label": plan.task.workload.label,
+        "workload_id": plan.task.workload.id,
+        "template": arm.template.name,
+        "size": str(arm.space.size),
+        "configurations": arm.space.size.count,
+        "exact": arm.space.size.exact,
+        "knobs": [
+            {"name": knob.name, "doc": knob.doc, "values": list(knob.values), "default": arm.default[knob.name]}
+            for knob in arm.space.knobs
+        ],
+        "constraints": [constraint.reason for constraint in arm.space.constraints],
+        "samples": [dict(sample) for sample in arm.space.sample(samples, np.random.default_rng(seed))],
+    }
+
+
+def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json: bool) -> None:
+    from schedsearch.workload import Config
+
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f'--config is not JSON: {error.msg} at column {error.colno}; e.g. \'{{"bm": 64, "bn": 128}}\''
+        ) from None
+    if not isinstance(values, dict) or not all(isinstance(value, int | str | bool) for value in values.values()):
+        raise UsageError(f"--config must be a JSON object from knobs to numbers, text or booleans, got {text}")
+    config = Config(values)
+    reasons = [(number, arm.template.name, arm.space.check(config)) for number, _, arm in arms]
+    if as_json:
+        render.echo_json([{"task": n, "template": name, "legal": not why, "reasons": why} for n, name, why in reasons])
+    else:
+        for number, name, why in reasons:
+            click.echo(f"task {number}, {name}: " + ("legal" if not why else "illegal: " + "; ".join(why)))
+    if all(why for _, _, why in reasons):
+        raise ConfigError("the configuration is legal for no task and template given; see the reasons on standard output")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def templates(as_json: bool) -> None:
+    """List the templates: built in, and installed by other packages through the entry-point group schedsearch.templates."""
+    from schedsearch.template import BUILT_IN, load_templates
+
+    found = [
+        {
+            "template": template.name,
+            "version": template.version,
+            "op": template.op,
+            "kind": template.kind,
+            "source": "built in" if template.name in BUILT_IN else type(template).__module__,
+            "about": (type(template).__doc__ or "").strip().partition("\n")[0],
+        }
+        for template in load_templates().values()
+    ]
+    if as_json:
+        render.echo_json(found)
+        return
+    headers = ("template", "version", "op", "kind", "source", "about")
+    click.echo(render.table(headers, [[entry[name] for name in headers] for entry in found]))
+
+
+@click.command("workload-schema")
+@click.option(
+    "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Write to a file instead of standard output."
+)
+def workload_schema(output: str | None) -> None:
+    """Print the JSON Schema of workload files, for editors."""
+    from pathlib import Path
+
+    from schedsearch.workload_file import json_schema
+
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(output).write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; give another path") from error

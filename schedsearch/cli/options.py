@@ -1,0 +1,25 @@
+"""Kinds of option values that several commands take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class AtLeast(click.ParamType["int"]):
+    """A whole number with a lower limit, e.g. of trials."""
+
+    name = "integer"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number; allowed: {self.least} or more", param, ctx)
+        if number < self.least:
+            self.fail(f"{number} is too small; allowed: {self.least} or more", param, ctx)
+        return number

@@ -1,0 +1,376 @@
+"""`schedsearch records ...`: what was measured, and files of it in and out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.cli.options import AtLeast
+from schedsearch.errors import NoValidConfigError, RegressionError
+
+if TYPE_CHECKING:
+    from schedsearch.records.store import Store
+
+_FORMATS = ("jsonl", "kernel-tuner", "t4", "autotvm")
+_OUTCOMES = (
+    "ok", "rejected", "compile_error", "compile_timeout", "launch_error", "run_timeout", "wrong_answer", "worker_lost",
+)  # fmt: skip
+
+
+def _db_option(function: Any) -> Any:
+    return click.option("--db", metavar="FILE", default="records.db", show_default=True, help="Record store.")(function)
+
+
+def _json_option(function: Any) -> Any:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def _target_option(function: Any) -> Any:
+    return click.option(
+        "--target",
+        "selector",
+        metavar="TARGET",
+        help="Only this device: auto, cpu, cuda, cuda:N, a100, h200, b200 or a key.",
+    )(function)
+
+
+@click.group()
+def records() -> None:
+    """Look at measurements, move them between files, check them and keep the database small."""
+
+
+@records.command("list")
+@_db_option
+@click.option("--op", metavar="NAME", help="Only this operator.")
+@_target_option
+@click.option("--template", metavar="NAME", help="Only this template.")
+@click.option("--outcome", type=click.Choice(_OUTCOMES), help="Only this outcome.")
+@click.option("--failed", is_flag=True, help="Only outcomes other than ok.")
+@click.option("--run", metavar="ID", help="Only this tuning run.")
+@click.option("--limit", metavar="N", type=AtLeast(1), default=50, show_default=True, help="At most so many.")
+@_json_option
+def list_(
+    db: str,
+    op: str | None,
+    selector: str | None,
+    template: str | None,
+    outcome: str | None,
+    failed: bool,
+    run: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List records, newest first."""
+    if failed and outcome is not None:
+        raise click.UsageError("--failed and --outcome exclude each other; give one")
+    wanted = [name for name in _OUTCOMES if name != "ok"] if failed else [outcome]
+    with _open(db) as store:
+        found = [
+            row
+            for each in wanted
+            for row in store.list_records(
+                op=op, target=_key(selector), template=template, outcome=each, run=run, limit=limit
+            )
+        ]
+    rows = sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
+    if as_json:
+        render.echo_json(rows)
+        return
+    cells = [
+        (
+            row["id"],
+            _label(row["workload"]),
+            row["template"],
+            render.duration(row["time_ns"]) if row["outcome"] == "ok" else row["outcome"],
+            "best" if row["best"] else "race" if row["final_race"] else "",
+            render.config_text(row["config"]),
+            row["message"].partition("\n")[0][:80],
+        )
+        for row in rows
+    ]
+    click.echo(
+        render.table(("id", "workload", "template", "time", "", "configuration", "message"), cells, right=("id", "time"))
+    )
+
+
+@records.command()
+@click.argument("record_id", metavar="ID", type=int)
+@_db_option
+@_json_option
+def show(record_id: int, db: str, as_json: bool) -> None:
+    """Show everything about one record; ids are those of `records list`."""
+    from schedsearch.records.rows import to_json, to_row
+
+    with _open(db) as store:
+        record = store.record(record_id)
+    if as_json:
+        render.echo_json({"id": record_id, **to_json(to_row(record))})
+        return
+    measurement = record.measurement
+    spread = (
+        f" (median of {len(measurement.times_ns)}, interquartile range {measurement.spread:.1%})" if measurement.ok else ""
+    )
+    lines = {
+        "workload": f"{record.workload.label}  {record.workload.json}",
+        "target": record.target,
+        "template": f"{record.template} version {record.template_version}",
+        "configuration": render.config_text(record.config),
+        "outcome": str(measurement.outcome),
+        "time": render.duration(measurement.time_ns) + spread,
+        "mode": measurement.mode + (", final race" if record.final_race else ""),
+        "largest error": "-" if measurement.max_error is None else f"{measurement.max_error:g}",
+        "resources": ", ".join(f"{value} {name}" for name, value in asdict(measurement.resources).items() if value) or "-",
+        "build, run": f"{measurement.build_s:.2f} s, {measurement.run_s:.2f} s",
+        "clocks": render.config_text(measurement.clocks) or "-",
+        "toolchain": render.config_text(record.toolchain),
+        "run, batch": f"{record.run or '-'}, {record.batch}",
+        "prediction": "-" if record.prediction is None else f"{record.prediction:.4g}",
+        "measured at": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.finished_at)),
+        "source": record.source or "measured on this machine",
+        "artifact": record.artifact or "-",
+        "message": measurement.message or "-",
+    }
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        click.echo(f"{name.ljust(width)}  {value}")
+
+
+@records.command()
+@_db_option
+@click.option("--op", metavar="NAME", help="Only this operator.")
+@_target_option
+@_json_option
+def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
+    """List the best record of every workload and target: what deployment serves."""
+    with _open(db) as store:
+        bests = list(store.bests(op=op, target=_key(selector)))
+    if as_json:
+        render.echo_json(
+            [
+                {
+                    "id": entry.record_id,
+                    "workload": {"op": entry.record.workload.op, "params": dict(entry.record.workload.params)},
+                    "workload_id": entry.record.workload.id,
+                    "label": entry.record.workload.label,
+                    "target": entry.record.target,
+                    "template": entry.record.template,
+                    "config": dict(entry.record.config),
+                    "time_ns": entry.record.measurement.time_ns,
+                    "mode": entry.record.measurement.mode,
+                    "verified": entry.verified,
+                    "artifact": entry.artifact_sha256,
+                }
+                for entry in bests
+            ]
+        )
+        return
+    rows = [
+        (
+            entry.record_id,
+            entry.record.workload.label,
+            entry.record.target,
+            entry.record.template,
+            render.duration(entry.record.measurement.time_ns),
+            render.config_text(entry.record.config),
+        )
+        for entry in bests
+    ]
+    click.echo(render.table(("id", "workload", "target", "template", "time", "configuration"), rows, right=("id", "time")))
+
+
+@records.command()
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+@_db_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    help="jsonl, our own and complete, or that of another tuner.  [default: jsonl]",
+)
+@click.option("--deploy", is_flag=True, help="Write a small database of best kernels for deployment instead.")
+@click.option("--artifacts", is_flag=True, help="Put machine code into the JSON lines too.")
+@click.option("--workload", metavar="ID", help="Only this workload: its label, or how its id begins.")
+@click.option("--template", metavar="NAME", help="Only this template.")
+@_target_option
+@_json_option
+def export(
+    file: str,
+    db: str,
+    form: str | None,
+    deploy: bool,
+    artifacts: bool,
+    workload: str | None,
+    template: str | None,
+    selector: str | None,
+    as_json: bool,
+) -> None:
+    """Write records to FILE: all as JSON lines, a task's in another tuner's format, or the best kernels with --deploy."""
+    from schedsearch.records import exchange
+
+    if deploy and (artifacts or form):
+        raise click.UsageError("--artifacts and --format are not for --deploy, which writes a database with machine code")
+    foreign = form not in (None, "jsonl")
+    if foreign and artifacts:
+        raise click.UsageError(f"--artifacts is for jsonl; the format {form} has no place for machine code")
+    if not foreign and (workload or template or (selector and not deploy)):
+        raise click.UsageError(
+            "--workload and --template are for the formats of other tuners, --target also for --deploy; JSON lines hold all"
+        )
+    with _open(db) as store:
+        counts: dict[str, Any]
+        if deploy:
+            counts = exchange.export_deploy(store, file, target=_key(selector))
+        elif form is not None and foreign:
+            from schedsearch.records.exchange_formats import export_file
+
+            counts = export_file(store, file, form, workload=workload, template=template, target=_key(selector))
+        else:
+            counts = {"records": exchange.export_jsonl(store, file, artifacts=artifacts)}
+    _print_counts({"file": file, **counts}, as_json)
+
+
+@records.command("import")
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+@_db_option
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="Of the file; recognised from its content unless given.")
+@click.option("--t1", metavar="FILE", type=click.Path(dir_okay=False), help="T1 description of T4 results.")
+@click.option("--trusted", is_flag=True, help="Take machine code that another machine wrote; it is dropped otherwise.")
+@_json_option
+def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:
+    """Add the records of a file: all of them, or none when something in it is wrong."""
+    from schedsearch.records.exchange_formats import import_file, recognise
+    from schedsearch.records.store import Store
+
+    form = form or recognise(file)  # before a database is made
+    with Store.open(db) as store:
+        report = import_file(store, file, form, t1=t1, trusted=trusted)
+    _print_counts(asdict(report), as_json)
+
+
+@records.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@_db_option
+@_json_option
+def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
+    """Add the records of other databases to the one of --db, which is created when missing."""
+    from schedsearch.records import exchange
+    from schedsearch.records.store import Store
+
+    with Store.open(db) as store:
+        report = exchange.merge(store, files)
+    _print_counts(asdict(report), as_json)
+
+
+@records.command()
+@click.option("--keep", metavar="K", type=AtLeast(1), default=1, show_default=True, help="Fastest per workload and target.")
+@_db_option
+@_json_option
+def prune(keep: int, db: str, as_json: bool) -> None:
+    """Drop the stored machine code of all but the K fastest records; every measurement stays."""
+    from schedsearch.records.store import Store
+
+    with Store.open(db, create=False) as store:
+        counts = store.prune(keep)
+    _print_counts(counts, as_json)
+
+
+@records.command()
+@_db_option
+@click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
+@_json_option
+def verify(db: str, selector: str, no_wait: bool, as_json: bool) -> None:
+    """Verify and time the best records of this device again, each in the timing mode that it was recorded in.
+
+    Exits with 1 when one is wrong, else with 5 when one takes over 1.1 times its recorded time.
+    """
+    from schedsearch.measurement import COLD_GRAPH, MODES
+    from schedsearch.recheck import SLOWER, recheck
+    from schedsearch.records.store import Store
+    from schedsearch.target import detect
+
+    target = detect(selector)
+    checks = []
+    with Store.open(db, create=False) as store:
+        options: dict[str, Any] = {"wait": not no_wait, "on_wait": lambda text: click.echo(text, err=True)}
+        for check in (check for mode in MODES for check in recheck(store, target, mode=mode, **options)):
+            checks.append(check)
+            record, measurement = check.record, check.measurement
+            if as_json:
+                render.echo_json(
+                    {
+                        "id": check.record_id,
+                        "workload_id": record.workload.id,
+                        "label": record.workload.label,
+                        "template": record.template,
+                        "mode": measurement.mode,
+                        "recorded_ns": record.measurement.time_ns,
+                        "time_ns": measurement.time_ns,
+                        "ratio": check.ratio,
+                        "outcome": str(measurement.outcome),
+                        "message": measurement.message,
+                        "regressed": check.regressed,
+                    }
+                )
+            else:
+                verdict = str(measurement.outcome) if check.wrong else "slower" if check.regressed else "ok"
+                times = f"{render.duration(record.measurement.time_ns)} -> {render.duration(measurement.time_ns)}"
+                mode = "" if measurement.mode == COLD_GRAPH else f"  {measurement.mode}"
+                click.echo(f"{verdict:>6}  {record.workload.label}  {record.template}  {times}{mode}")
+    if not checks and not as_json:
+        click.echo(f"no best record of {target.key} in {db}; nothing to verify")
+    if wrong := [str(check.record_id) for check in checks if check.wrong]:
+        raise NoValidConfigError(f"wrong or failing: record {', '.join(wrong)}; tune these workloads again")
+    if slow := [str(check.record_id) for check in checks if check.regressed]:
+        raise RegressionError(
+            f"over {SLOWER}x slower than recorded: record {', '.join(slow)}; is the device busy or throttled?"
+        )
+
+
+@records.command()
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+def trust(file: str) -> None:
+    """Allow the machine code in a database to run on this machine, where the file lies now.
+
+    A kernel is a program: trust only what comes from people you trust.
+    """
+    from schedsearch.records import exchange
+
+    exchange.trust(file)
+    click.echo(f"{file} is trusted on this machine")
+
+
+def _open(db: str) -> Store:
+    from schedsearch.records.store import Store
+
+    return Store.open(db, create=False, readonly=True)
+
+
+def _key(selector: str | None) -> str | None:
+    """The key of a target given as --target; what is no selector is a key itself."""
+    if selector is None or ":" in selector.removeprefix("cuda:"):
+        return selector
+    from schedsearch.target import PRESETS, detect
+
+    return (PRESETS[selector] if selector in PRESETS else detect(selector)).key
+
+
+def _label(workload: dict[str, Any]) -> str:
+    from schedsearch.errors import WorkloadError
+    from schedsearch.workload import Workload
+
+    try:
+        return Workload(workload["op"], workload["params"]).label
+    except WorkloadError:  # of an operator that a later version knows
+        return str(workload["op"])
+
+
+def _print_counts(counts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        render.echo_json(counts)
+    else:
+        click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts.items()))

@@ -1,0 +1,92 @@
+"""Text and JSON for people and programs: the formats that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from schedsearch.observer import RunSummary
+
+
+def echo_json(value: Any) -> None:
+    """One JSON value on one line of standard output."""
+    click.echo(json.dumps(value, default=str))
+
+
+def duration(time_ns: float | None) -> str:
+    """A time in the unit that reads best, with three or four digits; '-' for None."""
+    if time_ns is None:
+        return "-"
+    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if time_ns >= scale:
+            return f"{time_ns / scale:.4g} {unit}"
+    return f"{time_ns:.4g} ns"
+
+
+def seconds(time_s: float) -> str:
+    """A wait: '8 s', '2 min 5 s', '1 h 20 min'."""
+    whole = max(1, round(time_s))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def config_text(config: Mapping[str, Any] | None) -> str:
+    return "-" if config is None else " ".join(f"{name}={value}" for name, value in config.items())
+
+
+def counts(outcomes: Mapping[str, int]) -> str:
+    """'3 rejected, 1 wrong_answer', most frequent first; '-' when there is none."""
+    ranked = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {name}" for name, count in ranked if count) or "-"
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
+    """Columns under headers, separated by two blanks; those named in `right` are aligned to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [
+        max(len(header), *(len(row[i]) for row in cells)) if cells else len(header) for i, header in enumerate(headers)
+    ]
+    to_right = set(right)
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            cell.rjust(width) if header in to_right else cell.ljust(width)
+            for header, cell, width in zip(headers, row, widths)
+        ]
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
+
+
+def run_table(summary: RunSummary, names: Mapping[str, str]) -> str:
+    """The end of a run: one line a task. `names` maps workload ids to what the workload file calls them."""
+    headers = ("task", "template", "default", "best", "speed-up", "GFLOP/s", "trials", "failures")
+    rows = [
+        (
+            names.get(task.workload.id, task.workload.label),
+            task.template or "none is valid",
+            duration(task.default_ns),
+            duration(task.best_ns),
+            "-" if task.speedup is None else f"{task.speedup:.2f}x",
+            "-" if task.gflops is None else f"{task.gflops:,.0f}" if task.gflops >= 100 else f"{task.gflops:.1f}",
+            task.trials,
+            counts(task.failures),
+        )
+        for task in summary.tasks
+    ]
+    return table(headers, rows, right=("default", "best", "speed-up", "GFLOP/s", "trials"))

@@ -1,0 +1,265 @@
+"""`schedsearch tune`: a workload file in, records out."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.cli.options import AtLeast
+from schedsearch.errors import ConfigError, Interrupted, NoValidConfigError, UnsupportedError, UsageError
+from schedsearch.tuner import TUNERS
+
+if TYPE_CHECKING:
+    from schedsearch.arms import Task, TaskPlan
+    from schedsearch.observer import Observer, RunSummary
+    from schedsearch.target import Target
+    from schedsearch.workload import Workload
+    from schedsearch.workload_file import WorkloadFile
+
+# For the estimate of --dry-run: CPU seconds to build a candidate and device seconds to verify and time it.
+_BUILD_S = {"cuda": 0.8, "cpu": 1.5}
+_MEASURE_S = {"cuda": 0.07, "cpu": 0.3}
+
+
+class Duration(click.ParamType["float"]):
+    """Seconds, written as in a workload file."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from schedsearch.workload_schema import parse_duration_s
+
+        try:
+            return parse_duration_s(float(value) if str(value).replace(".", "", 1).isdigit() else value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
+@click.option("--db", metavar="FILE", help="Record store; created when missing. Default: the workload file's, records.db.")
+@click.option(
+    "--target", "selector", metavar="TARGET", help="auto, cpu, cuda or cuda:N. With --dry-run also a100, h200, b200."
+)
+@click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
+@click.option("--time", "time_s", metavar="TIME", type=Duration(), help="End the search after e.g. 90s, 10m, 1h30m.")
+@click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (cost model), ga (genetic), random or grid.")
+@click.option("--seed", metavar="N", type=AtLeast(0), help="Of every random choice.")
+@click.option(
+    "--resume/--fresh",
+    default=True,
+    help="Go on from earlier records, which count as trials and teach the model (default), or ignore them.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Check the file, print tasks, templates, space sizes and an estimate; touch nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON event a line on standard output, the summary last.")
+@click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
+def tune(
+    workload_file: str,
+    db: str | None,
+    selector: str | None,
+    trials: int | None,
+    time_s: float | None,
+    tuner: str | None,
+    seed: int | None,
+    resume: bool,
+    dry_run: bool,
+    as_json: bool,
+    no_wait: bool,
+) -> None:
+    """Search for fast configurations of the tasks in WORKLOAD.yaml and record everything measured.
+
+    Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
+    """
+    from schedsearch.loop import DEFAULT_TRIALS
+    from schedsearch.target import PRESETS, detect
+    from schedsearch.workload_file import load
+
+    file = load(workload_file)
+    selector = selector or file.target
+    target = PRESETS[selector] if dry_run and selector in PRESETS else detect(selector)
+    file = file.resolve(target)
+    trials = file.budget.trials if trials is None else trials
+    time_s = file.budget.time_s if time_s is None else time_s
+    if trials is None and time_s is None:
+        trials = DEFAULT_TRIALS
+    plans = plan(file, target)
+    if dry_run:
+        _print_plan(plans, target, file, trials, time_s, as_json)
+        return
+
+    from schedsearch.session import BUILD_TIMEOUT_S, RUN_TIMEOUT_S
+    from schedsearch.session import tune as run
+
+    db = db or file.db
+    measure = file.measure
+    with ExitStack() as stack:
+        observers = [_display(file, as_json, stack)]
+        try:
+            summary = run(
+                _tasks(file),
+                db,
+                target=target,
+                trials=trials,
+                time_s=time_s,
+                tuner=tuner or file.tuner.name,
+                seed=file.tuner.seed if seed is None else seed,
+                resume=resume,
+                mode=measure.mode,
+                workers=measure.workers,
+                build_timeout_s=measure.build_timeout_s or BUILD_TIMEOUT_S,
+                run_timeout_s=measure.timeout_s or RUN_TIMEOUT_S,
+                wait_for_device=not no_wait,
+                on_wait=lambda text: click.echo(text, err=True),
+                observers=observers,
+            )
+        except Interrupted as interrupted:
+            if not as_json:
+                _print_summary(interrupted.summary, file)
+            again = shlex.join(["schedsearch", *_without_fresh(sys.argv[1:])])
+            raise Interrupted(f"interrupted; everything measured is saved in {db}; go on with: {again}") from interrupted
+    if not as_json:
+        _print_summary(summary, file)
+        _print_next(summary, file, db)
+    if not summary.complete:
+        failed = [name for task, name in zip(summary.tasks, _names(file).values()) if task.best_ns is None]
+        raise NoValidConfigError(
+            f"no valid configuration was found for {', '.join(failed)}; "
+            f"see why: schedsearch records list --db {shlex.quote(db)} --failed"
+        )
+
+
+def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
+    """The arms of every task of a resolved file; mistakes that only a template can see point at their place in the file.
+
+    Raises:
+        UsageError: as `schedsearch.arms.plan_tasks`.
+    """
+    from schedsearch.arms import plan_tasks
+    from schedsearch.template import load_templates
+
+    templates = load_templates()
+    for index, task in enumerate(_tasks(file)):
+        try:
+            plan_tasks([task], templates, target)
+        except ConfigError as error:
+            raise file.error(str(error), index, "restrict") from error
+        except UnsupportedError:
+            raise
+        except UsageError as error:
+            raise file.error(str(error), index, "templates") from error
+    return plan_tasks(_tasks(file), templates, target)
+
+
+def _tasks(file: WorkloadFile) -> list[Task]:
+    from schedsearch.arms import Task
+
+    return [Task(task.workload, task.weight, task.restrict, task.templates) for task in file.tasks]
+
+
+def _names(file: WorkloadFile) -> dict[str, str]:
+    return {task.workload.id: task.name for task in file.tasks}
+
+
+def _display(file: WorkloadFile, as_json: bool, stack: ExitStack) -> Observer:
+    from schedsearch.cli.progress import JsonLines, LiveTable, PlainLines
+
+    if as_json:
+        return JsonLines()
+    if not sys.stderr.isatty():
+        return PlainLines(_names(file))
+    live = LiveTable(_names(file))
+    stack.callback(live.close)
+    return live
+
+
+def _without_fresh(arguments: Sequence[str]) -> list[str]:
+    return [argument for argument in arguments if argument != "--fresh"]
+
+
+def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
+    click.echo(render.run_table(summary, _names(file)))
+    rate = summary.new_trials / summary.wall_s if summary.wall_s else 0.0
+    click.echo(f"{summary.new_trials} new trials in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
+    click.echo(f"of that time: {summary.shares}")
+
+
+def _print_next(summary: RunSummary, file: WorkloadFile, db: str) -> None:
+    click.echo(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
+    click.echo(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)} --output kernels.db")
+    task = next((task for task in summary.tasks if task.best_ns is not None), None)
+    if task is not None:
+        params = ", ".join(f"{name}={value!r}" for name, value in _given(task.workload).items())
+        arguments = ", ".join(argument.name for argument in task.workload.signature)
+        click.echo("\n  import schedsearch")
+        click.echo(f"  workload = schedsearch.Workload.{task.workload.op}({params})")
+        click.echo(f"  kernel = schedsearch.compile(workload, db={db!r})")
+        click.echo(f"  y = kernel({arguments})")
+
+
+def _given(workload: Workload) -> dict[str, Any]:
+    """The parameters that a program has to give: those that differ from their default."""
+    definition = workload.definition
+    defaults = definition.defaults(workload.params)
+    values = {name: workload.params[name] for name in definition.parameters() if name in workload.params}
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+
+
+def _print_plan(
+    plans: Sequence[TaskPlan], target: Target, file: WorkloadFile, trials: int | None, time_s: float | None, as_json: bool
+) -> None:
+    workers = file.measure.workers or max(1, len(os.sched_getaffinity(0)) - (target.kind == "cuda"))
+    build_s, measure_s = _BUILD_S[target.kind] / workers, _MEASURE_S[target.kind]
+    each_s = build_s + measure_s if target.kind == "cpu" else max(build_s, measure_s)
+    sizes = [sum(arm.space.size.count for arm in plan.arms) for plan in plans]
+    wanted = sum(size if trials is None else min(trials, size) for size in sizes)
+    estimate_s = min(wanted * each_s, math.inf if time_s is None else time_s)
+    if as_json:
+        render.echo_json(
+            {
+                "event": "plan",
+                "target": target.key,
+                "trials": trials,
+                "time_s": time_s,
+                "estimate_s": round(estimate_s, 1),
+                "tasks": [
+                    {
+                        "name": task.name,
+                        "label": plan.task.workload.label,
+                        "workload_id": plan.task.workload.id,
+                        "weight": plan.task.weight,
+                        "templates": [
+                            {
+                                "template": arm.template.name,
+                                "configurations": arm.space.size.count,
+                                "exact": arm.space.size.exact,
+                                "default": dict(arm.default),
+                            }
+                            for arm in plan.arms
+                        ],
+                    }
+                    for task, plan in zip(file.tasks, plans)
+                ],
+            }
+        )
+        return
+    rows = [
+        (task.name, plan.task.workload.label, arm.template.name, arm.space.size, f"{plan.task.weight:g}")
+        for task, plan in zip(file.tasks, plans)
+        for arm in plan.arms
+    ]
+    click.echo(f"target {target.key}")
+    click.echo(
+        render.table(("task", "workload", "template", "configurations", "weight"), rows, right=("configurations", "weight"))
+    )
+    budget = "as many trials as fit" if trials is None else f"{trials} trials a task, {trials * len(plans)} in all"
+    click.echo(f"{budget}; roughly {render.seconds(estimate_s)} with {workers} builders")

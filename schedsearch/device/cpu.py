@@ -1,0 +1,468 @@
+"""The CPU as a device: loads the objects that `backend.cpu` made and runs them on a pool of native worker threads.
+
+Needs llvmlite, neither Numba nor templates. For every loaded artifact a small `run` function is generated in LLVM IR: it
+takes the packed argument block and a thread number, calls the steps in order on that thread's share of the work items,
+and meets the other threads at a barrier between them. So a launch costs one foreign call, no interpreter lock is taken on
+the workers, and steps follow each other within a microsecond.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import json
+import mmap
+import platform
+import struct
+import threading
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+from llvmlite import binding as llvm
+
+from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.launch import Artifact, Float32, Int32, Int64, LaunchPlan, Pointer, Scalar
+from schedsearch.target import Target
+
+MAX_THREADS = 256
+_MAILBOX_BYTES = 128  # sem_t (32 bytes), run, arguments, thread, counter, base, done; two cache lines
+_WORKER_SPINS = 20_000  # polls before a worker goes to sleep: some 100 us, longer than the gap between launches of a chain
+# The argument block, in 64-bit words: status, then the barrier's counter on a cache line of its own, then the parameters.
+_STATUS_WORD, _COUNTER_WORD, _FIRST_PARAM_WORD = 0, 8, 16
+
+# A worker waits for a post of its mailbox's semaphore, runs its share, says that it is done, and waits again; a null
+# function ends it. `dispatch` fills the mailboxes of threads 1..threads-1, runs share 0 itself, and waits until all are
+# done: only then has every thread left the artifact's code, which may be freed next. `barrier` waits until the counter,
+# which only grows, has reached its goal.
+_POOL_IR = """
+declare i32 @sem_init(ptr, i32, i32)
+declare i32 @sem_wait(ptr)
+declare i32 @sem_trywait(ptr)
+declare i32 @sem_post(ptr)
+declare i32 @sched_yield()
+
+define void @mailbox_init(ptr %mailbox) {{
+  %status = call i32 @sem_init(ptr %mailbox, i32 0, i32 0)
+  ret void
+}}
+
+define void @worker(ptr %mailbox) {{
+entry:
+  %at_run = getelementptr i64, ptr %mailbox, i64 4
+  %at_arguments = getelementptr i64, ptr %mailbox, i64 5
+  %at_thread = getelementptr i64, ptr %mailbox, i64 6
+  %at_counter = getelementptr i64, ptr %mailbox, i64 7
+  %at_base = getelementptr i64, ptr %mailbox, i64 8
+  br label %poll
+poll:
+  %spins = phi i64 [ 0, %entry ], [ 0, %work ], [ %more, %spin ]
+  %polled = call i32 @sem_trywait(ptr %mailbox)
+  %posted = icmp eq i32 %polled, 0
+  br i1 %posted, label %wake, label %spin
+spin:
+  call void asm sideeffect "{relax}", ""()
+  %more = add i64 %spins, 1
+  %tired = icmp ugt i64 %more, {worker_spins}
+  br i1 %tired, label %sleep, label %poll
+sleep:
+  %slept = call i32 @sem_wait(ptr %mailbox)
+  %interrupted = icmp ne i32 %slept, 0
+  br i1 %interrupted, label %sleep, label %wake
+wake:
+  %run = load ptr, ptr %at_run
+  %end = icmp eq ptr %run, null
+  br i1 %end, label %exit, label %work
+work:
+  %arguments = load ptr, ptr %at_arguments
+  %thread = load i64, ptr %at_thread
+  %counter = load ptr, ptr %at_counter
+  %base = load i64, ptr %at_base
+  call void %run(ptr %arguments, i64 %thread, ptr %counter, i64 %base)
+  %at_done = getelementptr i64, ptr %mailbox, i64 9
+  store atomic i64 1, ptr %at_done release, align 8
+  br label %poll
+exit:
+  ret void
+}}
+
+define void @dispatch(ptr %mailboxes, i64 %threads, ptr %run, ptr %arguments, ptr %counter, i64 %base) {{
+entry:
+  br label %check
+check:
+  %thread = phi i64 [ 1, %entry ], [ %next, %post ]
+  %more = icmp ult i64 %thread, %threads
+  br i1 %more, label %post, label %own
+post:
+  %offset = mul i64 %thread, {mailbox_bytes}
+  %mailbox = getelementptr i8, ptr %mailboxes, i64 %offset
+  %at_run = getelementptr i64, ptr %mailbox, i64 4
+  %at_arguments = getelementptr i64, ptr %mailbox, i64 5
+  %at_thread = getelementptr i64, ptr %mailbox, i64 6
+  %at_counter = getelementptr i64, ptr %mailbox, i64 7
+  %at_base = getelementptr i64, ptr %mailbox, i64 8
+  store ptr %run, ptr %at_run
+  store ptr %arguments, ptr %at_arguments
+  store i64 %thread, ptr %at_thread
+  store ptr %counter, ptr %at_counter
+  store i64 %base, ptr %at_base
+  %at_done = getelementptr i64, ptr %mailbox, i64 9
+  store atomic i64 0, ptr %at_done monotonic, align 8
+  %posted = call i32 @sem_post(ptr %mailbox)
+  %next = add i64 %thread, 1
+  br label %check
+own:
+  call void %run(ptr %arguments, i64 0, ptr %counter, i64 %base)
+  br label %collect
+collect:
+  %other = phi i64 [ 1, %own ], [ %following, %collected ]
+  %left = icmp ult i64 %other, %threads
+  br i1 %left, label %await, label %exit
+await:
+  %other_offset = mul i64 %other, {mailbox_bytes}
+  %other_mailbox = getelementptr i8, ptr %mailboxes, i64 %other_offset
+  %its_done = getelementptr i64, ptr %other_mailbox, i64 9
+  call void @wait_for(ptr %its_done, i64 1)
+  br label %collected
+collected:
+  %following = add i64 %other, 1
+  br label %collect
+exit:
+  ret void
+}}
+
+define void @quit(ptr %mailboxes, i64 %threads) {{
+entry:
+  br label %check
+check:
+  %thread = phi i64 [ 1, %entry ], [ %next, %post ]
+  %more = icmp ult i64 %thread, %threads
+  br i1 %more, label %post, label %exit
+post:
+  %offset = mul i64 %thread, {mailbox_bytes}
+  %mailbox = getelementptr i8, ptr %mailboxes, i64 %offset
+  %at_run = getelementptr i64, ptr %mailbox, i64 4
+  store ptr null, ptr %at_run
+  %posted = call i32 @sem_post(ptr %mailbox)
+  %next = add i64 %thread, 1
+  br label %check
+exit:
+  ret void
+}}
+
+define void @barrier(ptr %counter, i64 %goal) {{
+  %before = atomicrmw add ptr %counter, i64 1 acq_rel
+  call void @wait_for(ptr %counter, i64 %goal)
+  ret void
+}}
+
+define internal void @wait_for(ptr %counter, i64 %goal) {{
+entry:
+  br label %check
+check:
+  %spins = phi i64 [ 0, %entry ], [ %more, %wait ], [ 0, %yield ]
+  %reached = load atomic i64, ptr %counter acquire, align 8
+  %all = icmp sge i64 %reached, %goal
+  br i1 %all, label %out, label %wait
+wait:
+  call void asm sideeffect "{relax}", ""()
+  %more = add i64 %spins, 1
+  %long = icmp ugt i64 %more, 2000
+  br i1 %long, label %yield, label %check
+yield:
+  %yielded = call i32 @sched_yield()
+  br label %check
+out:
+  ret void
+}}
+"""
+
+
+class CpuDevice:
+    """See `schedsearch.device.Device`. The calling thread takes a share of the work; the others wait in native code."""
+
+    def __init__(self, target: Target) -> None:
+        if target.kind != "cpu":
+            raise DeviceError(f"target {target.key} is not a CPU; open it with open_device")
+        self.target = target
+        self._memory: dict[int, mmap.mmap] = {}
+        self._pool = _Pool()
+
+    def load(self, artifact: Artifact) -> CpuKernel:
+        """Raises DeviceError for GPU code, and for code that uses instructions which this CPU lacks."""
+        return CpuKernel(self, self._pool, artifact)
+
+    def allocate(self, nbytes: int) -> int:
+        """Page-aligned; the pages are zero and are mapped when first touched."""
+        try:
+            memory = mmap.mmap(-1, max(nbytes, 1))
+        except (OSError, ValueError, OverflowError) as error:
+            raise DeviceError(f"{nbytes} bytes of memory cannot be had: {error}") from error
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._memory[address] = memory
+        return address
+
+    def free(self, address: int) -> None:
+        self._memory.pop(address).close()
+
+    def copy_in(self, address: int, data: memoryview) -> None:
+        flat = data.cast("B")
+        _bytes_at(address, flat.nbytes)[:] = flat
+
+    def copy_out(self, data: memoryview, address: int) -> None:
+        flat = data.cast("B")
+        flat[:] = _bytes_at(address, flat.nbytes)
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        ctypes.memset(address, byte, nbytes)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: a launch returns when all is computed."""
+
+    def close(self) -> None:
+        """Ends the worker threads and frees all memory; nothing of this device may be used afterwards."""
+        self._pool.close()
+        for address in list(self._memory):
+            self.free(address)
+
+
+class CpuKernel:
+    """See `schedsearch.device.LoadedKernel`."""
+
+    def __init__(self, device: CpuDevice, pool: _Pool, artifact: Artifact) -> None:
+        plan = artifact.plan
+        if plan.kind != "cpu":
+            raise DeviceError(f"code for {plan.arch} does not run on a CPU")
+        self.artifact = artifact
+        self.threads = max(step.block_threads for step in plan.steps)
+        pool.grow(self.threads)
+        self.params = tuple(param for step in plan.steps for param in step.params)
+        self._pool = pool
+        self._engine, self._run_address = _link(artifact, self.threads)
+        self._device = device
+        self._workspaces = {name: device.allocate(nbytes) for name, nbytes in plan.workspaces.items()}
+
+    def bind(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> BoundCpuKernel:
+        return BoundCpuKernel(self, {**buffers, **self._workspaces}, scalars)
+
+    def close(self) -> None:
+        """Frees the workspaces; the kernel and what was bound from it must not be launched afterwards."""
+        while self._workspaces:
+            self._device.free(self._workspaces.popitem()[1])
+
+
+class BoundCpuKernel:
+    """See `schedsearch.device.BoundKernel`."""
+
+    def __init__(self, kernel: CpuKernel, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
+        self._kernel = kernel  # keeps the code and the workspaces
+        self._alignments = kernel.artifact.plan.alignments
+        self._words = (ctypes.c_uint64 * (_FIRST_PARAM_WORD + len(kernel.params)))()
+        self._pointers: dict[str, list[int]] = {}
+        self._scalars: dict[str, list[int]] = {}
+        for word, param in enumerate(kernel.params, _FIRST_PARAM_WORD):
+            if isinstance(param, Pointer):
+                self._pointers.setdefault(param.buffer, []).append(word)
+            elif isinstance(param, Scalar):
+                self._scalars.setdefault(param.name, []).append(word)
+            elif isinstance(param, (Int32, Int64)):
+                self._words[word] = param.value & 0xFFFF_FFFF_FFFF_FFFF
+            elif isinstance(param, Float32):
+                self._words[word] = _float_bits(param.value)
+        for name in self._pointers:
+            if name not in buffers:
+                raise ArgumentError(f"no address for {name!r}; the kernel takes {', '.join(self._pointers)}")
+            self.set_pointer(name, buffers[name])
+        for name in self._scalars:
+            if name not in scalars:
+                raise ArgumentError(f"no value for the scalar {name!r}; the kernel takes {', '.join(self._scalars)}")
+            self.set_scalar(name, scalars[name])
+        block = ctypes.addressof(self._words)
+        self._fixed = (kernel._pool.mailboxes, kernel.threads, kernel._run_address, block, block + 8 * _COUNTER_WORD)
+        self._dispatch = kernel._pool.dispatch
+        self._arrivals = 0
+        self._arrivals_per_launch = kernel.threads * (len(kernel.artifact.plan.steps) - 1)
+
+    def launch(self, stream: int = 0) -> None:
+        """Computes; returns when all steps are done.
+
+        Raises:
+            DeviceError: a kernel raised an exception.
+        """
+        self._dispatch(*self._fixed, self._arrivals)
+        self._arrivals += self._arrivals_per_launch
+        if self._words[_STATUS_WORD]:
+            self._words[_STATUS_WORD] = 0
+            raise DeviceError(f"a kernel of {[s.entry for s in self._kernel.artifact.plan.steps]} raised an exception")
+
+    def set_pointer(self, buffer: str, address: int) -> None:
+        """Raises ArgumentError when the address is not aligned as the plan wants it, or the kernel has no such buffer."""
+        alignment = self._alignments.get(buffer, 1)
+        if address % alignment:
+            raise ArgumentError(
+                f"{buffer} at address {address:#x} must be aligned to {alignment} bytes; copy it to new memory"
+            )
+        if buffer not in self._pointers:
+            raise ArgumentError(f"the kernel has no buffer {buffer!r}; it takes {', '.join(self._pointers)}")
+        for word in self._pointers[buffer]:
+            self._words[word] = address
+
+    def set_scalar(self, name: str, value: float) -> None:
+        if name not in self._scalars:
+            raise ArgumentError(f"the kernel has no scalar {name!r}; it takes {', '.join(self._scalars) or 'none'}")
+        for word in self._scalars[name]:
+            self._words[word] = _float_bits(value)
+
+
+class _Pool:
+    """Worker threads that wait in native code. Not usable after a fork."""
+
+    def __init__(self) -> None:
+        native = _native()
+        self.dispatch = native.dispatch
+        self._native = native
+        self._mailboxes = ctypes.create_string_buffer(_MAILBOX_BYTES * (MAX_THREADS + 1))
+        base = ctypes.addressof(self._mailboxes)
+        self.mailboxes = base + -base % _MAILBOX_BYTES
+        self._workers: list[threading.Thread] = []
+
+    def grow(self, threads: int) -> None:
+        """Makes sure that launches of so many threads (the caller is one of them) can be dispatched."""
+        if not 1 <= threads <= MAX_THREADS:
+            raise DeviceError(f"a step wants {threads} threads; allowed: 1 to {MAX_THREADS}")
+        while len(self._workers) < threads - 1:
+            mailbox = self.mailboxes + _MAILBOX_BYTES * (len(self._workers) + 1)
+            self._native.mailbox_init(mailbox)
+            # The thread's frame holds the mailboxes: they live as long as someone waits on them.
+            worker = threading.Thread(target=_work, args=(self._native, mailbox, self._mailboxes), daemon=True)
+            worker.start()
+            self._workers.append(worker)
+
+    def close(self) -> None:
+        """Ends the workers and waits for them."""
+        workers, self._workers = self._workers, []
+        if workers:
+            self._native.quit(self.mailboxes, len(workers) + 1)
+        for worker in workers:
+            worker.join()
+
+
+def _work(native: _Native, mailbox: int, keep_alive: object) -> None:
+    native.worker(mailbox)
+
+
+class _Native:
+    """The functions of `_POOL_IR`, callable. A foreign call gives up the interpreter lock."""
+
+    def __init__(self) -> None:
+        relax = {"x86_64": "pause", "aarch64": "yield"}.get(platform.machine(), "")
+        module = llvm.parse_assembly(_POOL_IR.format(relax=relax, worker_spins=_WORKER_SPINS, mailbox_bytes=_MAILBOX_BYTES))
+        self._engine = llvm.create_mcjit_compiler(module, _target_machine())
+        self._engine.finalize_object()
+        word = ctypes.c_uint64
+        self.mailbox_init = self._function("mailbox_init", word)
+        self.worker = self._function("worker", word)
+        self.dispatch = self._function("dispatch", word, word, word, word, word, word)
+        self.quit = self._function("quit", word, word)
+        self.barrier_address = self._engine.get_function_address("barrier")
+
+    def _function(self, name: str, *types: Any) -> Any:
+        return ctypes.CFUNCTYPE(None, *types)(self._engine.get_function_address(name))
+
+
+@functools.cache
+def _native() -> _Native:
+    return _Native()
+
+
+@functools.cache
+def _host_features() -> frozenset[str]:
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+def _target_machine() -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    return llvm.Target.from_default_triple().create_target_machine(opt=2, reloc="pic", codemodel="small")
+
+
+def _link(artifact: Artifact, threads: int) -> tuple[llvm.ExecutionEngine, int]:
+    """The linked code of an artifact and the address of its `run`."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(artifact.plan, threads)), _target_machine())
+    with zipfile.ZipFile(io.BytesIO(artifact.code)) as archive:
+        missing = set(json.loads(archive.read("manifest.json"))["features"]) - _host_features()
+        if missing:
+            raise DeviceError(
+                f"the code was made for {artifact.plan.arch} and uses what this CPU lacks: {', '.join(sorted(missing))}; "
+                "tune on this machine"
+            )
+        for step in artifact.plan.steps:
+            engine.add_object_file(llvm.ObjectFileRef.from_data(archive.read(f"{step.entry}.o")))
+    engine.finalize_object()
+    return engine, engine.get_function_address("run")
+
+
+_LLVM_TYPES = {"pointer": "i64", "i32": "i32", "i64": "i64", "f32": "float", "scalar": "float"}
+
+
+def _run_ir(plan: LaunchPlan, threads: int) -> str:
+    """`run(block, thread, counter, base)`: every step on the thread's share of its work items, a barrier between steps."""
+    lines = [
+        "define void @run(ptr %block, i64 %thread, ptr %counter, i64 %base) {",
+        "  %result = alloca [8 x i64]",
+        "  %exception = alloca [8 x i64]",
+    ]
+    declarations = []
+    word = _FIRST_PARAM_WORD
+    for number, step in enumerate(plan.steps):
+        kinds = [_LLVM_TYPES[param.kind] for param in step.params]
+        declarations.append(f"declare i32 @{step.entry}({', '.join(['ptr', 'ptr', *kinds, 'i64', 'i64'])})")
+        lines += [
+            f"  %start{number} = call i64 @share(i64 %thread, i64 {step.grid.work_items}, i64 {step.block_threads})",
+            f"  %after{number} = add i64 %thread, 1",
+            f"  %stop{number} = call i64 @share(i64 %after{number}, i64 {step.grid.work_items}, i64 {step.block_threads})",
+        ]
+        values = []
+        for kind in kinds:
+            lines += [f"  %p{word} = getelementptr i64, ptr %block, i64 {word}", f"  %v{word} = load {kind}, ptr %p{word}"]
+            values.append(f"{kind} %v{word}")
+            word += 1
+        arguments = ", ".join(["ptr %result", "ptr %exception", *values, f"i64 %start{number}", f"i64 %stop{number}"])
+        lines += [
+            f"  %any{number} = icmp slt i64 %start{number}, %stop{number}",
+            f"  br i1 %any{number}, label %compute{number}, label %meet{number}",
+            f"compute{number}:",
+            f"  %status{number} = call i32 @{step.entry}({arguments})",
+            f"  %bits{number} = zext i32 %status{number} to i64",
+            f"  %old{number} = atomicrmw or ptr %block, i64 %bits{number} monotonic",
+            f"  br label %meet{number}",
+            f"meet{number}:",
+        ]
+        if threads > 1 and number < len(plan.steps) - 1:
+            lines += [
+                f"  %goal{number} = add i64 %base, {threads * (number + 1)}",
+                f"  call void inttoptr (i64 {_native().barrier_address} to ptr)(ptr %counter, i64 %goal{number})",
+            ]
+    return "\n".join([*declarations, _SHARE_IR, *lines, "  ret void", "}"])
+
+
+# First work item of a thread: items * thread / threads, or all of them for a thread that has no share.
+_SHARE_IR = """
+define internal i64 @share(i64 %thread, i64 %items, i64 %threads) alwaysinline {
+  %product = mul i64 %items, %thread
+  %first = udiv i64 %product, %threads
+  %none = icmp ugt i64 %thread, %threads
+  %start = select i1 %none, i64 %items, i64 %first
+  ret i64 %start
+}
+"""
+
+
+def _float_bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def _bytes_at(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

@@ -1,0 +1,418 @@
+"""A CUDA device through the driver API: memory, modules, launches, graphs, events.
+
+Works in the device's primary context, which PyTorch and CuPy use as well. A launch goes through one `cuLaunchKernelEx`
+per step on an argument block that was packed when the kernel was bound; that call is made by ctypes, which costs less
+host time than the bindings' own conversion of eleven arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.launch import Artifact, Step, TensorMap
+from schedsearch.target import Target
+
+OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest that the code of the supported toolkits runs on
+_FIRST_STICKY_CODE = 700  # CUDA_ERROR_ILLEGAL_ADDRESS; from here on the context is lost
+_TENSOR_MAP_BYTES = 128
+
+
+class DriverError(DeviceError):
+    """A call of the driver failed. `code` is its CUresult; after a `sticky` one the process cannot use the device."""
+
+    def __init__(self, call: str, code: int, text: str) -> None:
+        self.code = code
+        self.sticky = code >= _FIRST_STICKY_CODE
+        super().__init__(f"{call} failed: {text}")
+
+
+@functools.cache
+def _driver() -> Any:
+    """The driver bindings, initialised.
+
+    Raises:
+        DeviceError: the bindings or the driver are missing or too old, or there is no device.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError("CUDA's Python bindings are not installed; install schedsearch[cu13] (or [cu12])") from error
+    try:
+        code = driver.cuInit(0)[0]
+    except RuntimeError as error:  # the bindings' way to say that there is no libcuda
+        raise DeviceError(f"no NVIDIA driver was found ({error}); install one, or use --target cpu") from error
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"the NVIDIA driver cannot be used: {_text(driver, code)}; see `schedsearch doctor`")
+    version = driver.cuDriverGetVersion()[1]
+    if version < OLDEST_DRIVER:
+        raise DeviceError(
+            f"the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}; needed is CUDA "
+            f"{OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10} or newer; update the driver"
+        )
+    return driver
+
+
+def _text(driver: Any, code: Any) -> str:
+    name, text = driver.cuGetErrorName(code)[1], driver.cuGetErrorString(code)[1]
+    return f"{(name or b'?').decode()} ({(text or b'?').decode()})"
+
+
+def _call(function: str, *args: Any) -> Any:
+    """Calls the driver; returns its one result, a tuple of several, or None.
+
+    Raises:
+        DriverError: the call failed.
+    """
+    driver = _driver()
+    code, *results = getattr(driver, function)(*args)
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise DriverError(function, int(code), _text(driver, code))
+    return results[0] if len(results) == 1 else tuple(results) or None
+
+
+def describe_device(ordinal: int) -> dict[str, Any]:
+    """The facts of `Target` about one device, without making a context on it.
+
+    Raises:
+        DeviceError: no driver, or no such device.
+    """
+    driver = _driver()
+    count = _call("cuDeviceGetCount")
+    if ordinal >= count:
+        raise DeviceError(
+            f"there is no CUDA device {ordinal}; {count} found" + (f", numbered from 0 to {count - 1}" if count else "")
+        )
+    device = _call("cuDeviceGet", ordinal)
+    names = driver.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        return int(_call("cuDeviceGetAttribute", getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
+
+    raw = _call("cuDeviceGetUuid", device).bytes.hex()
+    return {
+        "name": _call("cuDeviceGetName", 128, device).split(b"\0")[0].decode(),
+        "compute_capability": (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        "sms": attribute("MULTIPROCESSOR_COUNT"),
+        "shared_bytes_per_block": attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        "shared_bytes_per_sm": attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        "registers_per_sm": attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        "threads_per_sm": attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        "l2_bytes": attribute("L2_CACHE_SIZE"),
+        "clock_khz": attribute("CLOCK_RATE"),
+        "memory_bytes": int(_call("cuDeviceTotalMem", device)),
+        "uuid": f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}",
+    }
+
+
+def driver_version() -> str:
+    """The CUDA version that the driver supports, e.g. '13.0'. Raises DeviceError when there is no driver."""
+    _driver()
+    version = _call("cuDriverGetVersion")
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+class CudaDevice:
+    """One CUDA device in its primary context. See `schedsearch.device.Device` for the contract."""
+
+    def __init__(self, target: Target) -> None:
+        """Raises DeviceError when the device cannot be opened."""
+        self.target = target
+        self._device = _call("cuDeviceGet", target.ordinal)
+        self._context = _call("cuDevicePrimaryCtxRetain", self._device)
+        self.make_current()
+
+    def make_current(self) -> None:
+        """Makes the primary context current in the calling thread."""
+        _call("cuCtxSetCurrent", self._context)
+
+    def load(self, artifact: Artifact) -> CudaKernel:
+        return CudaKernel(self, artifact)
+
+    def allocate(self, nbytes: int) -> int:
+        return int(_call("cuMemAlloc", max(nbytes, 1)))
+
+    def free(self, address: int) -> None:
+        _call("cuMemFree", address)
+
+    def free_bytes(self) -> int:
+        """Device memory that is not in use by anybody."""
+        return int(_call("cuMemGetInfo")[0])
+
+    def copy_in(self, address: int, data: memoryview) -> None:
+        source = np.frombuffer(data, dtype=np.uint8)
+        if source.size:
+            _call("cuMemcpyHtoD", address, source.ctypes.data, source.size)
+
+    def copy_out(self, data: memoryview, address: int) -> None:
+        destination = np.frombuffer(data, dtype=np.uint8)
+        if destination.size:
+            _call("cuMemcpyDtoH", destination.ctypes.data, address, destination.size)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copies within the device."""
+        _call("cuMemcpyDtoD", destination, source, nbytes)
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        if nbytes:
+            _call("cuMemsetD8", address, byte, nbytes)
+
+    def synchronize(self) -> None:
+        """Waits for all work. Raises DriverError with what went wrong on the device."""
+        _call("cuCtxSynchronize")
+
+    def create_stream(self) -> int:
+        """A stream that does not wait for the default stream."""
+        return int(_call("cuStreamCreate", _driver().CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def synchronize_stream(self, stream: int) -> None:
+        _call("cuStreamSynchronize", stream)
+
+    def destroy_stream(self, stream: int) -> None:
+        _call("cuStreamDestroy", stream)
+
+    def capture(self, stream: int, enqueue: Callable[[int], None]) -> Graph:
+        """A graph of all that `enqueue(stream)` launches. What `enqueue` raises is passed on, after ending the capture."""
+        _call("cuStreamBeginCapture", stream, _driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        try:
+            enqueue(stream)
+        except BaseException:
+            with contextlib.suppress(DriverError):
+                _call("cuGraphDestroy", _call("cuStreamEndCapture", stream))
+            raise
+        return Graph(_call("cuStreamEndCapture", stream))
+
+    def close(self) -> None:
+        _call("cuDevicePrimaryCtxRelease", self._device)
+
+
+class Graph:
+    """An executable graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._executable = _call("cuGraphInstantiate", graph, 0)
+
+    def launch(self, stream: int) -> None:
+        _call("cuGraphLaunch", self._executable, stream)
+
+    def close(self) -> None:
+        _call("cuGraphExecDestroy", self._executable)
+        _call("cuGraphDestroy", self._graph)
+
+
+class Event:
+    """A point in a stream whose time is taken."""
+
+    def __init__(self) -> None:
+        self._event = _call("cuEventCreate", 0)
+
+    def record(self, stream: int) -> None:
+        _call("cuEventRecord", self._event, stream)
+
+    def synchronize(self) -> None:
+        _call("cuEventSynchronize", self._event)
+
+    def elapsed_ms(self, later: Event) -> float:
+        """Milliseconds from this event to a later one; both must have happened."""
+        return float(_call("cuEventElapsedTime", self._event, later._event))
+
+    def close(self) -> None:
+        _call("cuEventDestroy", self._event)
+
+
+class CudaKernel:
+    """A loaded cubin. Its workspaces are shared by everything bound to it: do not run two of those at the same time."""
+
+    def __init__(self, device: CudaDevice, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self.device = device
+        plan = artifact.plan
+        self._module = _call("cuModuleLoadData", artifact.code)
+        self.functions = [_call("cuModuleGetFunction", self._module, step.entry.encode()) for step in plan.steps]
+        limit = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        for function, step in zip(self.functions, plan.steps):
+            _call("cuFuncSetAttribute", function, limit, step.dynamic_shared_bytes)
+        self.workspaces = {name: device.allocate(nbytes) for name, nbytes in plan.workspaces.items()}
+        for name in plan.zeroed:
+            device.fill(self.workspaces[name], 0, plan.workspaces[name])
+
+    def bind(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> CudaBoundKernel:
+        return CudaBoundKernel(self, buffers, scalars)
+
+    def close(self) -> None:
+        for address in self.workspaces.values():
+            self.device.free(address)
+        self.workspaces = {}
+        _call("cuModuleUnload", self._module)
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver API."""
+
+    _fields_ = (
+        ("grid_x", ctypes.c_uint),
+        ("grid_y", ctypes.c_uint),
+        ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint),
+        ("block_y", ctypes.c_uint),
+        ("block_z", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of the driver API, for values that are one integer."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+@functools.cache
+def _libcuda() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class CudaBoundKernel:
+    """The packed argument blocks of all steps. Not thread-safe."""
+
+    def __init__(self, kernel: CudaKernel, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
+        plan, device = kernel.artifact.plan, kernel.device
+        self._kernel = kernel  # keeps the module and the workspaces alive
+        self._alignments = plan.alignments
+        self._launch = _libcuda().cuLaunchKernelEx
+        self._replace_address = _libcuda().cuTensorMapReplaceAddress
+        self._pointers: dict[str, list[ctypes.c_uint64]] = {}
+        self._maps: dict[str, list[int]] = {}
+        self._scalars: dict[str, list[ctypes.c_float]] = {}
+        self._keep: list[Any] = []
+        addresses = {**buffers, **kernel.workspaces}
+        for name, address in buffers.items():
+            self._check_alignment(name, address)
+        self._launches = [
+            self._pack(function, step, addresses, scalars, device.target)
+            for function, step in zip(kernel.functions, plan.steps)
+        ]
+
+    def _pack(
+        self, function: Any, step: Step, addresses: Mapping[str, int], scalars: Mapping[str, float], target: Target
+    ) -> tuple[_LaunchConfig, Any, ctypes.c_void_p, Any]:
+        values = [self._pack_param(param, addresses, scalars) for param in step.params]
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
+        blocks = step.grid.blocks(target.sms, step.cluster)
+        config = _LaunchConfig(blocks, 1, 1, step.block_threads, 1, 1, step.dynamic_shared_bytes)
+        if step.overlaps:
+            attribute = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+            config.attributes, config.attribute_count = ctypes.addressof(attribute), 1
+            self._keep.append(attribute)
+        self._keep += [values, pointers]
+        return config, ctypes.byref(config), ctypes.c_void_p(int(function)), ctypes.byref(pointers)
+
+    def _pack_param(self, param: Any, addresses: Mapping[str, int], scalars: Mapping[str, float]) -> Any:
+        if param.kind in ("pointer", "tensor_map") and param.buffer not in addresses:
+            raise ArgumentError(f"no address for buffer {param.buffer!r}; given: {', '.join(addresses) or 'none'}")
+        if param.kind == "pointer":
+            pointer = ctypes.c_uint64(addresses[param.buffer])
+            self._pointers.setdefault(param.buffer, []).append(pointer)
+            return pointer
+        if param.kind == "tensor_map":
+            storage = _aligned_storage(_TENSOR_MAP_BYTES, 64)
+            encoded = _encode(param, addresses[param.buffer])
+            ctypes.memmove(storage, encoded.getPtr(), _TENSOR_MAP_BYTES)
+            self._maps.setdefault(param.buffer, []).append(ctypes.addressof(storage))
+            return storage
+        if param.kind == "scalar":
+            scalar = ctypes.c_float(scalars[param.name])
+            self._scalars.setdefault(param.name, []).append(scalar)
+            return scalar
+        return {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}[param.kind](param.value)
+
+    def _check_alignment(self, name: str, address: int) -> None:
+        alignment = self._alignments.get(name, 1)
+        if address % alignment:
+            raise ArgumentError(
+                f"{name} is at an address that is no multiple of {alignment} bytes (remainder {address % alignment}); "
+                "pass an array that starts at its allocation, or copy it"
+            )
+
+    def launch(self, stream: int = 0) -> None:
+        for config, config_reference, function, parameters in self._launches:
+            config.stream = stream
+            code = self._launch(config_reference, function, parameters, None)
+            if code:
+                self._raise(code)
+
+    def _raise(self, code: int) -> None:
+        driver = _driver()
+        raise DriverError("cuLaunchKernelEx", code, _text(driver, driver.CUresult(code)))
+
+    def set_pointer(self, buffer: str, address: int) -> None:
+        """Raises ArgumentError when the address is not aligned as the plan wants it."""
+        if buffer in self._alignments:
+            self._check_alignment(buffer, address)
+        for pointer in self._pointers.get(buffer, ()):
+            pointer.value = address
+        for tensor_map in self._maps.get(buffer, ()):
+            code = self._replace_address(ctypes.c_void_p(tensor_map), ctypes.c_void_p(address))
+            if code:
+                driver = _driver()
+                raise DriverError("cuTensorMapReplaceAddress", code, _text(driver, driver.CUresult(code)))
+
+    def set_scalar(self, name: str, value: float) -> None:
+        for scalar in self._scalars.get(name, ()):
+            scalar.value = value
+
+
+def _aligned_storage(nbytes: int, alignment: int) -> Any:
+    """Host memory at a multiple of `alignment`; the view keeps the allocation alive."""
+    raw = bytearray(nbytes + alignment)
+    start = ctypes.addressof((ctypes.c_char * len(raw)).from_buffer(raw))
+    return (ctypes.c_char * nbytes).from_buffer(raw, -start % alignment)
+
+
+def _encode(param: TensorMap, address: int) -> Any:
+    """Encodes a tensor map. Raises DriverError when a field is beyond TMA's limits."""
+    driver = _driver()
+    dtype = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_MAP_DTYPES[param.dtype]}")
+    swizzle = getattr(
+        driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{param.swizzle_bytes}B' if param.swizzle_bytes else 'NONE'}"
+    )
+    promotion = getattr(
+        driver.CUtensorMapL2promotion,
+        "CU_TENSOR_MAP_L2_PROMOTION_" + (f"L2_{param.l2_promotion_bytes}B" if param.l2_promotion_bytes else "NONE"),
+    )
+    wide = [driver.cuuint64_t(value) for value in param.dims], [driver.cuuint64_t(value) for value in param.strides_bytes]
+    element_strides = [driver.cuuint32_t(value) for value in param.element_strides]
+    interleave = driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE
+    fill = driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
+    rank = len(param.dims)
+    if param.is_im2col:
+        return _call(
+            "cuTensorMapEncodeIm2col", dtype, rank, address, *wide, list(param.lower), list(param.upper),
+            param.channels_per_pixel, param.pixels_per_column, element_strides, interleave, swizzle, promotion, fill,
+        )  # fmt: skip
+    box = [driver.cuuint32_t(value) for value in param.box]
+    return _call(
+        "cuTensorMapEncodeTiled", dtype, rank, address, *wide, box, element_strides, interleave, swizzle, promotion, fill
+    )
+
+
+_TENSOR_MAP_DTYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "int8": "UINT8"}
+
+
+def iterate_devices() -> Iterator[dict[str, Any]]:
+    """The facts of every device. Raises DeviceError when there is no driver."""
+    _driver()
+    for ordinal in range(_call("cuDeviceGetCount")):
+        yield describe_device(ordinal)

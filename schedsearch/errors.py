@@ -1,0 +1,124 @@
+"""Every exception that schedsearch raises on purpose.
+
+::
+
+    SchedsearchError                 .exit_code
+    ├── UsageError (ValueError)          2   the caller asked for something that cannot be
+    │   ├── WorkloadError                2   a workload or a workload file is wrong; carries `problems`
+    │   ├── ConfigError                  2   a configuration, knob or restriction is illegal
+    │   ├── ArgumentError                2   an array given to a kernel has the wrong dtype, shape, strides or device
+    │   └── UnsupportedError             2   no template can run the workload on this target
+    ├── NoValidConfigError               1   every configuration that was tried failed
+    ├── DeviceError                      3   no usable device, driver or toolkit
+    │   └── DeviceBusyError              3   another run holds the device
+    ├── NoRecordError                    4   deployment found no record and was not allowed to go on
+    ├── RegressionError                  5   a record no longer reaches its time
+    ├── DatabaseError                    6   the record store cannot be used
+    │   ├── DatabaseLockedError          6
+    │   ├── SchemaVersionError           6
+    │   └── UntrustedDatabaseError       6
+    └── Interrupted                    130   the user stopped the run; what was measured is saved
+
+What a candidate does wrong is no exception: it is a `Measurement` with another outcome than ok. A bug of
+schedsearch itself is not caught anywhere and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+class SchedsearchError(Exception):
+    """Base of all; the command line prints its text in one line and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(SchedsearchError, ValueError):
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a mapping of parameters: `key` says where, `message` says what, got, allowed and remedy."""
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+class WorkloadError(UsageError):
+    """A workload is not possible. `problems` lists every mistake, not only the first."""
+
+    def __init__(self, problems: Iterable[Problem] | str) -> None:
+        self.problems = (Problem("", problems),) if isinstance(problems, str) else tuple(problems)
+        super().__init__("; ".join(map(str, self.problems)))
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class ArgumentError(UsageError):
+    pass
+
+
+class UnsupportedError(UsageError):
+    pass
+
+
+class NoValidConfigError(SchedsearchError):
+    exit_code = 1
+
+
+class DeviceError(SchedsearchError):
+    exit_code = 3
+
+
+class DeviceBusyError(DeviceError):
+    pass
+
+
+class NoRecordError(SchedsearchError):
+    exit_code = 4
+
+
+class RegressionError(SchedsearchError):
+    exit_code = 5
+
+
+class DatabaseError(SchedsearchError):
+    exit_code = 6
+
+
+class DatabaseLockedError(DatabaseError):
+    pass
+
+
+class SchemaVersionError(DatabaseError):
+    pass
+
+
+class UntrustedDatabaseError(DatabaseError):
+    pass
+
+
+class Interrupted(SchedsearchError):
+    """`summary` is the `schedsearch.observer.RunSummary` of what was reached until then."""
+
+    exit_code = 130
+
+    def __init__(self, message: str, summary: Any = None) -> None:
+        self.summary = summary
+        super().__init__(message)
+
+
+def did_you_mean(got: str, allowed: Iterable[str]) -> str:
+    """Returns ' (did you mean X?)' for the closest of `allowed`, or ''."""
+    close = difflib.get_close_matches(got, list(allowed), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

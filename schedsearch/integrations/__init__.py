@@ -1,0 +1,1 @@
+"""Where schedsearch meets other projects; each module needs the one it is named after."""

@@ -1,0 +1,81 @@
+"""Our tuners as a search strategy of Kernel Tuner, so that they can be judged in its own harness.
+
+    from kernel_tuner import tune_kernel
+    from schedsearch.integrations.kernel_tuner import Strategy
+
+    results, env = tune_kernel(..., strategy=Strategy("xgb", seed=0), strategy_options={"max_fevals": 100})
+
+Works with `simulation_mode=True` too. Needs the package kernel_tuner (1.0 or later); nothing else of schedsearch does.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from schedsearch.listed_space import ListedSpace
+from schedsearch.records.recording import KnobTable, Place
+from schedsearch.space import ConfigSpace
+from schedsearch.tuner import make_tuner, require_tuner
+from schedsearch.workload import Config
+
+
+class Strategy:
+    """What `tune_kernel(strategy=...)` takes. Keeps nothing from one search to the next.
+
+    The budget is Kernel Tuner's (`max_fevals`, `time_limit`), as are the restrictions and the objective: one that is
+    maximised is turned into its inverse, a time.
+
+    Args:
+        tuner: a name in `schedsearch.tuner.TUNERS`.
+        seed: of every random choice.
+
+    Raises:
+        UsageError: no tuner has this name.
+    """
+
+    def __init__(self, tuner: str = "xgb", seed: int = 0) -> None:
+        require_tuner(tuner)
+        self.tuner = tuner
+        self.seed = seed
+
+    def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> list[dict[str, Any]]:
+        """Called by Kernel Tuner. Returns its results, in order of evaluation.
+
+        Raises:
+            UsageError: a parameter has a value that is no number, text or boolean.
+        """
+        from kernel_tuner.strategies.common import CostFunc
+        from kernel_tuner.util import StopCriterionReached
+
+        names = list(searchspace.tune_params)
+        params = {name: [_plain(value) for value in values] for name, values in searchspace.tune_params.items()}
+        table = KnobTable(params, Place("tune_params"))
+        theirs: dict[Config, tuple[Any, ...]] = {
+            table.config(dict(zip(names, map(_plain, values))), Place("the search space")): tuple(values)
+            for values in searchspace.list
+        }
+        space = ListedSpace(table.knobs, ConfigSpace(table.knobs).indices(theirs))
+        tuner = make_tuner(self.tuner, space, seed=self.seed)
+        cost_of = CostFunc(searchspace, tuning_options, runner, snap=False)
+        try:
+            while configs := tuner.ask(tuner.batch):
+                tuner.tell([(config, _time(cost_of(theirs[config], check_restrictions=False))) for config in configs])
+        except StopCriterionReached as reason:
+            if tuning_options.verbose:
+                print(reason)  # as Kernel Tuner's own strategies do
+        results: list[dict[str, Any]] = cost_of.results
+        return results
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy scalar as Python's."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _time(cost: float) -> float | None:
+    """Kernel Tuner minimises a cost: a time, or the negative of what is maximised; the greatest float is a failure."""
+    if not math.isfinite(cost) or cost in (0, sys.float_info.max):
+        return None
+    return float(cost if cost > 0 else -1 / cost)

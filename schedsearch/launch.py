@@ -1,0 +1,205 @@
+"""How a compiled kernel is launched, as data: what a record stores and deployment executes without the template.
+
+A `LaunchPlan` is a chain of steps over named buffers. Buffers are the workload's arguments by name, the output `y`,
+and workspaces. A step's parameters are ordered as in the kernel's signature.
+
+Limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from schedsearch.workload import canonical_json, sha256_hex
+
+MAX_GRID_X = 2**31 - 1
+MAX_GRID_YZ = 65535
+MAX_BLOCK_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of a buffer, as an unsigned 64-bit integer. On the CPU too."""
+
+    buffer: str
+    kind: Literal["pointer"] = "pointer"
+
+
+@dataclass(frozen=True)
+class Int32:
+    value: int
+    kind: Literal["i32"] = "i32"
+
+
+@dataclass(frozen=True)
+class Int64:
+    value: int
+    kind: Literal["i64"] = "i64"
+
+
+@dataclass(frozen=True)
+class Float32:
+    value: float
+    kind: Literal["f32"] = "f32"
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A float32 given at call time; `name` is one of the workload's `scalars`."""
+
+    name: str
+    kind: Literal["scalar"] = "scalar"
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A CUtensorMap (128 bytes, 64-byte aligned, `__grid_constant__`), encoded over a buffer when it is bound.
+
+    `dims`, `box` and `element_strides` run from the fastest axis (cuTensorMapEncode*'s order); `strides_bytes` leaves
+    out the fastest. Tiled maps have `box`; im2col maps have `lower`/`upper` pixel corners (W, H order, rank-2 numbers),
+    `channels_per_pixel` and `pixels_per_column`. Out-of-range elements read as zero.
+
+    Source: CUDA driver API, "Tensor Map Object Management".
+    """
+
+    buffer: str
+    dtype: str
+    dims: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    box: tuple[int, ...] = ()
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    channels_per_pixel: int = 0
+    pixels_per_column: int = 0
+    swizzle_bytes: int = 0
+    l2_promotion_bytes: int = 0
+    kind: Literal["tensor_map"] = "tensor_map"
+
+    @property
+    def is_im2col(self) -> bool:
+        return not self.box
+
+
+Param = Pointer | Int32 | Int64 | Float32 | Scalar | TensorMap
+_PARAM_TYPES: dict[str, type] = {
+    "pointer": Pointer,
+    "i32": Int32,
+    "i64": Int64,
+    "f32": Float32,
+    "scalar": Scalar,
+    "tensor_map": TensorMap,
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many blocks (CPU: work items) a step has.
+
+    With `blocks_per_sm` the grid is persistent: min(work_items, sms * blocks_per_sm) blocks loop over the work items,
+    computed from the card at hand. Otherwise there is one block a work item. A cluster rounds the grid up or, when
+    persistent, down to its multiple. Only x is used, so the sole limit is 2**31-1.
+    """
+
+    work_items: int
+    blocks_per_sm: int = 0
+
+    def blocks(self, sms: int, cluster: int = 1) -> int:
+        """Blocks on a device with `sms` multiprocessors. Raises ValueError beyond 2**31-1 blocks."""
+        blocks = math.ceil(self.work_items / cluster) * cluster
+        if self.blocks_per_sm:
+            blocks = min(blocks, max(sms * self.blocks_per_sm // cluster, 1) * cluster)
+        if not 0 < blocks <= MAX_GRID_X:
+            raise ValueError(f"a grid of {blocks} blocks is not possible; allowed: 1 to {MAX_GRID_X} along x")
+        return blocks
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel launch. On the CPU `block_threads` is the number of threads that share the work items.
+
+    Attributes:
+        overlaps: the kernel may start before what precedes it on the stream has ended (programmatic dependent launch). It
+            waits itself, by `griddepcontrol.wait`, before it touches global memory.
+    """
+
+    entry: str
+    params: tuple[Param, ...]
+    grid: Grid
+    block_threads: int
+    dynamic_shared_bytes: int = 0
+    cluster: int = 1
+    overlaps: bool = False
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Steps in the order in which they run, one after the other on one stream.
+
+    Attributes:
+        kind: cuda (code is a cubin) or cpu (code is an archive of ELF objects).
+        arch: what the code runs on: sm_90a, sm_80 ...; on the CPU the name LLVM gives it.
+        workspaces: name -> bytes of scratch buffers.
+        zeroed: workspaces that must be zero before the first launch; a kernel leaves them zero.
+        alignments: buffer -> bytes its address must be a multiple of (1 where not named).
+        prepared: argument -> how it was repacked beforehand; empty when the plain arguments are taken.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    arch: str
+    steps: tuple[Step, ...]
+    workspaces: Mapping[str, int] = field(default_factory=dict)
+    zeroed: tuple[str, ...] = ()
+    alignments: Mapping[str, int] = field(default_factory=dict)
+    prepared: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Canonical JSON; what is at its default is left out, so that a later field changes no artifact's identity."""
+        data = _without_defaults(self)
+        data["steps"] = [_without_defaults(step) for step in self.steps]
+        return canonical_json(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> LaunchPlan:
+        data: dict[str, Any] = json.loads(text)
+        steps = tuple(
+            Step(**{**step, "grid": Grid(**step["grid"]), "params": tuple(_param(p) for p in step["params"])})
+            for step in data.pop("steps")
+        )
+        return cls(**{**data, "steps": steps, "zeroed": tuple(data.get("zeroed", ()))})
+
+
+def _without_defaults(value: LaunchPlan | Step) -> dict[str, Any]:
+    defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(value)}
+    return {name: item for name, item in asdict(value).items() if item != defaults[name]}
+
+
+def _param(data: dict[str, Any]) -> Param:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    made: Param = _PARAM_TYPES[data["kind"]](**values)
+    return made
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Machine code and how to launch it. Its identity is the sha256 of both."""
+
+    code: bytes
+    plan: LaunchPlan
+
+    @property
+    def sha256(self) -> str:
+        return sha256_hex(self.plan.to_json().encode() + b"\0" + self.code)
+
+
+def over_tiles(tiles: int, threads: int = 1) -> int:
+    """Blocks of `threads` that cover `tiles` work items: the x extent of a linear grid.
+
+    Raises:
+        ValueError: when even the x axis (2**31-1 blocks) does not suffice; use a persistent grid.
+    """
+    return Grid(math.ceil(tiles / threads)).blocks(sms=1)

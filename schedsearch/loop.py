@@ -1,0 +1,540 @@
+"""The tuning loop: keeps builders, device and tuners busy, decides what is tried next, and records every outcome.
+
+It owns the clock, the budget and the store; tuner, builder and runner know nothing of each other. While the device
+measures, builders compile ahead and the tuner thinks; on a CPU target the three alternate, because a build would disturb
+the timing.
+
+::
+
+    Tuner.ask (own thread) ──► Builder.submit ──► (pool) ──► Runner.measure (own thread) ──► Store.append ──► Tuner.tell
+       ▲                                                                                                         │
+       └─────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.arms import WARM_TRIALS, Arm, Finalist, Proposal, TaskPlan, TaskState, choose_arm
+from schedsearch.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
+from schedsearch.errors import Interrupted, UsageError, did_you_mean
+from schedsearch.hints import Known, hints
+from schedsearch.measure.builder import Candidate
+from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Record
+from schedsearch.observer import ArmStart, Best, Observer, RunStart, RunSummary, TaskStart, Trial
+from schedsearch.pace import DeviceThread, StopSignal, TunerThread
+from schedsearch.target import Target
+from schedsearch.tuner import TUNERS, make_tuner
+from schedsearch.workload import Config
+
+if TYPE_CHECKING:
+    from schedsearch.measure.builder import Built
+
+DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
+RACE_SIZE = 5
+FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, rather than for one proposal after another
+
+Asked = tuple[list[Config], list[float | None]]  # proposals and what the model predicts for them
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a session runs.
+
+    Attributes:
+        trials: per task, shared over the run: the run may spend `trials` times the number of tasks wherever it pays.
+            Earlier trials that are resumed count. None: no limit (then `time_s` or the spaces end the run).
+        time_s: seconds after which nothing new is proposed; what is under way is finished and the final races are held.
+        tuner, seed: name of the tuner, and the seed of every random choice.
+        resume: whether records of earlier runs count and teach the tuner, and those of other workloads give hints.
+        mode: how times are measured; see `schedsearch.measurement.MODES`.
+        race_size: so many of a task's fastest configurations meet in the final race (the default joins them).
+        queue_depth: candidates under way at most.
+        tuner_thread: whether tuners think in a thread of their own (not on a CPU target, where they would disturb timing).
+    """
+
+    trials: int | None = None
+    time_s: float | None = None
+    tuner: str = "xgb"
+    seed: int = 0
+    resume: bool = True
+    mode: str = COLD_GRAPH
+    race_size: int = RACE_SIZE
+    queue_depth: int = 8
+    tuner_thread: bool = False
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"trials {self.trials} is not possible; allowed: 1 or more")
+        if self.time_s is not None and not self.time_s > 0:
+            raise UsageError(f"time of {self.time_s} s is not possible; allowed: more than 0")
+        if self.tuner not in TUNERS:
+            raise UsageError(
+                f"tuner {self.tuner!r} is not known{did_you_mean(self.tuner, TUNERS)}; allowed: {', '.join(TUNERS)}"
+            )
+        if self.mode not in MODES:
+            raise UsageError(f"mode {self.mode!r} is not known; allowed: {', '.join(MODES)}")
+
+
+class Session:
+    """One run of the loop. `tune` makes one; tests make theirs with other collaborators."""
+
+    def __init__(
+        self,
+        plans: Sequence[TaskPlan],
+        store: StoreLike,
+        builder: BuilderLike,
+        runner: RunnerLike,
+        target: Target,
+        options: Options = Options(),
+        toolchain: Mapping[str, str] | None = None,
+        observers: Sequence[Observer] = (),
+        *,
+        db: str = "",
+        tuner_factory: TunerFactory = make_tuner,
+    ) -> None:
+        self._store, self._builder, self._runner = store, builder, runner
+        self._target, self._options, self._observers, self._db = target, options, observers, db
+        self._toolchain = dict(toolchain or {})
+        self._tuner_factory = tuner_factory
+        self._tasks = [TaskState(index, plan) for index, plan in enumerate(plans)]
+        self._alternate = target.kind == "cpu"
+        self._device = DeviceThread(queue=1 if self._alternate else 2)
+        self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
+        self._asking: dict[Future[Asked], tuple[TaskState, Arm, int]] = {}  # int: how many proposals
+        self._telling: deque[Future[None]] = deque()
+        self._preparing: Future[None] | None = None
+        self._building: dict[int, Proposal] = {}
+        self._ready: deque[tuple[Proposal, Built]] = deque()
+        self._measuring: dict[Future[Measurement], tuple[Proposal, Built]] = {}
+        self._spent = 0  # trials of this run that have an outcome
+        self._started = time.monotonic()
+        self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> what the store knows
+        self._run = ""
+        self._trials_budget: int | None = None
+        self._prepared_before_s = 0.0
+
+    # The run
+
+    def run(self) -> RunSummary:
+        """Searches, races, returns the summary. Raises Interrupted (see `tune`); what collaborators raise propagates."""
+        self._started = time.monotonic()
+        self._prepared_before_s = self._runner.prepare_s
+        with StopSignal() as stop, self._device, self._tuners:
+            resumed = self._resume()
+            self._run = self._store.start_run(self._info())
+            self._notify(lambda observer: observer.on_start(self._start_event(resumed)))
+            stopped = self._search(stop)
+            for task in self._tasks:
+                if not stop.requested:
+                    self._race(task, stop)
+                    end = task.summary(self._target.key)
+                    self._notify(lambda observer: observer.on_task_end(task.index, end))  # noqa: B023  (called at once)
+            summary = self._summary("interrupted" if stop.requested else stopped)
+        self._store.finish_run(self._run, summary.to_json())
+        self._notify(lambda observer: observer.on_end(summary))
+        if stop.requested:
+            raise Interrupted(
+                f"interrupted after {self._spent} trials, all saved in {self._db}; tune again to go on from there", summary
+            )
+        return summary
+
+    def _resume(self) -> int:
+        """Starts every arm's tuner, taught by earlier records of the same kind; returns how many trials these were."""
+        for task in self._tasks:
+            task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
+            for arm in task.arms:
+                records = self._earlier(task, arm) if self._options.resume else {}
+                times = [(config, record.measurement.time_ns) for config, record in records.items()]
+                arm.start(self._tuner_factory, self._options.tuner, self._options.seed, task.workload, times)
+                for config, record in records.items():
+                    measurement = record.measurement
+                    arm.note(config, measurement.outcome, measurement.time_ns)
+                    if measurement.time_ns is not None:
+                        task.keep_finalist(Finalist(arm, config, measurement.time_ns, None), 0)
+        if self._options.trials is not None:
+            # Tasks that were never tried bring their own share, so that others' many trials do not starve them.
+            new = sum(task.trials == 0 for task in self._tasks)
+            old = self._options.trials * (len(self._tasks) - new) - sum(task.trials for task in self._tasks)
+            self._trials_budget = self._options.trials * new + max(old, 0)
+        return sum(task.trials for task in self._tasks)
+
+    def _earlier(self, task: TaskState, arm: Arm) -> dict[Config, Record]:
+        template = arm.template
+        records = self._store.measured(
+            task.workload, self._target.key, template.name, template.version, self._options.mode, self._toolchain
+        )
+        return {config: record for config, record in records.items() if not arm.plan.space.check(config)}
+
+    # The search
+
+    def _search(self, stop: StopSignal) -> str:
+        """Runs the pipeline until the budget, the spaces or the user end it; says which."""
+        while not stop.requested:
+            self._take_proposals()
+            if not self._out_of_time():
+                self._propose()
+            self._feed_device()
+            if not (self._asking or self._building or self._ready or self._measuring):
+                if self._telling:  # it may have something to propose once it knows
+                    wait(self._telling)
+                    continue
+                if self._out_of_time():
+                    return "time"
+                return "trials" if self._trials_left == 0 else "exhausted"
+            self._wait()
+        self._ready.clear()
+        for future in list(self._measuring):
+            if future.cancel():
+                del self._measuring[future]
+        wait(self._measuring)
+        self._collect_measurements()
+        return "interrupted"
+
+    def _propose(self) -> None:
+        """Keeps the builders fed: asks the arms that deserve it most, up to the queue's depth."""
+        if self._alternate and (self._building or self._ready or self._measuring):
+            return
+        while True:
+            room = self._room()
+            wanted = room if self._trials_left is None else min(room, self._trials_left)
+            chosen = choose_arm(self._tasks, self._warm_trials) if wanted > 0 else None
+            if chosen is None:
+                return
+            task, arm = chosen
+            if self._pending and room < min(arm.batch, self._options.queue_depth // FEWEST_AT_ONCE):
+                return
+            cold = self._warm_trials - arm.trials - arm.pending
+            n = min(wanted, arm.batch, cold if cold > 0 else wanted)
+            with self._device.idle_counts_as("tuner"):
+                known = self._hints(task, arm) if arm.tuner is None else []
+                asked = self._tuners.submit(arm.ask, n, known)
+            arm.asked = n
+            arm.pending += n
+            self._asking[asked] = (task, arm, n)
+            self._take_proposals()
+
+    def _take_proposals(self) -> None:
+        """Hands what the tuners have come up with to the builders, unless time has run out."""
+        while self._telling and self._telling[0].done():
+            self._telling.popleft().result()
+        for asked in [asked for asked in self._asking if asked.done()]:
+            task, arm, n = self._asking.pop(asked)
+            configs, predictions = asked.result()
+            arm.asked = 0
+            arm.pending -= n
+            if self._out_of_time():
+                continue
+            for config, prediction in zip(configs, predictions):
+                self._submit(Proposal(task, arm, config, arm.batches, prediction, time.time()))
+
+    def _hints(self, task: TaskState, arm: Arm) -> list[Config]:
+        """What this template found best on other workloads, in this run or in what the store keeps of others."""
+        template = arm.template
+        key = (task.workload.op, template.name, template.version)
+        if key not in self._elsewhere and self._options.resume:
+            records = self._store.fastest(*key, self._options.mode)
+            self._elsewhere[key] = [Known(record.workload, record.target, record.config) for record in records]
+        here = [
+            Known(other.workload, self._target.key, twin.best_config)
+            for other in self._tasks
+            for twin in other.arms
+            if (other.workload.op, twin.template.name, twin.template.version) == key
+            if twin.best_config is not None and twin.trials >= self._warm_trials
+        ]
+        return hints(task.workload, self._target.key, arm.plan.space, [*here, *self._elsewhere.get(key, ())])
+
+    def _room(self) -> int:
+        """How many candidates more may be under way. Where a batch is built before it is measured, and time runs out, only
+        so many as can still be measured at the rate so far."""
+        room = self._options.queue_depth - self._pending
+        if self._alternate and self._options.time_s is not None and self._spent:
+            affordable = (self._options.time_s - self._elapsed_s) * self._spent / self._elapsed_s
+            room = min(room, max(1 - self._pending, int(affordable) - self._pending))
+        return room
+
+    def _submit(self, proposal: Proposal) -> None:
+        proposal.arm.pending += 1
+        candidate = Candidate(proposal.task.workload, proposal.arm.template, proposal.config)
+        self._building[self._builder.submit(candidate)] = proposal
+
+    def _feed_device(self) -> None:
+        if self._alternate and self._building:
+            return
+        while self._ready and len(self._measuring) < self._device.queue:
+            proposal, built = self._ready.popleft()
+            proposal.task.prepared = True
+            # The best time is read when the device gets to it, not now.
+            call = lambda task=proposal.task, built=built: self._runner.measure(task.workload, built, task.best_ns)  # noqa: E731
+            self._measuring[self._device.submit(call)] = (proposal, built)
+        if not (self._measuring or self._preparing or self._alternate):
+            # The device would be idle until a build is done: it can as well get ready for one that is under way.
+            task = next((proposal.task for proposal in self._building.values() if not proposal.task.prepared), None)
+            if task is not None:
+                task.prepared = True
+                self._preparing = self._device.submit(self._runner.prepare, task.workload)
+
+    def _wait(self) -> None:
+        """Sleeps until a proposal, a build or a measurement is done, and takes in what is built and measured."""
+        starving = self._asking and len(self._building) < self._options.queue_depth // 2
+        others: list[Future[Any]] = [*self._measuring, *self._asking, *([self._preparing] if self._preparing else [])]
+        with self._device.idle_counts_as("tuner" if starving else "build"):
+            if self._building:
+                done = self._builder.poll(0.01 if others else 0.2)
+            else:
+                done = []
+                wait(others, timeout=0.5, return_when=FIRST_COMPLETED)
+        for token, result in done:
+            self._on_build(self._building.pop(token), result)
+        if self._preparing and self._preparing.done():
+            self._preparing.result()
+            self._preparing = None
+        self._collect_measurements()
+
+    def _on_build(self, proposal: Proposal, result: Built | Measurement) -> None:
+        if isinstance(result, Measurement):
+            self._on_outcome(proposal, result, None)
+            return
+        proposal.task.seconds += result.build_s
+        known = proposal.task.by_code
+        if result.canonical_hash not in known:
+            known[result.canonical_hash] = proposal
+            self._ready.append((proposal, result))
+            return
+        twin = known[result.canonical_hash]
+        if isinstance(twin, Proposal):
+            twin.twins.append(proposal)
+        else:
+            self._on_duplicate(proposal, twin)
+
+    def _collect_measurements(self) -> None:
+        for future in [future for future in self._measuring if future.done()]:
+            proposal, built = self._measuring.pop(future)
+            measurement = future.result()
+            proposal.task.by_code[built.canonical_hash] = measurement.time_ns
+            self._on_outcome(proposal, measurement, built)
+            for twin in proposal.twins:
+                self._on_duplicate(twin, measurement.time_ns)
+
+    # Outcomes
+
+    def _on_outcome(self, proposal: Proposal, measurement: Measurement, built: Built | None) -> None:
+        task, arm, time_ns = proposal.task, proposal.arm, measurement.time_ns
+        record = self._record(task, arm, proposal.config, measurement, proposal)
+        record_id = self._store.append(record)
+        arm.pending -= 1
+        task.new_outcomes += 1
+        task.seconds += measurement.run_s if built is not None else measurement.build_s
+        arm.note(proposal.config, measurement.outcome, time_ns)
+        if measurement.outcome.is_trial:
+            arm.new_trials += 1
+            self._spent += 1
+        if time_ns is not None:
+            assert built is not None
+            task.keep_finalist(Finalist(arm, proposal.config, time_ns, built), self._options.race_size)
+        self._notify_trial(task, arm, proposal.config, measurement)
+        if time_ns is not None and built is not None and (task.stored_best_ns is None or time_ns < task.stored_best_ns):
+            self._promote(task, record, record_id, built, if_faster=True)
+        self._tell(arm, proposal.config, time_ns)
+
+    def _on_duplicate(self, proposal: Proposal, time_ns: float | None) -> None:
+        task, arm = proposal.task, proposal.arm
+        arm.pending -= 1
+        arm.note(proposal.config, None, time_ns)
+        if proposal.config == arm.plan.default and time_ns is not None:
+            task.keep_finalist(Finalist(arm, proposal.config, time_ns, None), self._options.race_size)
+        self._notify_trial(task, arm, proposal.config, None, time_ns)
+        self._tell(arm, proposal.config, time_ns)
+
+    def _tell(self, arm: Arm, config: Config, time_ns: float | None) -> None:
+        with self._device.idle_counts_as("tuner"):
+            self._telling.append(self._tuners.submit(arm.tell, [(config, time_ns)]))
+
+    def _record(
+        self, task: TaskState, arm: Arm, config: Config, measurement: Measurement, proposal: Proposal | None
+    ) -> Record:
+        now = time.time()
+        return Record(
+            workload=task.workload,
+            target=self._target.key,
+            template=arm.template.name,
+            template_version=arm.template.version,
+            config=config,
+            measurement=measurement,
+            toolchain=self._toolchain,
+            run=self._run,
+            batch=proposal.batch if proposal else 0,
+            prediction=proposal.prediction if proposal else None,
+            started_at=proposal.started_at if proposal else now - measurement.run_s,
+            finished_at=now,
+            final_race=proposal is None,
+        )
+
+    def _promote(self, task: TaskState, record: Record, record_id: int, built: Built, *, if_faster: bool) -> None:
+        if not self._store.promote(record_id, built.artifact, if_faster=if_faster):
+            # Another run on the same store was faster in the meantime.
+            task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
+            return
+        previous_ns, task.stored_best = task.stored_best_ns, record
+        assert record.measurement.time_ns is not None
+        time_ns = record.measurement.time_ns
+        event = Best(task.index, task.workload, record.template, record.config, time_ns, previous_ns, self._elapsed_s)
+        self._notify(lambda observer: observer.on_best(event))
+
+    # The final race
+
+    def _race(self, task: TaskState, stop: StopSignal) -> None:
+        """Measures a task's fastest configurations and its default again, interleaved, and promotes the winner.
+
+        Its verification runs on fresh inputs after many back-to-back launches. When it fails every contender, the
+        next fastest meet. Tasks without new outcomes keep the result of the race that was held before.
+        """
+        if not task.new_outcomes:
+            return
+        standing, entered = task.stored_best, False
+        while not stop.requested and (contenders := task.contenders(self._options.race_size)):
+            entered = entered or any(finalist.is_of(standing) for finalist in contenders)
+            valid = self._race_once(task, self._built(task, contenders))
+            if valid:
+                task.settle([finalist for finalist, *_ in valid])
+                _, record, record_id, built = min(valid, key=lambda entry: entry[0].time_ns)
+                # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
+                self._promote(task, record, record_id, built, if_faster=not entered)
+                return
+        if entered and not stop.requested:  # and failed, as everybody did
+            self._store.demote(task.workload, self._target.key, self._options.mode)
+
+    def _race_once(
+        self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]
+    ) -> list[tuple[Finalist, Record, int, Built]]:
+        """Returns those who passed, with their records; the others are disqualified."""
+        valid: list[tuple[Finalist, Record, int, Built]] = []
+        if not entrants:
+            return valid
+        measurements = self._device.run(self._runner.race, task.workload, [built for _, built in entrants])
+        for (finalist, built), measurement in zip(entrants, measurements):
+            record = self._record(task, finalist.arm, finalist.config, measurement, None)
+            record_id = self._store.append(record)
+            task.seconds += measurement.run_s
+            if measurement.time_ns is None:
+                task.disqualify(finalist)
+            else:
+                finalist.time_ns = measurement.time_ns
+                valid.append((finalist, record, record_id, built))
+            self._notify_trial(task, finalist.arm, finalist.config, measurement, final_race=True)
+        return valid
+
+    def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:
+        """The finalists with their machine code; built again where an earlier run measured them. Who fails is out."""
+        missing = {
+            self._builder.submit(Candidate(task.workload, finalist.arm.template, finalist.config)): finalist
+            for finalist in finalists
+            if finalist.built is None
+        }
+        while missing:
+            for token, result in self._builder.poll(0.5):
+                finalist = missing.pop(token)
+                if isinstance(result, Measurement):
+                    self._store.append(self._record(task, finalist.arm, finalist.config, result, None))
+                    task.disqualify(finalist)
+                else:
+                    finalist.built = result
+        return [(finalist, finalist.built) for finalist in finalists if finalist.built is not None]
+
+    # What is told
+
+    def _start_event(self, resumed: int) -> RunStart:
+        tasks = tuple(
+            TaskStart(
+                task.workload,
+                task.weight,
+                tuple(ArmStart(arm.template.name, str(arm.plan.space.size), arm.trials) for arm in task.arms),
+            )
+            for task in self._tasks
+        )
+        return RunStart(self._run, self._target.key, tasks, self._trials_budget, self._options.time_s, resumed)
+
+    def _info(self) -> dict[str, Any]:
+        """What the store keeps about the run."""
+        return {
+            "target": self._target.facts() | {"key": self._target.key},
+            "toolchain": self._toolchain,
+            "options": asdict(self._options),
+            "tasks": [
+                {
+                    "workload": task.workload.id,
+                    "weight": task.weight,
+                    "templates": [arm.template.name for arm in task.arms],
+                }
+                for task in self._tasks
+            ],
+        }
+
+    def _notify(self, call: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            call(observer)
+
+    def _notify_trial(
+        self,
+        task: TaskState,
+        arm: Arm,
+        config: Config,
+        measurement: Measurement | None,
+        twin_ns: float | None = None,
+        final_race: bool = False,
+    ) -> None:
+        outcome = measurement.outcome if measurement else None
+        event = Trial(
+            task=task.index,
+            workload=task.workload,
+            template=arm.template.name,
+            config=config,
+            outcome=outcome,
+            time_ns=measurement.time_ns if measurement else twin_ns,
+            message=measurement.message if measurement else "the same machine code as a candidate before",
+            counted=outcome is not None and outcome.is_trial and not final_race,
+            done=self._spent,
+            best_ns=task.best_ns,
+            default_ns=task.default_ns,
+            elapsed_s=self._elapsed_s,
+            final_race=final_race,
+        )
+        self._notify(lambda observer: observer.on_trial(event))
+
+    def _summary(self, stopped: str) -> RunSummary:
+        tasks = tuple(task.summary(self._target.key) for task in self._tasks)
+        wall_s = self._elapsed_s
+        shares = self._device.shares(wall_s, self._runner.prepare_s - self._prepared_before_s)
+        return RunSummary(self._run, self._db, self._target.key, tasks, wall_s, shares, stopped)
+
+    # Clock and budget
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def _out_of_time(self) -> bool:
+        return self._options.time_s is not None and self._elapsed_s >= self._options.time_s
+
+    @property
+    def _pending(self) -> int:
+        asked = sum(n for _, _, n in self._asking.values())
+        return asked + len(self._building) + len(self._ready) + len(self._measuring)
+
+    @property
+    def _trials_left(self) -> int | None:
+        """Trials that may still be proposed: neither done nor under way. None: no limit."""
+        return None if self._trials_budget is None else self._trials_budget - self._spent - self._pending
+
+    @property
+    def _warm_trials(self) -> int:
+        """Trials of every arm before gains are compared: fewer when the budget is small."""
+        if self._options.trials is None:
+            return WARM_TRIALS
+        arms = max(len(task.arms) for task in self._tasks)
+        return max(1, min(WARM_TRIALS, self._options.trials // arms))

@@ -1,0 +1,87 @@
+"""The builder's child process: candidates in, machine code out, until the pipe closes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
+from schedsearch.measurement import Outcome
+from schedsearch.target import Target
+from schedsearch.template import Template
+from schedsearch.workload import Config, Workload
+
+# Compiling yields to whatever feeds the device or is being timed.
+_NICENESS = 10
+
+
+@dataclass(frozen=True)
+class BuildTask:
+    """`template` is 'module:Class' of a stateless template."""
+
+    token: int
+    template: str
+    workload: Workload
+    config: Config
+
+
+@dataclass(frozen=True)
+class BuilderReady:
+    """Sent once, when the compiler is imported."""
+
+
+@dataclass(frozen=True)
+class BuildStarted:
+    """`at_s` is on the monotonic clock, which all processes of a machine share."""
+
+    token: int
+    at_s: float
+
+
+@dataclass(frozen=True)
+class BuildFinished:
+    """Either a result, or why there is none."""
+
+    token: int
+    result: BuildResult | None
+    outcome: Outcome
+    message: str
+    build_s: float
+
+
+def serve_builds(conn: Connection, target: Target) -> None:
+    """Builds one `BuildTask` after another for `target`."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    _import_compiler(target)
+    conn.send(BuilderReady())
+    while True:
+        task: BuildTask = conn.recv()
+        started = time.monotonic()
+        conn.send(BuildStarted(task.token, started))
+        result, outcome, message = _build(task, target)
+        conn.send(BuildFinished(task.token, result, outcome, message, time.monotonic() - started))
+
+
+def _import_compiler(target: Target) -> None:
+    """Over a second, paid before the first candidate so that it is in nobody's build time."""
+    importlib.import_module("numba.cuda" if target.kind == "cuda" else "numba")
+
+
+def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome, str]:
+    try:
+        module, _, name = task.template.partition(":")
+        template: Template = getattr(importlib.import_module(module), name)()
+        source = template.kernel(task.workload, target, task.config)
+        return compile_source(source, target), Outcome.OK, ""
+    except RejectedError as error:
+        return None, Outcome.REJECTED, str(error)
+    except CompileError as error:
+        return None, Outcome.COMPILE_ERROR, str(error)
+    except (Exception, SystemExit):  # the template's code is part of the candidate, whatever it raises
+        return None, Outcome.COMPILE_ERROR, traceback.format_exc()

@@ -1,0 +1,159 @@
+"""Child processes that a run may lose: started clean, spoken to over a pipe, and dead as soon as their parent is.
+
+`multiprocessing` is not used to start them, because its spawn imports the caller's main module again (a script that
+calls `tune()` without the `__main__` guard would start itself) and its pools share one queue, whose lock a killed
+worker may take along. Here each child has a pipe of its own; messages are pickled Python objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+_STDERR_TAIL_BYTES = 2000
+_REAP_S = 30.0
+
+# The child takes over the parent's sys.path before anything else, so that both import the same modules.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = {path!r}; from schedsearch.measure.process import run_child; run_child({fd}, {parent})"
+)
+
+
+class ChildDiedError(Exception):
+    """The child ended without an answer; the text says how, with the last lines of its standard error."""
+
+
+class ChildProcess:
+    """A fresh Python process that runs `entry`, a 'module:function' called with (connection, *args).
+
+    It is killed when this process ends (PR_SET_PDEATHSIG), whatever it hangs in. Its standard output goes nowhere; its
+    standard error is kept for the message when it dies.
+
+    Attributes:
+        conn: the parent's end of the pipe, for `multiprocessing.connection.wait`.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+
+    def __init__(self, entry: str, args: tuple[Any, ...] = (), env: Mapping[str, str] | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `kill`
+        with theirs:
+            bootstrap = _BOOTSTRAP.format(
+                path=[entry or str(Path.cwd()) for entry in sys.path], fd=theirs.fileno(), parent=os.getpid()
+            )
+            self._process = (
+                _spawner()
+                .submit(
+                    subprocess.Popen,
+                    [sys.executable, "-P", "-c", bootstrap],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._stderr,
+                    pass_fds=(theirs.fileno(),),
+                    env={**os.environ, **(env or {})},
+                    start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
+                )
+                .result()
+            )
+        self.conn: Connection = Connection(ours.detach())
+        self.pid = self._process.pid
+        self.send((entry, args))
+
+    def send(self, message: Any) -> None:
+        """Pickles and sends. A child that is already gone shows at the next `receive`, not here."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.conn.send(message)
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """The child's next message.
+
+        Raises:
+            TimeoutError: nothing came in time; the child is still running.
+            ChildDiedError: it ended.
+        """
+        try:
+            if not self.conn.poll(timeout_s):
+                raise TimeoutError(f"no answer within {timeout_s:g} s")
+            return self.conn.recv()
+        except (EOFError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise ChildDiedError(self.obituary()) from None
+
+    def obituary(self) -> str:
+        """How the child ended; waits for the end. Kills it if it only closed its pipe."""
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait(_REAP_S)
+        if status < 0:
+            with contextlib.suppress(ValueError):
+                return self._with_stderr(f"killed by signal {-status} ({signal.Signals(-status).name})")
+        return self._with_stderr(f"exited with status {status}")
+
+    def _with_stderr(self, text: str) -> str:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
+        tail = self._stderr.read().decode(errors="replace").strip()
+        return f"{text}; its last words:\n{tail}" if tail else text
+
+    def kill(self) -> None:
+        """Ends the child and frees what belongs to it; does nothing the second time.
+
+        Raises:
+            subprocess.TimeoutExpired: the kernel cannot end it (hung in a driver).
+        """
+        if self._stderr.closed:
+            return
+        self._process.kill()
+        self._process.wait(_REAP_S)
+        self.conn.close()
+        self._stderr.close()
+
+
+@functools.cache
+def _spawner() -> ThreadPoolExecutor:
+    """The thread that starts all children. The kernel takes the end of the starting *thread* for the parent's death
+    (prctl(2), PR_SET_PDEATHSIG), and this one ends with the process only."""
+    return ThreadPoolExecutor(1, thread_name_prefix="schedsearch-spawner")
+
+
+os.register_at_fork(after_in_child=_spawner.cache_clear)
+
+
+def run_child(fd: int, parent: int) -> None:
+    """Entry of the child: the first message names what to run; returns when the parent closes the pipe."""
+    _die_with(parent)
+    faulthandler.enable()
+    with Connection(fd) as conn, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        entry, args = conn.recv()
+        module, _, name = entry.partition(":")
+        getattr(importlib.import_module(module), name)(conn, *args)
+    sys.stderr.flush()
+    os._exit(0)  # interpreter shutdown may hang in a driver that a candidate broke
+
+
+def _die_with(parent: int) -> None:
+    """Asks the kernel for SIGKILL when the parent ends, however it ends and whatever this process hangs in."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the request
+        os._exit(1)

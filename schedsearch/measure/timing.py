@@ -1,0 +1,260 @@
+"""How long one launch takes, with operands that are not in the cache (cold) or that are (hot)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from schedsearch.device import BoundKernel, Device, LoadedKernel
+from schedsearch.measure.inputs import normal_pattern, normal_sigma
+from schedsearch.measure.verify import align
+from schedsearch.measurement import HOT_GRAPH
+from schedsearch.target import Target
+from schedsearch.workload import Workload
+
+_COLD_FACTOR = {"cuda": 2.5, "cpu": 2.0}  # x the last-level cache
+_CPU_ARENA_BYTES = 1_250_000_000  # virtual machines report caches of hundreds of MB that they share
+_MEMORY_SHARE = 10  # of the device's memory, at most, for one workload's sets
+_MAX_SETS = 1024  # each is bound or enqueued for every candidate, which takes host time
+
+_CHAIN_NS = {"cuda": 1e6, "cpu": 2e6}  # work between two looks at the clock
+_MAX_CHAIN = 640
+_SLOW_CHAIN_NS = 2e8
+_MOST_SAMPLES = 30
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When to stop repeating.
+
+    Attributes:
+        half_width: of the median's confidence interval, relative, that is narrow enough.
+        hopeless: a candidate whose first sample is so many times the best is not worth a second.
+        few, enough, most: samples when time is over, before the interval is looked at, and at most.
+        budget_s: wall seconds; `few` samples are taken even beyond it.
+    """
+
+    half_width: float
+    hopeless: float
+    few: int = 3
+    enough: int = 5
+    most: int = _MOST_SAMPLES
+    budget_s: float = 0.25
+
+
+# A CPU is shared with the rest of the system, so its first sample says less.
+PATIENCE = {"cuda": Patience(half_width=0.01, hopeless=2.0), "cpu": Patience(half_width=0.02, hopeless=3.0)}
+
+
+def median_half_width(times: Sequence[float]) -> float:
+    """Half the width of the median's confidence interval over the median.
+
+    The interval lies between order statistics, whatever the distribution: of n sorted times the ranks n/2 -+ 0.98 sqrt(n)
+    (95 %); the range of all below six times (94 % for five).
+    """
+    ordered = sorted(times)
+    n = len(ordered)
+    low = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n))) if n >= 6 else 0
+    return (ordered[n - 1 - low] - ordered[low]) / 2 / statistics.median(ordered)
+
+
+def repeat(sample: Callable[[int], list[float]], best_ns: float | None, patience: Patience) -> tuple[float, ...]:
+    """Takes samples (ns per launch) until the median is known well enough or the candidate is hopeless.
+
+    Args:
+        sample: takes so many samples.
+        best_ns: of the workload so far; a candidate whose first sample is over `hopeless` times this is dropped.
+    """
+    began = time.monotonic()
+    times = sample(1)
+    if best_ns is not None and times[0] > patience.hopeless * best_ns:
+        return tuple(times)
+    while len(times) < patience.most:
+        over = time.monotonic() - began > patience.budget_s
+        if len(times) >= (patience.few if over else patience.enough) and (
+            over or median_half_width(times) <= patience.half_width
+        ):
+            break
+        times += sample(patience.few - len(times) if len(times) < patience.few else 2)
+    return tuple(times)
+
+
+class Arena:
+    """Sets of all operands (arguments and y) that a chain of launches rotates over, filled with normal random data.
+
+    Attributes:
+        sets: how many; together they exceed the cold factor x the last-level cache, unless `capped`.
+        buffers: for each set, name -> address.
+        capped: the device's memory, or the number of sets that is worth binding, allowed fewer.
+
+    Raises:
+        DeviceError: the memory cannot be had.
+    """
+
+    def __init__(self, device: Device, workload: Workload, mode: str) -> None:
+        specs = (*workload.signature, workload.output)
+        set_bytes = sum(align(spec.nbytes) for spec in specs)
+        self.sets, self.capped = set_count(set_bytes, device.target, mode)
+        self.nbytes = self.sets * set_bytes
+        self.scalars = {scalar.name: scalar.default for scalar in workload.scalars}
+        self._device = device
+        self._memory = device.allocate(self.nbytes)
+        self.buffers: list[dict[str, int]] = []
+        address = self._memory
+        for number in range(self.sets):
+            self.buffers.append({})
+            for spec in specs:
+                pattern = normal_pattern(spec.dtype, normal_sigma(workload, spec.name))
+                pattern.write(device, address, spec.size, phase=7919 * number)  # sets differ
+                self.buffers[number][spec.name] = address
+                address += align(spec.nbytes)
+        device.synchronize()
+
+    def facts(self) -> dict[str, Any]:
+        return {"sets": self.sets, "rotated_bytes": self.nbytes, **({"rotation_capped": True} if self.capped else {})}
+
+    def close(self) -> None:
+        self._device.free(self._memory)
+
+
+def set_count(set_bytes: int, target: Target, mode: str) -> tuple[int, bool]:
+    """(sets to rotate over, whether they are fewer than a cold cache wants)."""
+    if mode == HOT_GRAPH:
+        return 1, False
+    wanted = math.floor(_COLD_FACTOR[target.kind] * target.l2_bytes / set_bytes) + 1
+    room = target.memory_bytes // _MEMORY_SHARE or _CPU_ARENA_BYTES
+    if target.kind == "cpu":
+        room = min(room, _CPU_ARENA_BYTES)
+    sets = max(1, min(wanted, _MAX_SETS, room // set_bytes))
+    return sets, sets < wanted
+
+
+class Timed(Protocol):
+    """A loaded kernel that is ready to be timed again and again."""
+
+    def sample(self, count: int) -> list[float]:
+        """So many times of one launch, in ns, each the mean over a chain of launches.
+
+        Raises:
+            DeviceError: a launch failed.
+        """
+
+    def launch(self, count: int, then: BoundKernel | None = None) -> None:
+        """Launches back to back, rotating over the sets, and `then` behind them; does not wait for the end."""
+
+    def close(self) -> None: ...
+
+
+class Timer(Protocol):
+    """Makes kernels ready to be timed on one device."""
+
+    def prepare(self, kernel: LoadedKernel, arena: Arena) -> Timed:
+        """Raises DeviceError or ArgumentError when the kernel cannot be bound or launched."""
+
+
+def open_timer(device: Device) -> Timer:
+    return CudaTimer(device) if device.target.kind == "cuda" else CpuTimer()
+
+
+def chain_length(launch_ns: float, sets: int, kind: str) -> int:
+    """Launches per sample: whole rotations that make a sample long enough for the clock, or fewer for a kernel so slow
+    that what little it finds in the cache is lost in its time."""
+    wanted = min(_MAX_CHAIN, math.ceil(_CHAIN_NS[kind] / launch_ns))
+    whole = sets * math.ceil(wanted / sets)
+    return whole if whole * launch_ns <= _SLOW_CHAIN_NS else max(1, int(_SLOW_CHAIN_NS / launch_ns))
+
+
+class CudaTimer:
+    """Captures a graph, a linear chain of launches; events around it give its time on the device."""
+
+    def __init__(self, device: Any) -> None:
+        from schedsearch.device.cuda import Event
+
+        self.device = device
+        self.stream: int = device.create_stream()
+        self.events = [Event() for _ in range(_MOST_SAMPLES + 1)]
+
+    def prepare(self, kernel: LoadedKernel, arena: Arena) -> CudaTimed:
+        return CudaTimed(self, kernel, arena)
+
+
+class CudaTimed:
+    def __init__(self, timer: CudaTimer, kernel: LoadedKernel, arena: Arena) -> None:
+        self._timer, self._stream = timer, timer.stream
+        self._bound = kernel.bind(arena.buffers[0], arena.scalars)
+        self._rotation = [list(buffers.items()) for buffers in arena.buffers]
+        begin, end = timer.events[:2]
+        self.launch(1)  # the code travels to the device
+        begin.record(self._stream)
+        self.launch(2)
+        end.record(self._stream)
+        end.synchronize()
+        estimate_ns = max(1e3, begin.elapsed_ms(end) * 1e6 / 2)
+        self._launches = chain_length(estimate_ns, arena.sets, "cuda")
+        self._graph = timer.device.capture(self._stream, lambda _: self.launch(self._launches))
+
+    def sample(self, count: int) -> list[float]:
+        """A replay ahead of the first keeps the device busy while the host enqueues, so that no sample holds a gap."""
+        events = self._timer.events[: count + 1]
+        self._graph.launch(self._stream)
+        events[0].record(self._stream)
+        for event in events[1:]:
+            self._graph.launch(self._stream)
+            event.record(self._stream)
+        events[-1].synchronize()
+        return [begin.elapsed_ms(end) * 1e6 / self._launches for begin, end in itertools.pairwise(events)]
+
+    def launch(self, count: int, then: BoundKernel | None = None) -> None:
+        """Moves one argument block from set to set: a launch, and its capture into a graph, copies the block."""
+        for number in range(count):
+            for name, address in self._rotation[number % len(self._rotation)]:
+                self._bound.set_pointer(name, address)
+            self._bound.launch(self._stream)
+        if then is not None:
+            then.launch(self._stream)
+
+    def close(self) -> None:
+        self._graph.close()
+
+
+class CpuTimer:
+    def prepare(self, kernel: LoadedKernel, arena: Arena) -> CpuTimed:
+        return CpuTimed(kernel, arena)
+
+
+class CpuTimed:
+    """Launches in a row between two looks at the clock; the rotation goes on from sample to sample."""
+
+    def __init__(self, kernel: LoadedKernel, arena: Arena) -> None:
+        self._bound: list[BoundKernel] = [kernel.bind(buffers, arena.scalars) for buffers in arena.buffers]
+        self._next = 0
+        self.launch(1)
+        began = time.perf_counter_ns()
+        self.launch(1)
+        self._launches = max(1, math.ceil(_CHAIN_NS["cpu"] / max(1, time.perf_counter_ns() - began)))
+
+    def sample(self, count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            chain = self._chain(self._launches)
+            began = time.perf_counter_ns()
+            for bound in chain:
+                bound.launch()
+            times.append((time.perf_counter_ns() - began) / self._launches)
+        return times
+
+    def launch(self, count: int, then: BoundKernel | None = None) -> None:
+        for bound in [*self._chain(count), *([] if then is None else [then])]:
+            bound.launch()
+
+    def _chain(self, count: int) -> list[BoundKernel]:
+        start, self._next = self._next, (self._next + count) % len(self._bound)
+        return [self._bound[(start + i) % len(self._bound)] for i in range(count)]
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,143 @@
+"""What came of one candidate, and the record that keeps it."""
+
+from __future__ import annotations
+
+import enum
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from schedsearch.workload import Config, Workload, canonical_json
+
+
+class Outcome(enum.StrEnum):
+    """How a candidate ended. Only ok has times."""
+
+    OK = "ok"
+    REJECTED = "rejected"  # found unfit before the device saw it: spills, shared bytes, serialised wgmma
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    LAUNCH_ERROR = "launch_error"
+    RUN_TIMEOUT = "run_timeout"
+    WRONG_ANSWER = "wrong_answer"
+    WORKER_LOST = "worker_lost"  # the builder or runner process died
+
+    @property
+    def is_trial(self) -> bool:
+        """A static reject costs no trial."""
+        return self is not Outcome.REJECTED
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the device itself computed a whole output that was compared."""
+        return self in (Outcome.OK, Outcome.WRONG_ANSWER)
+
+
+COLD_GRAPH = "cold-graph-v1"
+HOT_GRAPH = "hot-graph-v1"
+MODES = (COLD_GRAPH, HOT_GRAPH)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler says a kernel uses; the largest over its steps."""
+
+    registers: int = 0
+    shared_bytes: int = 0
+    local_bytes: int = 0
+    spill_bytes: int = 0
+    code_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Outcome of building, verifying and timing one candidate.
+
+    Attributes:
+        times_ns: one time per launch and repeat, cold or hot as `mode` says; empty unless outcome is ok.
+        max_error: largest |y - reference| over all elements, None when nothing was compared.
+        message: what went wrong, as text; empty when ok.
+        build_s, run_s: wall seconds spent building, and verifying plus timing.
+        clocks: e.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none"} read after timing.
+    """
+
+    outcome: Outcome
+    mode: str = COLD_GRAPH
+    times_ns: tuple[float, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    max_error: float | None = None
+    message: str = ""
+    build_s: float = 0.0
+    run_s: float = 0.0
+    clocks: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.times_ns) != (self.outcome is Outcome.OK):
+            raise ValueError(f"outcome {self.outcome} with {len(self.times_ns)} times; only ok has times, and at least one")
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome is Outcome.OK
+
+    @property
+    def time_ns(self) -> float | None:
+        """Median of the repeats, or None."""
+        return statistics.median(self.times_ns) if self.times_ns else None
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median; 0 with fewer than four repeats."""
+        if len(self.times_ns) < 4:
+            return 0.0
+        low, middle, high = statistics.quantiles(self.times_ns, n=4)
+        return (high - low) / middle
+
+    def to_json(self) -> str:
+        return canonical_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Measurement:
+        data = json.loads(text)
+        return cls(
+            **{
+                **data,
+                "outcome": Outcome(data["outcome"]),
+                "times_ns": tuple(data["times_ns"]),
+                "resources": Resources(**data["resources"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured candidate: who it was, what came of it, and the circumstances.
+
+    Attributes:
+        target: `Target.key` of the device.
+        template, template_version: what made the kernel.
+        toolchain: versions that shape the code and the times, e.g. {"numba-cuda": "0.30.4", ...}.
+        run: id of the tuning run.
+        batch: number of the tuner's proposal batch within the run and arm.
+        prediction: the cost model's score before the measurement (higher is faster), or None.
+        started_at, finished_at: wall clock, seconds since the epoch.
+        artifact: sha256 of its artifact, which the store need not keep, or None.
+        source: "" when measured here, else where it was imported from.
+        final_race: whether the times come from the interleaved race at the end of a run.
+    """
+
+    workload: Workload
+    target: str
+    template: str
+    template_version: int
+    config: Config
+    measurement: Measurement
+    toolchain: dict[str, str] = field(default_factory=dict)
+    run: str = ""
+    batch: int = 0
+    prediction: float | None = None
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    artifact: str | None = None
+    source: str = ""
+    final_race: bool = False

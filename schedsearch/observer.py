@@ -1,0 +1,256 @@
+"""What a tuning run tells while it goes on (`Observer` and its events) and at its end (`RunSummary`).
+
+Everything here is a frozen value, so an observer can keep, print or send what it gets; none of it reaches back into the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedsearch.measurement import Outcome
+from schedsearch.workload import Config, Workload
+
+
+@dataclass(frozen=True)
+class ArmStart:
+    """One (task, template) pair as the run starts. `size` is the space's, as text; `resumed` counts earlier trials."""
+
+    template: str
+    size: str
+    resumed: int
+
+
+@dataclass(frozen=True)
+class TaskStart:
+    workload: Workload
+    weight: float
+    arms: tuple[ArmStart, ...]
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """`trials` is what the run may still spend over all tasks, None without such a limit; `resumed` what it already has."""
+
+    run: str
+    target: str
+    tasks: tuple[TaskStart, ...]
+    trials: int | None
+    time_s: float | None
+    resumed: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate's outcome.
+
+    Attributes:
+        task: index of its task in the run.
+        outcome: None when the candidate is a duplicate: its machine code equals one that was already measured.
+        time_ns: median time; of a duplicate the time of its twin; None unless ok.
+        counted: whether it cost a trial.
+        done: trials of this run so far, over all tasks.
+        best_ns, default_ns: of its task, after this outcome: the fastest, and the fastest default.
+        elapsed_s: since the start of the run.
+    """
+
+    task: int
+    workload: Workload
+    template: str
+    config: Config
+    outcome: Outcome | None
+    time_ns: float | None
+    message: str
+    counted: bool
+    done: int
+    best_ns: float | None
+    default_ns: float | None
+    elapsed_s: float
+    final_race: bool = False
+
+
+@dataclass(frozen=True)
+class Best:
+    """A task has a new best. `previous_ns` is None for the first."""
+
+    task: int
+    workload: Workload
+    template: str
+    config: Config
+    time_ns: float
+    previous_ns: float | None
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """What one template reached on one task. `outcomes` counts earlier, resumed outcomes too."""
+
+    template: str
+    default_ns: float | None
+    best_ns: float | None
+    best_config: Config | None
+    trials: int
+    outcomes: Mapping[str, int]
+    duplicates: int
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """The end of one task.
+
+    Attributes:
+        template: whose configuration is best; None when no configuration is valid.
+        default_ns: the fastest of the templates' default configurations: what there is without tuning.
+        best_ns, default_ns: from the same final race wherever this run held one.
+        trials: distinct configurations with an outcome, earlier runs included when the run resumed them.
+        new_trials: those of this run.
+        outcomes: outcome -> count, static rejects included, and "duplicate" for artifacts built twice.
+        seconds: building and running this task's candidates in this run; builders work side by side, so this can exceed
+            the run's wall time.
+    """
+
+    workload: Workload
+    target: str
+    template: str | None
+    default_ns: float | None
+    best_ns: float | None
+    best_config: Config | None
+    trials: int
+    new_trials: int
+    outcomes: Mapping[str, int]
+    seconds: float
+    arms: tuple[ArmSummary, ...]
+
+    @property
+    def speedup(self) -> float | None:
+        """Default time over best time."""
+        return self.default_ns / self.best_ns if self.default_ns and self.best_ns else None
+
+    @property
+    def gflops(self) -> float | None:
+        """1e9 operations a second of the best configuration, by the definition of the operator."""
+        return self.workload.flops / self.best_ns if self.best_ns else None
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Outcomes other than ok and duplicate."""
+        return {name: count for name, count in self.outcomes.items() if name not in (Outcome.OK, "duplicate") and count}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "workload": {"op": self.workload.op, "params": _plain(self.workload.params)},
+            "workload_id": self.workload.id,
+            "label": self.workload.label,
+            "target": self.target,
+            "template": self.template,
+            "default_ns": self.default_ns,
+            "best_ns": self.best_ns,
+            "best_config": None if self.best_config is None else dict(self.best_config),
+            "trials": self.trials,
+            "new_trials": self.new_trials,
+            "outcomes": dict(self.outcomes),
+            "seconds": round(self.seconds, 3),
+            "templates": [
+                {
+                    "template": arm.template,
+                    "default_ns": arm.default_ns,
+                    "best_ns": arm.best_ns,
+                    "best_config": None if arm.best_config is None else dict(arm.best_config),
+                    "trials": arm.trials,
+                    "outcomes": dict(arm.outcomes),
+                }
+                for arm in self.arms
+            ],
+        }
+
+
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in params.items()}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Fractions of a run's wall time in which the device verified and timed candidates, was idle for want of a build, was
+    idle for want of a proposal, and in which inputs and references of the workloads were prepared on it.
+
+    What remains of 1 is the database and the callbacks.
+    """
+
+    device: float
+    build: float
+    tuner: float
+    preparing: float = 0.0
+
+    def __str__(self) -> str:
+        rest = max(0.0, 1 - self.device - self.build - self.tuner - self.preparing)
+        return (
+            f"device busy {self.device:.0%}, preparing {self.preparing:.0%}, waiting for a build {self.build:.0%}, "
+            f"for the tuner {self.tuner:.0%}, other {rest:.0%}"
+        )
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """`stopped` says why the search ended: trials, time, exhausted (no more configurations) or interrupted."""
+
+    run: str
+    db: str
+    target: str
+    tasks: tuple[TaskSummary, ...]
+    wall_s: float
+    shares: Shares
+    stopped: str
+
+    @property
+    def new_trials(self) -> int:
+        return sum(task.new_trials for task in self.tasks)
+
+    @property
+    def verified_trials(self) -> int:
+        """Resumed ones included, as in `TaskSummary.outcomes`."""
+        return sum(task.outcomes.get(name, 0) for task in self.tasks for name in Outcome if Outcome(name).is_verified)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task has a valid configuration."""
+        return all(task.best_ns is not None for task in self.tasks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "db": self.db,
+            "target": self.target,
+            "stopped": self.stopped,
+            "wall_s": round(self.wall_s, 3),
+            "shares": {
+                "device": round(self.shares.device, 4),
+                "build": round(self.shares.build, 4),
+                "tuner": round(self.shares.tuner, 4),
+                "preparing": round(self.shares.preparing, 4),
+            },
+            "tasks": [task.to_json() for task in self.tasks],
+        }
+
+
+class Observer:
+    """Watches a run. Override what is of interest; every method is called in the thread that runs `tune`, in this order.
+
+    An exception in an observer ends the run; what was measured is in the store by then.
+    """
+
+    def on_start(self, event: RunStart) -> None:
+        """Before the first candidate."""
+
+    def on_trial(self, event: Trial) -> None:
+        """After each outcome was stored; rejected and duplicate candidates and the final race included."""
+
+    def on_best(self, event: Best) -> None:
+        """After a new best was promoted in the store."""
+
+    def on_task_end(self, index: int, summary: TaskSummary) -> None:
+        """After the final race of a task."""
+
+    def on_end(self, summary: RunSummary) -> None:
+        """Last, after an interruption too."""

@@ -1,0 +1,118 @@
+"""Measuring best records again: does what deployment serves still compute right and reach its time on this device?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedsearch.backend import toolchain
+from schedsearch.measure.builder import Builder, Built, Candidate
+from schedsearch.measure.runner import Runner
+from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record
+from schedsearch.target import Target
+from schedsearch.template import load_template
+
+if TYPE_CHECKING:
+    from schedsearch.records.store import Best, Store
+
+SLOWER = 1.1
+"""A best that takes this many times its recorded time has regressed."""
+
+_ATTEMPTS = 3  # another process may disturb one measurement; a regression shows in all
+
+
+@dataclass(frozen=True)
+class Check:
+    """A best record beside its new measurement. `ratio` is new time over recorded time, None when it failed."""
+
+    record_id: int
+    record: Record
+    measurement: Measurement
+
+    @property
+    def ratio(self) -> float | None:
+        then, now = self.record.measurement.time_ns, self.measurement.time_ns
+        return now / then if then and now else None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it does not run to a right result any more."""
+        return not self.measurement.ok
+
+    @property
+    def regressed(self) -> bool:
+        return self.ratio is not None and self.ratio > SLOWER
+
+
+def recheck(
+    store: Store,
+    target: Target,
+    *,
+    mode: str = COLD_GRAPH,
+    wait: bool = True,
+    on_wait: Callable[[str], None] | None = None,
+) -> Iterator[Check]:
+    """Verifies and times every best record of a target again, as the final race of a tuning run does.
+
+    The stored code is measured, or where none is kept what the configuration builds to now. Each measurement is
+    appended to the store; a best whose answer is wrong is best no more.
+
+    Raises:
+        DeviceError: no such device, or it is held and `wait` is false.
+        UntrustedDatabaseError: stored code is another machine's.
+        UsageError: a best record's template is not installed.
+    """
+    bests = list(store.bests(target=target.key, mode=mode))
+    if not bests:
+        return
+    run = store.start_run({"command": "verify", "target": target.facts() | {"key": target.key}})
+    versions = toolchain(target.kind)
+    with Runner(target, mode=mode, wait=wait, on_wait=on_wait) as runner, Builder(target, workers=1, mode=mode) as builder:
+        for best in bests:
+            built = _machine_code(store, builder, best)
+            started_at = time.time()
+            measurement = built if isinstance(built, Measurement) else _measure(runner, best, built)
+            record = Record(
+                workload=best.record.workload,
+                target=target.key,
+                template=best.record.template,
+                template_version=best.record.template_version,
+                config=best.record.config,
+                measurement=measurement,
+                toolchain=versions,
+                run=run,
+                started_at=started_at,
+                finished_at=time.time(),
+                final_race=True,
+            )
+            store.append(record)
+            check = Check(best.record_id, best.record, measurement)
+            if measurement.outcome is Outcome.WRONG_ANSWER:
+                store.demote(best.record.workload, target.key, mode)
+            yield check
+    store.finish_run(run, {})
+
+
+def _machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:
+    artifact = store.artifact(best.artifact_sha256) if best.artifact_sha256 else None
+    record = best.record
+    if artifact is not None:
+        return Built(artifact, record.measurement.resources, artifact.sha256, 0.0)
+    builder.submit(Candidate(record.workload, load_template(record.template), record.config))
+    ((_, result),) = builder.drain()
+    return result
+
+
+def _measure(runner: Runner, best: Best, built: Built) -> Measurement:
+    """The fastest of a few attempts, or the first that is fast enough; a failure at once."""
+    attempts: list[Measurement] = []
+    recorded_ns = best.record.measurement.time_ns
+    assert recorded_ns is not None
+    while len(attempts) < _ATTEMPTS:
+        (measurement,) = runner.race(best.record.workload, [built])
+        if measurement.time_ns is None or measurement.time_ns <= SLOWER * recorded_ns:
+            return measurement
+        attempts.append(measurement)
+    return min(attempts, key=lambda m: m.time_ns or 0.0)

@@ -1,0 +1,198 @@
+"""Arrays of other libraries, seen as address, shape, strides, dtype and device, without importing those libraries.
+
+PyTorch tensors are recognised by their class, anything else by `__cuda_array_interface__`, `__array_interface__` (NumPy) or
+DLPack. Nothing is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schedsearch.errors import ArgumentError
+from schedsearch.ops import ArgSpec
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """Strides are in elements; `device` is (cpu or cuda, ordinal); `library` is torch, cupy, numpy or another module."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: tuple[str, int]
+    library: str
+
+
+def is_torch_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def view(array: Any, name: str) -> ArrayView:
+    """Looks at an array.
+
+    Args:
+        array: a torch, CuPy or NumPy array, or anything with DLPack or an array interface.
+        name: of the argument, for messages.
+
+    Raises:
+        ArgumentError: it is none of these, or on a device that no kernel runs on.
+    """
+    library = type(array).__module__.partition(".")[0]
+    if is_torch_tensor(array):
+        if array.device.type not in ("cpu", "cuda"):
+            raise ArgumentError(f"{name} is on device {array.device}; allowed: cpu or cuda, as the kernel's target")
+        device = (array.device.type, array.device.index or 0)
+        dtype = str(array.dtype).removeprefix("torch.")
+        return ArrayView(array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, device, "torch")
+    if hasattr(array, "__cuda_array_interface__"):
+        return _from_interface(array.__cuda_array_interface__, array, ("cuda", _cuda_ordinal(array)), library)
+    if hasattr(array, "__array_interface__"):
+        return _from_interface(array.__array_interface__, array, ("cpu", 0), library)
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(array, name, library)
+    raise ArgumentError(
+        f"{name} is a {type(array).__name__}; allowed: a torch, CuPy or NumPy array, or one with DLPack or "
+        "__cuda_array_interface__"
+    )
+
+
+def _cuda_ordinal(array: Any) -> int:
+    device = getattr(array, "device", None)
+    return int(getattr(device, "id", 0)) if not isinstance(device, int) else device
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def _from_interface(interface: dict[str, Any], array: Any, device: tuple[str, int], library: str) -> ArrayView:
+    import numpy as np
+
+    shape = tuple(interface["shape"])
+    dtype = np.dtype(interface["typestr"])
+    strides_bytes = interface.get("strides")
+    strides = contiguous_strides(shape) if strides_bytes is None else tuple(s // dtype.itemsize for s in strides_bytes)
+    declared = getattr(array, "dtype", dtype)  # bfloat16 has no typestr of its own
+    return ArrayView(int(interface["data"][0]), shape, strides, getattr(declared, "name", dtype.name), device, library)
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor of the DLPack specification, version 0."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda"}
+_DLPACK_TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+
+
+def _from_dlpack(array: Any, name: str, library: str) -> ArrayView:
+    device_type, ordinal = array.__dlpack_device__()
+    if int(device_type) not in _DLPACK_DEVICES:
+        raise ArgumentError(f"{name} is on DLPack device type {int(device_type)}; allowed: 1 (CPU) and 2 (CUDA)")
+    capsule = array.__dlpack__()  # its destructor frees what nobody consumed; `array` keeps the memory alive
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else contiguous_strides(shape)
+    dtype = f"{_DLPACK_TYPES.get(tensor.type_code, 'unknown')}{tensor.type_bits}"
+    return ArrayView(
+        (tensor.data or 0) + tensor.byte_offset,
+        shape,
+        strides,
+        dtype,
+        (_DLPACK_DEVICES[int(device_type)], int(ordinal)),
+        library,
+    )
+
+
+_LOGICAL_AXES = {"NHWC": "NCHW", "OHWI": "OIHW"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a caller may hold an argument: shape and strides (in elements) of the same memory."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def matches(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+        """Whether shape and strides describe this form; strides along axes of extent 1 say nothing."""
+        return shape == self.shape and all(
+            extent == 1 or stride == own for extent, stride, own in zip(shape, strides, self.strides)
+        )
+
+
+def forms(spec: ArgSpec) -> tuple[Form, ...]:
+    """The forms of an argument: `plain`, and for NHWC and OHWI also `channels_last` (a logical NCHW or OIHW array)."""
+    plain = Form("plain", spec.shape, contiguous_strides(spec.shape))
+    logical = _LOGICAL_AXES.get(spec.axes)
+    if logical is None:
+        return (plain,)
+    order = [spec.axes.index(axis) for axis in logical]
+    return plain, Form("channels_last", tuple(spec.shape[i] for i in order), tuple(plain.strides[i] for i in order))
+
+
+def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int]) -> Form:
+    """Returns the form in which the caller holds the argument.
+
+    Raises:
+        ArgumentError: wrong dtype, shape, strides or device; says what was got and what is allowed.
+    """
+    if seen.device != device:
+        raise ArgumentError(
+            f"{spec.name} is on {seen.device[0]}:{seen.device[1]}, the kernel runs on {device[0]}:{device[1]}; move it there"
+        )
+    if seen.dtype != spec.dtype:
+        raise ArgumentError(f"{spec.name} has dtype {seen.dtype}, the kernel takes {spec.dtype}; convert it")
+    allowed = forms(spec)
+    for form in allowed:
+        if form.matches(seen.shape, seen.strides):
+            return form
+    options = " or ".join(f"shape {form.shape} with strides {form.strides} ({form.name})" for form in allowed)
+    if any(seen.shape == form.shape for form in allowed):
+        raise ArgumentError(
+            f"{spec.name} has strides {seen.strides} (elements) for shape {seen.shape}; allowed: {options}; "
+            "make it contiguous" + (" in channels_last" if len(allowed) > 1 else "")
+        )
+    raise ArgumentError(f"{spec.name} has shape {seen.shape}; allowed: {options} ({spec.axes})")
+
+
+def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:
+    """A new array of the same library and device as `array` for an output of this form.
+
+    Raises:
+        ArgumentError: the library is not known here; pass `out`.
+    """
+    if seen.library == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty_strided(form.shape, form.strides, dtype=getattr(torch, spec.dtype), device=array.device)
+    if seen.library in ("cupy", "numpy"):
+        module = sys.modules[seen.library]
+        plain = module.empty(spec.shape, dtype=spec.dtype)
+        order = [spec.axes.index(axis) for axis in _LOGICAL_AXES.get(spec.axes, spec.axes)]
+        return plain if form.name == "plain" else plain.transpose(order)
+    raise ArgumentError(f"cannot make an output array for {seen.library}; pass one as out=")

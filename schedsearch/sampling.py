@@ -1,0 +1,216 @@
+"""How legal index rows of a configuration space are found, counted and drawn, without ever listing the space.
+
+An index row has one position per knob. Three ways lead to legal ones, cheapest first:
+
+1. rejection: draw from the cartesian product, keep what is legal (exactly uniform);
+2. enumeration, knob by knob, where every rule prunes as soon as the last knob it reads is assigned (exact);
+3. a beam: the same, but keeping a random subset of the partial rows when there are too many (diverse, and the inverse
+   of the kept share estimates the number of legal rows; Rubinstein's stochastic enumeration).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int32]
+
+CHUNK_ROWS = 1 << 15  # rows evaluated at once: a few hundred KB per column
+_ALWAYS_ENUMERATE = 1 << 16  # products up to this size are enumerated at once, it takes milliseconds
+_ENUMERATION_BUDGET = 5_000_000  # rows that an enumeration may look at before it gives up
+_REJECTION_BUDGET = 1 << 17  # draws of one `sample_indices` before it turns to enumeration
+_FEW_HITS = 50  # fewer legal rows among the draws than this say too little about the legal share
+
+
+class Sampler:
+    """Finds legal rows; knows cardinalities and rules, nothing of names and values.
+
+    Args:
+        cards: (knobs,), how many values each knob has.
+        holds: (rule, rows, order) -> bool (n,): whether a rule holds for partial rows, int32 (n, m), whose columns are the
+            knobs order[0..m-1]; these include all that the rule reads.
+        knobs_read: gives, per rule, the positions of the knobs that it reads; called when first needed.
+        legal: rows (n, knobs) -> bool (n,): whether every rule holds.
+    """
+
+    def __init__(
+        self,
+        cards: NDArray[np.int64],
+        holds: Callable[[int, Rows, Sequence[int]], NDArray[np.bool_]],
+        knobs_read: Callable[[], list[frozenset[int]]],
+        legal: Callable[[NDArray[Any]], NDArray[np.bool_]],
+    ) -> None:
+        self._cards, self._holds, self._knobs_read, self._legal = cards, holds, knobs_read, legal
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        """Size of the cartesian product."""
+        return math.prod(int(card) for card in self._cards)
+
+    def keys(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """See `schedsearch.space.ConfigSpace.keys`."""
+        dtype: Any = np.int64 if self.cardinality < 2**63 else object
+        total = np.zeros(len(rows), dtype=dtype)
+        for column, card in enumerate(self._cards.tolist()):
+            total = total * card + rows[:, column].astype(dtype)
+        return total
+
+    def rows(self, keys: NDArray[Any]) -> Rows:
+        """Inverse of `keys`."""
+        out = np.empty((len(keys), len(self._cards)), dtype=np.int32)
+        rest = np.asarray(keys)
+        for column in range(len(self._cards) - 1, -1, -1):
+            card = int(self._cards[column])
+            out[:, column] = rest % card
+            rest = rest // card
+        return out
+
+    @functools.cached_property
+    def size(self) -> tuple[int, bool]:
+        """The number of legal rows, and whether it was counted (else estimated)."""
+        if self.cardinality <= _ENUMERATION_BUDGET:
+            return sum(map(len, self.walk())), True
+        rng = np.random.default_rng(0)
+        hits = sum(int(self._legal(self._draw(CHUNK_ROWS, rng)).sum()) for _ in range(2))
+        estimate = self.cardinality * hits // (2 * CHUNK_ROWS)
+        if hits < _FEW_HITS or estimate <= _ENUMERATION_BUDGET:
+            try:
+                return sum(map(len, self.walk(CHUNK_ROWS, _ENUMERATION_BUDGET))), True
+            except _BudgetSpent:
+                pass
+        if hits < _FEW_HITS:
+            beams = [self._beam(rng) for _ in range(16)]
+            estimate = round(sum(len(rows) * factor for rows, factor in beams) / len(beams))
+        return estimate, False
+
+    def sample(self, n: int, rng: np.random.Generator, exclude: Collection[Any]) -> Rows:
+        """See `schedsearch.space.ConfigSpace.sample_indices`."""
+        if n <= 0:
+            return np.empty((0, len(self._cards)), dtype=np.int32)
+        if self.cardinality <= _ALWAYS_ENUMERATE:
+            return self._pick(n, rng, exclude)
+        found: dict[Any, NDArray[np.int32]] = {}
+
+        def add(rows: Rows) -> None:
+            for key, row in zip(self.keys(rows).tolist(), rows):
+                if len(found) < n and key not in found and key not in exclude:
+                    found[key] = row
+
+        drawn = 0
+        while len(found) < n and drawn < _REJECTION_BUDGET:
+            rate = max(len(found) / drawn, 1e-3) if drawn else 0.25
+            draws = min(CHUNK_ROWS, max(256, int(1.2 * (n - len(found)) / rate)))
+            rows = self._draw(draws, rng)
+            add(rows[self._legal(rows)])
+            drawn += draws
+        if len(found) < n:
+            if self.size[1]:
+                return self._pick(n, rng, exclude)
+            fruitless = 0
+            while len(found) < n and fruitless < 8:
+                before = len(found)
+                rows, _ = self._beam(rng)
+                add(rng.permutation(rows))
+                fruitless = fruitless + 1 if len(found) == before else 0
+        return np.array(list(found.values()), dtype=np.int32).reshape(len(found), len(self._cards))
+
+    def _draw(self, n: int, rng: np.random.Generator) -> Rows:
+        return rng.integers(0, self._cards, size=(n, len(self._cards)), dtype=np.int32)
+
+    def _pick(self, n: int, rng: np.random.Generator, exclude: Collection[Any]) -> Rows:
+        """n rows at random out of all legal ones, which are few enough to be held as keys."""
+        keys = self._all_keys
+        if exclude:
+            keys = keys[[key not in exclude for key in keys.tolist()]]
+        return self.rows(rng.choice(keys, size=min(n, len(keys)), replace=False))
+
+    @functools.cached_property
+    def _all_keys(self) -> NDArray[Any]:
+        """Keys of all legal rows in ascending order; only for spaces whose exact size is known to be small."""
+        return np.concatenate([self.keys(np.empty((0, len(self._cards)))), *(self.keys(rows) for rows in self.walk())])
+
+    def walk(self, chunk_rows: int = CHUNK_ROWS, budget: float = math.inf) -> Iterator[Rows]:
+        """All legal rows in lexicographic order, in chunks of at most about `chunk_rows` (never empty).
+
+        Depth-first over the knobs in their order, a chunk of partial rows at a time.
+
+        Raises:
+            _BudgetSpent: more than `budget` partial and full rows were looked at.
+        """
+        order = tuple(range(len(self._cards)))
+        ready = self._ready_after(order)
+        looked_at = 0
+        stack = [np.empty((1, 0), dtype=np.int32)]
+        while stack:
+            partial = stack.pop()
+            depth = partial.shape[1]
+            if depth == len(self._cards):
+                yield partial
+                continue
+            head = max(1, chunk_rows // int(self._cards[depth]))
+            if len(partial) > head:
+                stack.append(partial[head:])
+            extended = self._extend(partial[:head], depth, order, ready[depth])
+            looked_at += min(len(partial), head) * int(self._cards[depth])
+            if looked_at > budget:
+                raise _BudgetSpent
+            if len(extended):
+                stack.append(extended)
+
+    def _beam(self, rng: np.random.Generator) -> tuple[Rows, float]:
+        """Some legal rows and the factor by which their number estimates that of all (1.0: these are all there are).
+
+        Knobs are assigned in an order that completes constraints early. Keeping a uniform subset of the partial rows at
+        each step makes rows x factor an unbiased estimate of the number of legal rows.
+        """
+        order = self._beam_order
+        ready = self._ready_after(order)
+        partial, factor = np.empty((1, 0), dtype=np.int32), 1.0
+        for depth, column in enumerate(order):
+            keep = max(1, CHUNK_ROWS // int(self._cards[column]))
+            if len(partial) > keep:
+                factor *= len(partial) / keep
+                partial = partial[rng.choice(len(partial), size=keep, replace=False)]
+            partial = self._extend(partial, depth, order, ready[depth])
+        return partial[:, np.argsort(order)], factor
+
+    def _extend(self, partial: Rows, depth: int, order: Sequence[int], rules: Sequence[int]) -> Rows:
+        """Every partial row with every value of the next knob, without those that break a rule."""
+        card = int(self._cards[order[depth]])
+        out = np.empty((len(partial) * card, depth + 1), dtype=np.int32)
+        out[:, :depth] = np.repeat(partial, card, axis=0)
+        out[:, depth] = np.tile(np.arange(card, dtype=np.int32), len(partial))
+        for rule in rules:
+            out = out[self._holds(rule, out, order)]
+        return out
+
+    def _ready_after(self, order: Sequence[int]) -> list[list[int]]:
+        """For each depth the rules that can be judged once the knobs order[0..depth] are assigned."""
+        depth_of = {column: depth for depth, column in enumerate(order)}
+        ready: list[list[int]] = [[] for _ in order]
+        for rule, columns in enumerate(self._reads):
+            ready[max((depth_of[column] for column in columns), default=0)].append(rule)
+        return ready
+
+    @functools.cached_property
+    def _beam_order(self) -> list[int]:
+        """Knobs of the rule with the fewest unassigned knobs first; free knobs last."""
+        order: list[int] = []
+        waiting = list(self._reads)
+        while waiting := [columns.difference(order) for columns in waiting if columns.difference(order)]:
+            narrowest = min(waiting, key=lambda columns: (len(columns), sorted(columns)))
+            order += sorted(narrowest)
+        return order + [column for column in range(len(self._cards)) if column not in order]
+
+    @functools.cached_property
+    def _reads(self) -> list[frozenset[int]]:
+        return self._knobs_read()
+
+
+class _BudgetSpent(Exception):
+    """An enumeration looked at more rows than it was allowed."""

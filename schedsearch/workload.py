@@ -1,0 +1,250 @@
+"""What is to be computed (`Workload`) and one way to compute it (`Config`), as values with stable identities.
+
+Canonical JSON (sorted keys, no spaces, parameters at their default left out) is hashed with sha256 for ids, so
+that adding a parameter with a default later changes no id.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from schedsearch.errors import Problem, WorkloadError, did_you_mean
+from schedsearch.ops import OPS, RECORDED_OPS, ArgSpec, Op, ScalarSpec
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def sha256_hex(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+class Workload:
+    """An operator with its parameters: shapes, dtypes, layouts and epilogue stages. Immutable and hashable.
+
+    Args:
+        op: name of an operator in `schedsearch.ops.OPS`, or `foreign` for what another tuner measured.
+        params: its parameters; what is left out takes the operator's default.
+
+    Raises:
+        WorkloadError: unknown operator, or any parameter is missing, unknown or impossible; lists all mistakes.
+    """
+
+    __slots__ = ("__dict__", "op", "params")
+    op: str
+    params: Mapping[str, Any]
+
+    def __init__(self, op: str, params: Mapping[str, Any]) -> None:
+        if op not in RECORDED_OPS:
+            raise WorkloadError(
+                [Problem("op", f"unknown operator {op!r}{did_you_mean(op, OPS)}; allowed: {', '.join(sorted(OPS))}")]
+            )
+        normalised, problems = RECORDED_OPS[op].normalise(params)
+        if problems:
+            raise WorkloadError(problems)
+        object.__setattr__(self, "op", op)
+        object.__setattr__(self, "params", MappingProxyType(normalised))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a Workload is immutable: cannot set {name!r}; use replace({name}=...)")
+
+    @classmethod
+    def conv2d(
+        cls,
+        *,
+        n: int,
+        h: int,
+        w: int,
+        c: int,
+        k: int,
+        r: int,
+        s: int,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        dtype: str = "float16",
+        out_dtype: str | None = None,
+        layout: str = "NHWC",
+        weight_layout: str | None = None,
+        epilogue: Sequence[str] = (),
+    ) -> Workload:
+        """A 2-d convolution (cross-correlation, as in every deep-learning library).
+
+        Args:
+            n, h, w, c: input batch, height, width, channels.
+            k: output channels.
+            r, s: kernel height and width.
+            stride, dilation: one number, or (vertical, horizontal).
+            padding: one number, (vertical, horizontal), or (top, left, bottom, right).
+            groups: divides c and k.
+            dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors.
+            out_dtype: of y and the residual; the input's unless given.
+            layout: axes of x and y in memory, NHWC or NCHW.
+            weight_layout: OHWI or OIHW; the one that belongs to `layout` unless given.
+            epilogue: stages applied to the accumulator in order; see `schedsearch.ops.EPILOGUE_STAGES`.
+
+        Raises:
+            WorkloadError: with every mistake.
+        """
+        params: dict[str, Any] = {
+            "n": n, "h": h, "w": w, "c": c, "k": k, "r": r, "s": s,
+            "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
+            "dtype": dtype, "layout": layout, "epilogue": tuple(epilogue),
+        }  # fmt: skip
+        if out_dtype is not None:
+            params["out_dtype"] = out_dtype
+        if weight_layout is not None:
+            params["weight_layout"] = weight_layout
+        return cls("conv2d", params)
+
+    @classmethod
+    def from_json(cls, text: str) -> Workload:
+        """Inverse of `json`. Raises WorkloadError when the operator's schema version is not known here."""
+        data = json.loads(text)
+        op = RECORDED_OPS.get(data["op"])
+        if op is not None and data.get("v", 1) != op.version:
+            raise WorkloadError(
+                f"{data['op']} has schema version {data.get('v', 1)}, this schedsearch knows {op.version}; upgrade it"
+            )
+        return cls(data["op"], data["params"])
+
+    @property
+    def definition(self) -> Op:
+        return RECORDED_OPS[self.op]
+
+    @functools.cached_property
+    def json(self) -> str:
+        """Canonical JSON; the text that `id` hashes."""
+        defaults = self.definition.defaults(self.params)
+        kept = {name: value for name, value in self.params.items() if defaults.get(name) != value}
+        return canonical_json({"op": self.op, "v": self.definition.version, "params": kept})
+
+    @functools.cached_property
+    def id(self) -> str:
+        return sha256_hex(self.json)
+
+    @functools.cached_property
+    def signature(self) -> tuple[ArgSpec, ...]:
+        """The ordered array arguments of a kernel for this workload, outputs excluded."""
+        return self.definition.arguments(self.params)
+
+    @functools.cached_property
+    def output(self) -> ArgSpec:
+        return self.definition.output(self.params)
+
+    @functools.cached_property
+    def scalars(self) -> tuple[ScalarSpec, ...]:
+        """Call-time scalars (float32) with their defaults; not part of the identity."""
+        return self.definition.scalars(self.params)
+
+    @functools.cached_property
+    def flops(self) -> int:
+        return self.definition.flops(self.params)
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes of every argument read once and the output written once."""
+        return sum(arg.nbytes for arg in (*self.signature, self.output))
+
+    @property
+    def label(self) -> str:
+        """A short text for tables, e.g. 'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC'."""
+        return self.definition.label(self.params)
+
+    def replace(self, **changes: Any) -> Workload:
+        return Workload(self.op, {**self.params, **changes})
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            try:
+                return self.params[name]
+            except KeyError:
+                pass
+        raise AttributeError(f"{self.op} workload has no parameter {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workload) and self.json == other.json
+
+    def __hash__(self) -> int:
+        return hash(self.json)
+
+    def __repr__(self) -> str:
+        return f"Workload({self.json})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Workload, (self.op, dict(self.params))
+
+
+def distance(one: Workload, other: Workload) -> float:
+    """How unlike two workloads of one operator are: |log2| of the ratio of each number, 4 for anything else that differs."""
+    total = 0.0
+    for name in one.params.keys() | other.params.keys():
+        mine, theirs = _flat(one.params.get(name)), _flat(other.params.get(name))
+        if len(mine) != len(theirs):
+            total += 4.0
+            continue
+        for a, b in zip(mine, theirs):
+            if isinstance(a, int) and isinstance(b, int):
+                total += abs(math.log2((a + 1) / (b + 1)))
+            elif a != b:
+                total += 4.0
+    return total
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+class Config(Mapping[str, "int | str | bool"]):
+    """One value per knob. Immutable, hashable, independent of the order of its knobs."""
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, int | str | bool] = MappingProxyType({}), /, **more: int | str | bool) -> None:
+        merged = {**values, **more}
+        self._values: dict[str, Any] = {name: merged[name] for name in sorted(merged)}
+        self._hash = hash(tuple(self._values.items()))
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        return cls(json.loads(text))
+
+    @property
+    def json(self) -> str:
+        return canonical_json(self._values)
+
+    @property
+    def id(self) -> str:
+        return sha256_hex(self.json)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Config):
+            return self._values == other._values
+        return NotImplemented if not isinstance(other, Mapping) else self._values == dict(other)
+
+    def __repr__(self) -> str:
+        return "Config(" + ", ".join(f"{name}={value!r}" for name, value in self._values.items()) + ")"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Config, (self._values,)

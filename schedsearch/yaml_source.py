@@ -1,0 +1,275 @@
+"""YAML text as plain values, with the place of each: what lets a mistake be shown where it stands.
+
+The text is composed into ruamel.yaml's node graph, not constructed: nodes know the line and column of keys as well as of
+values, and duplicate keys are still in it. Only maps, lists, text, numbers, booleans and null are accepted.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from schedsearch.errors import Problem, WorkloadError
+
+MAX_FILE_BYTES = 10 << 20
+MAX_VALUES = 100_000  # after aliases are expanded, so that a few nested anchors cannot fill the memory
+MAX_SCALAR_CHARACTERS = 1000
+MAX_MESSAGE_CHARACTERS = 800
+
+PathKey = tuple["str | int", ...]
+
+_LINE_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # what YAML 1.1 and ruamel.yaml's marks count as a line
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of one line; `line` and `column` count from 1, `length` in characters."""
+
+    line: int = 1
+    column: int = 1
+    length: int = 1
+
+
+@dataclass(frozen=True)
+class LocatedProblem(Problem):
+    """A mistake in a file; `key` is "file:line:column"."""
+
+    span: Span = Span()
+
+
+class WorkloadFileError(WorkloadError):
+    """A workload file is wrong. `problems` lists every mistake in the order of the file.
+
+    `str` is one line; `render` shows each mistake under its line of the file.
+    """
+
+    problems: tuple[LocatedProblem, ...]
+
+    def __init__(self, problems: Sequence[LocatedProblem], lines: Sequence[str] = ()) -> None:
+        self._lines = tuple(lines)
+        ordered = sorted(problems, key=lambda problem: (problem.span.line, problem.span.column))
+        super().__init__(list[Problem](ordered))
+
+    def render(self) -> str:
+        """All mistakes, each as "file:line:column: message" with the line it stands in and a caret under it."""
+        return "\n".join(text for problem in self.problems for text in (str(problem), *self._excerpt(problem.span)))
+
+    def _excerpt(self, span: Span) -> list[str]:
+        if not 1 <= span.line <= len(self._lines):
+            return []
+        start = max(span.column - 80, 1)  # of a very long line only the part around the mistake is shown
+        line = self._lines[span.line - 1][start - 1 :][:160]
+        before = line[: span.column - start]
+        blank = "".join("\t" if c == "\t" else " " * (2 if unicodedata.east_asian_width(c) in "WF" else 1) for c in before)
+        carets = "^" * max(1, min(span.length, len(line) - len(before)))
+        return [f"{span.line:6} | {line}", f"       | {blank}{carets}"]
+
+
+class YamlSource:
+    """One document of YAML 1.2.
+
+    Attributes:
+        name: of the file, as messages give it.
+        value: the document as dicts, lists, str, int, float, bool and None; None when it is empty.
+        problems: duplicate keys and values of no possible kind; the caller adds its own to them.
+
+    Raises:
+        WorkloadFileError: the text is no YAML.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.lines = _LINE_BREAK.split(text)
+        self.problems: list[LocatedProblem] = []
+        self.value: Any = None
+        self._spans: dict[PathKey, tuple[Span, Span]] = {}  # path -> of its key (or list item), of its value
+        self._count = 0
+        yaml = YAML(typ="safe", pure=True)
+        self._scalars = yaml.constructor
+        try:
+            node = yaml.compose(text)
+            if node is not None:
+                self._record((), node, node)
+                self.value = self._build(node, (), ())
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            began = f" that begins in line {error.context_mark.line + 1}" if error.context_mark else ""
+            context = f" ({error.context}{began})" if error.context else ""
+            span = Span(mark.line + 1, mark.column + 1) if mark else Span()
+            raise self.error(span, f"this is not YAML: {_plain(error.problem or 'syntax error')}{context}") from None
+        except ReaderError as error:
+            before = _LINE_BREAK.split(text[: error.position])
+            span = Span(len(before), len(before[-1]) + 1)
+            raise self.error(span, f"the character {text[error.position]!a} may not stand in YAML; remove it") from None
+        except YAMLError as error:
+            raise self.error(Span(), f"this is not YAML: {error}") from None
+        except RecursionError:
+            raise self.error(Span(), "maps and lists are nested too deeply; a workload file needs five levels") from None
+
+    @classmethod
+    def read(cls, path: str | Path) -> YamlSource:
+        """Reads a file.
+
+        Raises:
+            WorkloadFileError: it is missing, a directory, unreadable, too large, not UTF-8, or no YAML.
+        """
+        name = str(path)
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            raise _file_error(name, "there is no such file; give the path of a workload file") from None
+        except IsADirectoryError:
+            raise _file_error(name, "this is a directory; give the path of a workload file in it") from None
+        except (OSError, ValueError) as error:
+            raise _file_error(name, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        if len(data) > MAX_FILE_BYTES:
+            raise _file_error(name, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB; is it a workload file?")
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start]
+            span = Span(before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
+            message = f"byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8 text"
+            raise WorkloadFileError([_located(name, span, message)]) from None
+        return cls(name, text)
+
+    def span(self, path: PathKey, *, key: bool = False) -> Span:
+        """Where a value stands, or with `key` its key; of what is not there, the nearest thing around it."""
+        while path not in self._spans:
+            if not path:
+                return Span()
+            path, key = path[:-1], False
+        return self._spans[path][0 if key else 1]
+
+    def report(self, path: PathKey, message: str, *, key: bool = False) -> None:
+        """Adds a problem, unless the same stands there already."""
+        problem = _located(self.name, self.span(path, key=key), message)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def error(self, span: Span, message: str) -> WorkloadFileError:
+        return WorkloadFileError([_located(self.name, span, message)], self.lines)
+
+    def raise_problems(self) -> None:
+        """Raises WorkloadFileError with all that was reported, if anything was."""
+        if self.problems:
+            raise WorkloadFileError(self.problems, self.lines)
+
+    def _record(self, path: PathKey, key: Node, value: Node) -> None:
+        nothing = isinstance(value, ScalarNode) and not value.value and value.style is None  # `key:` with no value after it
+        self._spans[path] = (self._node_span(key), self._node_span(key if nothing else value))
+
+    def _node_span(self, node: Node) -> Span:
+        start, end = node.start_mark, node.end_mark
+        if isinstance(node, MappingNode) and not node.flow_style and node.value:
+            start, end = node.value[0][0].start_mark, node.value[0][0].end_mark  # a block map: its first key
+        line = self.lines[start.line] if start.line < len(self.lines) else ""
+        stop = end.column if end.line == start.line else len(line.rstrip())
+        return Span(start.line + 1, start.column + 1, max(1, stop - start.column))
+
+    def _refuse(self, node: Node, message: str) -> None:
+        problem = _located(self.name, self._node_span(node), message)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _build(self, node: Node, path: PathKey, parents: tuple[int, ...]) -> Any:
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise self.error(self._node_span(node), f"the file has more than {MAX_VALUES:,} values (aliases expanded)")
+        if id(node) in parents:
+            self._refuse(node, f"the anchor &{node.anchor} contains itself; write the value out")
+            return None
+        parents = (*parents, id(node))
+        if isinstance(node, ScalarNode):
+            return self._scalar(node)
+        if not isinstance(node, (SequenceNode, MappingNode)) or str(node.tag) not in (_TAG + "map", _TAG + "seq"):
+            self._refuse(node, f"the tag {node.tag} is not possible in a workload file; remove it")
+            return None
+        if isinstance(node, SequenceNode):
+            values = []
+            for index, item in enumerate(node.value):
+                self._record((*path, index), item, item)
+                values.append(self._build(item, (*path, index), parents))
+            return values
+        result: dict[str, Any] = {}
+        for name, (key, value) in self._entries(node, parents).items():
+            self._record((*path, name), key, value)
+            result[name] = self._build(value, (*path, name), parents)
+        return result
+
+    def _entries(self, node: MappingNode, parents: tuple[int, ...]) -> dict[str, tuple[Node, Node]]:
+        """The entries of a map by key: its own, then those that `<<` merges in (YAML 1.1, "Merge Key")."""
+        own: dict[str, tuple[Node, Node]] = {}
+        merged: dict[str, tuple[Node, Node]] = {}
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                self._refuse(key, "a key must be text, not a map or list")
+            elif str(key.tag) == _TAG + "merge":
+                for other in value.value if isinstance(value, SequenceNode) else [value]:
+                    if not isinstance(other, MappingNode):
+                        self._refuse(other, "<< must name a map, or a list of maps, by alias; e.g. <<: *common")
+                    elif id(other) in parents:
+                        self._refuse(other, f"the anchor &{other.anchor} merges itself; write the value out")
+                    else:
+                        merged = {**self._entries(other, (*parents, id(other))), **merged}
+            elif key.value in own:
+                first = own[key.value][0].start_mark
+                self._refuse(
+                    key,
+                    f"duplicate key {key.value!r}: first given at line {first.line + 1}; keep one",
+                )
+            else:
+                own[key.value] = (key, value)  # the text as written: under %YAML 1.1 a plain `n` would be a boolean
+        return {**merged, **own}
+
+    def _scalar(self, node: ScalarNode) -> Any:
+        tag = str(node.tag).removeprefix(_TAG)
+        if len(node.value) > MAX_SCALAR_CHARACTERS:
+            self._refuse(
+                node, f"this value is {len(node.value):,} characters long; at most {MAX_SCALAR_CHARACTERS} make sense"
+            )
+            return None
+        if tag in ("str", "timestamp"):  # 2024-01-01 is text here, e.g. as a name
+            return node.value
+        if tag not in ("int", "float", "bool", "null"):
+            self._refuse(node, f"the tag {node.tag} is not possible in a workload file; remove it")
+            return None
+        try:
+            return getattr(self._scalars, f"construct_yaml_{tag}")(node)
+        except (ValueError, KeyError):  # an explicit tag over text that is none of it, e.g. !!int three
+            self._refuse(node, f"{node.value!r} is not of the kind that its tag !!{tag} says")
+            return None
+
+
+def _located(name: str, span: Span, message: str) -> LocatedProblem:
+    if len(message) > MAX_MESSAGE_CHARACTERS:
+        message = f"{message[: MAX_MESSAGE_CHARACTERS // 2]} ... {message[-MAX_MESSAGE_CHARACTERS // 2 :]}"
+    return LocatedProblem(f"{name}:{span.line}:{span.column}", message, span)
+
+
+def _file_error(name: str, message: str) -> WorkloadFileError:
+    return WorkloadFileError([LocatedProblem(name, message)])
+
+
+def _plain(problem: str) -> str:
+    """ruamel.yaml's wording of common slips, with the remedy."""
+    if "'\\t'" in problem:
+        return "a tab is used for indentation; use spaces"
+    if "another document" in problem:
+        return "a second document begins here; put all tasks under one `tasks:` and remove the `---`"
+    if "undefined alias" in problem:
+        return f"{problem}; define it above with &name"
+    if "mapping values are not allowed" in problem:
+        return "a second ': ' stands in one line; put quotes around text that holds ': ', or start a new line"
+    return problem

@@ -1,0 +1,19 @@
+"""Writes the files that are made from the code: the JSON Schema of workload files. A test compares them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from schedsearch.workload_file import json_schema
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    (ROOT / "schedsearch" / "workload.schema.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

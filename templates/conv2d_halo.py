@@ -1,0 +1,494 @@
+"""conv2d on Hopper's tensor cores, each pixel loaded once a tile and not once a tap: for kernels beyond 1x1, stride 1.
+
+A tile of y is a rectangle of one image. TMA loads the rectangle of x that it depends on, halo and padding included, as one
+patch of rows of 64 channels. Numbered row by row, the pixels that tap (r, s) reads are those of tap (0, 0) shifted by
+r * dilation_h * patch_w + s * dilation_w positions, so each tap is the same wgmma operand at another start address. Between
+the rows of a tile lie the patch's halo columns: they are multiplied too, and never stored.
+
+wgmma's 64 rows are output channels and its columns are positions: y^T = weight * x^T. So with few channels, too, an
+instruction is wide enough that tensor cores are not held up by shared memory, which at 64 x 64 they are.
+
+A block has consumer warpgroups that multiply and store, and a producer warpgroup of which one thread loads patches and
+another weights, each into a ring of buffers with two mbarriers a buffer: `full` (the bytes have landed) and `empty` (every
+consumer has read them). docs/kernels/conv2d_halo.md tells more, and what each knob is for.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+
+from schedsearch.backend.ops import shared_base
+from schedsearch.launch import Grid, Param, Pointer, TensorMap
+from schedsearch.ops import DTYPE_BYTES
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates import hopper, ptx
+from schedsearch.templates.conv2d_halo_sizes import (
+    CHUNK,
+    MAX_BOX,
+    MAX_POSITIONS,
+    ROW_BYTES,
+    WGMMA_CHANNELS,
+    Geometry,
+    derived_quantities,
+    evaluate,
+    usable_tiles,
+)
+from schedsearch.templates.epilogue import Epilogue
+from schedsearch.templates.hopper import BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
+from schedsearch.templates.im2col import ALIGNMENT_BYTES, filter_map
+from schedsearch.workload import Config, Workload
+
+MAX_PIXELS = 2**31 - 1
+L2_PROMOTION_BYTES = 256
+
+# Registers of a consumer thread beside its accumulators: addresses, descriptors, temporaries; more with an epilogue, and
+# most with a residual, of which several loads are under way.
+PLAIN_REGISTERS, EPILOGUE_REGISTERS, RESIDUAL_REGISTERS = 36, 48, 72
+
+MAX_GROUPS = 4
+PATCHES = (1, 2, 3, 4, 6)
+WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
+BLOCKS_PER_SM = (1, 2, 3)
+
+
+def overhead_registers(workload: Workload) -> int:
+    if "residual" in workload.epilogue:
+        return RESIDUAL_REGISTERS
+    return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
+
+
+class Conv2dHalo(Template):
+    """conv2d for compute capability 9.0, stride 1, R * S > 1: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
+
+    name = "conv2d_halo"
+    version = 1
+    op = "conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        w = workload
+        if reason := hopper.problem(w, target):
+            return reason
+        if w.r * w.s == 1:
+            return "the kernel is 1x1; allowed: larger ones, for a single tap shares no pixels with others"
+        if w.stride != (1, 1):
+            return f"stride is {w.stride}; allowed: 1, so that a tap's pixels are neighbours"
+        pixels = math.prod(w.output.shape[:3])
+        if pixels > MAX_PIXELS - MAX_BOX**2:
+            return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
+        if not usable_tiles(w, target):
+            geometry = Geometry.of(w)
+            return (
+                f"the kernel reaches over (size - 1) * dilation = {geometry.halo_h} x {geometry.halo_w} pixels; allowed: "
+                f"what fits {MAX_BOX} x {MAX_BOX} pixels and {target.shared_bytes_per_block} bytes of shared memory"
+            )
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        w, geometry = workload, Geometry.of(workload)
+        tiles = usable_tiles(w, target)
+        least_positions = min(64, max(tiles.values()))
+        channel_groups = math.ceil(w.k / WGMMA_CHANNELS)
+        knobs = (
+            Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
+            Knob("tile_w", tuple(sorted({w for _, w in tiles})), "output pixels of such a row"),
+            Knob("channel_groups", tuple(range(1, min(channel_groups, MAX_GROUPS) + 1)),
+                 "warpgroups side by side, each 64 output channels of the same pixels"),
+            Knob("row_groups", tuple(range(1, MAX_GROUPS + 1)), "warpgroups one below the other, or in turn"),
+            Knob("schedule", ("together", "in_turn"),
+                 "row groups share a tile and its patch, or each takes the next tile: one stores while another multiplies"),
+            Knob("patches", PATCHES, "patches of x (tile and halo, 64 channels) that are loaded ahead or being multiplied"),
+            Knob("weight_stages", WEIGHT_STAGES,
+                 "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
+            Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
+        )  # fmt: skip
+        constraints = (
+            Constraint(
+                f"positions of a wgmma, ((tile_h - 1) * patch_w + tile_w) rounded up to 8, from {least_positions} "
+                f"to {MAX_POSITIONS}",
+                lambda q: (q["positions"] >= least_positions) & (q["positions"] <= MAX_POSITIONS),
+            ),
+            Constraint(
+                f"a patch has at most {MAX_BOX} rows of {MAX_BOX} pixels, TMA's box",
+                lambda q: (q["patch_w"] <= MAX_BOX) & (q["patch_h"] <= MAX_BOX),
+            ),
+            Constraint(f"at most {MAX_GROUPS} consumer warpgroups", lambda q: q["groups"] <= MAX_GROUPS),
+            Constraint(
+                "warpgroups in turn: two or more, of 64 output channels, and all weights in shared memory",
+                lambda q: (
+                    (q["schedule"] == "together")
+                    | ((q["row_groups"] > 1) & (q["channel_groups"] == 1) & (q["weight_stages"] == 0))
+                ),
+            ),
+            Constraint("weights that stay are those of all output channels",
+                       lambda q: (q["weight_stages"] > 0) | (q["column_tiles"] == 1)),
+            *hopper.block_constraints(target, "positions", overhead_registers(w)),
+            Constraint(
+                "no warpgroup whose rows all lie past the output",
+                lambda q: (q["schedule"] == "in_turn") | (q["tile_h"] * (q["row_groups"] - 1) < geometry.out_h),
+            ),
+            Constraint("no warpgroup whose channels all lie past the output",
+                       lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < w.k),
+            Constraint("a tile for each warpgroup in turn, and a patch", lambda q: (q["turns"] <= q["waves"])
+                       & (q["turns"] <= q["patches"])),
+            Constraint("no more patches than a block loads", lambda q: q["patches"] <= geometry.chunks * q["waves"]),
+            Constraint(
+                "no more stages of weights than a block loads, but 2",
+                lambda q: q["weight_stages"] <= np.maximum(2, geometry.taps * geometry.chunks * q["waves"]),
+            ),
+            Constraint(
+                "another block a multiprocessor only if there are tiles for it",
+                lambda q: (q["blocks_per_sm"] == 1) | (q["tiles"] > target.sms * (q["blocks_per_sm"] - 1)),
+            ),
+        )  # fmt: skip
+        return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
+
+    def default(self, workload: Workload, target: Target) -> Config:
+        """The configuration of the least predicted time; the fewest threads and the most patches among equals."""
+        return hopper.least_predicted(
+            self.space(workload, target), lambda q: (q["threads"], -q["patches"], -q["weight_stages"])
+        )
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        plan = evaluate(workload, target, config)
+        epilogue = Epilogue(workload)
+        output: Param = Pointer("y")
+        if workload.out_dtype != "float32":
+            output = pixel_map("y", workload, WGMMA_CHANNELS, plan["tile_w"], 1)
+        step = KernelStep(
+            build_kernel(workload, plan, epilogue),
+            (
+                pixel_map("x", workload, CHUNK, plan["patch_w"], plan["patch_h"]),
+                filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES),
+                output,
+                *epilogue.params,
+            ),
+            Grid(plan["tiles"], plan["blocks_per_sm"]),
+            plan["threads"],
+            plan["shared_bytes"],
+            min_blocks_per_sm=plan["blocks_per_sm"],
+        )
+        alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
+        return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
+
+
+def pixel_map(buffer: str, workload: Workload, channels: int, width: int, height: int) -> TensorMap:
+    """x or y as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image; a pixel's row is swizzled."""
+    spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
+    n, h, w, c = spec.shape
+    size = DTYPE_BYTES[spec.dtype]
+    return TensorMap(
+        buffer,
+        spec.dtype,
+        dims=(c, w, h, n),
+        strides_bytes=(c * size, w * c * size, h * w * c * size),
+        element_strides=(1, 1, 1, 1),
+        box=(channels, width, height, 1),
+        swizzle_bytes=ROW_BYTES,
+        l2_promotion_bytes=L2_PROMOTION_BYTES,
+    )
+
+
+# --- The kernel -------------------------------------------------------------------------------------------------------
+
+
+def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue) -> Callable[..., None]:
+    """The kernel function for one configuration; `plan` is what `evaluate` returns."""
+    geometry = Geometry.of(workload)
+    out_h, out_w, out_channels = geometry.out_h, geometry.out_w, workload.k
+    top, left = workload.padding[:2]
+    taps, chunks, kernel_w = geometry.taps, geometry.chunks, workload.s
+    tile_h, tile_w, positions, block_rows = plan["tile_h"], plan["tile_w"], plan["positions"], plan["block_rows"]
+    patch_w, bn, groups, channel_groups = plan["patch_w"], plan["bn"], plan["groups"], plan["channel_groups"]
+    tiles, row_tiles, strips, column_tiles = plan["tiles"], plan["row_tiles"], plan["strips"], plan["column_tiles"]
+    patches, stages, turns = plan["patches"], plan["stages"], plan["turns"]
+    resident = plan["weight_stages"] == 0
+    in_turn = turns > 1
+
+    # Shared memory: the patches, the stages of weights, y of each consumer group, the barriers. All matrices are rows of
+    # 128 bytes, swizzled by address. A group in turn stages its y in the patch that it was computed from. The last positions
+    # may reach past a patch into what follows: their columns are never stored.
+    loaded_patch_bytes = patch_w * plan["patch_h"] * ROW_BYTES
+    patch_bytes, stage_bytes = plan["patch_bytes"], bn * ROW_BYTES
+    weights_offset = patches * patch_bytes
+    staged = workload.out_dtype != "float32"
+    in_place = staged and in_turn
+    y_offset = weights_offset + stages * stage_bytes
+    group_y_bytes = positions * ROW_BYTES if staged and not in_turn else 0
+    patch_full_offset = y_offset + groups * group_y_bytes
+    patch_empty_offset = patch_full_offset + turns * patches * BARRIER_BYTES
+    weight_full_offset = patch_empty_offset + patches * BARRIER_BYTES
+    weight_empty_offset = weight_full_offset + stages * BARRIER_BYTES
+    assert weight_empty_offset + stages * BARRIER_BYTES == plan["shared_bytes"]
+    # In turn, each group has `full` barriers of its own: of a shared one it would miss phases, and parities be ambiguous.
+    # A patch is handed back when its group is at its next tile, if enough others are on their way by then: the
+    # next tile's last chunk but one must not need it.
+    late_release = in_place and patches >= (turns - 1) * chunks + 2
+
+    descriptor = hopper.matrix_descriptor(ROW_BYTES)  # the swizzle is one of addresses: an operand may start at any row
+    accumulators = positions // 2
+    multiply = ptx.wgmma_steps(positions, geometry.k_steps[0], workload.dtype)
+    multiply_last = ptx.wgmma_steps(positions, geometry.k_steps[1], workload.dtype)
+    whole_chunks = chunks if geometry.k_steps[0] == geometry.k_steps[1] else chunks - 1
+    wait_previous, wait_all = ptx.wgmma_wait(1, positions), ptx.wgmma_wait(0, positions)
+    tap_bytes = workload.dilation[1] * ROW_BYTES  # from a tap to the next in its row, and to the first of the next row
+    tap_row_bytes = (workload.dilation[0] * patch_w - (kernel_w - 1) * workload.dilation[1]) * ROW_BYTES
+    group_patch_bytes = 0 if in_turn else tile_h * patch_w * ROW_BYTES
+
+    blocks_of_8 = positions // 8
+    pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
+    fuse, fused = epilogue.pair, not epilogue.identity
+    consumers = groups * WARPGROUP
+    group_barrier = ptx.group_barrier(groups, WARPGROUP)
+
+    def kernel(  # type: ignore[no-untyped-def]
+        xmap, wmap, y, bias, scale, shift, residual, slope, clip_min, clip_max
+    ) -> None:  # fmt: skip
+        def tile_origin(tile: Any) -> Any:
+            """(image, first row, first column, first channel) of a tile: channels fastest, then along a row."""
+            tile = types.uint32(tile)
+            rest = types.uint32(tile // types.uint32(column_tiles))
+            channel = types.int32((tile - rest * types.uint32(column_tiles)) * bn)
+            tile = rest
+            rest = types.uint32(tile // types.uint32(strips))
+            column = types.int32((tile - rest * types.uint32(strips)) * tile_w)
+            image = types.uint32(rest // types.uint32(row_tiles))
+            row = types.int32((rest - image * types.uint32(row_tiles)) * block_rows)
+            return types.int32(image), row, column, channel
+
+        shared = shared_base()
+        patch_full = types.uint32(shared + patch_full_offset)
+        patch_empty = types.uint32(shared + patch_empty_offset)
+        weight_full = types.uint32(shared + weight_full_offset)
+        weight_empty = types.uint32(shared + weight_empty_offset)
+        thread = types.int32(cuda.threadIdx.x)
+        blocks = types.int32(cuda.gridDim.x)
+        if thread == 0:
+            for buffer in range(turns * patches):
+                ptx.mbarrier_init(patch_full + buffer * BARRIER_BYTES, 1)
+            for buffer in range(patches):
+                ptx.mbarrier_init(patch_empty + buffer * BARRIER_BYTES, groups // turns)
+            for stage in range(stages):
+                ptx.mbarrier_init(weight_full + stage * BARRIER_BYTES, 1)
+                ptx.mbarrier_init(weight_empty + stage * BARRIER_BYTES, groups)
+            ptx.mbarrier_init_fence()
+        cuda.syncthreads()
+
+        if thread >= consumers:
+            tile = types.int32(cuda.blockIdx.x)
+            if thread == consumers:
+                # ---- load patches
+                buffer = types.uint32(0)
+                parity = types.uint32(1)  # of the phase before the first: every buffer starts empty
+                turn_full = patch_full
+                while tile < tiles:
+                    image, row, column, _ = tile_origin(tile)
+                    for chunk in range(chunks):
+                        ptx.mbarrier_wait(patch_empty + buffer * BARRIER_BYTES, parity)
+                        barrier = types.uint32(turn_full + buffer * BARRIER_BYTES)
+                        ptx.mbarrier_expect_bytes(barrier, loaded_patch_bytes)
+                        patch = types.uint32(shared + buffer * patch_bytes)
+                        ptx.tma_load_4d(patch, xmap, chunk * CHUNK, column - left, row - top, image, barrier)
+                        buffer = types.uint32(buffer + 1)
+                        if buffer == patches:
+                            buffer = types.uint32(0)
+                            parity = types.uint32(parity ^ 1)
+                    if in_turn:
+                        turn_full = types.uint32(turn_full + patches * BARRIER_BYTES)
+                        if turn_full == patch_empty:
+                            turn_full = patch_full
+                    tile = types.int32(tile + blocks)
+            elif thread == consumers + 32:
+                # ---- load weights: all of them once, or those of every tile
+                stage = types.uint32(0)
+                parity = types.uint32(1)
+                while tile < tiles:
+                    _, _, _, channel = tile_origin(tile)
+                    for chunk in range(chunks):
+                        for tap in range(taps):
+                            ptx.mbarrier_wait(weight_empty + stage * BARRIER_BYTES, parity)
+                            barrier = types.uint32(weight_full + stage * BARRIER_BYTES)
+                            ptx.mbarrier_expect_bytes(barrier, stage_bytes)
+                            weights = types.uint32(shared + weights_offset + stage * stage_bytes)
+                            ptx.tma_load_3d(weights, wmap, chunk * CHUNK, tap, channel, barrier)
+                            stage = types.uint32(stage + 1)
+                            if stage == stages:
+                                stage = types.uint32(0)
+                                parity = types.uint32(parity ^ 1)
+                    tile = types.int32(tiles if resident else tile + blocks)
+        else:
+            group = thread >> 7
+            lane = thread & 31
+            leader = (thread & 127) == 0
+            row_group = types.int32(group // channel_groups)
+            group_channel = types.int32((group - row_group * channel_groups) * WGMMA_CHANNELS)
+            group_row = types.int32(0 if in_turn else row_group * tile_h)
+            weights_start = types.uint32(shared + weights_offset + group_channel * ROW_BYTES)
+            patch_start = types.uint32(shared + (0 if in_turn else row_group * group_patch_bytes))
+            group_y = types.uint32(shared + y_offset + group * group_y_bytes)
+
+            # Of every 8 positions a thread holds two neighbours, 2 * (lane % 4), in the channels lane / 4 and 8 further of
+            # its warp's 16. A row of staged y, one position, is 8 chunks of 8 channels: chunk ^= position % 8.
+            warp_channel = types.int32(((thread >> 5) & 3) * 16)
+            odd = types.int32((lane >> 2) & 1)
+            lane_position = types.int32((lane & 3) * 2 + odd)  # after `exchange_rows`
+            lane_channel = types.int32(warp_channel + ((lane >> 2) & 6))
+            warp_chunk = types.uint32(warp_channel >> 3)
+            matrix_row = types.uint32(lane & 7)  # stmatrix: lane 8 q + i has the address of row i of matrix q
+            matrix_chunk = types.uint32(warp_chunk + ((lane >> 3) & 1))
+            matrix_offset = types.uint32(
+                (lane >> 4) * (SWIZZLE_ROWS * ROW_BYTES) + matrix_row * ROW_BYTES + ((matrix_chunk ^ matrix_row) << 4)
+            )
+
+            acc = cuda.local.array(accumulators, types.float32)
+            if in_turn:
+                patch_full = types.uint32(patch_full + row_group * (patches * BARRIER_BYTES))
+            patch_parities = types.uint32(0)  # a bit for each buffer
+            buffer = types.uint32(row_group * chunks if in_turn else 0) % types.uint32(patches)
+            previous_buffer = buffer
+            stage = types.uint32(0)
+            previous_stage = stage
+            weight_parity = types.uint32(0)
+            held = types.int32(0)  # whether the last tile's patch is still to be handed back
+            tile = types.int32(cuda.blockIdx.x)
+            if in_turn:
+                tile = types.int32(tile + row_group * blocks)
+            while tile < tiles:
+                image, row, column, channel = tile_origin(tile)
+                row = types.int32(row + group_row)
+                channel = types.int32(channel + group_channel)
+
+                # ---- multiply; a buffer is handed back when the next step has been issued and its own has finished
+                step = types.int32(0)
+                for chunk in range(chunks):
+                    ptx.mbarrier_wait(patch_full + buffer * BARRIER_BYTES, (patch_parities >> buffer) & types.uint32(1))
+                    patch_parities = types.uint32(patch_parities ^ (types.uint32(1) << buffer))
+                    b = types.uint32(patch_start + buffer * patch_bytes)
+                    tap_w = types.int32(0)
+                    for tap in range(taps):
+                        ptx.mbarrier_wait(weight_full + stage * BARRIER_BYTES, weight_parity)
+                        a = types.uint32(weights_start + stage * stage_bytes)
+                        descriptor_a = types.uint64(descriptor) | types.uint64(a >> 4)
+                        descriptor_b = types.uint64(descriptor) | types.uint64(b >> 4)
+                        if chunk < whole_chunks:
+                            multiply(acc, descriptor_a, descriptor_b, types.int32(step > 0))
+                        else:
+                            multiply_last(acc, descriptor_a, descriptor_b, types.int32(step > 0))
+                        wait_previous(acc)
+                        if leader:
+                            if not resident and step > 0:
+                                ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
+                            if patches > 1 and tap == 0 and chunk > 0:
+                                ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
+                            if late_release and held != 0 and step == 0:
+                                ptx.bulk_wait_read_all()
+                                ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
+                        b = types.uint32(b + tap_bytes)
+                        tap_w = types.int32(tap_w + 1)
+                        if tap_w == kernel_w:
+                            tap_w = types.int32(0)
+                            b = types.uint32(b + (tap_row_bytes - tap_bytes))
+                        step = types.int32(step + 1)
+                        previous_stage = stage
+                        stage = types.uint32(stage + 1)
+                        if stage == stages:
+                            stage = types.uint32(0)
+                            if not resident:
+                                weight_parity = types.uint32(weight_parity ^ 1)
+                    previous_buffer = buffer
+                    buffer = types.uint32(buffer + 1)
+                    if buffer == patches:
+                        buffer = types.uint32(0)
+                    if patches == 1 and chunk < chunks - 1:  # the next chunk needs this one's buffer
+                        wait_all(acc)
+                        if leader:
+                            ptx.mbarrier_arrive(patch_empty)
+                wait_all(acc)
+                if leader:
+                    if not resident:
+                        ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
+                    if not in_place:
+                        ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
+
+                # ---- epilogue and store
+                rows_left = types.int32(min(tile_h, out_h - row))
+                columns_left = types.int32(min(tile_w, out_w - column))
+                if in_place:
+                    group_y = types.uint32(shared + previous_buffer * patch_bytes)
+                    group_barrier(group)  # all warps have read the patch
+                elif staged:
+                    if leader:
+                        ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
+                    group_barrier(group)
+                if staged and not fused:
+                    for pair in range(blocks_of_8 // 2):
+                        ptx.stmatrix_x4_trans(
+                            group_y + matrix_offset + pair * (2 * SWIZZLE_ROWS * ROW_BYTES),
+                            pack(acc[8 * pair], acc[8 * pair + 1]),
+                            pack(acc[8 * pair + 2], acc[8 * pair + 3]),
+                            pack(acc[8 * pair + 4], acc[8 * pair + 5]),
+                            pack(acc[8 * pair + 6], acc[8 * pair + 7]),
+                        )
+                    if blocks_of_8 % 2 == 1:
+                        ptx.stmatrix_x2_trans(
+                            group_y + matrix_offset + (blocks_of_8 - 1) * (SWIZZLE_ROWS * ROW_BYTES),
+                            pack(acc[accumulators - 4], acc[accumulators - 3]),
+                            pack(acc[accumulators - 2], acc[accumulators - 1]),
+                        )
+                else:
+                    first_pixel = types.int32((image * out_h + row) * out_w + column)
+                    first_channel = types.int32(channel + lane_channel)
+                    for block in range(blocks_of_8):
+                        if 8 * block // patch_w < rows_left:  # a branch: ptxas would else hoist all loads
+                            position = types.uint32(8 * block + lane_position)
+                            tile_row = types.uint32(position // types.uint32(patch_w))
+                            tile_column = types.int32(position - tile_row * patch_w)
+                            inside = (types.int32(tile_row) < rows_left) & (tile_column < columns_left)
+                            pixel = types.int32(first_pixel + types.int32(tile_row) * out_w + tile_column)
+                            for half in range(2):
+                                low, high = ptx.exchange_rows(acc[4 * block + 2 * half], acc[4 * block + 2 * half + 1], odd)
+                                k = types.int32(first_channel + 8 * half)
+                                valid = inside & (k < out_channels)
+                                offset = types.int64(pixel) * out_channels + k
+                                if fused:
+                                    low, high = fuse(
+                                        low, high, types.int32(valid), k, offset,
+                                        bias, scale, shift, residual, slope, clip_min, clip_max,
+                                    )  # fmt: skip
+                                if staged:
+                                    chunk_bytes = types.uint32(((warp_chunk + half) ^ lane_position) << 4)
+                                    ptx.store_shared_u32(
+                                        group_y + position * ROW_BYTES + chunk_bytes + ((lane >> 3) & 3) * 4, pack(low, high)
+                                    )
+                                elif valid:
+                                    ptx.store_global_f32x2(y + types.uint64(offset * 4), low, high)
+                if staged:
+                    ptx.fence_async_shared()
+                    group_barrier(group)
+                    if leader:
+                        if channel < out_channels:
+                            for tile_row in range(rows_left):
+                                ptx.tma_store_4d(
+                                    y, group_y + tile_row * (patch_w * ROW_BYTES), channel, column, row + tile_row, image
+                                )
+                        ptx.bulk_commit()
+                        if in_place and not late_release:
+                            ptx.bulk_wait_read_all()
+                            ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
+                held = types.int32(1)
+                if in_turn:
+                    buffer = types.uint32(buffer + (turns - 1) * chunks) % types.uint32(patches)
+                tile = types.int32(tile + blocks * turns)
+            if staged and leader:
+                ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
+
+    return kernel

@@ -1,0 +1,505 @@
+"""conv2d on Hopper's tensor cores: NHWC x OHWI as an implicit GEMM, fed by TMA, multiplied by wgmma.
+
+One tile of y is bm pixels x bn channels; a k step is `bk` input channels of one tap. A block has
+
+- a producer warpgroup, one thread of which issues all loads (see `im2col.py`) into a ring of `stages` buffers;
+- `consumer_groups` warpgroups of 64 rows each, which multiply, apply the epilogue and store;
+- per stage two mbarriers: `full` (the bytes have landed) and `empty` (every consumer has read them).
+
+With split_k > 1 the blocks of a cluster share a tile: each multiplies its part of the k steps, leaves its sums in its
+shared memory, and adds up all blocks' sums of its part of the columns, in the order of their ranks: deterministic.
+
+What is out of range is zero in both operands (channels past C) or not stored (rows past M, columns past K), so no size
+has to divide another. docs/kernels/conv2d_wgmma.md tells more, and what each knob is for.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+
+from schedsearch.backend.ops import shared_base
+from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops import DTYPE_BYTES
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates import cluster, hopper, ptx
+from schedsearch.templates.epilogue import Epilogue
+from schedsearch.templates.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP, WGMMA_K, WGMMA_M
+from schedsearch.templates.im2col import ALIGNMENT_BYTES, Im2col, filter_map, image_map, output_map
+from schedsearch.workload import Config, Workload
+
+GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
+
+# Registers of a consumer thread beside its bn/2 accumulators: addresses, descriptors, temporaries; and with an epilogue.
+OVERHEAD_REGISTERS = (32, 48)
+
+# For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
+# of 1800 measurements on an H200 (13 layers, from 7x7 to 300x300 pixels). Fitted to half of the layers, the latencies come
+# out up to two thirds longer, rates within a third; what they choose for the other half is within 1.25 of the best.
+FILL_CYCLES = 900  # of a block's start: barriers, the tensor maps, the first load's latency
+LOAD_LATENCY_CYCLES = 630  # from issuing a load to its bytes being in shared memory, as far as rings wait for it
+STEP_CYCLES = 32  # of a step beside its multiplications: waiting for barriers, issuing
+TILE_CYCLES = 350  # draining the tensor cores, barriers between warpgroups
+STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through shared memory to L2
+L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
+ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
+SPLIT_L2_EXPONENT = 0.4  # of split_k: neighbours in a cluster multiply other steps, so that they ask for other bytes
+MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
+MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
+CLUSTER_CYCLES = 1100  # two barriers of a cluster and the latency of reading the other blocks' sums
+CLUSTER_BYTES_PER_CYCLE = 36  # of the sums, of one multiprocessor
+
+GROUPS = (1, 2, 3, 4)
+BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+BKS = (16, 32, 64)
+STAGES = tuple(range(2, 13))
+BLOCKS_PER_SM = (1, 2, 3)
+SPLIT_KS = (1, 2, 4, 8)  # blocks of a cluster; 8 is the most that every device takes
+
+
+class Conv2dWgmma(Template):
+    """conv2d for compute capability 9.0: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
+
+    name = "conv2d_wgmma"
+    version = 3
+    op = "conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        return hopper.problem(workload, target) or Im2col.of(workload).problem(max_tile_rows=GROUP_ROWS * max(GROUPS))
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        w, gemm = workload, Im2col.of(workload)
+        smallest_covering_k = min((bn for bn in BNS if bn >= w.k), default=max(BNS))
+        most_row_tiles = math.ceil(gemm.rows / GROUP_ROWS)
+        fewest_tiles = math.ceil(gemm.rows / (GROUP_ROWS * max(GROUPS))) * math.ceil(w.k / smallest_covering_k)
+        most_k_steps = gemm.taps * math.ceil(w.c / min(useful_bks(w.c)))
+        split_ks = [
+            split_k
+            for split_k in SPLIT_KS
+            if split_k == 1 or (most_k_steps >= 2 * split_k and fewest_tiles * split_k < 2 * target.sms * max(BLOCKS_PER_SM))
+        ]
+        group_ms = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
+        knobs = (
+            Knob("consumer_groups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of a tile"),
+            Knob("bn", tuple(bn for bn in BNS if bn <= smallest_covering_k), "columns (output channels) of a tile"),
+            Knob("bk", useful_bks(w.c), "input channels of a k step; more is better, less wastes less of the last step"),
+            Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
+            Knob("split_k", tuple(split_ks), "blocks that share a tile's k steps, as a cluster"),
+            Knob("grid", ("persistent", "split"), "blocks that loop over tiles, or split_k blocks a tile"),
+            Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
+            Knob("group_m", tuple(group_ms), "row tiles that are walked before the next column tile; for reuse in L2"),
+            Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
+        )
+        constraints = (
+            *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.epilogue)]),
+            Constraint("no consumer group whose rows all lie past the output", lambda q: q["bm"] < gemm.rows + GROUP_ROWS),
+            Constraint(
+                "no more stages than k steps that a block runs, but 2",
+                lambda q: q["stages"] <= np.maximum(2, q["block_steps"] * np.where(q["grid"] == "split", 1, q["waves"])),
+            ),
+            Constraint(
+                "split_k is 1 or leaves each block at least 2 k steps, with grid split",
+                lambda q: (q["split_k"] == 1) | ((q["k_steps"] >= 2 * q["split_k"]) & (q["grid"] == "split")),
+            ),
+            Constraint(
+                "split_k is 1 or half of it would leave multiprocessors idle",
+                lambda q: (q["split_k"] == 1) | (q["blocks"] < 2 * target.sms * q["blocks_per_sm"]),
+            ),
+            Constraint(
+                "a persistent grid has more tiles than resident blocks",
+                lambda q: (q["grid"] == "split") | (q["tiles"] > target.sms * q["blocks_per_sm"]),
+            ),
+            Constraint(
+                "another block a multiprocessor only if there is work for it",
+                lambda q: (q["blocks_per_sm"] == 1) | (q["blocks"] > target.sms * (q["blocks_per_sm"] - 1)),
+            ),
+            Constraint(
+                "group_m is 1 with one column tile, and less than twice the row tiles",
+                lambda q: (q["group_m"] == 1) | ((q["column_tiles"] > 1) & (q["group_m"] < 2 * q["row_tiles"])),
+            ),
+        )
+        return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
+
+    def default(self, workload: Workload, target: Target) -> Config:
+        """The configuration of the least predicted time; the deepest ring and the fewest threads among equals."""
+        space = self.space(workload, target)
+        group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
+        group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
+        space = space.restrict({"l2_promotion": [256], "group_m": sorted({1, group_m})})
+        return hopper.least_predicted(space, lambda q: (-q["stages"], q["threads"], -q["group_m"]))
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        plan = evaluate(workload, target, config)
+        epilogue = Epilogue(workload)
+        bm, bn, bk, l2_bytes = plan["bm"], plan["bn"], plan["bk"], plan["l2_promotion"]
+        output: Param = Pointer("y")
+        if stores_by_tma(workload, plan):
+            output = output_map(workload, store_segment(bn), GROUP_ROWS)
+        step = KernelStep(
+            build_kernel(workload, plan, epilogue),
+            (image_map(workload, bm, bk, l2_bytes), filter_map(workload, bn, bk, l2_bytes), output, *epilogue.params),
+            Grid(plan["blocks"], plan["blocks_per_sm"] if config["grid"] == "persistent" else 0),
+            plan["threads"],
+            plan["shared_bytes"],
+            cluster=plan["split_k"],
+            min_blocks_per_sm=plan["blocks_per_sm"],
+        )
+        alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
+        return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
+
+
+# --- Sizes that follow from a configuration ---------------------------------------------------------------------------
+
+
+def useful_bks(channels: int) -> tuple[int, ...]:
+    """The k steps worth trying: none that is twice as wide as needed, none that pads as much as a wider one."""
+    widest = min((bk for bk in BKS if bk >= channels), default=max(BKS))
+    kept: list[int] = []
+    for bk in sorted((bk for bk in BKS if bk <= widest), reverse=True):
+        padded = math.ceil(channels / bk) * bk
+        if all(padded < math.ceil(channels / wider) * wider for wider in kept):
+            kept.append(bk)
+    return tuple(kept)
+
+
+def store_segment(bn: int) -> int:
+    """Columns that one TMA store writes: the widest of a swizzle's 128, 64 or 32 bytes that divides the tile."""
+    return math.gcd(bn, 64)
+
+
+def stores_by_tma(workload: Workload, q: Columns) -> Any:
+    """Whether tiles of y go through shared memory; else threads store what they hold: float32, or a cluster's sums."""
+    return (DTYPE_BYTES[workload.out_dtype] == 2) & (q["split_k"] == 1)
+
+
+def octets_per_block(q: Columns) -> Any:
+    """Of the tile's 8-column pieces, how many a block of a cluster adds up; the last blocks may have less work."""
+    return -(-q["bn"] // (8 * q["split_k"]))
+
+
+def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
+    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
+    w, gemm, out_bytes = workload, Im2col.of(workload), DTYPE_BYTES[workload.out_dtype]
+    operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
+    memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
+
+    def stage_bytes(q: Columns) -> Any:
+        return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
+
+    def ring_bytes(q: Columns) -> Any:
+        """Of the stages; a cluster's blocks write their float32 sums over them."""
+        sums = np.where(q["split_k"] == 1, 0, q["bm"] * octets_per_block(q) * q["split_k"] * 8 * 4)
+        return np.maximum(q["stages"] * stage_bytes(q), sums)
+
+    def shared_bytes(q: Columns) -> Any:
+        y = np.where(stores_by_tma(workload, q), q["bm"] * q["bn"] * out_bytes, 0)
+        return ring_bytes(q) + y + 2 * q["stages"] * BARRIER_BYTES
+
+    def predicted_cycles(q: Columns) -> Any:
+        """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
+        blocks = -(-q["blocks"] // target.sms)
+        at_once = np.minimum(q["blocks_per_sm"], blocks)
+        all_l2 = ALL_L2_BYTES_PER_CYCLE * target.sms * q["split_k"] ** -SPLIT_L2_EXPONENT
+        l2_rate = np.minimum(L2_BYTES_PER_CYCLE, all_l2 / np.minimum(q["blocks"], target.sms))
+        # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
+        wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
+        multiply = q["consumer_groups"] * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES
+        load = stage_bytes(q) / l2_rate
+        # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
+        load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + load + 2 * multiply) / q["stages"])
+        split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 / CLUSTER_BYTES_PER_CYCLE
+        store = TILE_CYCLES + q["bm"] * q["bn"] / q["split_k"] * out_bytes / STORE_BYTES_PER_CYCLE
+        store = store + np.where(q["split_k"] == 1, 0, split)
+        in_turn = FILL_CYCLES + q["block_steps"] * np.maximum(load_alone, multiply) + store
+        # Loads of a persistent block's next tile go on while this one is stored.
+        overlapped = np.maximum(q["block_steps"] * load_alone, q["block_steps"] * multiply + store)
+        persistent = q["grid"] == "persistent"
+        alone = -(-blocks // at_once) * np.where(persistent, overlapped, in_turn)
+        alone = alone + np.where(persistent, FILL_CYCLES + store, 0)
+        shared = blocks * q["block_steps"] * np.maximum(load, multiply) + FILL_CYCLES + store
+        busy = np.maximum(alone, shared)
+        # Memory rests while all blocks start or store at once, as those do that have but one tile.
+        memory = memory_cycles + np.where(blocks == at_once, FILL_CYCLES + store, 0)
+        slower, faster = np.maximum(busy, memory), np.minimum(busy, memory)
+        return LAUNCH_CYCLES + slower + (1 - MEMORY_OVERLAP) * faster
+
+    return {
+        "bm": lambda q: q["consumer_groups"] * GROUP_ROWS,
+        "threads": lambda q: (q["consumer_groups"] + 1) * WARPGROUP,
+        "k_steps": lambda q: gemm.taps * -(-gemm.channels // q["bk"]),
+        "block_steps": lambda q: -(-q["k_steps"] // q["split_k"]),
+        "row_tiles": lambda q: -(-gemm.rows // q["bm"]),
+        "column_tiles": lambda q: -(-gemm.columns // q["bn"]),
+        "tiles": lambda q: q["row_tiles"] * q["column_tiles"],
+        "blocks": lambda q: q["tiles"] * q["split_k"],
+        "waves": lambda q: -(-q["blocks"] // (target.sms * q["blocks_per_sm"])),
+        "ring_bytes": ring_bytes,
+        "shared_bytes": shared_bytes,
+        "registers": hopper.registers,
+        "predicted_cycles": predicted_cycles,
+    }
+
+
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs of one configuration with its derived quantities, as ints."""
+    return hopper.evaluated(derived_quantities(workload, target), config)
+
+
+# --- The kernel -------------------------------------------------------------------------------------------------------
+
+
+def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue) -> Callable[..., None]:
+    """The kernel function for one configuration; `plan` is what `evaluate` returns."""
+    gemm = Im2col.of(workload)
+    bm, bn, bk, stages, groups = plan["bm"], plan["bn"], plan["bk"], plan["stages"], plan["consumer_groups"]
+    rows, columns, channels = gemm.rows, gemm.columns, gemm.channels
+    out_w, out_hw = gemm.out_w, gemm.out_h * gemm.out_w
+    kernel_w = gemm.kernel_w
+    stride_h, stride_w = gemm.stride
+    dilation_h, dilation_w = gemm.dilation
+    left, top = -gemm.lower[0], -gemm.lower[1]
+    k_steps, tiles, row_tiles, column_tiles = plan["k_steps"], plan["tiles"], plan["row_tiles"], plan["column_tiles"]
+    group_m, split_k = plan["group_m"], plan["split_k"]
+    channel_steps = -(-channels // bk)
+    group_tiles = group_m * column_tiles
+    uneven_groups = row_tiles % group_m != 0
+
+    # Shared memory: `stages` times (bm x bk of x, bn x bk of weight), then y of each consumer group, then the barriers.
+    # At the end of a split tile, sums over the stages: for each 8 columns 16 bytes a thread, two columns of two rows.
+    # All matrices are K-major rows of bk * 2 bytes, swizzled over that width.
+    row_bytes = bk * ELEMENT_BYTES
+    a_bytes = bm * row_bytes
+    stage_bytes = a_bytes + bn * row_bytes
+    group_a_bytes = GROUP_ROWS * row_bytes
+    staged = bool(stores_by_tma(workload, plan))
+    y_offset = plan["ring_bytes"]
+    group_y_bytes = GROUP_ROWS * bn * DTYPE_BYTES[workload.out_dtype] if staged else 0
+    full_offset = y_offset + groups * group_y_bytes
+    empty_offset = full_offset + stages * BARRIER_BYTES
+    assert empty_offset + stages * BARRIER_BYTES == plan["shared_bytes"]
+
+    descriptor = hopper.matrix_descriptor(row_bytes)
+    accumulators = bn // 2
+    multiply = ptx.wgmma_steps(bn, bk // WGMMA_K, workload.dtype)
+    wait_previous, wait_all = ptx.wgmma_wait(1, bn), ptx.wgmma_wait(0, bn)
+
+    # A store's segment: 64 rows of chunks of 16 bytes (8 columns); chunk ^= row's 128-byte line modulo the chunks a row.
+    segment = store_segment(bn)
+    segments = bn // segment
+    segment_row_bytes = segment * 2
+    segment_chunks = segment // 8
+    segment_bytes = GROUP_ROWS * segment_row_bytes
+    column_blocks = bn // 16  # stmatrix stores two 8-column blocks
+    wide = workload.out_dtype == "float32"
+    out_bytes = DTYPE_BYTES[workload.out_dtype]
+    pack = ptx.pack_pair("float16" if wide else workload.out_dtype)
+    fused = not epilogue.identity
+    fuse_tile = epilogue.fragments(bn // 8, 8 * columns)
+
+    consumers = groups * WARPGROUP
+    group_barrier = ptx.group_barrier(groups, WARPGROUP)
+
+    all_consumers = ptx.group_barrier(1, consumers)
+    own_octets, octet_bytes = octets_per_block(plan), consumers * 16
+    own_sums = 4 * own_octets
+    fuse_sums = epilogue.fragments(own_octets, 8 * columns)
+    store_fragments = cluster.store_fragments(bn, octet_bytes)
+    sum_fragments = cluster.sum_fragments(split_k, own_octets, octet_bytes)
+
+    def kernel(  # type: ignore[no-untyped-def]
+        xmap, wmap, y, bias, scale, shift, residual, slope, clip_min, clip_max
+    ) -> None:  # fmt: skip
+        def tile_origin(tile: Any) -> Any:
+            """(first row, first column) of a tile: groups of group_m row tiles, column by column within a group."""
+            tile = types.uint32(tile)
+            group = types.uint32(tile // types.uint32(group_tiles))
+            within = types.uint32(tile - group * types.uint32(group_tiles))
+            height = types.uint32(group_m)
+            if uneven_groups:
+                height = types.uint32(min(group_m, row_tiles - group * group_m))
+            column = ptx.divide_u32(within, height)
+            row = types.uint32(group * group_m + within - column * height)
+            return types.int32(row * bm), types.int32(column * bn)
+
+        def store_pairs(values: Any, octets: Any, inside_columns: Any, first_row: Any, first_offset: Any) -> None:
+            """Stores what a thread holds of `octets` times 8 columns; `first_offset` in elements."""
+            for pair in range(2 * octets):
+                if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
+                    offset = types.int64(first_offset + ((pair & 1) * 8 * columns + (pair >> 1) * 8))
+                    address = types.uint64(y + types.uint64(offset * out_bytes))
+                    if wide:
+                        ptx.store_global_f32x2(address, values[2 * pair], values[2 * pair + 1])
+                    else:
+                        ptx.store_global_u32(address, pack(values[2 * pair], values[2 * pair + 1]))
+
+        shared = shared_base()
+        full = types.uint32(shared + full_offset)
+        empty = types.uint32(shared + empty_offset)
+        thread = types.int32(cuda.threadIdx.x)
+        rank = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(split_k))
+        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(split_k))
+        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(split_k))
+        first_step = types.int32(rank * k_steps // split_k)
+        stop_step = types.int32((rank + 1) * k_steps // split_k)
+        if thread == 0:
+            for stage in range(stages):
+                ptx.mbarrier_init(full + stage * BARRIER_BYTES, 1)
+                ptx.mbarrier_init(empty + stage * BARRIER_BYTES, groups)
+            ptx.mbarrier_init_fence()
+        cuda.syncthreads()
+
+        stage = types.uint32(0)
+        if thread >= consumers:
+            # ---- load
+            if thread == consumers:
+                parity = types.uint32(1)  # of the phase before the first: every stage starts empty
+                tile = first_tile
+                while tile < tiles:
+                    row, column = tile_origin(tile)
+                    image = types.int32(types.uint32(row) // types.uint32(out_hw))
+                    pixel = types.uint32(row - image * out_hw)
+                    out_row = types.uint32(pixel // types.uint32(out_w))
+                    h = types.int32(out_row * stride_h) - top
+                    w = types.int32((pixel - out_row * out_w) * stride_w) - left
+                    tap = types.int32(types.uint32(first_step) // types.uint32(channel_steps))
+                    channel = types.int32((first_step - tap * channel_steps) * bk)
+                    tap_h = types.int32(types.uint32(tap) // types.uint32(kernel_w))
+                    tap_w = types.int32(tap - tap_h * kernel_w)
+                    for _ in range(first_step, stop_step):
+                        ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
+                        barrier = types.uint32(full + stage * BARRIER_BYTES)
+                        a = types.uint32(shared + stage * stage_bytes)
+                        ptx.mbarrier_expect_bytes(barrier, stage_bytes)
+                        tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
+                        ptx.tma_load_im2col_4d(a, xmap, channel, w, h, image, barrier, tap_x, tap_y)
+                        ptx.tma_load_3d(a + a_bytes, wmap, channel, tap, column, barrier)
+                        channel = types.int32(channel + bk)
+                        if channel >= channels:
+                            channel = types.int32(0)
+                            tap = types.int32(tap + 1)
+                            tap_w = types.int32(tap_w + 1)
+                            if tap_w == kernel_w:
+                                tap_w = types.int32(0)
+                                tap_h = types.int32(tap_h + 1)
+                        stage = types.uint32(stage + 1)
+                        if stage == stages:
+                            stage = types.uint32(0)
+                            parity = types.uint32(parity ^ 1)
+                    tile = types.int32(tile + next_tile)
+        else:
+            group = thread >> 7
+            lane = thread & 31
+            warp_row = types.int32(((thread >> 5) & 3) * 16)
+            leader = (thread & 127) == 0
+            group_y = types.uint32(shared + y_offset + group * group_y_bytes)
+            segment_row = types.uint32(warp_row + (lane & 15))
+            row_address = types.uint32(group_y + segment_row * segment_row_bytes)
+            flip = types.uint32((segment_row * segment_row_bytes >> 7) & (segment_chunks - 1))
+            acc = cuda.local.array(accumulators, types.float32)
+            parity = types.uint32(0)
+            previous = types.uint32(0)
+            tile = first_tile
+            while tile < tiles:
+                row, column = tile_origin(tile)
+                # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
+                for step in range(first_step, stop_step):
+                    ptx.mbarrier_wait(full + stage * BARRIER_BYTES, parity)
+                    a = types.uint32(shared + stage * stage_bytes)
+                    b = types.uint32(a + a_bytes)
+                    a = types.uint32(a + group * group_a_bytes)
+                    multiply(
+                        acc,
+                        types.uint64(descriptor) | types.uint64(a >> 4),
+                        types.uint64(descriptor) | types.uint64(b >> 4),
+                        types.int32(step > first_step),
+                    )
+                    wait_previous(acc)
+                    if leader and step > first_step:
+                        ptx.mbarrier_arrive(empty + previous * BARRIER_BYTES)
+                    previous = stage
+                    stage = types.uint32(stage + 1)
+                    if stage == stages:
+                        stage = types.uint32(0)
+                        parity = types.uint32(parity ^ 1)
+                wait_all(acc)
+                if leader:
+                    ptx.mbarrier_arrive(empty + previous * BARRIER_BYTES)
+
+                if split_k > 1:
+                    all_consumers(0)  # what the tensor cores have read is written over
+                    store_fragments(acc, shared + thread * 16)
+                else:
+                    # ---- epilogue and store: of each 8 columns, a thread holds two neighbours in row lane / 4 and in
+                    # the row 8 below
+                    first_row = types.int32(row + group * GROUP_ROWS + warp_row + (lane >> 2))
+                    first_column = types.int32(column + (lane & 3) * 2)
+                    first_offset = types.int64(first_row) * columns + first_column
+                    if fused:
+                        fuse_tile(
+                            acc, columns - column, first_row < rows, first_row + 8 < rows, first_column, first_offset,
+                            bias, scale, shift, residual, slope, clip_min, clip_max,
+                        )  # fmt: skip
+                    if staged:
+                        if leader:
+                            ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
+                        group_barrier(group)
+                        for block in range(column_blocks):
+                            # a branch even where always true: ptxas would else pack all pairs into further registers
+                            if column + 16 * block < columns:
+                                chunk = types.uint32((2 * block) % segment_chunks + (lane >> 4))
+                                ptx.stmatrix_x4(
+                                    row_address + (2 * block) // segment_chunks * segment_bytes + ((chunk ^ flip) << 4),
+                                    pack(acc[8 * block], acc[8 * block + 1]),
+                                    pack(acc[8 * block + 2], acc[8 * block + 3]),
+                                    pack(acc[8 * block + 4], acc[8 * block + 5]),
+                                    pack(acc[8 * block + 6], acc[8 * block + 7]),
+                                )
+                    else:
+                        store_pairs(acc, bn // 8, columns - column, first_row, first_offset)
+                    if staged:
+                        ptx.fence_async_shared()
+                        group_barrier(group)
+                        if leader:
+                            for part in range(segments):
+                                ptx.tma_store_2d(
+                                    y, group_y + part * segment_bytes, column + part * segment, row + group * GROUP_ROWS
+                                )
+                            ptx.bulk_commit()
+                tile = types.int32(tile + next_tile)
+            if leader:
+                ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
+
+        if split_k > 1:
+            # ---- add up the cluster's sums of this block's columns, epilogue and store; all threads meet at the barriers
+            cluster.cluster_arrive()
+            cluster.cluster_wait()
+            octet = types.int32(rank * own_octets)
+            sums = cuda.local.array(own_sums, types.float32)
+            if thread < consumers:
+                sum_fragments(sums, shared + octet * octet_bytes + thread * 16)
+            cluster.cluster_arrive()  # done with the other blocks' memory
+            if thread < consumers:
+                row, column = tile_origin(first_tile)
+                stop_column = types.int32(min(columns, column + bn))
+                first_row = types.int32(row + (thread >> 5) * 16 + ((thread & 31) >> 2))
+                first_column = types.int32(column + octet * 8 + (thread & 3) * 2)
+                first_offset = types.int64(first_row) * columns + first_column
+                own_columns = types.int32(stop_column - (column + octet * 8))
+                if fused:
+                    fuse_sums(
+                        sums, own_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,
+                        bias, scale, shift, residual, slope, clip_min, clip_max,
+                    )  # fmt: skip
+                store_pairs(sums, own_octets, own_columns, first_row, first_offset)
+            cluster.cluster_wait()  # until no other block reads this one's memory
+
+    return kernel

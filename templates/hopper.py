@@ -1,0 +1,99 @@
+"""What the wgmma kernels share: a Hopper multiprocessor's sizes, the rules that follow from them, choosing a default.
+
+Quantities have the same names in all of them: `threads` of a block, `shared_bytes` of a block, `blocks_per_sm`, `registers`
+that a thread may have, `predicted_cycles`.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; CUDA programming guide, "Compute Capabilities".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from schedsearch.space import Columns, ConfigSpace, Constraint
+from schedsearch.target import Target
+from schedsearch.templates.im2col import ALIGNMENT_BYTES
+from schedsearch.workload import Config, Workload
+
+DTYPES = ("float16", "bfloat16")
+ELEMENT_BYTES = 2  # of x and weight
+WARPGROUP = 128  # threads
+WGMMA_M = 64  # rows of a wgmma
+WGMMA_K = 16  # 16-bit elements along k of one wgmma
+BARRIER_BYTES = 8
+SWIZZLE_ROWS = 8  # a swizzle repeats after these
+REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
+BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each resident block
+LAUNCH_CYCLES = 4200  # from a kernel's end to the next one's first load in a chain, and its last store; see conv2d_wgmma
+
+
+def problem(workload: Workload, target: Target) -> str | None:
+    """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None."""
+    w = workload
+    if target.compute_capability != (9, 0):
+        return f"wgmma needs compute capability 9.0, got {'.'.join(map(str, target.compute_capability))}"
+    if w.dtype not in DTYPES:
+        return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
+    if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
+        return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
+    if w.groups != 1:
+        return f"groups is {w.groups}; allowed: 1"
+    for name in ("c", "k"):
+        if w.params[name] % (ALIGNMENT_BYTES // ELEMENT_BYTES):
+            return f"{name} is {w.params[name]}; allowed: multiples of 8, TMA's strides are of 16 bytes"
+    return None
+
+
+def block_constraints(target: Target, columns: str, overhead_registers: int) -> tuple[Constraint, ...]:
+    """That `blocks_per_sm` blocks fit a multiprocessor. `columns` names the knob or quantity that is wgmma's N."""
+    limit, per_sm, threads_per_sm = target.shared_bytes_per_block, target.shared_bytes_per_sm, target.threads_per_sm
+    return (
+        Constraint(f"shared memory of a block <= {limit} bytes", lambda q: q["shared_bytes"] <= limit),
+        Constraint(
+            f"shared memory of the resident blocks <= {per_sm} bytes",
+            lambda q: (q["shared_bytes"] + BLOCK_RESERVED_BYTES) * q["blocks_per_sm"] <= per_sm,
+        ),
+        Constraint(
+            f"threads of the resident blocks <= {threads_per_sm}",
+            lambda q: q["threads"] * q["blocks_per_sm"] <= threads_per_sm,
+        ),
+        Constraint(
+            f"{columns} / 2 accumulators and {overhead_registers} more registers <= a thread's share of the register file",
+            lambda q: q[columns] // 2 + overhead_registers <= q["registers"],
+        ),
+    )
+
+
+def registers(q: Columns) -> Any:
+    """Of a thread: an even share of the register file in units of 8, at most 255."""
+    return np.minimum(255, REGISTER_FILE // (q["threads"] * q["blocks_per_sm"]) // 8 * 8)
+
+
+def matrix_descriptor(row_bytes: int) -> int:
+    """A shared-memory matrix descriptor but for its address, of K-major rows that are swizzled over their width.
+
+    Swizzle mode (1, 2, 3: 128, 64, 32 bytes) at bit 62, the distance of 8-row groups in units of 16 bytes at bit 32, the
+    (unused) leading distance at bit 16; to be added: the address in units of 16 bytes, at bit 0.
+    """
+    return ({128: 1, 64: 2, 32: 3}[row_bytes] << 62) | ((SWIZZLE_ROWS * row_bytes // 16) << 32) | (1 << 16)
+
+
+def least_predicted(space: ConfigSpace, ties: Callable[[Columns], Sequence[Any]]) -> Config:
+    """The configuration of the least `predicted_cycles`; among equals of the least `ties`, the most important first."""
+    rows = np.concatenate(list(space.walk()))
+    q: dict[str, Any] = {knob.name: np.array(knob.values)[rows[:, i]] for i, knob in enumerate(space.knobs)}
+    for name, formula in space.derived.items():
+        q[name] = formula(q)
+    order = np.lexsort((*reversed(ties(q)), np.round(q["predicted_cycles"])))
+    return space.config(rows[order[0]])
+
+
+def evaluated(formulas: Mapping[str, Callable[[Columns], Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs of one configuration with its derived quantities, as ints."""
+    values = dict(config)
+    for name, formula in formulas.items():
+        values[name] = int(formula(values))
+    return values

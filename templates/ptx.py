@@ -1,0 +1,333 @@
+"""Device operations as data: what each does is one line of PTX. Section names refer to the PTX ISA.
+
+Addresses called `shared` are 32-bit shared-window addresses, all others are generic or global 64-bit ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from schedsearch.backend.ops import device_op
+
+F16 = "float16"
+BF16 = "bfloat16"
+_PTX_TYPE = {F16: "f16", BF16: "bf16"}
+
+# --- Global memory, 128 bits at a time ------------------------------------------------------------------------------
+load_global_v4 = device_op(
+    "load_global_v4",
+    "ld.global.nc.v4.u32 {$a, $b, $c, $d}, [$address];",
+    ins={"address": "u64"},
+    outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
+)
+store_global_v4 = device_op(
+    "store_global_v4",
+    "st.global.v4.b32 [$address], {$a, $b, $c, $d};",
+    ins={"address": "u64", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
+)
+load_global_u16 = device_op(
+    "load_global_u16",
+    "{ .reg .b16 h; ld.global.nc.b16 h, [$address]; cvt.u32.u16 $value, h; }",
+    ins={"address": "u64"},
+    outs={"value": "u32"},
+)
+load_global_u32 = device_op(
+    "load_global_u32", "ld.global.nc.b32 $value, [$address];", ins={"address": "u64"}, outs={"value": "u32"}
+)
+store_global_u32 = device_op("store_global_u32", "st.global.b32 [$address], $value;", ins={"address": "u64", "value": "u32"})
+store_global_u16 = device_op(
+    "store_global_u16",
+    "{ .reg .b16 h; cvt.u16.u32 h, $value; st.global.b16 [$address], h; }",
+    ins={"address": "u64", "value": "u32"},
+)
+store_global_f32 = device_op("store_global_f32", "st.global.f32 [$address], $value;", ins={"address": "u64", "value": "f32"})
+store_global_f32x2 = device_op(
+    "store_global_f32x2", "st.global.v2.f32 [$address], {$a, $b};", ins={"address": "u64", "a": "f32", "b": "f32"}
+)
+store_shared_v4 = device_op(
+    "store_shared_v4",
+    "st.shared.v4.b32 [$shared], {$a, $b, $c, $d};",
+    ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
+)
+load_shared_v4 = device_op(
+    "load_shared_v4",
+    "ld.shared.v4.b32 {$a, $b, $c, $d}, [$shared];",
+    ins={"shared": "u32"},
+    outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
+)
+store_shared_u32 = device_op("store_shared_u32", "st.shared.b32 [$shared], $value;", ins={"shared": "u32", "value": "u32"})
+store_shared_f32x2 = device_op(
+    "store_shared_f32x2", "st.shared.v2.f32 [$shared], {$a, $b};", ins={"shared": "u32", "a": "f32", "b": "f32"}
+)
+
+load_shared_f32 = device_op("load_shared_f32", "ld.shared.f32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "f32"})
+load_shared_f32x2 = device_op(
+    "load_shared_f32x2", "ld.shared.v2.f32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "f32", "b": "f32"}
+)
+
+# --- Asynchronous copies, sm_80 ("Data Movement: cp.async") ----------------------------------------------------------
+cp_async_16 = device_op(  # copies the first `bytes` of 16 and zero-fills the rest; 0 reads nothing
+    "cp_async_16",
+    "cp.async.cg.shared.global.L2::128B [$shared], [$address], 16, $bytes;",
+    ins={"shared": "u32", "address": "u64", "bytes": "i32"},
+)
+cp_async_8 = device_op(
+    "cp_async_8",
+    "cp.async.ca.shared.global [$shared], [$address], 8, $bytes;",
+    ins={"shared": "u32", "address": "u64", "bytes": "i32"},
+)
+cp_async_4 = device_op(
+    "cp_async_4",
+    "cp.async.ca.shared.global [$shared], [$address], 4, $bytes;",
+    ins={"shared": "u32", "address": "u64", "bytes": "i32"},
+)
+copy_2 = device_op(  # like cp_async_*, whose least is 4 bytes, but through a register: done when it returns
+    "copy_2",
+    "{ .reg .pred p; .reg .b16 h; setp.ne.s32 p, $bytes, 0; mov.b16 h, 0; "
+    "@p ld.global.nc.b16 h, [$address]; st.shared.b16 [$shared], h; }",
+    ins={"shared": "u32", "address": "u64", "bytes": "i32"},
+)
+cp_async_commit = device_op("cp_async_commit", "cp.async.commit_group;")
+
+
+@functools.cache
+def cp_async_wait(groups: int) -> Callable[..., Any]:
+    """Waits until at most `groups` of the youngest committed groups are pending."""
+    return device_op("cp_async_wait", f"cp.async.wait_group {groups};")
+
+
+# --- Warp-level matrices, sm_80 ("Warp Level Matrix Instructions") ---------------------------------------------------
+ldmatrix_x4 = device_op(
+    "ldmatrix_x4",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$a, $b, $c, $d}, [$shared];",
+    ins={"shared": "u32"},
+    outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
+)
+
+
+@functools.cache
+def mma_m16n8k16(dtype: str) -> Callable[..., Any]:
+    """D = A x B + C with fp32 accumulators: (a0..a3, b0, b1, c0..c3) -> (d0..d3)."""
+    kind = _PTX_TYPE[dtype]
+    return device_op(
+        "mma_m16n8k16",
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+        "{$d0, $d1, $d2, $d3}, {$a0, $a1, $a2, $a3}, {$b0, $b1}, {$c0, $c1, $c2, $c3};",
+        ins={**{f"a{i}": "u32" for i in range(4)}, "b0": "u32", "b1": "u32", **{f"c{i}": "f32" for i in range(4)}},
+        outs={f"d{i}": "f32" for i in range(4)},
+        pure=True,
+    )
+
+
+@functools.cache
+def mma_warp_tile(wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[..., Any]:
+    """One warp's tile step of 16 in k: `wm` x `wn` accumulators += A x B, both operands K-major in shared memory.
+
+    Called as (accumulators[wm * wn // 32], a, b). Accumulator 4 (i wn/8 + j) + q is c_q of the 16x8 tile (i, j). `a` and `b`
+    are each lane's ldmatrix addresses of the first 16 rows, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk
+    `lane / 16`, for B row `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows.
+    """
+    kind, tiles_m, tiles_n = _PTX_TYPE[dtype], wm // 16, wn // 8
+    load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    lines = [f"{{ .reg .b32 a<4>, b<{2 * tiles_n}>;"]
+    for j in range(0, tiles_n, 2):
+        lines.append(f"{load} {{b{2 * j}, b{2 * j + 1}, b{2 * j + 2}, b{2 * j + 3}}}, [$b+{j * 8 * row_bytes}];")
+    for i in range(tiles_m):
+        lines.append(f"{load} {{a0, a1, a2, a3}}, [$a+{i * 16 * row_bytes}];")
+        for j in range(tiles_n):
+            c = ", ".join(f"$acc[{4 * (i * tiles_n + j) + q}]" for q in range(4))
+            lines.append(
+                f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+                f"{{{c}}}, {{a0, a1, a2, a3}}, {{b{2 * j}, b{2 * j + 1}}}, {{{c}}};"
+            )
+    return device_op(
+        "mma_warp_tile",
+        "\n".join([*lines, "}"]),
+        inout={"acc": ("f32", wm * wn // 32)},
+        ins={"a": "u32", "b": "u32"},
+    )
+
+
+@functools.cache
+def store_warp_tile(wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
+    """Writes the accumulators of `mma_warp_tile` to shared memory as float32 in rows `row_bytes` apart.
+
+    Called as (accumulators, shared): the lane's address, of row `lane / 4` and column `lane % 4 * 2` of the tile.
+    """
+    tiles_n = wn // 8
+    lines = []
+    for i in range(wm // 16):
+        for j in range(tiles_n):
+            for half in range(2):
+                first = 4 * (i * tiles_n + j) + 2 * half
+                offset = (i * 16 + half * 8) * row_bytes + j * 32
+                lines.append(f"st.shared.v2.f32 [$shared+{offset}], {{$acc[{first}], $acc[{first + 1}]}};")
+    return device_op("store_warp_tile", "\n".join(lines), inout={"acc": ("f32", wm * wn // 32)}, ins={"shared": "u32"})
+
+
+# --- Integers: a 64-bit division is a call, beside which ptxas serialises wgmma ---------------------------------------
+divide_u32 = device_op(
+    "divide_u32", "div.u32 $quotient, $a, $b;", ins={"a": "u32", "b": "u32"}, outs={"quotient": "u32"}, pure=True
+)
+
+
+# --- Conversions -----------------------------------------------------------------------------------------------------
+@functools.cache
+def pack_pair(dtype: str) -> Callable[..., Any]:
+    """Two float32 -> 32 bits of two 16-bit floats, `low` in the lower half, rounded to nearest even."""
+    return device_op(
+        "pack_pair",
+        f"cvt.rn.{_PTX_TYPE[dtype]}x2.f32 $packed, $high, $low;",
+        ins={"low": "f32", "high": "f32"},
+        outs={"packed": "u32"},
+        pure=True,
+    )
+
+
+@functools.cache
+def unpack_pair(dtype: str) -> Callable[..., Any]:
+    """32 bits of two 16-bit floats -> (low, high) as float32; exact."""
+    if dtype == F16:
+        text = "{ .reg .b16 l, h; mov.b32 {l, h}, $packed; cvt.f32.f16 $low, l; cvt.f32.f16 $high, h; }"
+    else:
+        text = "{ .reg .b32 t; shl.b32 t, $packed, 16; mov.b32 $low, t; and.b32 t, $packed, 0xffff0000; mov.b32 $high, t; }"
+    return device_op("unpack_pair", text, ins={"packed": "u32"}, outs={"low": "f32", "high": "f32"}, pure=True)
+
+
+# --- Barriers in shared memory, sm_90 ("Parallel Synchronization: mbarrier") ------------------------------------------
+mbarrier_init = device_op(
+    "mbarrier_init", "mbarrier.init.shared::cta.b64 [$shared], $arrivals;", ins={"shared": "u32", "arrivals": "u32"}
+)
+mbarrier_init_fence = device_op("mbarrier_init_fence", "fence.mbarrier_init.release.cluster;")
+mbarrier_expect_bytes = device_op(
+    "mbarrier_expect_bytes",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$shared], $bytes;",
+    ins={"shared": "u32", "bytes": "u32"},
+)
+mbarrier_arrive = device_op("mbarrier_arrive", "mbarrier.arrive.shared::cta.b64 _, [$shared];", ins={"shared": "u32"})
+mbarrier_wait = device_op(  # spins until the phase of this parity has completed
+    "mbarrier_wait",
+    "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$shared], $parity; @!done bra again; }",
+    ins={"shared": "u32", "parity": "u32"},
+)
+
+
+@functools.cache
+def group_barrier(groups: int, threads: int) -> Callable[..., Any]:
+    """A barrier for each of `groups` groups of `threads` threads, called with the group's number, equal in a warp.
+
+    The barriers' numbers (1 and up; 0 is the whole block's) stand in the text: one in a register would reserve all 16.
+    """
+    lines = [f"setp.eq.u32 mine, $group, {group}; @mine bar.sync {group + 1}, {threads};" for group in range(groups)]
+    return device_op("group_barrier", f"{{ .reg .pred mine; {' '.join(lines)} }}", ins={"group": "u32"})
+
+
+# --- Overlap of dependent launches, sm_90 ("Parallel Synchronization: griddepcontrol"); see `Step.overlaps` --------------
+grid_dependency_launch = device_op("grid_dependency_launch", "griddepcontrol.launch_dependents;")
+grid_dependency_wait = device_op("grid_dependency_wait", "griddepcontrol.wait;")
+
+# --- Tensor copies, sm_90 ("Data Movement: cp.async.bulk.tensor") ------------------------------------------------------
+tma_load_im2col_4d = device_op(  # coordinates (channel, w, h, n) of the first pixel, offsets of the kernel's tap
+    "tma_load_im2col_4d",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+    "[$shared], [$map, {$c, $w, $h, $n}], [$barrier], {$offset_w, $offset_h};",
+    ins={
+        "shared": "u32", "map": "u64", "c": "i32", "w": "i32", "h": "i32", "n": "i32", "barrier": "u32",
+        "offset_w": "u16", "offset_h": "u16",
+    },
+)  # fmt: skip
+tma_load_2d = device_op(
+    "tma_load_2d",
+    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [$shared], [$map, {$c0, $c1}], [$barrier];",
+    ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "barrier": "u32"},
+)
+tma_load_3d = device_op(
+    "tma_load_3d",
+    "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[$shared], [$map, {$c0, $c1, $c2}], [$barrier];",
+    ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "c2": "i32", "barrier": "u32"},
+)
+tma_load_4d = device_op(
+    "tma_load_4d",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[$shared], [$map, {$c0, $c1, $c2, $c3}], [$barrier];",
+    ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "c2": "i32", "c3": "i32", "barrier": "u32"},
+)
+tma_store_2d = device_op(
+    "tma_store_2d",
+    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$map, {$c0, $c1}], [$shared];",
+    ins={"map": "u64", "shared": "u32", "c0": "i32", "c1": "i32"},
+)
+tma_store_4d = device_op(
+    "tma_store_4d",
+    "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$map, {$c0, $c1, $c2, $c3}], [$shared];",
+    ins={"map": "u64", "shared": "u32", "c0": "i32", "c1": "i32", "c2": "i32", "c3": "i32"},
+)
+tma_prefetch_map = device_op("tma_prefetch_map", "prefetch.tensormap [$map];", ins={"map": "u64"})
+bulk_commit = device_op("bulk_commit", "cp.async.bulk.commit_group;")
+bulk_wait_read_all = device_op("bulk_wait_read_all", "cp.async.bulk.wait_group.read 0;")
+bulk_wait_all = device_op("bulk_wait_all", "cp.async.bulk.wait_group 0;")
+fence_async_shared = device_op("fence_async_shared", "fence.proxy.async.shared::cta;")
+
+# --- Warpgroup matrices, sm_90a ("Asynchronous Warpgroup Level Matrix Instructions") -----------------------------------
+
+
+@functools.cache
+def wgmma_steps(bn: int, k_steps: int, dtype: str) -> Callable[..., Any]:
+    """One tile step: fence, `k_steps` times m64nBNk16 with both operands in shared memory, commit.
+
+    Called as (accumulators[bn // 2], descriptor_a, descriptor_b, accumulate); accumulate = 0 lets the first step
+    overwrite the accumulators. A k step advances both descriptors by 32 bytes, which are 2 in units of 16 bytes; both
+    operands are K-major. The steps stand in one block because NVVM counts the text of inline assembly against its
+    unroll budget.
+    """
+    kind = _PTX_TYPE[dtype]
+    multiply = f"wgmma.mma_async.sync.aligned.m64n{bn}k16.f32.{kind}.{kind} {{$acc}}, da, db, p, 1, 1, 0, 0; "
+    advance = "add.s64 da, da, 2; add.s64 db, db, 2; setp.ne.b32 p, 1, 0; "
+    return device_op(
+        "wgmma_steps",
+        "{ .reg .pred p; .reg .b64 da, db; setp.ne.b32 p, $accumulate, 0; mov.b64 da, $a; mov.b64 db, $b; "
+        "wgmma.fence.sync.aligned; " + advance.join([multiply] * k_steps) + "wgmma.commit_group.sync.aligned; }",
+        inout={"acc": ("f32", bn // 2)},
+        ins={"a": "u64", "b": "u64", "accumulate": "i32"},
+    )
+
+
+@functools.cache
+def wgmma_wait(groups: int, bn: int) -> Callable[..., Any]:
+    """Waits until at most `groups` of the youngest committed wgmma groups are pending.
+
+    Called with the accumulators, which are tied to the wait so that no use of them is moved before it.
+    """
+    return device_op(
+        "wgmma_wait", f"wgmma.wait_group.sync.aligned {groups}; // orders $acc", inout={"acc": ("f32", bn // 2)}
+    )
+
+
+stmatrix_x4 = device_op(
+    "stmatrix_x4",
+    "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$shared], {$a, $b, $c, $d};",
+    ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
+)
+stmatrix_x4_trans = device_op(  # each 8x8 matrix transposed: a lane's two values go to two rows
+    "stmatrix_x4_trans",
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$shared], {$a, $b, $c, $d};",
+    ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
+)
+stmatrix_x2_trans = device_op(
+    "stmatrix_x2_trans",
+    "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$shared], {$a, $b};",
+    ins={"shared": "u32", "a": "u32", "b": "u32"},
+)
+exchange_rows = device_op(
+    # Accumulators are two neighbouring columns of row lane / 4. Lanes of neighbouring rows exchange one of their two: the
+    # even row's then has both rows in its first column, the odd row's (`odd` = 1) both rows in its second.
+    "exchange_rows",
+    "{ .reg .pred p; .reg .f32 x, y, sent, got; setp.ne.s32 p, $odd, 0; mov.f32 x, $v0; mov.f32 y, $v1; "
+    "selp.f32 sent, x, y, p; shfl.sync.bfly.b32 got, sent, 4, 31, -1; "
+    "selp.f32 $low, got, x, p; selp.f32 $high, y, got, p; }",
+    ins={"v0": "f32", "v1": "f32", "odd": "i32"},
+    outs={"low": "f32", "high": "f32"},
+)

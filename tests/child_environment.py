@@ -1,0 +1,12 @@
+"""The environment for Python processes that tests start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """This process's environment with the tests' folder put before whatever is on PYTHONPATH."""
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **more}

@@ -1,0 +1,60 @@
+"""A tiny workload for the tests of the command line, and how they call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schedsearch.cli.main import main
+
+TINY = """\
+target: cpu
+budget: {trials: 4}
+tuner: {name: random}
+tasks:
+  - name: tiny
+    op: conv2d
+    shape: {n: 1, h: 8, w: 8, c: 8, k: 8, r: 3, s: 3}
+    dtype: float32
+"""
+
+
+def isolate(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Keeps the state folder and the device's lock of this test, and of the processes it starts, in `folder`."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    patch.setenv("SCHEDSEARCH_STATE_DIR", str(folder / "state"))
+    patch.setenv("TMPDIR", str(folder / "tmp"))
+    patch.setattr(tempfile, "tempdir", None)  # look at TMPDIR again
+
+
+def schedsearch(*arguments: str | Path) -> Result:
+    """The command in this process; standard output and standard error apart."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    """The command in a process of its own, as a user starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from schedsearch.cli.main import main; main()", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that starts the tests in the background makes them, and so their children, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The JSON events of `tune --json`; fails when anything else is mixed in."""
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,258 @@
+"""`HopperEmulator` with what conv2d_wgmma needs besides: im2col copies, every swizzle, and blocks that run as a cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from emulator import TYPES, Block
+from hopper_emulator import WAIT_S, HopperEmulator
+
+Array = np.ndarray[Any, Any]
+SWIZZLE_BYTES = {1: 128, 2: 64, 3: 32}  # by the code in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
+
+
+def swizzled(addresses: Array, width_bytes: int) -> Array:
+    """16-byte chunk ^= 128-byte line, modulo the chunks of the width."""
+    return addresses ^ (((addresses >> 7) & (width_bytes // 16 - 1)) << 4)
+
+
+class ClusterBlock(Block):
+    """A block among others that run at the same time."""
+
+    def __init__(self, threads: int, shared_bytes: int, index: int, cluster: Cluster) -> None:
+        super().__init__(threads, shared_bytes)
+        self.index, self.cluster, self.running = index, cluster, threads
+        self.barriers: dict[int, Any] = {}
+        self.groups: dict[int, Any] = {}
+        self.named: dict[int, threading.Barrier] = {}
+
+
+class Cluster:
+    def __init__(self, threads: int) -> None:
+        self.threads, self.arrived, self.phase = threads, 0, 0
+        self.blocks: list[ClusterBlock] = []
+
+
+class ClusterEmulator(HopperEmulator):
+    """Every thread of the blocks of one cluster at a time is a Python thread; `block` is the calling thread's."""
+
+    def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
+        self.here = threading.local()
+        super().__init__(memory, epilogue, late, seed)
+        emulator = self
+
+        class Cuda(type(self.cuda)):  # type: ignore[misc]
+            @property
+            def blockIdx(self) -> Any:
+                return SimpleNamespace(x=emulator.block.index)
+
+        self.cuda = Cuda()
+        self.types = SimpleNamespace(**{**vars(TYPES), "uint16": lambda value: int(value) % 2**16})
+
+    @property
+    def block(self) -> Any:
+        return self.here.block
+
+    @property
+    def barriers(self) -> Any:
+        return self.block.barriers
+
+    @property
+    def groups(self) -> Any:
+        return self.block.groups
+
+    def _start(self, copy: Callable[[], None]) -> None:
+        block = self.block
+
+        def within() -> None:
+            self.here.block = block
+            copy()
+
+        super()._start(within)
+
+    def group_barrier(self, groups: int, threads: int) -> Callable[[int], None]:
+        def wait(group: int) -> None:
+            assert 0 <= group < groups
+            with self.changed:
+                barrier = self.block.named.setdefault(group + 1, threading.Barrier(threads))
+            barrier.wait(WAIT_S)
+
+        return wait
+
+    @staticmethod
+    def divide_u32(a: int, b: int) -> int:
+        return a // b
+
+    # --- tensor copies ----------------------------------------------------------------------------------------------
+    def _chunks(self, shared: int, size: int, width_bytes: int) -> Array:
+        assert shared % (8 * width_bytes) == 0 and shared >= 0 and shared + size <= self.block.shared.nbytes
+        return swizzled(np.arange(size // 16) * 16 + shared, width_bytes) // 16
+
+    def _land(self, shared: int, box: Array, width_bytes: int, barrier: int) -> None:
+        def copy() -> None:
+            data = np.ascontiguousarray(box).view(np.uint8).reshape(-1, 16)
+            self.block.shared.reshape(-1, 16)[self._chunks(shared, data.size, width_bytes)] = data
+            self._update(barrier, 0, -data.size)
+
+        self._start(copy)
+
+    def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
+        param, array = tensor
+        box = np.zeros(param.box[::-1], np.float16)
+        inside, at = self._box(param, array, coordinates)
+        box[at] = array[inside]
+        self._land(shared, box, param.swizzle_bytes, barrier)
+
+    def tma_load_im2col_4d(
+        self, shared: int, tensor: Any, c: int, w: int, h: int, n: int, barrier: int, offset_w: int, offset_h: int
+    ) -> None:
+        """PTX ISA, "im2col mode": walks the base pixels between the corners, with the strides, from (n, h, w) on."""
+        param, array = tensor
+        channels, width, height, images = param.dims
+        _, stride_w, stride_h, _ = param.element_strides
+        first_w, first_h = param.lower
+        stop_w, stop_h = width + param.upper[0], height + param.upper[1]
+        assert first_w <= w < stop_w and first_h <= h < stop_h and c < channels
+        columns = np.zeros((param.pixels_per_column, param.channels_per_pixel), np.float16)
+        depth = min(channels - c, param.channels_per_pixel)
+        for column in columns:
+            at_w, at_h = w + offset_w, h + offset_h
+            if n < images and 0 <= at_w < width and 0 <= at_h < height:
+                column[:depth] = array[n, at_h, at_w, c : c + depth]
+            w += stride_w
+            if w >= stop_w:
+                w, h = first_w, h + stride_h
+            if h >= stop_h:
+                h, n = first_h, n + 1
+        self._land(int(shared), columns, param.swizzle_bytes, barrier)
+
+    def tma_store_2d(self, tensor: Any, shared: int, c0: int, c1: int) -> None:
+        param, array = tensor
+        array = array.reshape(-1, array.shape[-1])
+        done = threading.Event()
+        self.stores().append(done)
+
+        def copy() -> None:
+            columns, rows = param.box
+            chunks = self._chunks(int(shared), columns * rows * 2, param.swizzle_bytes)
+            box = self.block.shared.reshape(-1, 16)[chunks].reshape(-1).view(np.float16).reshape(rows, columns)
+            inside, at = self._box(param, array, (c0, c1))
+            assert np.isnan(array[inside]).all(), "an output is stored twice"
+            array[inside] = box[at]
+            done.set()
+
+        self._start(copy)
+
+    def stmatrix_x4(self, shared: int, *registers: int) -> None:
+        lanes = self.block.exchange((shared, registers))
+        matrix, row = divmod(self.block.local.thread % 32, 8)
+        words = [lanes[4 * row + quarter][1][matrix] for quarter in range(4)]
+        self._shared(int(shared), 16).view(np.uint32)[:] = words
+
+    # --- wgmma ------------------------------------------------------------------------------------------------------
+    def _operand(self, descriptor: int, rows: int) -> Array:
+        width = SWIZZLE_BYTES[descriptor >> 62]
+        start, stride = (descriptor & 0x3FFF) << 4, ((descriptor >> 32) & 0x3FFF) << 4
+        row = np.arange(rows)
+        lines = start + (row // 8) * stride + (row % 8) * width
+        chunks = swizzled(lines[:, None] + np.array([0, 16]), width) // 16
+        return self.block.shared.reshape(-1, 16)[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+
+    # --- cluster ----------------------------------------------------------------------------------------------------
+    def cluster_arrive(self) -> None:
+        cluster, local = self.block.cluster, self.block.local
+        with self.changed:
+            assert getattr(local, "phase", None) is None, "a thread arrives twice without waiting"
+            local.phase = cluster.phase
+            cluster.arrived += 1
+            if cluster.arrived == cluster.threads:
+                cluster.phase, cluster.arrived = cluster.phase + 1, 0
+                self.changed.notify_all()
+
+    def cluster_wait(self) -> None:
+        cluster, phase = self.block.cluster, self.block.local.phase
+        self._wait_until(lambda: cluster.phase > phase, "a cluster's barrier")
+        self.block.local.phase = None
+
+    def store_fragments(self, bn: int, stride_bytes: int) -> Callable[..., None]:
+        def store(acc: list[Any], shared: int) -> None:
+            for octet in range(bn // 8):
+                to = self._shared(int(shared) + octet * stride_bytes, 16)
+                to.view(np.float32)[:] = acc[4 * octet : 4 * octet + 4]
+
+        return store
+
+    def sum_fragments(self, blocks: int, octets: int, stride_bytes: int) -> Callable[..., None]:
+        def add(sums: list[Any], shared: int) -> None:
+            cluster = self.block.cluster
+            assert blocks == len(cluster.blocks) and cluster.phase > 0
+            assert all(block.running == len(block.warps) * 32 for block in cluster.blocks), "a thread has left already"
+            for octet in range(octets):
+                at = int(shared) + octet * stride_bytes
+                assert at % 16 == 0 and at + 16 <= self.block.shared.nbytes
+                parts = [block.shared[at : at + 16].view(np.float32) for block in cluster.blocks]
+                sums[4 * octet : 4 * octet + 4] = np.sum(parts, axis=0).tolist()
+
+        return add
+
+    # --- running ----------------------------------------------------------------------------------------------------
+    def run(self, step: Any, buffers: Mapping[str, int], sms: int, tensors: Mapping[str, Array] | None = None) -> None:
+        """Executes every block of a kernel step, cluster by cluster; tensor maps are over `tensors` by buffer name."""
+        arguments = [
+            (param, (tensors or {})[param.buffer])
+            if param.kind == "tensor_map"
+            else buffers[param.buffer]
+            if param.kind == "pointer"
+            else getattr(param, "value", 0.0)
+            for param in step.params
+        ]
+        self.grid = step.grid.blocks(sms, step.cluster)
+        self.stopped = False
+        engine = threading.Thread(target=self._engine)
+        engine.start()
+        try:
+            for first in range(0, self.grid, step.cluster):
+                cluster = Cluster(step.cluster * step.block_threads)
+                cluster.blocks = [
+                    ClusterBlock(step.block_threads, step.dynamic_shared_bytes, index, cluster)
+                    for index in range(first, first + step.cluster)
+                ]
+                self._run_cluster(step, arguments, cluster)
+        finally:
+            self.stopped = True
+            engine.join()
+
+    def _run_cluster(self, step: Any, arguments: list[Any], cluster: Cluster) -> None:
+        failures: list[BaseException] = []
+        workers = [
+            threading.Thread(target=self._run_thread, args=(block, step.function, arguments, number, failures))
+            for block in cluster.blocks
+            for number in range(step.block_threads)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        real = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
+        if failures:
+            raise (real or failures)[0]
+
+    def _run_thread(self, block: Any, function: Any, arguments: list[Any], number: int, failures: list[Any]) -> None:
+        self.here.block = block
+        block.local.thread = number
+        try:
+            function(*arguments)
+        except BaseException as failure:
+            failures.append(failure)
+            with self.changed:
+                self.failed = True
+                self.changed.notify_all()
+            for other in block.cluster.blocks:
+                for barrier in (other.barrier, *other.warps, *other.named.values()):
+                    barrier.abort()
+        with self.changed:
+            block.running -= 1

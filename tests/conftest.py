@@ -1,0 +1,44 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the machine's key and trust marks out of the user's folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with operator cases, recorded spaces and tools, beside the project; skips where it is missing."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs the folder shared/ beside the project, which is missing here")
+    return folder
+
+
+def _has_gpu() -> bool:
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return False
+    try:
+        return driver.cuInit(0)[0] == 0 and driver.cuDeviceGetCount()[1] > 0
+    except RuntimeError:  # the bindings raise when libcuda itself is missing
+        return False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
+        skip = pytest.mark.skip(reason="needs a CUDA device, none is here")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)

@@ -1,0 +1,130 @@
+"""conv2d in NumPy, and running a template's kernel on the GPU against it. Shared by the tests of the conv2d templates.
+
+Data are small integers, so that every sum is exact in float32 and the only rounding is the output's: results must be
+equal bit for bit. 16-bit floats travel as uint16 (`to_bits`), since NumPy has no bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from schedsearch.target import Target
+from schedsearch.template import Template
+from schedsearch.workload import Config, Workload
+
+Array = np.ndarray[Any, Any]
+SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 60.0}  # exact in every dtype
+
+
+def integers(workload: Workload, rng: np.random.Generator) -> dict[str, Array]:
+    """Every argument of the workload as float32 holding integers from -2 to 2."""
+    return {a.name: rng.integers(-2, 3, a.shape, dtype=np.int8).astype(np.float32) for a in workload.signature}
+
+
+def convolve(workload: Workload, x: Array, weight: Array) -> Array:
+    """The convolution alone, NHWC x OHWI, one matrix product a tap and group; exact for small integers."""
+    top, left, bottom, right = workload.padding
+    (stride_h, stride_w), (dilation_h, dilation_w) = workload.stride, workload.dilation
+    n, out_h, out_w, k_all = workload.output.shape
+    k, c = k_all // workload.groups, workload.c // workload.groups
+    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    y = np.zeros((n, out_h, out_w, k_all), np.float32)
+    for r in range(workload.r):
+        for s in range(workload.s):
+            rows = slice(r * dilation_h, r * dilation_h + (out_h - 1) * stride_h + 1, stride_h)
+            columns = slice(s * dilation_w, s * dilation_w + (out_w - 1) * stride_w + 1, stride_w)
+            taps = padded[:, rows, columns].reshape(n, out_h, out_w, workload.groups, 1, c)
+            by_group = weight[:, r, s].reshape(workload.groups, k, c).transpose(0, 2, 1)
+            y += (taps @ by_group).reshape(y.shape)
+    return y
+
+
+def apply_epilogue(workload: Workload, y: Array, arrays: Mapping[str, Array]) -> Array:
+    for stage in workload.epilogue:
+        if stage == "bias":
+            y = y + arrays["bias"]
+        elif stage == "scale_shift":
+            y = y * arrays["scale"] + arrays["shift"]
+        elif stage == "residual":
+            y = y + arrays["residual"]
+        elif stage == "relu":
+            y = np.maximum(y, 0)
+        elif stage == "leaky_relu":
+            y = np.where(y > 0, y, y * SCALARS["leaky_relu_slope"])
+        else:
+            y = np.minimum(np.maximum(y, SCALARS["clip_min"]), SCALARS["clip_max"])
+    return y
+
+
+def expected(workload: Workload, arrays: Mapping[str, Array]) -> Array:
+    """y as the kernel must write it, in `to_bits` form."""
+    y = apply_epilogue(workload, convolve(workload, arrays["x"], arrays["weight"]), arrays)
+    return to_bits(y, workload.out_dtype)
+
+
+def to_bits(values: Array, dtype: str) -> Array:
+    """float32 -> what memory holds, rounded to nearest even; 16-bit floats as uint16."""
+    values = np.ascontiguousarray(values, np.float32)
+    if dtype == "float32":
+        return values
+    if dtype == "float16":
+        return values.astype(np.float16).view(np.uint16)
+    bits = np.where(np.isnan(values), np.uint32(0x7FC00000), values.view(np.uint32))
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bits(bits: Array, dtype: str) -> Array:
+    """Inverse of `to_bits`: float32."""
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits if dtype == "float32" else bits.view(np.float16).astype(np.float32)
+
+
+def run_on_gpu(template: Template, workload: Workload, target: Target, config: Config, arrays: Mapping[str, Array]) -> Array:
+    """Builds, launches once over poisoned output, and returns y in `to_bits` form. `arrays` are float32."""
+    from schedsearch.backend import compile_source
+    from schedsearch.device import open_device
+
+    artifact = compile_source(template.kernel(workload, target, config), target).artifact
+    data = {a.name: to_bits(arrays[a.name], a.dtype) for a in workload.signature}
+    y = np.empty(workload.output.shape, np.float32 if workload.out_dtype == "float32" else np.uint16)
+    device = open_device(target)
+    addresses = {}
+    try:
+        for name, array in {**data, "y": y}.items():
+            addresses[name] = device.allocate(array.nbytes)
+            if name != "y":
+                device.copy_in(addresses[name], memoryview(array).cast("B"))
+        device.fill(addresses["y"], 0xFF, y.nbytes)  # NaN in every float format
+        kernel = device.load(artifact)
+        kernel.bind(addresses, SCALARS).launch()
+        device.synchronize()
+        device.copy_out(memoryview(y).cast("B"), addresses["y"])
+        kernel.close()
+    finally:
+        for address in addresses.values():
+            device.free(address)
+        device.close()
+    return y
+
+
+def check_schedules(
+    check: Callable[[Config], None], template: Template, workload: Workload, target: Target, rng: np.random.Generator
+) -> None:
+    """Checks the default and two sampled configurations; one that this machine's compiler rejects gives its place away."""
+    from schedsearch.backend import RejectedError
+
+    check(template.default(workload, target))
+    checked = 0
+    for config in template.space(workload, target).sample(8, rng):
+        try:
+            check(config)
+        except RejectedError:
+            continue
+        checked += 1
+        if checked == 2:
+            break
+    assert checked

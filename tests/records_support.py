@@ -1,0 +1,93 @@
+"""What the tests of the record store share: records of every outcome, artifacts, and a way to lose root's rights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from child_environment import child_environment
+
+from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step, TensorMap
+from schedsearch.measurement import Measurement, Outcome, Record, Resources
+from schedsearch.workload import Config, Workload
+
+H200 = "cuda:sm_90:132:NVIDIA H200"
+H100 = "cuda:sm_90:114:NVIDIA H100 PCIe"
+A100 = "cuda:sm_80:108:NVIDIA A100-SXM4-80GB"
+TOOLCHAIN = {"numba-cuda": "0.30.4", "nvjitlink": "13.0.88", "driver": "580.65"}
+
+
+def conv(**changes: Any) -> Workload:
+    return Workload.conv2d(**{"n": 1, "h": 14, "w": 14, "c": 64, "k": 64, "r": 3, "s": 3, "padding": 1, **changes})
+
+
+def record(time_ns: float | None = 1000.0, outcome: Outcome = Outcome.OK, **changes: Any) -> Record:
+    """A record with every field filled in; `time_ns` counts for ok only."""
+    number = changes.pop("number", 0)
+    measurement = changes.pop("measurement", None) or Measurement(
+        outcome=outcome,
+        mode=changes.pop("mode", "cold-graph-v1"),
+        times_ns=(time_ns, time_ns * 1.1, time_ns * 0.9) if outcome is Outcome.OK and time_ns else (),
+        resources=Resources(registers=128, shared_bytes=49152, local_bytes=8, spill_bytes=0, code_bytes=9000),
+        max_error=0.125 if outcome.is_verified else None,
+        message="" if outcome is Outcome.OK else "ptxas: something is wrong\n  with “this” kernel",
+        build_s=0.75,
+        run_s=0.1,
+        clocks={"sm_mhz": 1980, "throttle": "none"},
+    )
+    values: dict[str, Any] = {
+        "workload": conv(),
+        "target": H200,
+        "template": "conv2d_wgmma",
+        "template_version": 1,
+        "config": Config(bm=128, bn=64, swizzle=True, order="row", number=number),
+        "measurement": measurement,
+        "toolchain": TOOLCHAIN,
+        "run": "20250101T000000-00000000",
+        "batch": 3,
+        "prediction": 0.1,
+        "started_at": 1.7e9 + number / 8,
+        "finished_at": 1.7e9 + number / 8 + 0.5,
+    }
+    return Record(**{**values, **changes})
+
+
+def artifact(text: bytes = b"\x7fELF code", arch: str = "sm_90a") -> Artifact:
+    tensor_map = TensorMap(
+        "x", "float16", (64, 14, 14, 1), (128, 1792, 25088), (1, 1, 1, 1), box=(64, 8, 8, 1), swizzle_bytes=128
+    )
+    params = (tensor_map, Pointer("weight"), Pointer("y"), Int32(3))
+    step = Step("conv", params, Grid(98, blocks_per_sm=1), block_threads=384, dynamic_shared_bytes=200_000, cluster=2)
+    return Artifact(text, LaunchPlan("cuda", arch, (step,), workspaces={"scratch": 4096}, alignments={"x": 16}))
+
+
+def python(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """Starts another Python process that can import this module."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment(), **options)
+
+
+def forked(action: Callable[[], str], *, drop_root: bool = False) -> str:
+    """Runs `action` in a forked process, which may not override file permissions if wanted, and returns its text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if drop_root and os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            text = action()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return text

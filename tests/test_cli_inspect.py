@@ -1,0 +1,201 @@
+"""`schedsearch space`, `templates`, `workload-schema`, `doctor` and the help of every command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from cli_support import TINY, isolate, schedsearch
+
+from schedsearch.cli.main import COMMANDS, main
+from schedsearch.records.store import Store
+from schedsearch.target import detect
+from schedsearch.template import BUILT_IN, load_template
+from schedsearch.workload import Config, Workload
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY_WORKLOAD = Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=3, s=3, dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    isolate(tmp_path, monkeypatch)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that runs something, with its words."""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            child = command.get_command(click.Context(command), name)
+            assert child is not None
+            yield from commands(child, (*path, name))
+    else:
+        yield path, command
+
+
+class TestSpace:
+    def test_knobs_size_rules_and_samples_are_those_of_the_template(self) -> None:
+        target = detect("cpu")
+        space = load_template("conv2d_cpu").space(TINY_WORKLOAD, target)
+        (shown,) = json.loads(schedsearch("space", "tiny.yaml", "--samples", 5, "--json").stdout)["spaces"]
+        assert [(knob["name"], tuple(knob["values"]), knob["doc"]) for knob in shown["knobs"]] == [
+            (knob.name, knob.values, knob.doc) for knob in space.knobs
+        ]
+        assert shown["configurations"] == space.size.count
+        assert shown["constraints"] == [constraint.reason for constraint in space.constraints]
+        assert len(shown["samples"]) == 5 and all(not space.check(Config(sample)) for sample in shown["samples"])
+
+    def test_text_names_every_knob(self) -> None:
+        out = schedsearch("space", "tiny.yaml").stdout
+        for knob in load_template("conv2d_cpu").space(TINY_WORKLOAD, detect("cpu")).knobs:
+            assert knob.name in out and knob.doc in out
+
+    def test_a_legal_configuration_is_legal(self) -> None:
+        default = load_template("conv2d_cpu").default(TINY_WORKLOAD, detect("cpu"))
+        result = schedsearch("space", "tiny.yaml", "--config", default.json)
+        assert result.exit_code == 0 and "legal" in result.stdout and "illegal" not in result.stdout
+
+    def test_an_illegal_configuration_says_every_reason(self) -> None:
+        default = dict(load_template("conv2d_cpu").default(TINY_WORKLOAD, detect("cpu")))
+        result = schedsearch("space", "tiny.yaml", "--config", json.dumps({**default, "threads": 4096, "blok": 1}))
+        assert result.exit_code == 2
+        assert "4096" in result.stdout and "blok" in result.stdout
+
+    @pytest.mark.parametrize(
+        "options",
+        [["--config", "{"], ["--config", "[1]"], ["--task", "2"], ["--template", "conv2d_cup"], ["--target", "tpu"]],
+    )
+    def test_mistakes_are_one_line(self, options: list[str]) -> None:
+        result = schedsearch("space", "tiny.yaml", *options)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+
+
+class TestTemplates:
+    def test_the_built_in_ones_are_listed(self) -> None:
+        found = {entry["template"]: entry for entry in json.loads(schedsearch("templates", "--json").stdout)}
+        assert {"conv2d_wgmma", "conv2d_mma", "conv2d_cpu"} <= set(found)
+        assert found["conv2d_cpu"]["kind"] == "cpu"
+        assert "conv2d_wgmma" in schedsearch("templates").stdout
+
+
+class TestSchema:
+    def test_the_printed_schema_is_the_one_checked_in(self, tmp_path: Path) -> None:
+        result = schedsearch("workload-schema", "--output", tmp_path / "schema.json")
+        assert result.exit_code == 0
+        printed = json.loads(schedsearch("workload-schema").stdout)
+        assert json.loads((tmp_path / "schema.json").read_text()) == printed
+        assert printed == json.loads((ROOT / "schedsearch" / "workload.schema.json").read_text())
+
+
+class TestDoctor:
+    def test_it_works_on_any_machine(self) -> None:
+        report = json.loads(schedsearch("doctor", "--json").stdout)
+        assert report["cpu"]["key"] == detect("cpu").key
+        assert report["packages"]["numba"] and report["packages"]["numpy"]
+        assert report["gpus"] or any("no GPU" in problem for problem in report["problems"])
+        assert report["database"] is None
+        assert schedsearch("doctor").exit_code == 0
+
+    @pytest.mark.gpu
+    def test_it_tells_of_the_gpu(self) -> None:
+        report = json.loads(schedsearch("doctor", "--json").stdout)
+        gpu = report["gpus"][0]
+        assert gpu["compute_capability"] and gpu["clocks"]["sm_mhz"] > 0 and report["driver"]["cuda"]
+
+    def test_the_database_is_examined(self) -> None:
+        Store.open("records.db").close()
+        health = json.loads(schedsearch("doctor", "--json").stdout)["database"]
+        assert (health["records"], health["problems"], health["trusted"]) == (0, [], True)
+
+    def test_a_broken_database_exits_with_6_after_the_rest(self) -> None:
+        Path("broken.db").write_bytes(b"SQLite format 3\0" + b"\1" * 5000)
+        result = schedsearch("doctor", "--db", "broken.db")
+        assert result.exit_code == 6
+        assert "numba" in result.stdout and "broken.db" in result.stderr
+
+
+class TestHelp:
+    def test_every_command_and_option_explains_itself(self) -> None:
+        for path, command in commands():
+            assert command.help, path
+            for parameter in command.params:
+                if isinstance(parameter, click.Option):
+                    assert parameter.help, (path, parameter.name)
+
+    def test_every_command_is_in_the_list(self) -> None:
+        out = schedsearch("--help").stdout
+        assert all(name in out for name in COMMANDS)
+        assert schedsearch("--version").exit_code == 0
+
+
+class TestDocumentation:
+    def test_docs_cli_has_every_command_with_every_option(self) -> None:
+        sections = _sections((ROOT / "docs" / "cli.md").read_text())
+        missing = []
+        for path, command in commands():
+            text = sections.get("schedsearch " + " ".join(path), "")
+            if not text:
+                missing.append(" ".join(path))
+            for parameter in command.params:
+                if isinstance(parameter, click.Option):
+                    names = [*parameter.opts, *parameter.secondary_opts]
+                    missing += [
+                        f"{' '.join(path)} {name}" for name in names if f"`{name}" not in text and f"/{name}`" not in text
+                    ]
+        assert not missing, "not in docs/cli.md under the command's heading"
+
+    def test_docs_cli_names_no_option_that_is_gone(self) -> None:
+        known = {
+            "schedsearch " + " ".join(path): {
+                name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)
+            }
+            for path, command in commands()
+        }
+        for heading, text in _sections((ROOT / "docs" / "cli.md").read_text()).items():
+            table = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `--")]
+            for cell in table:
+                for name in (word.split()[0] for word in cell.replace("`", " ").replace("/", " ").split(",")):
+                    assert name in known[heading], (heading, name)
+
+    @pytest.mark.parametrize("exit_code", [0, 1, 2, 3, 4, 5, 6, 130])
+    def test_docs_cli_explains_the_exit_codes(self, exit_code: int) -> None:
+        assert f"| {exit_code} |" in (ROOT / "docs" / "cli.md").read_text()
+
+    @pytest.mark.parametrize("name", sorted(BUILT_IN))
+    def test_docs_templates_has_every_template_with_every_knob(self, name: str) -> None:
+        text = (ROOT / "docs" / "templates.md").read_text()
+        template = load_template(name)
+        workload, target = _example(template.kind)
+        assert f"`{name}`" in text
+        section = text.split(f"## `{name}`", 1)[-1].split("\n## ")[0]
+        missing = [knob.name for knob in template.space(workload, target).knobs if f"`{knob.name}`" not in section]
+        assert not missing, f"knobs not in docs/templates.md under the heading `{name}`"
+
+
+def _example(kind: str) -> tuple[Workload, object]:
+    from schedsearch.target import PRESETS
+
+    workload = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
+    return (
+        (workload, PRESETS["h200"])
+        if kind == "cuda"
+        else (workload.replace(dtype="float32", out_dtype="float32"), detect("cpu"))
+    )
+
+
+def _sections(markdown: str) -> dict[str, str]:
+    """Heading, without its marks and backquotes -> the text below it up to the next heading."""
+    sections: dict[str, str] = {}
+    heading = ""
+    for line in markdown.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("#").strip().strip("`")
+        else:
+            sections[heading] = sections.get(heading, "") + line + "\n"
+    return sections

@@ -1,0 +1,76 @@
+"""What a person sees while a run goes on, given its events."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from schedsearch.cli import progress, render
+from schedsearch.cli.progress import LiveTable, PlainLines
+from schedsearch.measurement import Outcome
+from schedsearch.observer import ArmStart, RunStart, RunSummary, Shares, TaskStart, Trial
+from schedsearch.workload import Config, Workload
+
+WORKLOADS = [Workload.conv2d(n=n, h=8, w=8, c=8, k=8, r=3, s=3) for n in range(1, 31)]
+START = RunStart(
+    "run", "cpu:key", tuple(TaskStart(w, 1.0, (ArmStart("conv2d_cpu", "100", 0),)) for w in WORKLOADS), 90, None, resumed=0
+)
+END = RunSummary("run", "t.db", "cpu:key", (), 1.0, Shares(0.5, 0.3, 0.1), "trials")
+
+
+def trial(task: int, outcome: Outcome | None, time_ns: float | None, done: int) -> Trial:
+    return Trial(
+        task, WORKLOADS[task], "conv2d_cpu", Config(x=1), outcome, time_ns, "", outcome is not None, done,
+        best_ns=1000.0, default_ns=2000.0, elapsed_s=1.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def draw_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_DRAW_EVERY_S", 0.0)
+
+
+def test_the_live_table_shows_the_tasks_that_changed_last() -> None:
+    screen = io.StringIO()
+    live = LiveTable({WORKLOADS[2].id: "the [third] task"}, Console(file=screen, force_terminal=True, width=160, height=60))
+    live.on_start(START)
+    live.on_trial(trial(2, Outcome.OK, 1000.0, 1))
+    live.on_trial(trial(29, Outcome.WRONG_ANSWER, None, 2))
+    live.on_trial(trial(29, None, 1500.0, 2))
+    screen.truncate(0)
+    live.on_trial(trial(29, Outcome.WRONG_ANSWER, None, 3))
+    text = screen.getvalue()
+    live.on_end(END)
+    live.close()
+    assert "3 of 90 trials" in text
+    assert "the [third] task" in text and "2.00x" in text and "2 wrong_answer" in text
+    assert WORKLOADS[29].label in text and "14 tasks more" in text
+
+
+def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = PlainLines({})
+    lines.on_start(START)
+    for done in range(1, 50):
+        lines.on_trial(trial(0, Outcome.OK, 1000.0, done))
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert "1 of 90 trials" in err and "best 1 us" in err
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"), [(None, "-"), (12.3456, "12.35 ns"), (4310.0, "4.31 us"), (2_500_000.0, "2.5 ms"), (3e9, "3 s")]
+)
+def test_times_are_given_in_the_unit_that_reads_best(time_ns: float | None, text: str) -> None:
+    assert render.duration(time_ns) == text
+
+
+@pytest.mark.parametrize(("time_s", "text"), [(0.2, "1 s"), (59, "59 s"), (125, "2 min 5 s"), (4800, "1 h 20 min")])
+def test_waits(time_s: float, text: str) -> None:
+    assert render.seconds(time_s) == text
+
+
+def test_shares_add_up_to_one() -> None:
+    shares = Shares(device=0.5, build=0.25, tuner=0.1, preparing=0.05)
+    assert str(shares) == "device busy 50%, preparing 5%, waiting for a build 25%, for the tuner 10%, other 10%"

@@ -1,0 +1,230 @@
+"""`schedsearch records ...`, `compile` and `explain` on a database that a real run on this machine's CPU made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_support import TINY, events, isolate, schedsearch
+
+from schedsearch.launch import Artifact
+from schedsearch.records.store import Store
+from schedsearch.target import detect
+from schedsearch.workload import Workload
+
+OTHER = TINY.replace("n: 1, h: 8", "n: 2, h: 8")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny.yaml, other.yaml, the database tuned.db of a run over the first, and this machine's key."""
+    folder = tmp_path_factory.mktemp("tuned")
+    (folder / "tiny.yaml").write_text(TINY)
+    (folder / "other.yaml").write_text(OTHER)
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(folder, patch)
+        result = schedsearch("tune", folder / "tiny.yaml", "--db", folder / "tuned.db")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def folder(tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it that a test may change, as the working folder."""
+    shutil.copytree(tuned, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    isolate(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def ok(*arguments: Any) -> str:
+    result = schedsearch(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_list_show_and_best_agree_with_the_store(folder: Path) -> None:
+    listed = json.loads(ok("records", "list", "--db", "tuned.db", "--json"))
+    with Store.open("tuned.db", readonly=True) as store:
+        history = store.history()
+        (best,) = store.bests()
+    assert [entry["id"] for entry in listed] == sorted((entry["id"] for entry in listed), reverse=True)
+    assert len(listed) == len(history) > 4
+    shown = json.loads(ok("records", "show", best.record_id, "--db", "tuned.db", "--json"))
+    assert shown["config"] == dict(best.record.config)
+    assert shown["measurement"]["times_ns"] == list(best.record.measurement.times_ns)
+    (told,) = json.loads(ok("records", "best", "--db", "tuned.db", "--json"))
+    assert (told["id"], told["time_ns"]) == (best.record_id, best.record.measurement.time_ns)
+
+
+def test_tables_are_for_people(folder: Path) -> None:
+    label = "conv2d 1x8x8x8 k8 3x3 f32 NHWC"
+    assert label in ok("records", "list", "--db", "tuned.db", "--limit", "2")
+    assert label in ok("records", "best", "--db", "tuned.db")
+    assert "toolchain" in ok("records", "show", "1", "--db", "tuned.db")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--op", "conv2d"], True),
+        (["--op", "matmul"], False),
+        (["--template", "conv2d_cpu"], True),
+        (["--template", "conv2d_mma"], False),
+        (["--outcome", "ok"], True),
+        (["--outcome", "wrong_answer"], False),
+        (["--target", "cpu"], True),
+        (["--target", "h200"], False),
+        (["--failed"], False),
+        (["--run", "nobody"], False),
+    ],
+)
+def test_list_filters(folder: Path, options: list[str], expected: bool) -> None:
+    assert bool(json.loads(ok("records", "list", "--db", "tuned.db", "--json", *options))) is expected
+
+
+def test_a_target_may_be_given_by_its_key(folder: Path) -> None:
+    key = detect("cpu").key
+    assert json.loads(ok("records", "best", "--db", "tuned.db", "--target", key, "--json"))[0]["target"] == key
+
+
+def test_export_and_import_bring_everything_back(folder: Path) -> None:
+    ok("records", "export", "all.jsonl", "--db", "tuned.db", "--artifacts")
+    ok("records", "import", "all.jsonl", "--db", "copy.db")
+    for command in (["list", "--limit", 100], ["best"]):
+        one, two = (json.loads(ok("records", *command, "--db", db, "--json")) for db in ("tuned.db", "copy.db"))
+        for entry in one + two:
+            entry.pop("source", None)
+        assert one == two
+    report = json.loads(ok("records", "import", "all.jsonl", "--db", "copy.db", "--json"))
+    assert report["records_added"] == 0
+
+
+def test_a_wrong_line_imports_nothing_and_is_named(folder: Path) -> None:
+    ok("records", "export", "all.jsonl", "--db", "tuned.db")
+    lines = Path("all.jsonl").read_text().splitlines()
+    Path("wrong.jsonl").write_text("\n".join([*lines[:4], "{not json", *lines[4:]]))
+    result = schedsearch("records", "import", "wrong.jsonl", "--db", "copy.db")
+    assert result.exit_code == 2 and "wrong.jsonl:5" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert json.loads(ok("records", "list", "--db", "copy.db", "--json")) == []
+
+
+def test_merge_adds_what_is_new_once(folder: Path) -> None:
+    first = json.loads(ok("records", "merge", "tuned.db", "--db", "merged.db", "--json"))
+    again = json.loads(ok("records", "merge", "tuned.db", "--db", "merged.db", "--json"))
+    assert first["records_added"] > 4 and again["records_added"] == 0
+
+
+def test_prune_keeps_the_measurements_and_the_best_code(folder: Path) -> None:
+    before = ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100)
+    fastest = min((entry for entry in json.loads(before) if entry["outcome"] == "ok"), key=lambda entry: entry["time_ns"])
+    with Store.open("tuned.db", readonly=True) as store:
+        (best,) = store.bests()
+        # The best won the last race; the fastest single reading may be another configuration's.
+        wanted = {best.artifact_sha256, store.record(fastest["id"]).artifact} - {None}
+    counts = json.loads(ok("records", "prune", "--db", "tuned.db", "--keep", "1", "--json"))
+    assert counts["artifacts_kept"] == len(wanted)
+    with Store.open("tuned.db", readonly=True) as store:
+        assert all(store.artifact(sha256) for sha256 in wanted)
+    assert ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100) == before
+    assert schedsearch("records", "prune", "--db", "tuned.db", "--keep", "0").exit_code == 2
+
+
+def test_commands_that_read_do_not_create_a_database(folder: Path) -> None:
+    for command in (["list"], ["best"], ["show", "1"], ["prune"], ["verify", "--target", "cpu"], ["export", "x.jsonl"]):
+        result = schedsearch("records", *command, "--db", "nope.db")
+        assert (result.exit_code, len(result.stderr.splitlines())) == (6, 1), command
+    assert not Path("nope.db").exists()
+
+
+def test_a_record_that_is_not_there_is_a_usage_error(folder: Path) -> None:
+    assert schedsearch("records", "show", "999", "--db", "tuned.db").exit_code == 2
+
+
+class TestVerify:
+    def claim_a_time(self, factor: float) -> None:
+        """Makes a record best that claims `factor` times the best's time."""
+        with Store.open("tuned.db") as store:
+            (best,) = store.bests()
+            times = tuple(time * factor for time in best.record.measurement.times_ns)
+            record = replace(best.record, measurement=replace(best.record.measurement, times_ns=times), artifact=None)
+            assert best.artifact_sha256
+            store.promote(store.append(record), store.artifact(best.artifact_sha256))
+
+    def test_what_is_as_fast_as_recorded_passes_and_is_recorded(self, folder: Path) -> None:
+        self.claim_a_time(1000.0)  # whatever this machine is busy with
+        records = len(json.loads(ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100)))
+        assert ok("records", "verify", "--db", "tuned.db", "--target", "cpu").lstrip().startswith("ok")
+        assert len(json.loads(ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100))) == records + 1
+
+    def test_each_best_is_verified_in_the_mode_of_its_record(self, folder: Path) -> None:
+        (folder / "hot.yaml").write_text(TINY + "measure: {mode: hot-graph-v1}\n")
+        ok("tune", "hot.yaml", "--db", "tuned.db")
+        entries = events(schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu", "--json").stdout)
+        assert [entry["mode"] for entry in entries] == ["cold-graph-v1", "hot-graph-v1"]
+
+    def test_what_is_slower_exits_with_5(self, folder: Path) -> None:
+        self.claim_a_time(0.001)
+        result = schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu", "--json")
+        assert result.exit_code == 5
+        (entry,) = events(result.stdout)
+        assert entry["regressed"] and entry["ratio"] > 1.1
+
+    def test_what_is_wrong_exits_with_1_and_is_best_no_more(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The stored code is that of another workload: a tile that leaves the second half of the channels out."""
+        other = Workload.conv2d(n=1, h=8, w=8, c=4, k=8, r=3, s=3, dtype="float32")
+        (folder / "half.yaml").write_text(TINY.replace("c: 8", "c: 4"))
+        ok("tune", "half.yaml", "--db", "half.db")
+        with Store.open("half.db", readonly=True) as store:
+            best = store.best(other, detect("cpu").key)
+            (entry,) = store.bests()
+            assert best is not None and entry.artifact_sha256
+            wrong = store.artifact(entry.artifact_sha256)
+        assert isinstance(wrong, Artifact)
+        with Store.open("tuned.db") as store:
+            (entry,) = store.bests()
+            store.promote(entry.record_id, wrong)
+        result = schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu")
+        assert result.exit_code == 1, result.output
+        assert "wrong_answer" in result.stdout
+        assert json.loads(ok("records", "best", "--db", "tuned.db", "--json")) == []
+
+    def test_nothing_to_verify_is_said(self, folder: Path) -> None:
+        Store.open("empty.db").close()
+        assert "nothing to verify" in ok("records", "verify", "--db", "empty.db", "--target", "cpu")
+
+
+class TestDeploy:
+    def test_compile_writes_a_file_that_serves_exactly_these_workloads(self, folder: Path) -> None:
+        out = ok("compile", "tiny.yaml", "--db", "tuned.db", "--output", "kernels.db")
+        assert "tiny" in out and "kernels.db" in out
+        (explained,) = json.loads(ok("explain", "tiny.yaml", "--db", "kernels.db", "--json"))
+        assert explained["name"] == "tiny"
+        assert (explained["rungs"][0]["rung"], explained["rungs"][0]["serves"]) == ("exact", True)
+
+    def test_a_workload_without_record_exits_with_4_and_writes_nothing(self, folder: Path) -> None:
+        result = schedsearch("compile", "other.yaml", "--db", "tuned.db", "--output", "kernels.db")
+        assert result.exit_code == 4
+        assert "schedsearch tune other.yaml" in result.stderr
+        assert not Path("kernels.db").exists()
+
+    def test_explain_says_which_rung_would_serve_a_workload_that_was_not_tuned(self, folder: Path) -> None:
+        out = ok("explain", "other.yaml", "--db", "tuned.db")
+        assert "nearest" in out and "default" in out
+
+    def test_a_deployment_file_of_everything(self, folder: Path) -> None:
+        counts = json.loads(ok("records", "export", "deploy.db", "--db", "tuned.db", "--deploy", "--json"))
+        assert counts["bests"] == 1
+
+    def test_trust_marks_a_file_of_another_machine(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(folder / "another-machine"))
+        with Store.open("tuned.db", readonly=True) as store:
+            assert not store.trusted
+        assert "trusted" in ok("records", "trust", "tuned.db")
+        with Store.open("tuned.db", readonly=True) as store:
+            assert store.trusted
+        assert schedsearch("records", "trust", "nope.db").exit_code == 6

@@ -1,0 +1,307 @@
+"""`schedsearch tune` on this machine's CPU: output, exit codes, and what an interruption or a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cli_support import TINY, events, isolate, schedsearch, start
+
+from schedsearch import template
+from schedsearch.measure import DeviceLock
+from schedsearch.records.store import Store
+from schedsearch.target import detect
+from schedsearch.workload import Config
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with tiny.yaml, and nothing outside it touched."""
+    monkeypatch.chdir(tmp_path)
+    isolate(tmp_path, monkeypatch)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def children(pid: int) -> set[int]:
+    """Living child processes, as the kernel lists them."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found |= {int(child) for child in (task / "children").read_text().split()}
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class TestDryRun:
+    def test_the_quickstart_is_planned_and_nothing_is_touched(self, folder: Path) -> None:
+        before = sorted(path.name for path in folder.iterdir())
+        result = schedsearch("tune", EXAMPLES / "quickstart.yaml", "--target", "cpu", "--dry-run")
+        assert result.exit_code == 0, result.output
+        assert "conv2d_cpu" in result.stdout
+        assert re.search(r"28x28, 128 channels .* \d+,\d+", result.stdout), "the size of the space"
+        assert "roughly" in result.stdout
+        assert sorted(path.name for path in folder.iterdir()) == before
+
+    @pytest.mark.parametrize("device", ["a100", "h200"])
+    def test_a_gpu_that_is_not_here_can_be_planned_for(self, folder: Path, device: str) -> None:
+        result = schedsearch("tune", EXAMPLES / "quickstart.yaml", "--target", device, "--dry-run", "--json")
+        plan = json.loads(result.stdout)
+        assert plan["event"] == "plan" and plan["target"].startswith("cuda:sm_")
+        for task in plan["tasks"]:
+            assert {entry["template"] for entry in task["templates"]} >= {"conv2d_mma"}
+            assert all(entry["configurations"] > 1 for entry in task["templates"])
+
+    def test_options_override_the_file(self, folder: Path) -> None:
+        plan = json.loads(schedsearch("tune", "tiny.yaml", "--dry-run", "--json", "--trials", 7, "--time", "1h30m").stdout)
+        assert (plan["trials"], plan["time_s"]) == (7, 5400.0)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("arguments", "exit_code", "text"),
+        [
+            (["tune", "missing.yaml"], 2, "missing.yaml"),
+            (["tune"], 2, "WORKLOAD.yaml"),
+            (["tune", "tiny.yaml", "--trails", "3"], 2, "--trials"),
+            (["tune", "tiny.yaml", "--trials", "0"], 2, "'--trials': 0 is too small; allowed: 1 or more"),
+            (["tune", "tiny.yaml", "--trials", "few"], 2, "'few' is not a whole number; allowed: 1 or more"),
+            (["tune", "tiny.yaml", "--time", "0"], 2, "90s, 10m"),
+            (["tune", "."], 2, "directory"),
+            (["tune", "tiny.yaml", "--db", "."], 6, "folder"),
+            (["tune", "tiny.yaml", "--time", "soon"], 2, "90s, 10m"),
+            (["tune", "tiny.yaml", "--tuner", "xbg"], 2, "'xgb', 'ga', 'random', 'grid'"),
+            (["tune", "tiny.yaml", "--target", "gpu"], 2, "cuda:N"),
+            (["tune", "tiny.yaml", "--target", "h200"], 2, "allowed"),
+            (["tune", "tiny.yaml", "--db", "no/such/folder.db"], 6, "no/such"),
+            (["tnue", "tiny.yaml"], 2, "tnue"),
+        ],
+    )
+    def test_one_line_says_what_and_the_exit_code_which_kind(
+        self, folder: Path, arguments: list[str], exit_code: int, text: str
+    ) -> None:
+        result = schedsearch(*arguments)
+        assert result.exit_code == exit_code, result.output
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("schedsearch: ")
+        assert text in result.stderr
+
+    def test_without_a_command_there_is_help(self, folder: Path) -> None:
+        for arguments in ([], ["records"]):
+            result = schedsearch(*arguments)
+            assert result.exit_code == 2
+            assert result.stderr.startswith("Usage: ") and "Commands:" in result.stderr
+
+    def test_all_mistakes_of_a_file_are_shown_at_their_place(self, folder: Path) -> None:
+        (folder / "wrong.yaml").write_text(TINY.replace("budget", "bugdet").replace("k: 8", "k: -8"))
+        result = schedsearch("tune", "wrong.yaml")
+        assert result.exit_code == 2
+        assert "wrong.yaml:2:1" in result.stderr and "budget" in result.stderr
+        assert "wrong.yaml:7:" in result.stderr and "^" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("line", "text"),
+        [
+            ("restrict: {blok: [8]}", "did you mean 'block'"),
+            ("restrict: {block: [7]}", "7"),
+            ("restrict: {threads: [1], block: [12345]}", "12345"),
+            ("templates: [conv2d_cup]", "did you mean 'conv2d_cpu'"),
+        ],
+    )
+    def test_mistakes_that_only_a_template_sees_point_into_the_file_too(self, folder: Path, line: str, text: str) -> None:
+        (folder / "wrong.yaml").write_text(TINY + f"    {line}\n")
+        result = schedsearch("tune", "wrong.yaml", "--dry-run")
+        assert result.exit_code == 2
+        assert re.search(r"wrong\.yaml:9:\d+", result.stderr) and text in result.stderr
+
+    def test_a_gpu_that_is_asked_for_and_missing_exits_with_3(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from schedsearch.device import cuda
+        from schedsearch.errors import DeviceError
+
+        def missing(ordinal: int) -> None:
+            raise DeviceError("there is no CUDA device")
+
+        monkeypatch.setattr(cuda, "describe_device", missing)
+        result = schedsearch("tune", "tiny.yaml", "--target", "cuda")
+        assert (result.exit_code, len(result.stderr.splitlines())) == (3, 1)
+
+    def test_databases_that_cannot_be_used_exit_with_6_and_keep_their_content(self, folder: Path) -> None:
+        Store.open("good.db").close()
+        whole = Path("good.db").read_bytes()
+        Path("truncated.db").write_bytes(whole[: len(whole) // 3])
+        Path("text.db").write_text("no database at all, but long enough to look at" * 20)
+        with Store.open("newer.db") as store, store.database.write() as connection:
+            connection.exec_driver_sql("UPDATE meta SET value = '999' WHERE key = 'schema_version'")
+        for name in ("truncated.db", "text.db", "newer.db"):
+            before = Path(name).read_bytes()
+            result = schedsearch("tune", "tiny.yaml", "--db", name)
+            assert (result.exit_code, len(result.stderr.splitlines())) == (6, 1), name
+            assert name in result.stderr
+            assert Path(name).read_bytes() == before
+
+    def test_a_database_that_another_process_keeps_locked_exits_with_6(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(Store.open.__func__.__kwdefaults__, "busy_timeout_s", 0.2)  # type: ignore[attr-defined]
+        Store.open("t.db").close()
+        holder = sqlite3.connect("t.db", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        result = schedsearch("tune", "tiny.yaml", "--db", "t.db")
+        holder.close()
+        assert (result.exit_code, len(result.stderr.splitlines())) == (6, 1), result.output
+        assert "lock" in result.stderr
+
+    def test_a_held_device_exits_with_3_when_told_not_to_wait(self, folder: Path) -> None:
+        lock = DeviceLock(detect("cpu"))
+        try:
+            process = start("tune", "tiny.yaml", "--no-wait", cwd=folder)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            lock.close()
+        assert process.returncode == 3
+        assert str(os.getpid()) in errors and len(errors.splitlines()) == 1
+
+
+class TestRun:
+    def test_json_events_then_a_resumed_run_that_measures_nothing_then_more(self, folder: Path) -> None:
+        result = schedsearch("tune", "tiny.yaml", "--db", "t.db", "--json")
+        assert result.exit_code == 0, result.output
+        told = events(result.stdout)
+        assert told[0]["event"] == "start" and told[-1]["event"] == "summary"
+        (task,) = told[-1]["tasks"]
+        assert {
+            "workload",
+            "target",
+            "template",
+            "default_ns",
+            "best_ns",
+            "best_config",
+            "trials",
+            "outcomes",
+            "seconds",
+        } <= set(task)
+        assert task["trials"] == sum(task["outcomes"].values()) == 4
+        assert task["best_ns"] <= task["default_ns"], "never slower than the default"
+        assert told[-1]["shares"]["device"] > 0
+        searched = [event for event in told if event["event"] == "trial" and not event["final_race"]]
+        assert [event["counted"] for event in searched] == [True] * 4
+
+        again = schedsearch("tune", "tiny.yaml", "--db", "t.db", "--json")
+        told_again = events(again.stdout)
+        assert not [event for event in told_again if event["event"] == "trial"]
+        assert told_again[-1]["tasks"][0]["best_config"] == task["best_config"]
+        assert "4 trials measured before" not in again.stdout
+
+        more = schedsearch("tune", "tiny.yaml", "--db", "t.db", "--trials", 6)
+        assert more.exit_code == 0, more.output
+        assert "2 new trials" in more.stdout and "device busy" in more.stdout
+        assert "schedsearch records best --db t.db" in more.stdout and "kernel = schedsearch.compile(" in more.stdout
+        assert "going on after 4 trials" in more.stderr
+        header, _, row, *_ = more.stdout.splitlines()
+        for column in ("task", "template", "default", "best", "speed-up", "GFLOP/s", "trials", "failures"):
+            assert column in header
+        assert row.startswith("tiny  conv2d_cpu")
+        with Store.open("t.db", readonly=True) as store:
+            records = store.history()
+        assert len({record.config for record in records if not record.final_race}) == 6
+
+    def test_a_task_without_valid_configuration_exits_with_1_and_says_where_to_look(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(template.BUILT_IN, "raising_template", "faulty_templates:RaisingTemplate")
+        monkeypatch.setitem(template.BUILT_IN, "missing_product", "faulty_templates:MissingProduct")
+        text = TINY.replace("r: 3, s: 3", "r: 1, s: 1") + "    templates: [raising_template, missing_product]\n"
+        (folder / "faulty.yaml").write_text(text)
+        result = schedsearch("tune", "faulty.yaml", "--db", "t.db")
+        assert result.exit_code == 1
+        assert "records list --db t.db --failed" in result.stderr.splitlines()[-1]
+        assert "compile_error" in result.stdout and "wrong_answer" in result.stdout
+        listed = schedsearch("records", "list", "--db", "t.db", "--failed", "--json")
+        failures = json.loads(listed.stdout)
+        assert {entry["outcome"] for entry in failures} == {"compile_error", "wrong_answer"}
+        assert all(entry["message"] for entry in failures)
+        assert json.loads(schedsearch("records", "best", "--db", "t.db", "--json").stdout) == []
+
+
+class TestInterruption:
+    def until_first_trial(self, process: subprocess.Popen[str]) -> list[dict[str, object]]:
+        assert process.stdout is not None
+        told = []
+        for line in process.stdout:
+            told.append(json.loads(line))
+            if told[-1]["event"] == "trial":
+                return told
+        pytest.fail(f"ended early: {process.stderr.read() if process.stderr else ''}")
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_the_first_signal_saves_everything_and_says_how_to_go_on(self, folder: Path, number: signal.Signals) -> None:
+        process = start("tune", "tiny.yaml", "--db", "t.db", "--trials", 3000, "--json", "--fresh", cwd=folder)
+        self.until_first_trial(process)
+        workers = children(process.pid)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        assert "schedsearch tune tiny.yaml --db t.db --trials 3000 --json" in errors and "--fresh" not in errors
+        summary = events(output)[-1]
+        assert (summary["event"], summary["stopped"]) == ("summary", "interrupted")
+        with Store.open(folder / "t.db") as store:
+            records = store.history()
+            (run,) = store.runs()
+        assert len(records) == summary["tasks"][0]["trials"] >= 1
+        assert not any(record.final_race for record in records)
+        assert run["finished_at"] is not None
+        assert workers and not any(alive(worker) for worker in workers)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_before_the_search_begins_is_an_interruption_too(self, folder: Path, number: signal.Signals) -> None:
+        lock = DeviceLock(detect("cpu"))  # so that the command waits where it starts
+        try:
+            process = start("tune", "tiny.yaml", "--db", "t.db", "--json", cwd=folder)
+            assert process.stderr is not None
+            waiting = process.stderr.readline()
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+        finally:
+            lock.close()
+        assert str(os.getpid()) in waiting
+        assert (process.returncode, output) == (130, ""), errors
+        assert len(errors.splitlines()) == 1 and "interrupted" in errors
+
+    def test_a_kill_loses_only_the_trial_under_way_and_leaves_no_process(self, folder: Path) -> None:
+        process = start("tune", "tiny.yaml", "--db", "t.db", "--trials", 3000, "--json", cwd=folder)
+        told = self.until_first_trial(process)
+        assert process.stdout is not None
+        told += [json.loads(next(process.stdout)) for _ in range(3)]
+        workers = children(process.pid)
+        process.kill()
+        rest, _ = process.communicate(timeout=30)
+        told += [json.loads(line) for line in rest.splitlines() if line.endswith("}")]
+        reported = {Config(event["config"]) for event in told if event["event"] == "trial" and event["outcome"] == "ok"}  # type: ignore[arg-type]
+        with Store.open(folder / "t.db") as store:
+            stored = {record.config for record in store.history() if record.measurement.ok}
+        assert reported <= stored, "what was reported had been saved"
+        assert len(stored) <= len(reported) + 1
+        deadline = time.monotonic() + 20
+        while any(alive(worker) for worker in workers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert workers and not any(alive(worker) for worker in workers), "an orphan would hold the device"
+
+        done = len(stored)
+        result = schedsearch("tune", "tiny.yaml", "--db", "t.db", "--trials", done + 1, "--json", "--no-wait")
+        assert result.exit_code == 0, result.output
+        (task,) = events(result.stdout)[-1]["tasks"]
+        assert task["trials"] == done + 1

@@ -1,0 +1,266 @@
+"""The convolution that loads pixels once a tile: what it takes, its kernel emulated thread by thread, that every schedule
+compiles well, and exact results on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_numpy import check_schedules, convolve, expected, integers, run_on_gpu, to_bits
+from emulator import Memory
+from hopper_emulator import HopperEmulator
+
+import schedsearch.templates.conv2d_halo as module
+from schedsearch.backend import compile_source
+from schedsearch.launch import TensorMap
+from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.target import PRESETS, Target, detect
+from schedsearch.templates.conv2d_halo import Conv2dHalo
+from schedsearch.templates.conv2d_halo_sizes import evaluate, even_splits
+from schedsearch.workload import Config, Workload
+
+H200 = PRESETS["h200"]
+TEMPLATE = Conv2dHalo()
+RANDOM_SHAPES, SHARDS = 64, 8
+GPU_SHAPES = 60
+
+TOGETHER = {
+    "tile_h": 2, "tile_w": 6, "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 2, "weight_stages": 3,
+    "blocks_per_sm": 1,
+}  # fmt: skip
+IN_TURN = {**TOGETHER, "row_groups": 2, "schedule": "in_turn", "weight_stages": 0}
+SMALL = Workload.conv2d(n=2, h=7, w=11, c=24, k=24, r=3, s=3, padding=1)
+TWO_CHUNKS = SMALL.replace(n=1, c=72)
+
+
+def random_workload(rng: np.random.Generator) -> Workload:
+    """A small convolution of any kind that the template takes."""
+    while True:
+        r, s = (int(v) for v in rng.integers(1, 8, 2))
+        h, w = (int(v) for v in rng.integers(1, 70, 2))
+        dilation = [int(v) for v in np.minimum(rng.integers(1, 5, 2), rng.integers(1, 5, 2))]
+        padding = [int(v) for v in rng.integers(0, 8, 4)]
+        if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
+            continue
+        stages = list(EPILOGUE_STAGES)
+        workload = Workload.conv2d(
+            n=int(rng.integers(1, 9)), h=h, w=w, c=8 * int(rng.integers(1, 25)), k=8 * int(rng.integers(1, 33)), r=r, s=s,
+            padding=padding, dilation=dilation,
+            dtype=["float16", "bfloat16"][rng.integers(2)],
+            out_dtype=["float16", "bfloat16", "float32"][rng.integers(3)],
+            epilogue=[stages[i] for i in rng.permutation(len(stages))[: rng.integers(0, 4)]],
+        )  # fmt: skip
+        if TEMPLATE.validate(workload, H200) is None:
+            return workload
+
+
+# --- Emulated: index maps, and that no barrier is missing, early or waited for in vain ----------------------------------
+
+
+def emulate(
+    monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool, fused: bool
+) -> tuple[Any, Any]:
+    """y of one configuration and y as it must be; `fused` adds (k % 5 + offset % 7), offset being the element's."""
+
+    def epilogue(value: Any, k: Any, offset: Any, *_: Any) -> Any:
+        return value + k % 5 + offset % 7
+
+    memory = Memory()
+    emulator = HopperEmulator(memory, epilogue, late)
+    for name in ("cuda", "types", "shared_base"):
+        monkeypatch.setattr(module, name, getattr(emulator, name))
+    zeros = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
+    stand_in = SimpleNamespace(params=zeros, alignments={}, pair=emulator.pair, identity=not fused)
+    monkeypatch.setattr(module, "ptx", emulator)
+    monkeypatch.setattr(module, "Epilogue", lambda _: stand_in)
+    arrays = integers(workload, np.random.default_rng(0))
+    y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+    source = TEMPLATE.kernel(workload, dataclasses.replace(H200, sms=sms), Config(config))
+    tensors = {
+        "x": arrays["x"].astype(np.float16),
+        "weight": arrays["weight"].astype(np.float16).reshape(workload.k, -1, workload.c),
+        "y": y,
+    }
+    emulator.run(source.steps[0], {"y": memory.add(y)}, sms, tensors)
+    reference = convolve(workload, arrays["x"], arrays["weight"])
+    if fused:
+        reference = epilogue(reference, np.arange(workload.k), np.arange(y.size).reshape(y.shape)).astype(np.float32)
+    return to_bits(y, workload.out_dtype), to_bits(reference, workload.out_dtype)
+
+
+EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
+    "one warpgroup, ring of weights": (SMALL, TOGETHER, 2),
+    "one patch at a time": (TWO_CHUNKS, {**TOGETHER, "patches": 1, "weight_stages": 2}, 1),
+    "rows side by side, weights stay": (TWO_CHUNKS, {**TOGETHER, "row_groups": 2, "weight_stages": 0}, 1),
+    "channels and rows": (SMALL.replace(k=72, n=1), {**TOGETHER, "channel_groups": 2, "row_groups": 2, "patches": 1}, 1),
+    "several column tiles": (SMALL.replace(k=136, n=1), {**TOGETHER, "channel_groups": 2, "tile_h": 7, "tile_w": 11}, 2),
+    "in turn": (SMALL, IN_TURN, 2),
+    "in turn, late release": (SMALL, {**IN_TURN, "patches": 3}, 1),
+    "in turn, two chunks": (TWO_CHUNKS, IN_TURN, 1),
+    "in turn, two chunks, fewer patches than chunks of groups": (TWO_CHUNKS, {**IN_TURN, "patches": 3}, 1),
+    "in turn, two chunks, late release": (TWO_CHUNKS, {**IN_TURN, "patches": 4, "tile_h": 3}, 1),
+    "three in turn": (SMALL, {**IN_TURN, "row_groups": 3, "patches": 4, "tile_w": 4}, 1),
+    "dilated, one-sided padding": (
+        SMALL.replace(dilation=(2, 3), padding=(3, 0, 1, 5), h=9), {**TOGETHER, "tile_h": 4, "tile_w": 5}, 1),
+    "one row of taps": (SMALL.replace(r=1, padding=(0, 1, 0, 1)), {**IN_TURN, "tile_w": 11}, 1),
+    "one column of taps": (SMALL.replace(s=1, padding=(1, 0, 1, 0)), {**TOGETHER, "tile_h": 4}, 1),
+    "tiles larger than the image": (SMALL.replace(h=3, w=3, n=3), {**TOGETHER, "tile_h": 5, "tile_w": 6}, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+@pytest.mark.parametrize("name", EMULATED)
+def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
+    workload, config, sms = EMULATED[name]
+    y, reference = emulate(monkeypatch, workload, config, sms, late, fused=False)
+    np.testing.assert_array_equal(y, reference)
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["channels and rows", "in turn, two chunks", "tiles larger than the image"])
+def test_the_emulated_epilogue_sees_its_channels_and_pixels(
+    monkeypatch: pytest.MonkeyPatch, name: str, out_dtype: str
+) -> None:
+    workload, config, sms = EMULATED[name]
+    y, reference = emulate(monkeypatch, workload.replace(out_dtype=out_dtype), config, sms, late=True, fused=True)
+    np.testing.assert_array_equal(y, reference)
+
+
+@pytest.mark.parametrize("operation", ["mbarrier_wait", "bulk_wait_read_all", "wgmma_wait"])
+def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    def no_wait(self: HopperEmulator, *_: Any) -> Any:
+        return (lambda acc: None) if operation == "wgmma_wait" else None
+
+    monkeypatch.setattr(HopperEmulator, operation, no_wait)
+    workload, config, sms = EMULATED["in turn"]
+    try:
+        y, reference = emulate(monkeypatch, workload, config, sms, late=True, fused=False)
+    except AssertionError:
+        return
+    assert not np.array_equal(y, reference)
+
+
+# --- What it takes, and its space -------------------------------------------------------------------------------------
+
+BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
+
+
+@pytest.mark.parametrize(
+    ("workload", "target", "words"),
+    [
+        (BASE, PRESETS["a100"], ["9.0", "8.0"]),
+        (BASE, PRESETS["b200"], ["9.0", "10.0"]),
+        (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
+        (BASE.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
+        (BASE.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
+        (BASE.replace(groups=2), H200, ["groups", "2"]),
+        (BASE.replace(r=1, s=1, padding=0), H200, ["1x1"]),
+        (BASE.replace(stride=(1, 2)), H200, ["stride", "(1, 2)"]),
+        (BASE.replace(c=12), H200, ["c is 12", "8"]),
+        (BASE.replace(k=4), H200, ["k is 4", "8"]),
+        (BASE.replace(padding=128, dilation=128), H200, ["256 x 256"]),
+        (BASE.replace(padding=30, dilation=30), H200, ["60 x 60", "shared memory"]),
+        (BASE.replace(n=2**31 // 784, c=8, k=8), H200, ["pixels", "2**31"]),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+    reason = TEMPLATE.validate(workload, target)
+    assert reason is not None and all(word in reason for word in words), reason
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        BASE.replace(padding=100),
+        BASE.replace(padding=16, dilation=16),
+        BASE.replace(r=1, s=7, padding=0),
+        BASE.replace(h=1, w=1, n=64),
+        BASE.replace(h=3, w=100_000),
+        BASE.replace(c=4096, k=4096),
+    ],
+)
+def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
+    assert TEMPLATE.validate(workload, H200) is None
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+
+
+def test_every_knob_is_explained() -> None:
+    assert all(knob.doc for knob in TEMPLATE.space(BASE, H200).knobs)
+
+
+@pytest.mark.parametrize(("size", "most", "parts"), [(7, 7, [1, 2, 3, 4, 7]), (7, 3, [1, 2, 3]), (1, 9, [1]),
+                                                     (300, 100, [75, 100])])  # fmt: skip
+def test_a_tile_is_the_smallest_for_its_number_of_tiles(size: int, most: int, parts: list[int]) -> None:
+    found = even_splits(size, most)
+    assert (found if len(parts) > 2 or size == 1 else found[-2:]) == parts
+
+
+# --- Compiled ---------------------------------------------------------------------------------------------------------
+
+
+def check_tensor_map(param: TensorMap) -> None:
+    """Limits of cuTensorMapEncodeTiled, from the CUDA driver API's page on tensor map objects."""
+    assert 3 <= len(param.dims) <= 5 and all(1 <= dim <= 2**32 for dim in param.dims)
+    assert len(param.strides_bytes) == len(param.dims) - 1
+    assert all(stride % 16 == 0 and 0 < stride < 2**40 for stride in param.strides_bytes)
+    assert len(param.box) == len(param.dims) and all(1 <= edge <= 256 for edge in param.box)
+    assert param.box[0] * 2 == param.swizzle_bytes == 128
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
+    for number in range(shard, RANDOM_SHAPES, SHARDS):
+        rng = np.random.default_rng([30, number])
+        workload = random_workload(rng)
+        space = TEMPLATE.space(workload, H200)
+        assert space.check(TEMPLATE.default(workload, H200)) == []
+        config = space.sample(1, rng)[0]
+        source = TEMPLATE.kernel(workload, H200, config)
+        for param in source.steps[0].params:
+            if isinstance(param, TensorMap):
+                check_tensor_map(param)
+        built = compile_source(source, H200)  # refuses spills and serialised wgmma
+        plan = evaluate(workload, H200, config)
+        step = built.artifact.plan.steps[0]
+        assert built.resources.shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
+        assert built.resources.registers * step.block_threads * config["blocks_per_sm"] <= H200.registers_per_sm
+        if not workload.epilogue:
+            assert built.resources.local_bytes == 0
+
+
+# --- On a GPU: exact results of small integers ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Target:
+    target = detect("cuda")
+    if target.compute_capability != (9, 0):
+        pytest.skip(f"needs compute capability 9.0, found {target.compute_capability}")
+    return target
+
+
+def check(workload: Workload, target: Target, config: Config, seed: int = 0) -> None:
+    arrays = integers(workload, np.random.default_rng(seed))
+    y, reference = run_on_gpu(TEMPLATE, workload, target, config, arrays), expected(workload, arrays)
+    wrong = int((y != reference).sum())
+    assert wrong == 0, f"{wrong} of {y.size} elements differ: {workload.label} {config}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(GPU_SHAPES))
+def test_random_schedules_of_random_shapes_are_exact(gpu: Target, number: int) -> None:
+    rng = np.random.default_rng([31, number])
+    workload = random_workload(rng)
+    check_schedules(lambda config: check(workload, gpu, config, seed=number), TEMPLATE, workload, gpu, rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("schedule", ["together", "in_turn"])
+def test_many_tiles_a_block_are_exact(gpu: Target, schedule: str) -> None:
+    workload = Workload.conv2d(n=8, h=150, w=150, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
+    space = TEMPLATE.space(workload, gpu).restrict({"schedule": [schedule]})
+    for config in space.sample(4, np.random.default_rng(0)):
+        check(workload, gpu, config)

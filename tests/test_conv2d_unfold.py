@@ -1,0 +1,333 @@
+"""The convolution of unfolded columns: what it takes, its unfolding emulated thread by thread, that what is left is the same
+convolution, that every schedule compiles well, and exact results on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_numpy import check_schedules, convolve, expected, integers, run_on_gpu
+from emulator import Emulator, Memory
+
+import schedsearch.templates.conv2d_unfold as module
+from schedsearch.backend import compile_source
+from schedsearch.launch import Pointer, TensorMap
+from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.target import PRESETS, Target, detect
+from schedsearch.template import KernelStep
+from schedsearch.templates.conv2d_unfold import Conv2dUnfold
+from schedsearch.templates.conv2d_wgmma import Conv2dWgmma
+from schedsearch.workload import Config, Workload
+
+H200 = PRESETS["h200"]
+TEMPLATE = Conv2dUnfold()
+RANDOM_SHAPES, SHARDS = 32, 4
+GPU_SHAPES = 20
+
+RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)
+RGB_3X3 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=3, s=3, padding=1)
+RGB_3X3_STRIDED = Workload.conv2d(n=1, h=299, w=299, c=3, k=32, r=3, s=3, stride=2)
+SMALL = Workload.conv2d(n=2, h=6, w=7, c=3, k=16, r=3, s=3, padding=1)
+
+
+def random_workload(rng: np.random.Generator) -> Workload:
+    """A small convolution of any kind that the template takes."""
+    while True:
+        r, s = (int(v) for v in rng.integers(1, 8, 2))
+        h, w = (int(v) for v in rng.integers(1, 40, 2))
+        stride, dilation = ([int(v) for v in np.minimum(rng.integers(1, top, 2), rng.integers(1, top, 2))] for top in (9, 5))
+        padding = [int(v) for v in rng.integers(0, 8, 4)]
+        if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
+            continue
+        stages = list(EPILOGUE_STAGES)
+        workload = Workload.conv2d(
+            n=int(rng.integers(1, 6)), h=h, w=w, c=int(rng.integers(1, 31)), k=8 * int(rng.integers(1, 13)), r=r, s=s,
+            stride=stride, padding=padding, dilation=dilation,
+            dtype=["float16", "bfloat16"][rng.integers(2)],
+            out_dtype=["float16", "bfloat16", "float32"][rng.integers(3)],
+            epilogue=[stages[i] for i in rng.permutation(len(stages))[: rng.integers(0, 4)]],
+        )  # fmt: skip
+        if TEMPLATE.validate(workload, H200) is None:
+            return workload
+
+
+def config_with(workload: Workload, unfold_threads: int, unfold_chunks: int) -> Config:
+    default = TEMPLATE.default(workload, H200)
+    return Config({**default, "unfold_threads": unfold_threads, "unfold_chunks": unfold_chunks})
+
+
+def inner_workload(w: Workload) -> Workload:
+    """The convolution that is left, from the definition: columns of the kernel are channels of one output column each."""
+    channels = math.ceil(w.s * w.c / 8) * 8
+    return Workload.conv2d(
+        n=w.n, h=w.h, w=w.output.shape[2], c=channels, k=w.k, r=w.r, s=1, stride=(w.stride[0], 1),
+        padding=(w.padding[0], 0, w.padding[2], 0), dilation=(w.dilation[0], 1), dtype=w.dtype, out_dtype=w.out_dtype,
+        epilogue=w.epilogue,
+    )  # fmt: skip
+
+
+# --- Emulated -----------------------------------------------------------------------------------------------------------
+
+
+class UnfoldEmulator(Emulator):
+    """With the loads of this template: an element that is not valid must not be read."""
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__(memory, lambda value, *_: value, late_copies=False)
+
+    def load_halves(self, low_address: int, low: int, high_address: int, high: int) -> int:
+        halves = [
+            int(self.memory.at(address, 2).view(np.uint16)[0]) if valid else 0
+            for address, valid in ((low_address, low), (high_address, high))
+        ]
+        return halves[0] | halves[1] << 16
+
+    def load_run(self, piece: int) -> Callable[..., tuple[int, ...]]:
+        def load(address: int, first: int, stop: int) -> tuple[int, ...]:
+            assert piece == 1 or first % 2 == stop % 2 == 0
+            run = np.zeros(8, np.uint16)
+            for element in range(0, 8, piece):
+                if first <= element < stop:
+                    piece_bytes = self.memory.at(address + 2 * element, 2 * piece)
+                    run[element : element + piece] = piece_bytes.view(np.uint16)
+            return tuple(int(word) for word in run.view(np.uint32))
+
+        return load
+
+
+def unfolding_step(
+    monkeypatch: pytest.MonkeyPatch, emulator: UnfoldEmulator, workload: Workload, config: Config
+) -> KernelStep:
+    for name in ("cuda", "types", "load_halves", "load_run"):
+        monkeypatch.setattr(module, name, getattr(emulator, name))
+    monkeypatch.setattr(module, "ptx", emulator)
+    return TEMPLATE.kernel(workload, H200, config).steps[0]
+
+
+EMULATED: dict[str, tuple[Workload, int]] = {
+    "rgb, one row of padding": (SMALL, 1),
+    "rgb, four chunks a thread": (SMALL, 4),
+    "the stem of a network": (SMALL.replace(n=1, h=5, w=20, r=7, s=7, stride=2, padding=3), 2),
+    "dilated": (SMALL.replace(dilation=(1, 2), padding=(1, 3, 1, 0)), 1),
+    "dilated, an even number of channels": (SMALL.replace(c=6, dilation=(2, 3), padding=(2, 4, 2, 5)), 1),
+    "an even number of channels": (SMALL.replace(c=10, s=2, padding=(1, 0, 1, 1)), 1),
+    "one channel": (SMALL.replace(c=1), 1),
+    "five channels, nothing filled up in 8 columns": (SMALL.replace(c=5, s=8, padding=(1, 4, 1, 3)), 1),
+    "one tap, padded channels": (SMALL.replace(c=12, r=1, s=1, padding=0), 1),
+    "wide strides": (SMALL.replace(w=40, stride=(3, 11)), 1),
+    "an image narrower than the kernel": (SMALL.replace(w=1, s=5, padding=(1, 2, 1, 4)), 1),
+    "columns of padding alone": (SMALL.replace(w=2, padding=(1, 9, 1, 9)), 1),
+}
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_unfolding_and_the_convolution_that_is_left_compute_the_convolution(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    workload, chunks = EMULATED[name]
+    assert TEMPLATE.validate(workload, H200) is None
+    memory = Memory()
+    emulator = UnfoldEmulator(memory)
+    step = unfolding_step(monkeypatch, emulator, workload, config_with(workload, 64, chunks))
+    inner = inner_workload(workload)
+    arrays = integers(workload, np.random.default_rng(0))
+    given = {key: array.astype(np.float16) for key, array in arrays.items()}
+    shapes = {"x_unfolded": (inner.n, inner.h, inner.w, inner.c), "weight_unfolded": (inner.k, inner.r, 1, inner.c)}
+    made = {key: np.full(shape, np.nan, np.float16) for key, shape in shapes.items()}
+    emulator.run(step, {key: memory.add(array) for key, array in {**given, **made}.items()}, sms=1)
+
+    left = convolve(inner, made["x_unfolded"].astype(np.float32), made["weight_unfolded"].astype(np.float32))
+    np.testing.assert_array_equal(left, convolve(workload, arrays["x"], arrays["weight"]))
+
+
+class CountingMemory:
+    """x of any size whose element i holds i modulo a prime, and what a block writes, by address."""
+
+    PRIME = 65521
+    X, UNFOLDED = 1 << 50, 1 << 54
+
+    def __init__(self) -> None:
+        self.written: dict[int, np.ndarray[Any, Any]] = {}
+
+    def at(self, address: int, nbytes: int) -> np.ndarray[Any, Any]:
+        if address >= self.UNFOLDED:
+            return self.written.setdefault(address - self.UNFOLDED, np.zeros(nbytes, np.uint8))
+        first = (address - self.X) // 2
+        return (np.arange(first, first + nbytes // 2) % self.PRIME).astype(np.uint16).view(np.uint8)
+
+
+@pytest.mark.parametrize("c", [3, 2])
+def test_offsets_past_32_bits_are_right(monkeypatch: pytest.MonkeyPatch, c: int) -> None:
+    workload = Workload.conv2d(n=2**20 + 3, h=64, w=64, c=c, k=8, r=1, s=5, padding=(0, 2, 0, 2), stride=(8, 1))
+    assert TEMPLATE.validate(workload, H200) is None
+    memory = CountingMemory()
+    emulator = UnfoldEmulator(memory)
+    step = unfolding_step(monkeypatch, emulator, workload, config_with(workload, 64, 1))
+    pixel_chunks = 2
+    chunks = workload.n * workload.h * workload.w * pixel_chunks
+    assert chunks > 2**32
+    for block in (2**25, 2**26 + 12345, chunks // 64 - 1):
+        emulator.block_index = block
+        memory.written.clear()
+        for thread in range(64):
+            emulator.block = type("Block", (), {"local": type("Local", (), {"thread": thread})})  # type: ignore[assignment]
+            step.function(memory.X, memory.UNFOLDED, 0, 0)
+        assert sorted(memory.written) == [16 * (64 * block + i) for i in range(64)]
+        for address, chunk in memory.written.items():
+            pixel, part = divmod(address // 16, pixel_chunks)
+            row, q = divmod(pixel, workload.w)
+            for i, value in enumerate(chunk.view(np.uint16)):
+                tap, channel = divmod(8 * part + i, c)
+                inside = tap < 5 and 0 <= q - 2 + tap < workload.w
+                right = ((row * workload.w + q - 2 + tap) * c + channel) % memory.PRIME if inside else 0
+                assert value == right, (block, address, i)
+
+
+# --- The plan -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_what_follows_is_conv2d_wgmma_over_the_workspaces(number: int) -> None:
+    workload = random_workload(np.random.default_rng([41, number]))
+    inner = inner_workload(workload)
+    config = TEMPLATE.default(workload, H200)
+    source = TEMPLATE.kernel(workload, H200, config)
+    inner_config = Config({name: config[name] for name in Conv2dWgmma().space(inner, H200).names})
+    alone = Conv2dWgmma().kernel(inner, H200, inner_config)
+    assert inner.output == workload.output and len(source.steps) == 2
+    assert source.workspaces == {
+        "x_unfolded": 2 * math.prod((inner.n, inner.h, inner.w, inner.c)),
+        "weight_unfolded": 2 * math.prod((inner.k, inner.r, inner.c)),
+    }
+    assert [p.buffer for p in source.steps[0].params if isinstance(p, Pointer)] == [
+        "x", "x_unfolded", "weight", "weight_unfolded",
+    ]  # fmt: skip
+    assert source.steps[1].grid == alone.steps[0].grid and source.steps[1].cluster == alone.steps[0].cluster
+    for ours, theirs in zip(source.steps[1].params, alone.steps[0].params):
+        if isinstance(theirs, (Pointer, TensorMap)) and theirs.buffer in ("x", "weight"):
+            assert isinstance(ours, type(theirs)) and ours.buffer == f"{theirs.buffer}_unfolded"
+        else:
+            assert ours == theirs
+    for name in ("x", "weight"):
+        assert source.alignments[name] == (4 if workload.c % 2 == 0 else 2)
+
+
+# --- What it takes, and its space ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "target", "words"),
+    [
+        (SMALL, PRESETS["a100"], ["9.0", "8.0"]),
+        (SMALL, PRESETS["b200"], ["9.0", "10.0"]),
+        (SMALL.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
+        (SMALL.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
+        (SMALL.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
+        (SMALL.replace(c=6, groups=2), H200, ["groups", "2"]),
+        (SMALL.replace(c=8), H200, ["c is 8", "conv2d_wgmma"]),
+        (SMALL.replace(k=12), H200, ["k is 12", "8"]),
+        (SMALL.replace(c=43), H200, ["s * c is 129", "128"]),
+        (SMALL.replace(stride=(9, 1)), H200, ["vertical", "9", "8"]),
+        (SMALL.replace(padding=(129, 1, 129, 1)), H200, ["vertical", "-129", "-128"]),
+        (SMALL.replace(n=2**31 // 42), H200, ["pixels", "2**31"]),
+        (SMALL.replace(n=1, h=1, w=2**30, r=1, stride=(1, 8), padding=0), H200, ["a padded row", "2**31"]),
+        (SMALL.replace(n=1, h=1, w=2**28 + 2, c=1, r=1, padding=0), H200, ["an unfolded row", "2**31"]),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+    reason = TEMPLATE.validate(workload, target)
+    assert reason is not None and all(word in reason for word in words), reason
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        RGB_7X7,
+        RGB_7X7.replace(n=32),
+        RGB_3X3,
+        RGB_3X3_STRIDED,
+        SMALL.replace(c=42),
+        SMALL.replace(stride=(1, 100), w=1000),
+        SMALL.replace(dilation=(1, 300), w=1000),
+        SMALL.replace(padding=(1, 500, 1, 400)),
+        SMALL.replace(n=1, h=1, w=1, r=1, s=1, c=1, k=8, padding=0),
+    ],
+)
+def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
+    assert TEMPLATE.validate(workload, H200) is None
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_random_workloads_have_a_legal_default(number: int) -> None:
+    workload = random_workload(np.random.default_rng([42, number]))
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+
+
+def test_every_knob_is_explained() -> None:
+    assert all(knob.doc for knob in TEMPLATE.space(SMALL, H200).knobs)
+
+
+# --- Compiled -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
+    for number in range(shard, RANDOM_SHAPES, SHARDS):
+        rng = np.random.default_rng([43, number])
+        workload = random_workload(rng)
+        config = TEMPLATE.space(workload, H200).sample(1, rng)[0]
+        source = TEMPLATE.kernel(workload, H200, config)
+        built = compile_source(source, H200)  # refuses spills and serialised wgmma
+        assert set(built.artifact.plan.workspaces) == {"x_unfolded", "weight_unfolded"}
+        assert len(built.artifact.plan.steps) == 2
+        if not workload.epilogue:
+            assert built.resources.local_bytes == 0
+
+
+# --- On a GPU: exact results of small integers --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Target:
+    target = detect("cuda")
+    if target.compute_capability != (9, 0):
+        pytest.skip(f"needs compute capability 9.0, found {target.compute_capability}")
+    return target
+
+
+def check(workload: Workload, target: Target, config: Config, seed: int = 0) -> None:
+    arrays = integers(workload, np.random.default_rng(seed))
+    y, reference = run_on_gpu(TEMPLATE, workload, target, config, arrays), expected(workload, arrays)
+    wrong = int((y != reference).sum())
+    assert wrong == 0, f"{wrong} of {y.size} elements differ: {workload.label} {config}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(GPU_SHAPES))
+def test_random_schedules_of_random_shapes_are_exact(gpu: Target, number: int) -> None:
+    rng = np.random.default_rng([44, number])
+    workload = random_workload(rng)
+    check_schedules(lambda config: check(workload, gpu, config, seed=number), TEMPLATE, workload, gpu, rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "workload",
+    [
+        RGB_7X7.replace(epilogue=["bias", "relu"]),
+        RGB_7X7.replace(n=32),
+        RGB_3X3.replace(epilogue=["bias", "residual"]),
+        RGB_3X3_STRIDED,
+        RGB_3X3.replace(c=1, k=16),
+        RGB_3X3.replace(c=5, out_dtype="float32"),
+        RGB_3X3.replace(c=6, dilation=2, padding=2, dtype="bfloat16", out_dtype="bfloat16"),
+    ],
+    ids=lambda workload: workload.label,
+)
+def test_first_layers_of_networks_are_exact(gpu: Target, workload: Workload) -> None:
+    rng = np.random.default_rng(0)
+    check_schedules(lambda config: check(workload, gpu, config), TEMPLATE, workload, gpu, rng)

@@ -1,0 +1,330 @@
+"""The Hopper convolution: what it takes, what it refuses, that every schedule compiles well, and that results are exact."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_numpy import check_schedules
+
+from schedsearch.backend import compile_source
+from schedsearch.launch import TensorMap
+from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.target import PRESETS, Target, detect
+from schedsearch.templates.conv2d_wgmma import BNS, Conv2dWgmma, evaluate, store_segment, useful_bks
+from schedsearch.workload import Config, Workload
+
+H200 = PRESETS["h200"]
+TEMPLATE = Conv2dWgmma()
+RANDOM_SHAPES, SHARDS = 200, 8
+GPU_SHAPES = 60
+
+# Opcodes of sm_90 machine code: the low 12 bits of a 16-byte instruction (as nvdisasm names them).
+HGMMA, TMA_LOAD_IM2COL, TMA_LOAD_TILED, TMA_STORE, LOCAL_STORE, LOCAL_LOAD = 0x9F0, 0x3B4, 0x5B4, 0x3B5, 0x387, 0x983
+CLUSTER_ARRIVE, CLUSTER_WAIT, EXIT = 0x9C7, 0xDC7, 0x94D
+
+
+def random_workload(rng: np.random.Generator) -> Workload:
+    """A small convolution of any kind that the template takes."""
+    kernel = [(r, s) for r in range(1, 8) for s in range(1, 8) if r == s or (r, s) in ((1, 7), (7, 1))]
+    while True:
+        r, s = kernel[rng.integers(len(kernel))]
+        h, w = (int(v) for v in rng.integers(1, 40, 2))
+        stride, dilation = ([int(v) for v in np.minimum(rng.integers(1, top, 2), rng.integers(1, top, 2))] for top in (9, 5))
+        padding = [int(v) for v in rng.integers(0, 8, 4)]
+        if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
+            continue
+        stages = list(EPILOGUE_STAGES)
+        return Workload.conv2d(
+            n=int(rng.integers(1, 9)), h=h, w=w, c=8 * int(rng.integers(1, 17)), k=8 * int(rng.integers(1, 17)), r=r, s=s,
+            stride=stride, padding=padding, dilation=dilation,
+            dtype=["float16", "bfloat16"][rng.integers(2)],
+            out_dtype=["float16", "bfloat16", "float32"][rng.integers(3)],
+            epilogue=[stages[i] for i in rng.permutation(len(stages))[: rng.integers(0, 4)]],
+        )  # fmt: skip
+
+
+def random_candidate(number: int) -> tuple[Workload, Config]:
+    rng = np.random.default_rng([20, number])
+    workload = random_workload(rng)
+    return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
+
+
+def opcodes(code: bytes) -> Counter[int]:
+    """How often each opcode stands in the .text sections of a cubin (ELF64)."""
+    (offset,), (count, names) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3C)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", code, offset + 64 * i) for i in range(count)]
+    found: Counter[int] = Counter()
+    for section in sections:
+        if code[sections[names][4] + section[0] :].startswith(b".text"):
+            text = code[section[4] : section[4] + section[5]]
+            found.update(struct.unpack_from("<H", text, i)[0] & 0xFFF for i in range(0, len(text), 16))
+    return found
+
+
+def check_tensor_map(param: TensorMap) -> None:
+    """Limits of cuTensorMapEncode*, from the CUDA driver API's page on tensor map objects."""
+    assert 1 <= len(param.dims) <= 5 and all(1 <= dim <= 2**32 for dim in param.dims)
+    assert len(param.strides_bytes) == len(param.dims) - 1
+    assert all(stride % 16 == 0 and 0 < stride < 2**40 for stride in param.strides_bytes)
+    assert len(param.element_strides) == len(param.dims) and all(1 <= stride <= 8 for stride in param.element_strides)
+    size = 4 if param.dtype == "float32" else 2
+    if param.is_im2col:
+        assert len(param.lower) == len(param.upper) == len(param.dims) - 2 == 2
+        assert all(-128 <= corner <= 127 for corner in (*param.lower, *param.upper))
+        assert param.channels_per_pixel <= 256 and param.pixels_per_column <= 1024
+        inner = param.channels_per_pixel
+    else:
+        assert len(param.box) == len(param.dims) and all(1 <= edge <= 256 for edge in param.box)
+        inner = param.box[0]
+    assert inner * size % 16 == 0 and inner * size <= param.swizzle_bytes in (32, 64, 128)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
+    for number in range(shard, RANDOM_SHAPES, SHARDS):
+        workload, config = random_candidate(number)
+        assert TEMPLATE.validate(workload, H200) is None, workload
+        source = TEMPLATE.kernel(workload, H200, config)
+        for param in source.steps[0].params:
+            if isinstance(param, TensorMap):
+                check_tensor_map(param)
+        built = compile_source(source, H200)  # refuses spills and serialised wgmma
+        plan = evaluate(workload, H200, config)
+        step = built.artifact.plan.steps[0]
+        assert (
+            built.resources.shared_bytes == step.dynamic_shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
+        )
+        assert built.resources.registers * step.block_threads * config["blocks_per_sm"] <= H200.registers_per_sm
+        assert step.cluster == config["split_k"]
+        assert step.grid.blocks(H200.sms, step.cluster) <= plan["tiles"] * config["split_k"]
+        assert step.grid.blocks(H200.sms, step.cluster) % step.cluster == 0
+        found = opcodes(built.artifact.code)
+        assert found[HGMMA] and found[HGMMA] % (config["bk"] // 16) == 0
+        assert found[TMA_LOAD_IM2COL] and found[TMA_LOAD_TILED]
+        assert bool(found[TMA_STORE]) == (workload.out_dtype != "float32" and config["split_k"] == 1)
+        # Two barriers of the cluster, on the one path that all threads take: none that a warp could miss or meet twice.
+        assert (found[CLUSTER_ARRIVE], found[CLUSTER_WAIT]) == ((2, 2) if config["split_k"] > 1 else (0, 0))
+        assert found[EXIT] == 1 or config["split_k"] == 1
+        assert built.resources.local_bytes == 0 and not found[LOCAL_STORE] and not found[LOCAL_LOAD]
+
+
+@pytest.mark.parametrize(("bn", "split_k"), [(192, 1), (256, 1), (256, 2)])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(bn: int, split_k: int, out_dtype: str) -> None:
+    workload = Workload.conv2d(n=4, h=28, w=28, c=256, k=512, r=3, s=3, padding=1, dtype="bfloat16", out_dtype=out_dtype,
+                               epilogue=["bias", "scale_shift", "residual", "leaky_relu", "clip"])  # fmt: skip
+    fixed = dict(bn=bn, bk=64, stages=3, consumer_groups=1, split_k=split_k, blocks_per_sm=1, group_m=8)
+    space = TEMPLATE.space(workload, H200).restrict({name: [value] for name, value in fixed.items()})
+    config = space.sample(1, np.random.default_rng(0))[0]
+    assert compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources.local_bytes == 0
+
+
+@pytest.mark.parametrize("number", range(0, RANDOM_SHAPES, 5))
+def test_the_default_is_legal(number: int) -> None:
+    workload, _ = random_candidate(number)
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+
+
+def test_every_knob_is_explained() -> None:
+    workload, _ = random_candidate(0)
+    assert all(knob.doc for knob in TEMPLATE.space(workload, H200).knobs)
+
+
+BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
+
+
+@pytest.mark.parametrize(
+    ("workload", "target", "words"),
+    [
+        (BASE, PRESETS["a100"], ["9.0", "8.0"]),
+        (BASE, PRESETS["b200"], ["9.0", "10.0"]),
+        (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
+        (BASE.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
+        (BASE.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
+        (BASE.replace(groups=2), H200, ["groups", "2"]),
+        (BASE.replace(c=12), H200, ["c is 12", "8"]),
+        (BASE.replace(k=4), H200, ["k is 4", "8"]),
+        (BASE.replace(stride=(1, 9)), H200, ["horizontal", "9", "8"]),
+        (BASE.replace(padding=(129, 1, 129, 1)), H200, ["vertical", "-129", "-128"]),
+        (BASE.replace(padding=(1, 1, 1, 140), r=1, s=1), H200, ["horizontal", "140", "127"]),
+        (BASE.replace(padding=128, dilation=128), H200, ["reaches", "256", "255"]),
+        (BASE.replace(padding=66, dilation=(1, 98), h=10, w=80), H200, ["horizontal", "-130"]),
+        (BASE.replace(n=2**31 // 784, c=8, k=8), H200, ["pixels", "2**31"]),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+    reason = TEMPLATE.validate(workload, target)
+    assert reason is not None and all(word in reason for word in words), reason
+
+
+def test_limits_that_are_just_reached_are_taken() -> None:
+    for workload in (
+        BASE.replace(stride=8),
+        BASE.replace(padding=(128, 128, 127, 127), r=1, s=1),
+        BASE.replace(padding=128, dilation=127),
+        BASE.replace(n=2**31 // 784 - 1, c=8, k=8),
+    ):
+        assert TEMPLATE.validate(workload, H200) is None, workload
+
+
+@pytest.mark.parametrize("bn", BNS)
+def test_a_store_segment_divides_the_tile_and_fits_a_swizzle(bn: int) -> None:
+    assert bn % store_segment(bn) == 0 and store_segment(bn) * 2 in (32, 64, 128)
+
+
+@pytest.mark.parametrize(("channels", "bks"), [(8, {16}), (16, {16}), (24, {32}), (32, {32}), (48, {64, 16}), (64, {64}),
+                                               (80, {64, 32, 16}), (96, {64, 32}), (256, {64})])  # fmt: skip
+def test_a_narrow_k_step_is_offered_only_where_it_saves_padding(channels: int, bks: set[int]) -> None:
+    assert set(useful_bks(channels)) == bks
+
+
+# --- On a GPU: exact results of small integers ------------------------------------------------------------------------
+
+
+def run(workload: Workload, target: Target, config: Config, arguments: dict[str, Any], scalars: dict[str, float]) -> Any:
+    """Compiles, launches twice into a poisoned output, and returns it (torch tensor in the output's axes)."""
+    import torch
+
+    from schedsearch.device import open_device
+
+    artifact = compile_source(TEMPLATE.kernel(workload, target, config), target).artifact
+    y = torch.full(workload.output.shape, math.nan, dtype=getattr(torch, workload.out_dtype), device="cuda")
+    loaded = open_device(target).load(artifact)
+    try:
+        pointers = {name: array.data_ptr() for name, array in arguments.items()}
+        torch.cuda.synchronize()
+        bound = loaded.bind({**pointers, "y": y.data_ptr()}, scalars)
+        for _ in range(2):
+            bound.launch()
+        torch.cuda.synchronize()
+    finally:
+        loaded.close()
+    return y
+
+
+def integers(workload: Workload, seed: int) -> dict[str, Any]:
+    """Arguments of small integers: every sum is exact in float32, and one product too many or too few shows."""
+    import torch
+
+    torch.manual_seed(seed)
+    return {
+        spec.name: torch.randint(-2, 3, spec.shape, device="cuda", dtype=torch.int8).to(getattr(torch, spec.dtype))
+        for spec in workload.signature
+    }
+
+
+def expected(workload: Workload, arguments: dict[str, Any], scalars: dict[str, float]) -> Any:
+    """The same by PyTorch in float64, epilogue stages in the workload's order, rounded once to the output's dtype."""
+    import torch
+    from torch.nn import functional
+
+    wide = {name: array.double() for name, array in arguments.items()}
+    top, left, bottom, right = workload.padding
+    x = functional.pad(wide["x"].permute(0, 3, 1, 2), (left, right, top, bottom))
+    y = functional.conv2d(x, wide["weight"].permute(0, 3, 1, 2), stride=workload.stride, dilation=workload.dilation)
+    y = y.permute(0, 2, 3, 1)
+    for stage in workload.epilogue:
+        if stage == "bias":
+            y = y + wide["bias"]
+        elif stage == "scale_shift":
+            y = y * wide["scale"] + wide["shift"]
+        elif stage == "residual":
+            y = y + wide["residual"]
+        elif stage == "relu":
+            y = y.clamp(min=0)
+        elif stage == "leaky_relu":
+            y = torch.where(y > 0, y, y * scalars["leaky_relu_slope"])
+        else:
+            y = y.clamp(scalars["clip_min"], scalars["clip_max"])
+    return y.to(getattr(torch, workload.out_dtype))
+
+
+SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -20.0, "clip_max": 50.0}
+
+
+def check(workload: Workload, target: Target, config: Config, seed: int = 0) -> None:
+    import torch
+
+    scalars = {spec.name: SCALARS[spec.name] for spec in workload.scalars}
+    arguments = integers(workload, seed)
+    y, reference = run(workload, target, config, arguments, scalars), expected(workload, arguments, scalars)
+    wrong = int((y != reference).sum() + torch.isnan(y).sum())
+    assert wrong == 0, f"{wrong} of {y.numel()} elements differ: {workload.label} {config}"
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Target:
+    pytest.importorskip("torch", reason="PyTorch computes the expected values")
+    target = detect("cuda")
+    if target.compute_capability != (9, 0):
+        pytest.skip(f"needs compute capability 9.0, found {target.compute_capability}")
+    return target
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(GPU_SHAPES))
+def test_random_schedules_of_random_shapes_are_exact(gpu: Target, number: int) -> None:
+    rng = np.random.default_rng([21, number])
+    workload = random_workload(rng)
+    check_schedules(lambda config: check(workload, gpu, config, seed=number), TEMPLATE, workload, gpu, rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("split_k", [2, 4, 8])
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+def test_a_tile_that_a_cluster_shares_is_exact(gpu: Target, split_k: int, out_dtype: str) -> None:
+    rng = np.random.default_rng([22, split_k])
+    for epilogue in ([], ["bias", "residual", "relu"], ["scale_shift", "clip"]):
+        workload = Workload.conv2d(n=2, h=9, w=7, c=136, k=200, r=3, s=3, padding=1, out_dtype=out_dtype, epilogue=epilogue)
+        for config in TEMPLATE.space(workload, gpu).restrict({"split_k": [split_k]}).sample(4, rng):
+            check(workload, gpu, config)
+
+
+@pytest.mark.gpu
+def test_an_image_of_ninety_thousand_pixels_is_exact(gpu: Target) -> None:
+    import torch
+
+    workload = Workload.conv2d(n=32, h=300, w=300, c=64, k=64, r=3, s=3, padding=1, epilogue=["residual"])
+    rng = np.random.default_rng(0)
+    for config in [TEMPLATE.default(workload, gpu), *TEMPLATE.space(workload, gpu).sample(2, rng)]:
+        check(workload, gpu, config)
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+def test_a_batch_of_a_hundred_thousand_images_is_exact(gpu: Target, out_dtype: str) -> None:
+    """1.25e9 outputs: their byte offsets are past 2**31. Compared in slices of the batch, which are convolutions too."""
+    import torch
+
+    workload = Workload.conv2d(n=100_000, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, out_dtype=out_dtype,
+                               epilogue=["bias", "residual", "relu"])  # fmt: skip
+    arguments = integers(workload, 0)
+    for config in [TEMPLATE.default(workload, gpu), *TEMPLATE.space(workload, gpu).sample(1, np.random.default_rng(1))]:
+        y = run(workload, gpu, config, arguments, {})
+        for start in range(0, workload.n, 10_000):
+            part = workload.replace(n=10_000)
+            images = slice(start, start + part.n)
+            sliced = {**arguments, "x": arguments["x"][images], "residual": arguments["residual"][images]}
+            assert torch.equal(y[images], expected(part, sliced, {})), f"images from {start}: {config}"
+        del y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [8, 24, 48, 72])
+def test_an_infinite_weight_of_one_tap_does_not_reach_another(gpu: Target, channels: int) -> None:
+    """The channels past C of a k step are the next tap's in memory; they must not be multiplied, not even by zero."""
+    import torch
+
+    workload = Workload.conv2d(n=1, h=9, w=9, c=channels, k=16, r=2, s=2)
+    for config in TEMPLATE.space(workload, gpu).sample(3, np.random.default_rng(2)):
+        arguments = integers(workload, 1)
+        arguments["x"] = arguments["x"].abs() + 1
+        arguments["weight"][3, 0, 1, 0] = math.inf
+        y = run(workload, gpu, config, arguments, {})
+        assert torch.isposinf(y[..., 3]).all() and torch.isfinite(y[..., [k for k in range(16) if k != 3]]).all()

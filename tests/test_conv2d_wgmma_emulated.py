@@ -1,0 +1,93 @@
+"""conv2d_wgmma's own source, run thread by thread without a GPU: index maps, pipeline, and the sum within a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_emulator import ClusterEmulator
+from conv2d_numpy import convolve, integers, to_bits
+from emulator import Memory
+
+import schedsearch.templates.conv2d_wgmma as module
+from schedsearch.target import PRESETS
+from schedsearch.workload import Config, Workload
+
+H200 = PRESETS["h200"]
+TEMPLATE = module.Conv2dWgmma()
+SMALL = dict(
+    consumer_groups=1, bn=32, bk=64, stages=3, split_k=1, grid="split", blocks_per_sm=1, group_m=1, l2_promotion=256
+)
+SHAPE = dict(n=1, h=7, w=7, c=64, k=64, r=3, s=3, padding=1)
+TAILS = dict(n=3, h=9, w=7, c=40, k=56, r=3, s=3, padding=1)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a block a tile": (SHAPE, SMALL),
+    "two groups, one of which has no rows": ({**TAILS, "n": 1, "h": 10, "c": 24}, {**SMALL, "consumer_groups": 2, "bk": 32}),
+    "more tiles than blocks": ({**SHAPE, "n": 4, "h": 8, "w": 10}, {**SMALL, "grid": "persistent"}),
+    "uneven groups of row tiles": ({**SHAPE, "n": 5, "r": 1, "s": 1, "padding": 0}, {**SMALL, "group_m": 4}),
+    "stride, dilation, bk 16": (
+        {**TAILS, "n": 1, "h": 15, "w": 12, "stride": 2, "dilation": (2, 1), "padding": (2, 0, 1, 1)},
+        {**SMALL, "bn": 16, "bk": 16, "stages": 4},
+    ),
+    "float32 out": ({**TAILS, "out_dtype": "float32"}, {**SMALL, "bk": 64, "bn": 48, "grid": "persistent"}),
+    "split by 2": (SHAPE, {**SMALL, "split_k": 2}),
+    "split by 4, uneven steps and columns": (TAILS, {**SMALL, "split_k": 4, "bk": 32, "bn": 48, "stages": 2}),
+    "split by 8, more blocks than columns": ({**SHAPE, "c": 128, "k": 16}, {**SMALL, "split_k": 8, "bn": 16, "stages": 2}),
+    "split, two groups, float32 out": (
+        {**TAILS, "out_dtype": "float32"},
+        {**SMALL, "split_k": 2, "consumer_groups": 2, "group_m": 2},
+    ),
+}
+
+
+class BiasInMemory:
+    """Stands in for the fused epilogue: y + bias, with bias read where the kernel says that it is."""
+
+    identity = False
+    alignments: Mapping[str, int] = MappingProxyType({})
+    params = tuple(SimpleNamespace(kind="pointer", buffer="bias") for _ in range(7))
+
+    def __init__(self, memory: Memory, columns: int) -> None:
+        self.memory, self.columns = memory, columns
+
+    def fragments(self, octets: int, row_elements: int) -> Any:
+        assert row_elements == 8 * self.columns
+
+        def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, bias: int, *_: Any) -> None:
+            for pair in range(2 * octets):
+                column = 8 * (pair // 2)
+                if column < columns and (row, row_8)[pair % 2]:
+                    assert (offset + column + pair % 2 * row_elements) % self.columns == k + column < self.columns
+                    acc[2 * pair : 2 * pair + 2] += self.memory.at(bias + 2 * (k + column), 4).view(np.float16)
+
+        return fuse
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["copies at once", "copies late"])
+@pytest.mark.parametrize(("shape", "config"), CASES.values(), ids=CASES)
+def test_the_kernel_computes_the_convolution(
+    monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], late: bool
+) -> None:
+    workload = Workload.conv2d(**shape)
+    memory = Memory()
+    emulator = ClusterEmulator(memory, lambda value, *_: value, late)
+    for name in ("cuda", "types", "shared_base"):
+        monkeypatch.setattr(module, name, getattr(emulator, name))
+    monkeypatch.setattr(module, "ptx", emulator)
+    monkeypatch.setattr(module, "cluster", emulator)
+    monkeypatch.setattr(module, "Epilogue", lambda _: BiasInMemory(memory, workload.k))
+    rng = np.random.default_rng(0)
+    arrays = integers(workload, rng)
+    bias = rng.integers(-9, 10, workload.k).astype(np.float16)
+    halves = {name: array.astype(np.float16) for name, array in arrays.items()}
+    y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+
+    step = TEMPLATE.kernel(workload, H200, Config(config)).steps[0]
+    by_taps = halves["weight"].reshape(workload.k, -1, workload.c)
+    emulator.run(step, {"y": memory.add(y), "bias": memory.add(bias)}, 2, {"x": halves["x"], "weight": by_taps, "y": y})
+
+    right = convolve(workload, arrays["x"], arrays["weight"]) + bias.astype(np.float32)
+    np.testing.assert_array_equal(to_bits(y, workload.out_dtype), to_bits(right, workload.out_dtype))

@@ -1,0 +1,187 @@
+"""The pages are true: links lead somewhere, code runs, and every name that a user can meet is explained."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import schedsearch
+from schedsearch.errors import SchedsearchError
+from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import BUILT_IN, ENTRY_POINT_GROUP, load_template
+from schedsearch.tuner import TUNERS
+from schedsearch.workload import Workload
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+CPU = Target("cpu", "a CPU", sms=4, simd_bits=256, l2_bytes=32 << 20)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def without_code(page: str) -> str:
+    page = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^    .*$", "", page, flags=re.MULTILINE)
+
+
+def anchors(page: str) -> set[str]:
+    """GitHub's anchors: lower case, punctuation dropped, spaces to hyphens."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text(page))):
+        if re.match(r"\w+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        if not linked.exists() or (anchor and anchor not in anchors(text(linked))):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = text(DOCS / "README.md")
+    missing = [name(page) for page in DOCS.glob("*.md") if page.name != "README.md" and f"]({page.name})" not in index]
+    assert missing == []
+
+
+def test_no_page_names_a_path_of_one_machine() -> None:
+    assert [name(page) for page in PAGES if re.search(r"(?<![\w.])/(work|home|root|tmp|Users)/", text(page))] == []
+
+
+def snippets(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for i, block in enumerate(re.findall(rf"^```{language}\n(.*?)^```$", text(page), re.DOTALL | re.MULTILINE)):
+            found.append((f"{name(page)}-{i}", block))
+    return found
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=key) for key, block in snippets("python")])
+def test_python_snippets_compile_and_import_what_exists(block: str) -> None:
+    tree = ast.parse(block)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "schedsearch":
+            module = importlib.import_module(node.module or "")
+            missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+            assert missing == [], node.module
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "schedsearch":
+            assert node.attr in schedsearch.__all__ or importlib.util.find_spec(f"schedsearch.{node.attr}")
+
+
+def test_the_cpu_snippet_of_the_readme_runs(tmp_path: Path) -> None:
+    (block,) = [block for key, block in snippets("python") if key.startswith("README") and "np.ones" in block]
+    (tmp_path / "snippet.py").write_text(block, encoding="utf-8")
+    (tmp_path / "tmp").mkdir()  # the lock of the CPU: other runs on this machine need not be waited for
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    result = subprocess.run(
+        [sys.executable, "-P", "snippet.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("(1, 14, 14, 32) exact {")
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=key) for key, block in snippets("yaml") if "tasks:" in block])
+def test_complete_workload_files_are_valid(block: str, tmp_path: Path) -> None:
+    from schedsearch.workload_file import load
+
+    path = tmp_path / "page.yaml"
+    path.write_text(block, encoding="utf-8")
+    try:
+        assert load(str(path)).resolve(CPU).tasks
+    except SchedsearchError as error:
+        pytest.fail(str(error))
+
+
+@pytest.mark.parametrize("public", schedsearch.__all__)
+def test_every_public_name_is_explained(public: str) -> None:
+    assert f"`{public}`" in text(DOCS / "README.md")
+
+
+def test_every_tuner_and_epilogue_stage_is_named() -> None:
+    page = text(DOCS / "workload-file.md")
+    assert [word for word in (*TUNERS, *EPILOGUE_STAGES) if f"`{word}`" not in page] == []
+
+
+def section(page: str, heading: str) -> str:
+    """The text below `### heading`, up to the next heading of any level."""
+    found = re.search(rf"^### `{heading}`\n(.*?)(?=^#)", page, re.DOTALL | re.MULTILINE)
+    return found[1] if found else ""
+
+
+@pytest.mark.parametrize("template_name", BUILT_IN)
+def test_the_knobs_on_the_page_are_those_of_the_template(template_name: str) -> None:
+    """No more and no fewer, in the table of the template's section."""
+    template = load_template(template_name)
+    dtype = "float32" if template.kind == "cpu" else "float16"
+    workload = Workload.conv2d(n=8, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
+    space = template.space(workload, CPU if template.kind == "cpu" else PRESETS["h200"])
+    rows = re.findall(r"^\| (`.+?) \|", section(text(DOCS / "templates.md"), template_name), re.MULTILINE)
+    assert sorted(knob for row in rows for knob in re.findall(r"`(\w+)`", row)) == sorted(space.names)
+
+
+@pytest.mark.parametrize("template_name", BUILT_IN)
+def test_a_kernel_page_names_every_knob(template_name: str) -> None:
+    page, template = DOCS / "kernels" / f"{template_name}.md", load_template(template_name)
+    dtype = "float32" if template.kind == "cpu" else "float16"
+    workload = Workload.conv2d(n=8, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
+    space = template.space(workload, CPU if template.kind == "cpu" else PRESETS["h200"])
+    assert [knob for knob in space.names if f"`{knob}`" not in text(page)] == []
+
+
+def test_the_entry_point_group_on_the_page_is_the_one_that_is_read() -> None:
+    assert f'[project.entry-points."{ENTRY_POINT_GROUP}"]' in text(DOCS / "templates.md")
+
+
+def test_decisions_are_numbered_once() -> None:
+    numbers = [page.name[:3] for page in (DOCS / "decisions").glob("*.md")]
+    assert all(number.isdigit() for number in numbers)
+    assert len(set(numbers)) == len(numbers)
+
+
+def program(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(file).stem, ROOT / "benchmarks" / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_show_the_data() -> None:
+    """To write them anew: python benchmarks/render_tables.py"""
+    tables = program("render_tables.py")
+    for page in tables.PAGES:
+        assert tables.MARKED.findall(text(ROOT / page)), page
+        assert tables.render(text(ROOT / page)) == text(ROOT / page), page
+
+
+def test_the_readme_has_measured_tables_only() -> None:
+    assert "No data are kept" not in text(ROOT / "README.md")
+
+
+def test_the_picture_shows_the_data() -> None:
+    plot = program("plot_run.py")
+    drawn = plot.draw(plot.read(str(ROOT / "benchmarks" / "results" / "tuning_run_h200.json"), None), 13)
+    assert drawn == text(DOCS / "images" / "tuning-run.svg")

@@ -1,0 +1,155 @@
+"""The fused epilogue: what it asks of a launch, the PTX of each stage, and its arithmetic on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_numpy import expected, from_bits, integers, run_on_gpu
+from numba import cuda, types
+
+from schedsearch.backend.cuda import _compile_to_ptx, compile_cuda
+from schedsearch.launch import Float32, Grid, Int32, Int64, Pointer, Scalar
+from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.target import PRESETS, detect
+from schedsearch.template import KernelSource, KernelStep
+from schedsearch.templates import ptx
+from schedsearch.templates.conv2d_mma import Conv2dMma
+from schedsearch.templates.epilogue import Epilogue
+from schedsearch.workload import Workload
+
+ALL_STAGES = tuple(EPILOGUE_STAGES)
+DTYPES = [("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+ZERO, NO_POINTER = Float32(0.0), Int64(0)
+
+
+def conv(*stages: str, k: int = 8, dtype: str = "float16", out_dtype: str | None = None) -> Workload:
+    return Workload.conv2d(n=2, h=4, w=5, c=8, k=k, r=1, s=1, dtype=dtype, out_dtype=out_dtype, epilogue=stages)
+
+
+def step(workload: Workload, form: str) -> KernelStep:
+    """A kernel that applies `pair` or `single` to constants."""
+    epilogue = Epilogue(workload)
+    pair, single, pairs = epilogue.pair, epilogue.single, form == "pair"
+
+    def kernel(
+        y: Any, v0: Any, v1: Any, k: Any,
+        bias: Any, scale: Any, shift: Any, residual: Any, slope: Any, clip_min: Any, clip_max: Any,
+    ) -> None:  # fmt: skip
+        if pairs:
+            y0, y1 = pair(v0, v1, 1, k, k, bias, scale, shift, residual, slope, clip_min, clip_max)
+            ptx.store_global_f32x2(y, y0, y1)
+        else:
+            ptx.store_global_f32(y, single(v0, 1, k, k, bias, scale, shift, residual, slope, clip_min, clip_max))
+
+    return KernelStep(kernel, (Pointer("y"), ZERO, ZERO, Int32(0), *epilogue.params), Grid(1), 32)
+
+
+def fragments_step(workload: Workload, octets: int) -> KernelStep:
+    """A kernel that applies `fragments` to zeros and stores what the last pair of the second row becomes."""
+    epilogue = Epilogue(workload)
+    size = 4 * octets
+    fuse = epilogue.fragments(octets, 8 * workload.k)
+
+    def kernel(
+        y: Any, columns: Any, row: Any, k: Any,
+        bias: Any, scale: Any, shift: Any, residual: Any, slope: Any, clip_min: Any, clip_max: Any,
+    ) -> None:  # fmt: skip
+        acc = cuda.local.array(size, types.float32)
+        for i in range(size):
+            acc[i] = types.float32(0)
+        fuse(acc, columns, row, row, k, k, bias, scale, shift, residual, slope, clip_min, clip_max)
+        ptx.store_global_f32x2(y, acc[size - 2], acc[size - 1])
+
+    return KernelStep(kernel, (Pointer("y"), Int32(8), Int32(1), Int32(0), *epilogue.params), Grid(1), 32)
+
+
+def ptx_of(workload: Workload, form: str = "pair") -> str:
+    return _compile_to_ptx(step(workload, form), "kernel", "sm_80")
+
+
+# --- What a launch has to pass ---------------------------------------------------------------------------------------
+def test_parameters_are_seven_whatever_the_stages() -> None:
+    assert Epilogue(conv()).params == (NO_POINTER,) * 4 + (ZERO,) * 3
+    assert Epilogue(conv(*ALL_STAGES)).params == (
+        Pointer("bias"), Pointer("scale"), Pointer("shift"), Pointer("residual"),
+        Scalar("leaky_relu_slope"), Scalar("clip_min"), Scalar("clip_max"),
+    )  # fmt: skip
+    assert Epilogue(conv("residual", "clip")).params == (
+        NO_POINTER, NO_POINTER, NO_POINTER, Pointer("residual"), ZERO, Scalar("clip_min"), Scalar("clip_max"),
+    )  # fmt: skip
+
+
+def test_identity_and_alignments() -> None:
+    assert Epilogue(conv()).identity
+    assert not Epilogue(conv("relu")).identity
+    assert Epilogue(conv("bias", "residual", out_dtype="float32")).alignments == {"bias": 4, "residual": 8}
+
+
+# --- Its PTX ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("stage", "instruction", "loads"),
+    [
+        ("bias", "add.f32", 1),
+        ("scale_shift", "fma.rn.f32", 2),
+        ("residual", "add.f32", 1),
+        ("relu", "max.NaN.f32", 0),
+        ("leaky_relu", "selp.f32", 0),
+        ("clip", "min.NaN.f32", 0),
+    ],
+)
+def test_a_stage_is_its_instruction_and_its_loads(stage: str, instruction: str, loads: int) -> None:
+    pair, single = ptx_of(conv(stage)), ptx_of(conv(stage), "single")
+    assert pair.count(instruction) == 2 and single.count(instruction) == 1
+    assert pair.count("ld.global.nc.b32") == loads  # two 16-bit values at once
+    assert single.count("ld.global.nc.b16") == loads
+    assert pair.count("@inside ld.global") == pair.count("ld.global")  # nothing is read where `valid` is 0
+
+
+@pytest.mark.parametrize(("stage", "loads_of_an_octet"), [("bias", 1), ("scale_shift", 2), ("residual", 2), ("clip", 0)])
+def test_rows_of_a_fragment_share_what_belongs_to_a_channel(stage: str, loads_of_an_octet: int) -> None:
+    text = _compile_to_ptx(fragments_step(conv(stage, k=64), 5), "kernel", "sm_90a")
+    loads = [line for line in text.splitlines() if "ld.global" in line]
+    assert len(loads) == 5 * loads_of_an_octet and all("@inside" in line or "@column" in line for line in loads)
+    second_octet = [line for line in loads if "+16]" in line]  # 8 channels of 2 bytes
+    assert len(second_octet) == loads_of_an_octet
+
+
+def test_stages_run_in_the_order_of_the_workload() -> None:
+    first, second = ptx_of(conv("bias", "relu")), ptx_of(conv("relu", "bias"))
+    assert first.index("add.f32") < first.index("max.NaN.f32")
+    assert second.index("max.NaN.f32") < second.index("add.f32")
+    assert ptx_of(conv("relu", "bias", "relu")).count("max.NaN.f32") == 4
+
+
+def test_no_stage_is_no_arithmetic() -> None:
+    text = ptx_of(conv())
+    assert "add.f32" not in text and "ld.global" not in text
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(("target", "arch"), [("a100", "sm_80"), ("h200", "sm_90a"), ("b200", "sm_100")])
+def test_all_stages_assemble(dtype: str, out_dtype: str, target: str, arch: str) -> None:
+    workload = conv(*ALL_STAGES, dtype=dtype, out_dtype=out_dtype)
+    steps = (step(workload, "pair"), step(workload, "single"), fragments_step(workload, 32))
+    built = compile_cuda(KernelSource("cuda", arch, steps), PRESETS[target])
+    assert built.resources.local_bytes == 0
+
+
+# --- On the device, inside a convolution -----------------------------------------------------------------------------
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [8, 6, 5], ids="k{}".format)
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize("stages", [(stage,) for stage in ALL_STAGES] + [ALL_STAGES, ALL_STAGES[::-1]], ids="+".join)
+def test_arithmetic_is_exact_and_keeps_nan(stages: tuple[str, ...], dtype: str, out_dtype: str, k: int) -> None:
+    template, target = Conv2dMma(), detect("cuda")
+    workload = conv(*stages, k=k, dtype=dtype, out_dtype=out_dtype)
+    arrays = integers(workload, np.random.default_rng(0))
+    arrays["x"][0, 1, 2, 3] = np.nan
+    y = run_on_gpu(template, workload, target, template.default(workload, target), arrays)
+    assert np.isnan(from_bits(y[0, 1, 2], out_dtype)).all()
+    arrays["x"][0, 1, 2, 3] = 0
+    truth = expected(workload, arrays)
+    y[0, 1, 2] = truth[0, 1, 2]
+    np.testing.assert_array_equal(y, truth)

@@ -1,0 +1,93 @@
+"""Our tuners inside Kernel Tuner, in its simulation mode. Skipped where the package kernel_tuner is missing."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import replay_support as support
+from records_support import record
+
+from schedsearch.errors import UsageError
+from schedsearch.integrations.kernel_tuner import Strategy
+from schedsearch.measurement import Outcome
+from schedsearch.records.exchange_formats import export_file
+from schedsearch.records.store import Store
+from schedsearch.replay import load, run
+from schedsearch.workload import Config
+
+
+def simulate(cache: Path, strategy: Strategy, evaluations: int, *restrictions: str) -> list[dict[str, Any]]:
+    """Runs Kernel Tuner over a recorded cache; the restrictions are those that the cache was made with."""
+    kernel_tuner = pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+    data = json.loads(cache.read_text())
+    results, _ = kernel_tuner.tune_kernel(
+        data["kernel_name"],
+        f"void {data['kernel_name']}() {{}}",
+        data["problem_size"],
+        [],
+        data["tune_params"],
+        restrictions=list(restrictions),
+        cache=str(cache),
+        simulation_mode=True,
+        strategy=strategy,
+        strategy_options={"max_fevals": evaluations},
+        lang="C",
+        quiet=True,
+        block_size_names=list(data["tune_params"])[:1],
+    )
+    return list(results)
+
+
+def best_so_far(results: list[dict[str, Any]], optimum: float) -> list[float]:
+    best, out = float("inf"), []
+    for result in results:
+        if "__error__" not in result and not isinstance(result["time"], str):
+            best = min(best, result["time"])
+        out.append(optimum / best)
+    return out
+
+
+@pytest.mark.parametrize("tuner", ["xgb", "ga", "random"])
+def test_a_search_in_kernel_tuner_is_the_search_of_our_replay(tmp_path: Path, tuner: str) -> None:
+    path = support.write(tmp_path / "some.json", support.cache())
+    results = simulate(path, Strategy(tuner, seed=3), 12, "bx * unroll != 64")
+    assert len(results) == 12
+    keys = {(result["bx"], result["unroll"], result["order"]) for result in results}
+    assert len(keys) == 12 and all(support.allowed(bx, unroll) for bx, unroll, _ in keys)
+    assert best_so_far(results, 1.0) == pytest.approx(run(load([path]).spaces[0], tuner, 3, 12).fractions.tolist())
+
+
+def test_the_whole_space_ends_the_search(tmp_path: Path) -> None:
+    path = support.write(tmp_path / "some.json", support.cache())
+    assert len(simulate(path, Strategy("ga"), 99, "bx * unroll != 64")) == 18
+
+
+def test_a_recorded_space(tmp_path: Path, shared: Path) -> None:
+    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+    path = tmp_path / "pnpoly.json"
+    path.write_bytes(gzip.decompress((shared / "replay" / "pnpoly_RTX_3090.json.gz").read_bytes()))
+    space = load([path]).spaces[0]
+    results = simulate(path, Strategy("xgb", seed=0), 60)
+    assert best_so_far(results, space.best_ns / 1e6) == pytest.approx(run(space, "xgb", 0, 60).fractions.tolist())
+
+
+def test_an_unknown_tuner_is_a_mistake_at_once() -> None:
+    with pytest.raises(UsageError, match="did you mean 'xgb'"):
+        Strategy("xbg")
+
+
+def test_kernel_tuner_searches_a_cache_that_we_exported(tmp_path: Path) -> None:
+    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+    with Store.open(tmp_path / "records.db") as store:
+        for i, (bx, unroll) in enumerate(itertools.product((16, 32, 64), (1, 2, 4))):
+            outcome = Outcome.WRONG_ANSWER if bx == 64 else Outcome.OK
+            store.append(record(1000.0 + i, outcome, number=i, config=Config(bx=bx, unroll=unroll)))
+        export_file(store, tmp_path / "some.json", "kernel-tuner")
+    results = simulate(tmp_path / "some.json", Strategy("random"), 9)
+    assert sorted(r["time"] for r in results if "__error__" not in r) == pytest.approx([1e-3 + i * 1e-6 for i in range(6)])
+    assert sum(str(r.get("__error__")) == "RuntimeFailedConfig" for r in results) == 3

@@ -1,0 +1,275 @@
+"""Who may import whom: the layers of the package, and where each third-party library may appear.
+
+Imports are read from the source with `ast`, so that lazy ones and those under TYPE_CHECKING count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"schedsearch": ROOT / "schedsearch"} | {
+    f"schedsearch.{name}": ROOT / name for name in ("templates", "tuner", "records")
+}
+
+# Module prefix -> layer; the longest prefix counts. A module imports from its own layer and lower ones.
+LAYERS = {
+    "schedsearch.errors": 0,
+    "schedsearch.launch": 1,
+    "schedsearch.layout": 1,
+    "schedsearch.listed_space": 1,
+    "schedsearch.measurement": 1,
+    "schedsearch.ops": 1,
+    "schedsearch.sampling": 1,
+    "schedsearch.space": 1,
+    "schedsearch.target": 1,
+    "schedsearch.workload": 1,
+    "schedsearch.backend": 2,
+    "schedsearch.device": 2,
+    "schedsearch.template": 2,
+    "schedsearch.workload_file": 2,
+    "schedsearch.workload_schema": 2,
+    "schedsearch.yaml_source": 2,
+    "schedsearch.records": 3,
+    "schedsearch.templates": 3,
+    "schedsearch.tuner": 3,
+    "schedsearch.measure": 4,
+    "schedsearch.arms": 5,
+    "schedsearch.collaborators": 5,
+    "schedsearch.hints": 5,
+    "schedsearch.loop": 5,
+    "schedsearch.observer": 5,
+    "schedsearch.pace": 5,
+    "schedsearch.recheck": 5,
+    "schedsearch.replay": 5,
+    "schedsearch.runtime": 5,
+    "schedsearch.session": 5,
+    "schedsearch.graph": 6,
+    "schedsearch.integrations": 6,
+    "schedsearch.cli": 7,
+    "schedsearch.dashboard": 7,
+}
+FACADE = "schedsearch"  # its __init__ names the public objects of all layers, lazily; nothing inside imports from it
+ROOMS = ("schedsearch.templates", "schedsearch.tuner", "schedsearch.records")
+EXCEPTIONS = {
+    ("schedsearch.target", "schedsearch.device.cuda"): "detect() asks the driver, lazily; a Target itself is plain data",
+}
+HEAVY = ("numba", "llvmlite", "xgboost", "scipy", "sqlalchemy", "pydantic", "rich", "ruamel", "cuda", "torch")
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    module: str  # what is imported: a module of the package where it is one, else as written
+    names: tuple[str, ...]  # of `from module import names`
+    eager: bool  # runs when the importer is imported
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer} (line {self.line}) imports {self.module}"
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join((package, *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def _imports(name: str) -> Iterator[Import]:
+    """Every import statement of a module; `from package import module` names the module."""
+    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+
+    def visit(node: ast.AST, eager: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, alias.name, (), eager, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            rest = []
+            for alias in node.names:
+                if f"{base}.{alias.name}" in MODULES:
+                    yield Import(name, f"{base}.{alias.name}", (), eager, node.lineno)
+                else:
+                    rest.append(alias.name)
+            if rest:
+                yield Import(name, base, tuple(rest), eager, node.lineno)
+        else:
+            lazy = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                lazy = True
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, eager and not lazy)
+
+    yield from visit(ast.parse(MODULES[name].read_text(encoding="utf-8")), True)
+
+
+IMPORTS = [item for name in sorted(MODULES) for item in _imports(name)]
+INTERNAL = [item for item in IMPORTS if item.module.split(".")[0] == "schedsearch"]
+
+
+def _layer(module: str) -> int | None:
+    parts = module.split(".")
+    return next((LAYERS[prefix] for n in range(len(parts), 0, -1) if (prefix := ".".join(parts[:n])) in LAYERS), None)
+
+
+def _within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def _importers(library: str) -> set[str]:
+    return {item.importer for item in IMPORTS if item.module.split(".")[0] == library}
+
+
+def test_every_module_has_a_layer() -> None:
+    assert [name for name in MODULES if name != FACADE and _layer(name) is None] == []
+
+
+def test_a_module_imports_from_its_own_layer_and_lower_ones_only() -> None:
+    upward = []
+    for item in INTERNAL:
+        if item.importer == FACADE or (item.importer, item.module) in EXCEPTIONS:
+            continue
+        mine, theirs = _layer(item.importer), _layer(item.module)
+        assert mine is not None
+        if theirs is None or theirs > mine:
+            upward.append(f"{item}: layer {mine} imports layer {theirs}")
+    assert upward == []
+
+
+def test_every_exception_is_still_needed() -> None:
+    assert set(EXCEPTIONS) <= {(item.importer, item.module) for item in INTERNAL}
+
+
+def test_templates_tuner_and_records_never_import_one_another() -> None:
+    rooms = {name: next((room for room in ROOMS if _within(name, room)), None) for name in MODULES}
+    strangers = [
+        str(item)
+        for item in INTERNAL
+        if (mine := rooms[item.importer]) and (theirs := rooms.get(item.module)) and mine != theirs
+    ]
+    assert strangers == []
+
+
+def test_nothing_inside_the_package_imports_the_public_names_from_its_top() -> None:
+    assert [str(item) for item in INTERNAL if item.module == FACADE] == []
+
+
+def test_the_top_level_folders_are_imported_under_the_package() -> None:
+    assert [str(item) for item in IMPORTS if item.module.split(".")[0] in ("templates", "tuner", "records")] == []
+
+
+def test_no_import_cycle_when_modules_load() -> None:
+    graph = {name: {item.module for item in INTERNAL if item.importer == name and item.eager} for name in MODULES}
+    graphlib.TopologicalSorter({name: after - {name} for name, after in graph.items()}).prepare()  # raises CycleError
+
+
+def test_a_tuner_knows_spaces_and_results_only() -> None:
+    allowed = ("schedsearch.tuner", *(f"schedsearch.{name}" for name in ("errors", "space", "workload", "measurement")))
+    strangers = [
+        str(item) for item in INTERNAL if _within(item.importer, "schedsearch.tuner") and not _within(item.module, *allowed)
+    ]
+    assert strangers == []
+
+
+def test_of_numba_only_the_backend_uses_more_than_cuda_and_types() -> None:
+    wrong = [
+        f"{item}: {item.names}"
+        for item in IMPORTS
+        if item.module.split(".")[0] == "numba"
+        and not _within(item.importer, "schedsearch.backend")
+        and not (
+            _within(item.importer, "schedsearch.templates", "schedsearch.measure")
+            and item.module == "numba"
+            and set(item.names) <= {"cuda", "types"}
+        )
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("library", "homes"),
+    [
+        ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu")),
+        ("cuda", ("schedsearch.backend", "schedsearch.device")),
+        ("sqlalchemy", ("schedsearch.records",)),
+        ("pydantic", ("schedsearch.workload_file", "schedsearch.workload_schema")),
+        ("ruamel", ("schedsearch.yaml_source",)),
+        ("click", ("schedsearch.cli",)),
+        ("rich", ("schedsearch.cli", "schedsearch.dashboard")),
+    ],
+)
+def test_a_library_is_used_in_its_home_only(library: str, homes: tuple[str, ...]) -> None:
+    assert [name for name in sorted(_importers(library)) if not _within(name, *homes)] == []
+
+
+def test_xgboost_is_imported_in_one_file_and_never_eagerly() -> None:
+    uses = [item for item in IMPORTS if item.module.split(".")[0] == "xgboost"]
+    assert len({item.importer for item in uses}) == 1
+    assert [str(item) for item in uses if item.eager and _within(item.importer, "schedsearch.tuner.xgb")] == []
+
+
+def test_lookup_needs_the_standard_library_and_errors_only() -> None:
+    """Deployment reads the best kernels where nothing else is installed."""
+    seen: set[str] = set()
+    todo = ["schedsearch.records.lookup", "schedsearch.records"]
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        for item in _imports(name):
+            if name == "schedsearch.records" and not item.eager:
+                continue  # its names are lazy
+            if item.module in MODULES:
+                assert item.module == "schedsearch.errors" or _within(item.module, "schedsearch.records"), str(item)
+                todo += [] if item.module in seen else [item.module]
+            else:
+                library = item.module.split(".")[0]
+                # platformdirs is small pure Python: where this machine's key lies, unless SCHEDSEARCH_STATE_DIR says it
+                assert library in sys.stdlib_module_names or (library == "platformdirs" and not item.eager), str(item)
+
+
+def _loaded(code: str) -> list[str]:
+    """The modules that are loaded in a fresh process after `code`; its own output is dropped."""
+    program = (
+        "import contextlib, io, json, sys\n"
+        f"with contextlib.redirect_stdout(io.StringIO()):\n    {code}\n"
+        "print(json.dumps(list(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT.anchor)
+    assert result.returncode == 0, result.stderr
+    modules: list[str] = json.loads(result.stdout)
+    return modules
+
+
+def test_the_help_of_the_command_line_loads_nothing_heavy() -> None:
+    loaded = _loaded("from schedsearch.cli.main import main; main(['--help'], standalone_mode=False)")
+    assert "schedsearch.cli.main" in loaded
+    assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
+
+
+def test_importing_the_package_loads_none_of_its_modules() -> None:
+    assert [name for name in _loaded("import schedsearch") if name.split(".")[0] == "schedsearch"] == ["schedsearch"]
+
+
+def test_the_public_values_load_nothing_heavy() -> None:
+    loaded = _loaded(
+        "import schedsearch; schedsearch.Workload, schedsearch.Config, schedsearch.Target, schedsearch.Template"
+    )
+    assert [name for name in loaded if name.split(".")[0] in HEAVY] == []

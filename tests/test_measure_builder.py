@@ -1,0 +1,148 @@
+"""The builder compiles in processes that candidates may crash or hang, and says what became of each candidate."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import faulty_templates as faulty
+import pytest
+
+from schedsearch.errors import UsageError
+from schedsearch.measure import Builder, Built, Candidate
+from schedsearch.measurement import Measurement, Outcome
+from schedsearch.target import PRESETS, detect
+from schedsearch.template import Template
+from schedsearch.workload import Config, Workload
+
+CPU = detect("cpu")
+WORKLOAD = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Builder]:
+    with Builder(CPU, workers=1, timeout_s=2.0) as builder:
+        yield builder
+
+
+def candidate(template: Template, step: int = 1) -> Candidate:
+    return Candidate(WORKLOAD, template, Config(step=step))
+
+
+def outcome(builder: Builder, template: Template) -> Built | Measurement:
+    token = builder.submit(candidate(template))
+    ((reported, result),) = builder.drain()
+    assert reported == token
+    return result
+
+
+def failure(builder: Builder, template: Template) -> Measurement:
+    result = outcome(builder, template)
+    assert isinstance(result, Measurement)
+    return result
+
+
+def test_a_candidate_becomes_an_artifact_with_its_resources(builder: Builder) -> None:
+    built = outcome(builder, faulty.PointwiseCpu())
+    assert isinstance(built, Built)
+    assert built.artifact.plan.kind == "cpu" and built.artifact.code
+    assert built.resources.code_bytes > 0
+    assert 0 < built.build_s < 60
+
+
+def test_every_submission_is_reported_once_under_its_token(builder: Builder) -> None:
+    tokens = [builder.submit(candidate(faulty.PointwiseCpu(), step)) for step in (1, 2, 4, 8)]
+    assert builder.pending == 4 and not builder.idle
+    results = builder.drain()
+    assert sorted(token for token, _ in results) == sorted(tokens)
+    assert all(isinstance(built, Built) for _, built in results)
+    assert builder.pending == 0 and builder.idle
+    assert builder.poll(5.0) == []  # nothing pending: returns at once
+
+
+def test_equal_code_has_an_equal_hash_whichever_worker_compiled_it() -> None:
+    with Builder(CPU, workers=2) as builder:
+        for template in (faulty.PointwiseCpu(), faulty.PointwiseCpu(), faulty.MissingProduct()):
+            builder.submit(candidate(template))
+        first, again, other = (built.canonical_hash for _, built in sorted(builder.drain(), key=lambda item: item[0]))  # type: ignore[union-attr]
+    assert first == again != other
+
+
+def test_workers_can_be_started_before_there_is_work_for_them() -> None:
+    def workers() -> int:
+        return sum(len((task / "children").read_text().split()) for task in Path("/proc/self/task").iterdir())
+
+    with Builder(CPU, workers=2) as builder:
+        before = workers()
+        builder.warm_up(1)
+        assert (workers() - before, builder.pending) == (1, 0)
+        builder.warm_up(100)
+        assert workers() - before == 2, "no more than the builder may have"
+        assert builder.poll(5.0) == [] and builder.idle
+        builder.submit(candidate(faulty.PointwiseCpu()))
+        assert isinstance(builder.drain()[0][1], Built)
+        assert workers() - before == 2
+
+
+def test_a_template_that_raises_is_a_compile_error_with_its_traceback(builder: Builder) -> None:
+    measurement = failure(builder, faulty.RaisingTemplate())
+    assert measurement.outcome is Outcome.COMPILE_ERROR
+    assert "ZeroDivisionError: a tile of no elements" in measurement.message
+
+
+def test_a_kernel_that_does_not_compile_keeps_the_compilers_text(builder: Builder) -> None:
+    measurement = failure(builder, faulty.Untypable())
+    assert measurement.outcome is Outcome.COMPILE_ERROR
+    assert "no_such_attribute" in measurement.message
+
+
+@pytest.mark.parametrize("template", [faulty.EndlessCompile(), faulty.SleepingCompile()], ids=lambda t: t.name)
+def test_a_compile_that_never_ends_is_killed_and_the_next_one_works(builder: Builder, template: Template) -> None:
+    began = time.monotonic()
+    measurement = failure(builder, template)
+    assert measurement.outcome is Outcome.COMPILE_TIMEOUT
+    assert "2 s" in measurement.message
+    assert time.monotonic() - began < 30
+    assert isinstance(outcome(builder, faulty.PointwiseCpu()), Built)
+
+
+def test_a_candidate_that_aborts_the_compiler_costs_itself_only() -> None:
+    """Those queued behind it in the same process are built elsewhere."""
+    with Builder(CPU, workers=1, timeout_s=30.0) as builder:
+        templates = [faulty.PointwiseCpu(), faulty.AbortInBuilder(), faulty.PointwiseCpu(), faulty.PointwiseCpu()]
+        tokens = [builder.submit(candidate(template)) for template in templates]
+        results = dict(builder.drain())
+    lost = results.pop(tokens[1])
+    assert isinstance(lost, Measurement) and lost.outcome is Outcome.WORKER_LOST
+    assert "SIGABRT" in lost.message
+    assert "os.abort" in lost.message or "faulty_templates.py" in lost.message  # where, from the process's last words
+    assert len(results) == 3 and all(isinstance(built, Built) for built in results.values())
+
+
+def test_closing_ends_the_workers_even_while_they_compile() -> None:
+    builder = Builder(CPU, workers=1)
+    builder.submit(candidate(faulty.EndlessCompile()))
+    builder.poll(3.0)
+    (worker,) = builder._pool
+    builder.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.process.pid, 0)
+    assert builder.pending == 0
+
+
+def test_a_template_that_workers_cannot_import_is_refused() -> None:
+    class Local(faulty.PointwiseCpu):
+        name = "local"
+
+    with Builder(CPU, workers=1) as builder, pytest.raises(UsageError, match="module of its own"):
+        builder.submit(candidate(Local()))
+
+
+def test_gpu_candidates_compile_without_a_gpu() -> None:
+    with Builder(PRESETS["h200"], workers=1) as builder:
+        built = outcome(builder, faulty.PointwiseCuda())
+    assert isinstance(built, Built), built
+    assert built.artifact.code.startswith(b"\x7fELF")
+    assert built.resources.registers > 0

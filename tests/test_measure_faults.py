@@ -1,0 +1,125 @@
+"""Faults of real candidates under `tune` itself: each costs one trial, keeps its text, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import faulty_templates as faulty
+import pytest
+from child_environment import child_environment
+from test_measure_lock import alive, gone
+
+from schedsearch.arms import Task
+from schedsearch.measure import DeviceLock
+from schedsearch.measurement import Outcome, Record
+from schedsearch.records.store import Store
+from schedsearch.session import tune
+from schedsearch.target import detect
+from schedsearch.template import Template
+from schedsearch.workload import Workload
+
+TESTS = Path(__file__).parent
+WORKLOAD = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")
+EXPECTED = {
+    "none": (Outcome.OK, ""),
+    "abort": (Outcome.WORKER_LOST, "SIGABRT"),
+    "endless compile": (Outcome.COMPILE_TIMEOUT, "not compiled within"),
+    "raise": (Outcome.COMPILE_ERROR, "a tile of no elements"),
+    "wrong": (Outcome.WRONG_ANSWER, "elements are wrong"),
+    "stray": (Outcome.WRONG_ANSWER, "wrote outside y"),
+    "hang": (Outcome.RUN_TIMEOUT, "not verified and timed within"),
+}
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the living children of all threads of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(word) for word in (task / "children").read_text().split()]
+    return [child for child in found if alive(child)]
+
+
+def trials(database: Path) -> list[Record]:
+    with Store.open(database, create=False) as store:
+        return [record for record in store.history(WORKLOAD) if not record.final_race]
+
+
+@pytest.mark.parametrize(
+    ("template", "target", "crash", "noise"),
+    [
+        pytest.param(faulty.MinefieldCpu(), "cpu", (Outcome.WORKER_LOST, "SIGSEGV"), 0.5, id="cpu"),
+        pytest.param(
+            faulty.MinefieldCuda(), "cuda", (Outcome.LAUNCH_ERROR, "ILLEGAL_ADDRESS"), 0.1, id="cuda", marks=pytest.mark.gpu
+        ),
+    ],
+)
+def test_every_fault_costs_one_trial_and_is_recorded(
+    template: Template, target: str, crash: tuple[Outcome, str], noise: float, tmp_path: Path
+) -> None:
+    """`noise`: how far the fastest repeats of one kernel may lie apart, relative; CPU cores are shared with other tests."""
+    before = set(children(os.getpid()))
+    options = {"target": target, "tuner": "grid", "templates": [template], "workers": 1}
+    tune([Task(WORKLOAD, restrict={"fault": ["none"]})], tmp_path / "clean.db", **options)  # type: ignore[arg-type]
+    summary = tune(
+        [Task(WORKLOAD, restrict={"step": [1]})],
+        tmp_path / "faults.db",
+        build_timeout_s=3.0,
+        run_timeout_s=5.0,
+        **options,  # type: ignore[arg-type]
+    )
+    records = trials(tmp_path / "faults.db")
+    assert len(records) == len(EXPECTED) + 1
+    for record in records:
+        outcome, text = {**EXPECTED, "crash": crash}[record.config["fault"]]
+        assert record.measurement.outcome is outcome, record.measurement.message
+        assert text in record.measurement.message
+    (task,) = summary.tasks
+    assert task.best_config is not None and task.best_config["fault"] == "none"
+    (after,) = (record for record in records if record.measurement.ok)
+    clean = trials(tmp_path / "clean.db")
+    fastest = min(min(record.measurement.times_ns) for record in clean if record.config == after.config)
+    assert min(after.measurement.times_ns) == pytest.approx(fastest, rel=noise)
+    assert set(children(os.getpid())) <= before
+
+
+PARENT = """
+import sys
+import faulty_templates as faulty
+from schedsearch.arms import Task
+from schedsearch.session import tune
+from schedsearch.workload import Workload
+
+class Announce:
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: print(name, flush=True)
+
+workload = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")
+template = {"cpu": faulty.MinefieldCpu, "cuda": faulty.MinefieldCuda}[sys.argv[1]]()
+task = Task(workload, restrict={"fault": ["none", "hang"], "step": [1]})
+options = {"target": sys.argv[1], "tuner": "grid", "templates": [template], "workers": 1, "run_timeout_s": 1000}
+tune([task], sys.argv[2], observers=[Announce()], **options)
+"""
+
+
+@pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_kill_9_loses_the_trial_in_flight_and_nothing_else(target: str, tmp_path: Path) -> None:
+    environment = child_environment(TMPDIR=str(tmp_path))  # a lock file of its own
+    database = tmp_path / "records.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, target, database], stdout=subprocess.PIPE, text=True, env=environment
+    ) as run:
+        assert run.stdout is not None
+        while "trial" not in (line := run.stdout.readline()):
+            assert line, "the run ended before its first trial"
+        time.sleep(5.0)  # the second candidate hangs now
+        offspring = children(run.pid)
+        assert len(offspring) >= 2  # a builder and the runner
+        run.kill()
+    assert gone(offspring, within_s=30.0)
+    (record,) = trials(database)
+    assert record.measurement.ok and record.config["fault"] == "none"
+    DeviceLock(detect(target), wait=False, folder=tmp_path).close()

@@ -1,0 +1,219 @@
+"""On a GPU: whole outputs are compared there, and faults of candidates leave a device that measures as before."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import faulty_templates as faulty
+import numpy as np
+import pytest
+from child_environment import child_environment
+
+from schedsearch.backend import compile_source
+from schedsearch.measure import Builder, Built, Candidate, Runner
+from schedsearch.measure.compare import (
+    SMALLEST,
+    CodeCache,
+    CpuComparer,
+    CudaComparer,
+    Tolerance,
+    _output_source,
+    _words_source,
+)
+from schedsearch.measure.inputs import encode
+from schedsearch.measure.verify import verify_once
+from schedsearch.measurement import HOT_GRAPH, Measurement, Outcome
+from schedsearch.target import PRESETS, Target, detect
+from schedsearch.template import Template
+from schedsearch.workload import Config, Workload
+
+TESTS = Path(__file__).parent
+WORKLOAD = Workload.conv2d(n=8, h=28, w=28, c=64, k=64, r=1, s=1, dtype="float32")
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("preset", ["a100", "h200"])
+def test_comparison_kernels_compile_without_a_gpu(preset: str, dtype: str) -> None:
+    target = PRESETS[preset]
+    arch = "sm_{}{}".format(*target.compute_capability)
+    for source in (_output_source(arch, dtype), _words_source(arch)):
+        assert compile_source(source, target).resources.local_bytes == 0
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return detect("cuda")
+
+
+@pytest.fixture(scope="module")
+def runner(target: Target) -> Iterator[Runner]:
+    with Runner(target, timeout_s=5.0) as runner:
+        yield runner
+
+
+def build(template: Template, target: Target, workload: Workload = WORKLOAD) -> Built:
+    result = compile_source(template.kernel(workload, target, Config(step=1)), target)
+    return Built(result.artifact, result.resources, result.canonical_hash, result.compile_s)
+
+
+def measure(runner: Runner, target: Target, template: Template) -> Measurement:
+    return runner.measure(WORKLOAD, build(template, target))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gpu_finds_the_same_differences_as_numpy(target: Target, dtype: str) -> None:
+    from schedsearch.device.cuda import CudaDevice
+
+    rng = np.random.default_rng(0)
+    size = 1_000_003
+    reference = rng.integers(-100, 100, size).astype(np.float64)
+    magnitude = np.abs(reference) * 3
+    y = encode(reference.astype(np.float32), dtype)
+    for index in rng.integers(0, size, 50):
+        y[index] = encode(np.array([reference[index] + rng.integers(1, 9)], np.float32), dtype)[0]
+    y[700] = encode(np.array([np.nan], np.float32), dtype)[0]
+    tolerance = Tolerance.of(dtype, 64, exact=True)
+    expected = CpuComparer().output(y.ctypes.data, reference.ctypes.data, magnitude.ctypes.data, size, dtype, tolerance)
+    assert expected.violations > 10 and SMALLEST[dtype] > 0
+    with contextlib.closing(CudaDevice(target)) as device:
+        addresses = []
+        for array in (y, reference, magnitude):
+            addresses.append(device.allocate(array.nbytes))
+            device.copy_in(addresses[-1], array.view(np.uint8).data)
+        comparer = CudaComparer(device, CodeCache(device))
+        assert comparer.output(*addresses, size, dtype, tolerance) == expected
+        assert comparer.words(addresses[1], addresses[1], 4 * size) == (0, None)
+        assert comparer.words(addresses[1], addresses[2], 8 * size)[0] > 0
+        comparer.close()
+        for address in addresses:
+            device.free(address)
+
+
+@pytest.mark.gpu
+def test_verify_once_on_the_gpu(target: Target) -> None:
+    from schedsearch.device.cuda import CudaDevice
+
+    with contextlib.closing(CudaDevice(target)) as device:
+        assert verify_once(device, WORKLOAD, device.load(build(faulty.PointwiseCuda(), target).artifact)) is None
+        problem = verify_once(device, WORKLOAD, device.load(build(faulty.MissingProductCuda(), target).artifact))
+        assert problem is not None and "elements are wrong" in problem
+
+
+@pytest.mark.gpu
+def test_a_right_candidate_is_verified_and_timed_cold(runner: Runner, target: Target) -> None:
+    measurement = measure(runner, target, faulty.PointwiseCuda())
+    assert measurement.outcome is Outcome.OK, measurement.message
+    assert measurement.max_error == 0.0
+    assert measurement.time_ns is not None and 1e3 < measurement.time_ns < 1e6
+    assert measurement.clocks["rotated_bytes"] > 2.5 * target.l2_bytes
+    assert measurement.spread < 0.2
+
+
+@pytest.mark.gpu
+def test_times_repeat(runner: Runner, target: Target) -> None:
+    times = [measure(runner, target, faulty.PointwiseCuda()).time_ns for _ in range(5)]
+    assert all(time_ns is not None for time_ns in times)
+    assert max(times) / min(times) < 1.1  # type: ignore[type-var,operator]
+
+
+@pytest.mark.gpu
+def test_small_candidates_take_tens_of_milliseconds(runner: Runner, target: Target) -> None:
+    built = build(faulty.PointwiseCuda(), target)
+    runner.measure(WORKLOAD, built)
+    began = time.monotonic()
+    for _ in range(10):
+        assert runner.measure(WORKLOAD, built).ok
+    assert (time.monotonic() - began) / 10 < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("template", "outcome", "text"),
+    [
+        (faulty.MissingProductCuda(), Outcome.WRONG_ANSWER, "elements are wrong"),
+        (faulty.WriteAfterEndCuda(), Outcome.WRONG_ANSWER, "wrote outside y"),
+        (faulty.WriteBeforeStartCuda(), Outcome.WRONG_ANSWER, "wrote outside y"),
+        (faulty.IllegalAddressCuda(), Outcome.LAUNCH_ERROR, "ILLEGAL_ADDRESS"),
+        (faulty.EndlessCuda(), Outcome.RUN_TIMEOUT, "within 5 s"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_after_a_fault_the_next_time_is_as_before(
+    runner: Runner, target: Target, template: Template, outcome: Outcome, text: str
+) -> None:
+    clean = measure(runner, target, faulty.PointwiseCuda())
+    measurement = measure(runner, target, template)
+    assert measurement.outcome is outcome and text in measurement.message
+    assert measurement.times_ns == ()
+    after = measure(runner, target, faulty.PointwiseCuda())
+    assert after.ok and clean.ok
+    assert after.time_ns == pytest.approx(clean.time_ns, rel=0.1)
+
+
+@pytest.mark.gpu
+def test_a_race_with_a_culprit(runner: Runner, target: Target) -> None:
+    good, bad = build(faulty.PointwiseCuda(), target), build(faulty.IllegalAddressCuda(), target)
+    results = runner.race(WORKLOAD, [good, bad, good])
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.LAUNCH_ERROR, Outcome.OK]
+    assert results[0].time_ns == pytest.approx(results[2].time_ns, rel=0.05)
+
+
+@pytest.mark.gpu
+def test_builders_never_make_a_context(target: Target) -> None:
+    with Builder(target, workers=1) as builder:
+        builder.submit(Candidate(WORKLOAD, faulty.PointwiseCuda(), Config(step=1)))
+        ((_, built),) = builder.drain()
+        assert isinstance(built, Built), built
+        (worker,) = builder._pool
+        maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
+    assert "/dev/nvidia0" not in maps
+
+
+PARENT = """
+import sys
+import faulty_templates as faulty
+from schedsearch.backend import compile_source
+from schedsearch.measure import Built, Runner
+from schedsearch.target import detect
+from schedsearch.workload import Config, Workload
+
+target = detect("cuda")
+workload = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")
+result = compile_source(faulty.EndlessCuda().kernel(workload, target, Config(step=1)), target)
+runner = Runner(target, timeout_s=1000)
+print(runner.pid, flush=True)
+runner.measure(workload, Built(result.artifact, result.resources, "", 0.0))
+"""
+
+
+@pytest.mark.gpu
+def test_killing_the_parent_frees_a_hanging_gpu(target: Target, tmp_path: Path) -> None:
+    from test_measure_lock import alive, gone
+
+    environment = child_environment(TMPDIR=str(tmp_path))  # a lock of its own: this module's runner holds the device's
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    time.sleep(10.0)  # the reference is compiled and the candidate hangs
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone([pid], within_s=30.0)
+
+
+@pytest.mark.gpu
+def test_hot_mode_uses_one_set(target: Target) -> None:
+    other = replace(target, uuid="")  # a lock of its own, the same card
+    with Runner(other, mode=HOT_GRAPH) as hot:
+        measurement = hot.measure(WORKLOAD, build(faulty.PointwiseCuda(), target))
+    assert measurement.ok and measurement.mode == HOT_GRAPH
+    assert measurement.clocks["sets"] == 1

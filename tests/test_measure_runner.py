@@ -1,0 +1,173 @@
+"""The runner verifies every element, times what is right, and survives what candidates do to its process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import faulty_templates as faulty
+import pytest
+
+from schedsearch.backend import compile_source
+from schedsearch.errors import DeviceBusyError, UsageError
+from schedsearch.measure import Built, Runner
+from schedsearch.measurement import Measurement, Outcome
+from schedsearch.target import detect
+from schedsearch.template import Template
+from schedsearch.workload import Config, Workload
+
+CPU = detect("cpu")
+WORKLOAD = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(CPU, timeout_s=3.0) as runner:
+        yield runner
+
+
+def build(template: Template, workload: Workload = WORKLOAD) -> Built:
+    result = compile_source(template.kernel(workload, CPU, Config(step=1)), CPU)
+    return Built(result.artifact, result.resources, result.canonical_hash, result.compile_s)
+
+
+def measure(runner: Runner, template: Template) -> Measurement:
+    return runner.measure(WORKLOAD, build(template))
+
+
+def test_a_right_candidate_is_verified_and_timed(runner: Runner) -> None:
+    measurement = measure(runner, faulty.PointwiseCpu())
+    assert measurement.outcome is Outcome.OK, measurement.message
+    assert measurement.max_error == 0.0  # whole numbers: fp32 sums are exact in any order
+    assert measurement.time_ns is not None
+    # 1.6 M multiply-adds without vectors: between 10 Gmul/s and 10 Mmul/s on anything that runs this.
+    assert 1.6e5 < measurement.time_ns < 1.6e8
+    assert len(measurement.times_ns) >= 3
+    assert measurement.message == "" and measurement.build_s > 0 and measurement.run_s > 0
+
+
+def test_cold_operands_rotate_over_more_than_the_cache_or_the_record_says_so(runner: Runner) -> None:
+    facts = measure(runner, faulty.PointwiseCpu()).clocks
+    assert facts["sets"] > 1
+    assert facts["rotated_bytes"] >= 2 * CPU.l2_bytes or facts["rotation_capped"]
+
+
+def test_a_kernel_that_wants_its_arguments_repacked_is_refused(runner: Runner) -> None:
+    built = build(faulty.PointwiseCpu())
+    plan = replace(built.artifact.plan, prepared={"weight": "tiles of 16"})
+    wanting = replace(built, artifact=replace(built.artifact, plan=plan))
+    refused, fine = runner.race(WORKLOAD, [wanting, built])
+    for measurement in (refused, runner.measure(WORKLOAD, wanting)):
+        assert measurement.outcome is Outcome.REJECTED
+        assert "weight" in measurement.message and "workspace" in measurement.message
+    assert fine.outcome is Outcome.OK
+
+
+def test_a_workload_can_be_prepared_ahead(runner: Runner) -> None:
+    workload = WORKLOAD.replace(n=3)
+    before = runner.prepare_s
+    runner.prepare(workload)
+    took_s = runner.prepare_s - before
+    assert took_s > 0
+    assert runner.measure(workload, build(faulty.PointwiseCpu(), workload)).outcome is Outcome.OK
+    assert runner.prepare_s - before < 1.5 * took_s
+
+
+def test_runs_are_counted_as_busy_time(runner: Runner) -> None:
+    before = runner.busy_s
+    measurement = measure(runner, faulty.PointwiseCpu())
+    assert 0 < runner.busy_s - before <= measurement.run_s + 0.1
+
+
+def test_a_hopeless_candidate_is_timed_once_only(runner: Runner) -> None:
+    assert len(runner.measure(WORKLOAD, build(faulty.PointwiseCpu()), best_ns=1.0).times_ns) == 1
+
+
+def test_one_missing_product_is_a_wrong_answer(runner: Runner) -> None:
+    measurement = measure(runner, faulty.MissingProduct())
+    assert measurement.outcome is Outcome.WRONG_ANSWER
+    assert measurement.times_ns == ()
+    assert measurement.max_error is not None and measurement.max_error >= 1.0
+    assert "elements are wrong" in measurement.message and "expected" in measurement.message
+
+
+def test_elements_that_are_never_written_are_wrong(runner: Runner) -> None:
+    measure(runner, faulty.PointwiseCpu())  # whose output must not be taken for this candidate's
+    measurement = measure(runner, faulty.UnwrittenRow())
+    assert measurement.outcome is Outcome.WRONG_ANSWER
+    assert f"64 of {WORKLOAD.output.size} elements" in measurement.message
+    assert "h=13, w=13" in measurement.message and "nan" in measurement.message
+
+
+@pytest.mark.parametrize(
+    ("template", "where"),
+    [(faulty.WriteAfterEnd(), "after its end changed, the first at +"), (faulty.WriteBeforeStart(), "4 bytes before y")],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: Template, where: str) -> None:
+    measurement = measure(runner, template)
+    assert measurement.outcome is Outcome.WRONG_ANSWER
+    assert "wrote outside y" in measurement.message and where in measurement.message
+    assert measure(runner, faulty.PointwiseCpu()).ok  # the inputs are whole again
+
+
+@pytest.mark.parametrize(
+    ("template", "outcome", "text"),
+    [
+        (faulty.NullWrite(), Outcome.WORKER_LOST, "SIGSEGV"),
+        (faulty.EndlessKernel(), Outcome.RUN_TIMEOUT, "within 3 s"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_lost_process_is_replaced_and_the_next_time_is_as_before(
+    runner: Runner, template: Template, outcome: Outcome, text: str
+) -> None:
+    clean = measure(runner, faulty.PointwiseCpu())
+    restarts, pid = runner.restarts, runner.pid
+    measurement = measure(runner, template)
+    assert measurement.outcome is outcome and text in measurement.message
+    after = measure(runner, faulty.PointwiseCpu())
+    assert after.ok and runner.restarts == restarts + 1 and runner.pid != pid
+    assert min(after.times_ns) == pytest.approx(min(clean.times_ns), rel=0.5)  # cores are shared with other tests
+
+
+def test_several_workloads_can_be_measured_in_turns(runner: Runner) -> None:
+    other = WORKLOAD.replace(k=32)
+    times: dict[Workload, list[float]] = {WORKLOAD: [], other: []}
+    for workload in (WORKLOAD, other, WORKLOAD, other):
+        measurement = runner.measure(workload, build(faulty.PointwiseCpu(), workload))
+        assert measurement.ok, measurement.message
+        times[workload] += measurement.times_ns
+    assert min(times[other]) < min(times[WORKLOAD])  # half of the work
+
+
+def test_a_race_times_all_finalists_and_finds_what_only_shows_under_load(runner: Runner) -> None:
+    hot = build(faulty.WrongWhenHot())
+    good, slow = build(faulty.PointwiseCpu()), build(faulty.PointwiseCpu())
+    results = runner.race(WORKLOAD, [good, hot, slow])
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.WRONG_ANSWER, Outcome.OK]
+    assert len(results[0].times_ns) == len(results[2].times_ns) > 5
+    assert results[0].max_error == 0.0
+
+
+def test_a_crash_in_a_race_costs_the_culprit_only(runner: Runner) -> None:
+    results = runner.race(WORKLOAD, [build(faulty.NullWrite()), build(faulty.PointwiseCpu())])
+    assert [result.outcome for result in results] == [Outcome.WORKER_LOST, Outcome.OK]
+
+
+def test_a_second_runner_of_the_same_process_is_refused(runner: Runner) -> None:
+    with pytest.raises(DeviceBusyError, match="this process"):
+        Runner(CPU)
+
+
+def test_nonsense_is_refused_before_the_device_is_touched() -> None:
+    with pytest.raises(UsageError, match="cold-graph-v1"):
+        Runner(CPU, mode="warm")
+    with pytest.raises(UsageError, match="timeout_s"):
+        Runner(CPU, timeout_s=0)
+
+
+def test_clocks_hold_finite_numbers_or_text(runner: Runner) -> None:
+    for value in runner.clocks().values():
+        assert isinstance(value, str) or math.isfinite(value)

@@ -1,0 +1,247 @@
+"""Verification: inputs on which fp32 is exact, a tolerance from the arithmetic, all elements compared."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import faulty_templates as faulty
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedsearch.backend import compile_source
+from schedsearch.device import Device, open_device
+from schedsearch.measure import verify
+from schedsearch.measure.compare import CodeCache, CpuComparer, Tolerance
+from schedsearch.measure.inputs import (
+    BLOCK,
+    EXACT_INTEGERS,
+    Pattern,
+    decode,
+    encode,
+    exact_scalars,
+    integer_domains,
+    normal_sigma,
+    reduction_length,
+)
+from schedsearch.measure.verify import Verification, verify_once
+from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.target import detect
+from schedsearch.template import load_reference, load_template
+from schedsearch.workload import Config, Workload
+
+CPU = detect("cpu")
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with contextlib.closing(open_device(CPU)) as device:
+        yield device
+
+
+def pointwise(**changes: Any) -> Workload:
+    return Workload.conv2d(n=1, h=5, w=7, c=24, k=8, r=1, s=1, dtype="float32").replace(**changes)
+
+
+# ---- numbers
+
+
+@given(
+    c=st.integers(1, 4096),
+    r=st.sampled_from([1, 3, 5, 7]),
+    dtype=st.sampled_from(DTYPES),
+    epilogue=st.sampled_from([(), ("bias", "relu"), ("scale_shift",), ("scale_shift", "residual", "bias")]),
+)
+def test_sums_of_verification_inputs_are_exact_in_fp32_in_every_order(c: int, r: int, dtype: str, epilogue: Any) -> None:
+    workload = Workload.conv2d(n=1, h=8, w=8, c=c, k=8, r=r, s=r, padding=r // 2, dtype=dtype, epilogue=epilogue)
+    domains = integer_domains(workload)
+    length = reduction_length(workload)
+    assert length == c * r * r
+    largest = {name: max(map(abs, domain.values)) for name, domain in domains.items()}
+    worst = length * largest["x"] * largest["weight"] * largest.get("scale", 1)
+    worst += sum(largest.get(name, 0) * largest.get("scale", 1) for name in ("bias", "shift", "residual"))
+    assert worst < 2**24
+    # and four standard deviations of an output are whole numbers of its own format
+    sigma = math.sqrt(length * domains["x"].variance * domains["weight"].variance) * largest.get("scale", 1)
+    assert 4 * sigma <= EXACT_INTEGERS[workload.out_dtype] * 1.001
+    # while most sums are not zero
+    assert sigma > 0.5
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_drawn_numbers_have_the_variance_that_is_planned_with(seed: int) -> None:
+    domain = integer_domains(Workload.conv2d(n=1, h=8, w=8, c=4096, k=8, r=3, s=3, padding=1, dtype="bfloat16"))["x"]
+    values = domain.draw(20_000, np.random.default_rng(seed))
+    assert values.var() == pytest.approx(domain.variance, rel=0.1)
+    assert abs(values.mean()) < 0.05
+
+
+def test_call_time_scalars_differ_from_their_defaults_and_do_not_saturate_everything() -> None:
+    workload = pointwise(c=512, epilogue=("leaky_relu", "clip"))
+    chosen = exact_scalars(workload)
+    for scalar in workload.scalars:
+        assert chosen[scalar.name] != scalar.default
+        assert float(np.float32(chosen[scalar.name])) == chosen[scalar.name]
+    assert chosen["clip_min"] < 0 < chosen["clip_max"]
+
+
+@given(st.floats(-(2.0**99), 2.0**99, width=32))
+def test_bfloat16_is_rounded_to_the_nearest_and_ties_to_even(value: float) -> None:
+    (raw,) = encode(np.array([value], np.float32), "bfloat16")
+    (rounded,) = decode(np.array([raw], np.uint16), "bfloat16")
+    down = int(np.float32(value).view(np.uint32)) >> 16
+    neighbours = decode(np.array([down, down + 1], np.uint16), "bfloat16").astype(np.float64)
+    errors = np.abs(neighbours - value)
+    assert abs(float(rounded) - value) == errors.min()
+    if errors[0] == errors[1]:
+        assert int(raw) % 2 == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(value=st.floats(-60000, 60000))
+def test_the_tolerance_allows_rounding_to_nearest_and_no_more(dtype: str, value: float) -> None:
+    tolerance = Tolerance.of(dtype, 1, exact=True)
+    allowed = tolerance.output * abs(value) + tolerance.smallest
+    nearest = float(decode(encode(np.array([value], np.float32), dtype), dtype)[0])
+    if dtype != "float32":
+        value = float(np.float32(value))
+    assert abs(nearest - value) <= allowed
+    spacing = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}[dtype]
+    if abs(value) > 1e-3:
+        assert 2 * spacing * abs(value) > allowed  # two units in the last place are too many
+
+
+def test_on_exact_data_a_missing_product_exceeds_the_accumulation_allowance() -> None:
+    assert Tolerance.of("float16", 1 << 20, exact=True).limit < 1
+    assert Tolerance.of("float16", 1 << 20, exact=False).limit == math.inf
+
+
+def test_timing_outputs_stay_near_one() -> None:
+    for c in (16, 64, 512, 4096):
+        sigma = normal_sigma(pointwise(c=c), "weight")
+        assert 0.5 <= sigma * math.sqrt(c) <= 2.0
+    assert normal_sigma(pointwise(), "x") == 1.0
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK + 1, 9 * BLOCK + 5])
+def test_a_pattern_repeats_without_seams(device: Device, count: int) -> None:
+    block = np.arange(min(count, BLOCK), dtype=np.float32)
+    pattern = Pattern(block)
+    address = device.allocate(4 * count + 4)
+    device.fill(address, 0xFF, 4 * count + 4)
+    pattern.write(device, address, count, phase=3)
+    got = np.empty(count + 1, np.float32)
+    device.copy_out(got.data, address)
+    np.testing.assert_array_equal(got[:-1], (np.arange(count) + 3) % block.size)
+    assert np.isnan(got[-1])
+    np.testing.assert_array_equal(pattern.elements(count), np.arange(count) % block.size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_wrong_element_is_counted_and_the_first_is_named(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    size = 600_001  # more than one piece
+    reference = rng.integers(-100, 100, size).astype(np.float64)
+    magnitude = np.abs(reference) * 3
+    y = encode(reference.astype(np.float32), dtype)
+    wrong = [77, 262_144, 500_000, size - 1]
+    y[wrong[:3]] = encode((reference[wrong[:3]] + 7).astype(np.float32), dtype)
+    y[wrong[3]] = encode(np.array([np.nan], np.float32), dtype)[0]
+    tolerance = Tolerance.of(dtype, 10, exact=True)
+    difference = CpuComparer().output(y.ctypes.data, reference.ctypes.data, magnitude.ctypes.data, size, dtype, tolerance)
+    assert (difference.violations, difference.first, difference.max_error) == (4, 77, 7.0)
+
+
+def test_words_that_differ_are_counted() -> None:
+    memory = np.arange(1000, dtype=np.uint32)
+    expected = memory.copy()
+    assert CpuComparer().words(memory.ctypes.data, expected.ctypes.data, 4000) == (0, None)
+    memory[[5, 900]] = 0
+    assert CpuComparer().words(memory.ctypes.data, expected.ctypes.data, 4000) == (2, 20)
+
+
+# ---- kernels
+
+
+def kernel_of(device: Device, template: Any, workload: Workload) -> Any:
+    config = template.default(workload, CPU)
+    return device.load(compile_source(template.kernel(workload, CPU, config), CPU).artifact)
+
+
+def test_verify_once_says_what_is_wrong(device: Device) -> None:
+    workload = pointwise()
+    assert verify_once(device, workload, kernel_of(device, faulty.PointwiseCpu(), workload)) is None
+    problem = verify_once(device, workload, kernel_of(device, faulty.MissingProduct(), workload))
+    assert problem is not None and "elements are wrong" in problem
+
+
+@pytest.mark.parametrize(
+    ("layout", "epilogue"),
+    [("NCHW", ()), *(("NHWC", ("bias", stage) if stage != "bias" else ("bias",)) for stage in EPILOGUE_STAGES)],
+)
+def test_every_epilogue_stage_is_verified(device: Device, layout: str, epilogue: tuple[str, ...]) -> None:
+    workload = Workload.conv2d(
+        n=1, h=6, w=5, c=8, k=8, r=3, s=3, padding=1, dtype="float32", layout=layout, epilogue=epilogue
+    )
+    kernel = kernel_of(device, load_template("conv2d_cpu"), workload)
+    assert verify_once(device, workload, kernel) is None
+
+
+def test_fresh_seeds_give_fresh_inputs_and_the_same_seed_the_same(device: Device) -> None:
+    workload = pointwise()
+    code, seen = CodeCache(device), []
+    for seed in (0, 1, 0):
+        verification = Verification(device, CpuComparer(), code, workload, seed)
+        assert verification.check(kernel_of(device, faulty.PointwiseCpu(), workload)).ok
+        seen.append(verification._patterns["x"].elements(workload.signature[0].size).tobytes())
+        verification.close()
+    assert seen[0] == seen[2] != seen[1]
+
+
+def test_a_reference_that_contradicts_numpy_is_our_bug(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Liar(type(load_reference("conv2d"))):  # type: ignore[misc]
+        def points(self, *args: Any) -> Any:
+            return super().points(*args) + 1.0
+
+    monkeypatch.setattr(verify, "load_reference", lambda op: Liar())
+    with pytest.raises(RuntimeError, match="contradicts NumPy at 256 of 256 points"):
+        Verification(device, CpuComparer(), CodeCache(device), pointwise(), seed=0)
+
+
+def test_helper_code_is_compiled_once_and_can_be_taken_over(device: Device) -> None:
+    workload, code = pointwise(), CodeCache(device)
+    Verification(device, CpuComparer(), code, workload, seed=0).close()
+    fresh = code.take_fresh()
+    assert list(fresh) == [f"reference {workload.id}"]
+    assert code.take_fresh() == {}
+    heir = CodeCache(device)
+    heir.learn(fresh)
+    Verification(device, CpuComparer(), heir, workload, seed=1).close()
+    assert heir.take_fresh() == {}
+
+
+def test_inputs_that_a_kernel_overwrote_are_restored(device: Device) -> None:
+    """The inputs stand before y: a write one element before y hits the guard, and one far before an argument."""
+    workload = pointwise()
+    verification = Verification(device, CpuComparer(), CodeCache(device), workload, seed=0)
+
+    class WriteIntoX(faulty._StrayWrite):
+        @staticmethod
+        def where(workload: Workload) -> int:
+            return (verification._offsets["x"] - verification._y_offset) // 4 + 3
+
+    verdict = verification.check(kernel_of(device, WriteIntoX(), workload))
+    assert not verdict.ok and verdict.stray and "argument 'x' at byte 12" in verdict.message
+    assert verification.check(kernel_of(device, faulty.PointwiseCpu(), workload)).ok
+
+
+def test_the_config_of_a_faulty_template_is_legal() -> None:
+    assert faulty.PointwiseCpu().space(pointwise(), CPU).check(Config(step=2)) == []

@@ -1,0 +1,181 @@
+"""What is installed: the packages, the files beside them, the names, and how the CUDA extra is chosen."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import schedsearch
+
+ROOT = Path(__file__).resolve().parents[1]
+TOP_FOLDERS = ("schedsearch", "templates", "tuner", "records")
+PUBLIC = ["Config", "Kernel", "Target", "Template", "Workload", "compile", "detect", "explain", "load_templates", "tune"]
+
+
+def _setup_cfg() -> configparser.ConfigParser:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    return config
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _packages() -> dict[str, str]:
+    """Package -> folder, of every `__init__.py` in the tree."""
+    found = {}
+    for top in TOP_FOLDERS:
+        for path in (ROOT / top).rglob("__init__.py"):
+            folder = path.parent.relative_to(ROOT).as_posix()
+            found[folder.replace("/", ".") if top == "schedsearch" else "schedsearch." + folder.replace("/", ".")] = folder
+    return found
+
+
+def test_setup_cfg_lists_every_package() -> None:
+    assert sorted(_lines(_setup_cfg()["options"]["packages"])) == sorted(_packages())
+
+
+def test_setup_cfg_maps_every_package_to_its_folder() -> None:
+    """setuptools derives the folder of what is not named from its parent's; what lies elsewhere must be named."""
+    named = dict(re.split(r"\s*=\s*", line) for line in _lines(_setup_cfg()["options"]["package_dir"]))
+
+    def folder(package: str) -> str:
+        parent, _, name = package.rpartition(".")
+        return named[package] if package in named else f"{folder(parent)}/{name}"
+
+    assert {package: folder(package) for package in _packages()} == _packages()
+
+
+def test_the_public_names_are_these_and_all_resolve() -> None:
+    assert schedsearch.__all__ == PUBLIC
+    assert [name for name in PUBLIC if getattr(schedsearch, name, None) is None] == []
+    assert set(PUBLIC) <= set(dir(schedsearch))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tuen'"):
+        _ = schedsearch.tuen
+
+
+def test_the_version_is_one_string_everywhere() -> None:
+    declared = _setup_cfg()["metadata"]["version"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", declared)
+    assert version("schedsearch") == declared
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in changelog or f"## [{declared}]" in changelog
+
+
+def test_the_command_is_installed() -> None:
+    assert _lines(_setup_cfg()["options.entry_points"]["console_scripts"]) == ["schedsearch = schedsearch.cli.main:main"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the tracked and new files, built without the network by the setuptools of the dev extra."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in (*TOP_FOLDERS, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.db"))
+        elif source.exists():
+            shutil.copy(source, tree / name)
+    out = tree / "dist"
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", out, "."]
+    result = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_module_the_type_marker_and_the_schema(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+    expected = {"schedsearch/py.typed", "schedsearch/workload.schema.json"}
+    for top in TOP_FOLDERS:
+        for path in (ROOT / top).rglob("*.py"):
+            relative = path.relative_to(ROOT).as_posix()
+            expected.add(relative if top == "schedsearch" else f"schedsearch/{relative}")
+    assert expected - names == set()
+    assert [name for name in names if name.split("/")[0] in ("templates", "tuner", "records", "tests")] == []
+    assert any(name.endswith("LICENSE") for name in names)
+    for extra in ("cu12", "cu13", "torch", "dev"):
+        assert f"Provides-Extra: {extra}" in metadata
+
+
+def test_the_wheel_works_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import schedsearch, schedsearch.records, schedsearch.templates, schedsearch.tuner\n"
+        f"for module in [m for n, m in sys.modules.items() if n.split('.')[0] == 'schedsearch']:\n"
+        f"    assert module.__file__.startswith({str(tmp_path)!r}), module\n"
+        "print(schedsearch.Workload.conv2d(n=1, h=8, w=8, c=16, k=16, r=3, s=3).label)"
+    )
+    # -S leaves out the editable install's import hook; numpy and the rest come by PYTHONPATH.
+    paths = [path for path in sys.path if path.endswith("site-packages")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("conv2d 1x8x8x16")
+
+
+@pytest.fixture
+def detect_extra() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("detect_extra", ROOT / "scripts" / "detect_extra.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("driver", "extra"),
+    [("580.65.06", "cu13"), ("595.10", "cu13"), ("1000.1", "cu13"), ("575.57.08", "cu12"), ("535.183.01", "cu12"), ("", "")],
+)
+def test_the_extra_follows_the_driver(detect_extra: ModuleType, driver: str, extra: str) -> None:
+    assert detect_extra.extra(driver) == extra
+
+
+def test_the_driver_is_asked_through_nvidia_smi(
+    detect_extra: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cards answer with two lines; a driver that does not work answers with an error."""
+    smi = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    smi.write_text("#!/bin/sh\necho 580.65.06\necho 580.65.06\n")
+    smi.chmod(0o755)
+    assert detect_extra.driver_version() == "580.65.06"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    if not Path("/proc/driver/nvidia/version").exists():
+        assert detect_extra.driver_version() == ""
+
+
+def test_make_installs_the_extra_that_is_found_and_no_other() -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("needs make")
+
+    def plan(goal: str, extra: str) -> str:
+        command = [make, "-n", "-B", goal, f"EXTRA={extra}", "VENV=none-here"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "--editable '.'" in plan("quickstart", "")
+    assert "--editable '.[cu12]'" in plan("quickstart", "cu12")
+    assert "--editable '.[dev,cu12]'" in plan("test", "cu12")
+    if sys.platform == "linux":  # the compiler wheels are needed to compile for a GPU that is not here
+        assert "--editable '.[dev,cu13]'" in plan("test", "")

@@ -1,0 +1,263 @@
+"""Records in and out: JSON lines, merging, deployment files."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from records_support import A100, H200, artifact, conv, record
+
+from schedsearch.errors import DatabaseError, SchemaVersionError, UsageError
+from schedsearch.measurement import Measurement, Outcome
+from schedsearch.records.exchange import Report, export_deploy, export_jsonl, import_jsonl, merge
+from schedsearch.records.lookup import Lookup
+from schedsearch.records.store import Store
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
+
+
+def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state of another machine"))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    """Records of every outcome, two bests, one of them with code, a finished run and a killed one."""
+    with Store.open(tmp_path / "records.db") as store:
+        run = store.start_run({"command": "tune"})
+        store.start_run({"command": "killed"})
+        for number, outcome in enumerate(Outcome):
+            store.append(record(outcome=outcome, number=number, run=run))
+        wrong = Measurement(Outcome.WRONG_ANSWER, max_error=float("inf"), message="inf at 3")
+        store.append(record(measurement=wrong, number=90, prediction=None))
+        store.promote(1, artifact())
+        store.promote(store.append(record(2000.0, number=91, target=A100)), verified=False)
+        store.finish_run(run, {"trials": 8})
+        yield store
+
+
+def contents(store: Store) -> tuple:
+    bests = [(best.record, best.verified, best.promoted_at) for best in store.bests()]
+    runs = [{**run, "machine": ""} for run in store.runs()]
+    return store.history(), bests, runs
+
+
+def test_a_round_trip_through_json_lines_loses_nothing(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    assert export_jsonl(store, file, artifacts=True) == 10
+    with Store.open(tmp_path / "copy.db") as copy:
+        report = import_jsonl(copy, file)
+        assert report == Report(records_added=10, runs_added=2, bests_changed=2, artifacts_added=1)
+        history, bests, runs = contents(copy)
+        assert {item.source for item in history} == {str(file)}
+        assert [type(item)(**{**vars(item), "source": ""}) for item in history] == store.history()
+        assert runs == contents(store)[2] and [best[1:] for best in bests] == [best[1:] for best in contents(store)[1]]
+        assert copy.artifact(artifact().sha256) == artifact()
+        assert import_jsonl(copy, file) == Report(records_known=10), "a second time adds nothing"
+        second = tmp_path / "again.jsonl"
+        export_jsonl(copy, second, artifacts=True)
+        with Store.open(tmp_path / "copy of copy.db") as other:
+            import_jsonl(other, second)
+            assert contents(other) == contents(copy), "an origin that is known is kept"
+
+
+def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
+    stream = io.StringIO()
+    export_jsonl(store, stream)
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"{token} is not JSON")
+
+    lines = [json.loads(line, parse_constant=refuse) for line in stream.getvalue().splitlines()]
+    assert [line["kind"] for line in lines] == ["header", *["run"] * 2, *["record"] * 10, *["best"] * 2]
+    assert [line["measurement"]["max_error"] for line in lines if line.get("batch")].count("inf") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda line: line[: len(line) // 2], "not JSON: "),
+        (lambda line: "[1]", "a JSON object is wanted, got list"),
+        (lambda line: line.replace('"kind": "record"', '"kind": "rekord"'), "unknown kind 'rekord'; allowed: header"),
+        (lambda line: line.replace('"target"', '"tarket"'), "the field 'target' is missing"),
+        (lambda line: line.replace('"h": 14', '"h": -14'), "h must be a whole number of at least 1, got -14"),
+        (
+            lambda line: line.replace('"op": "conv2d"', '"op": "conv3d"'),
+            "unknown operator 'conv3d' (did you mean 'conv2d'?)",
+        ),
+        (lambda line: line.replace('"outcome": "ok"', '"outcome": "fine"'), "'fine' is not a valid Outcome"),
+        (lambda line: line.replace('"outcome": "ok"', '"outcome": "rejected"'), "only ok has times"),
+        (lambda line: line.replace('"run_s": 0.1', '"run_s": NaN'), "run_s of a record must be finite, got nan"),
+        (
+            lambda line: line.replace('"number": 0', '"number": 0.5'),
+            "config must map knobs to whole numbers, texts or true/false",
+        ),
+        (lambda line: line.replace('"batch": 3', '"batch": [3]'), "a field is of the wrong kind"),
+    ],
+)
+def test_a_wrong_line_is_named_and_nothing_is_imported(store: Store, tmp_path: Path, change, wanted: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    export_jsonl(store, file)
+    lines = file.read_text().splitlines()
+    lines[3], original = change(lines[3]), lines[3]
+    assert lines[3] != original
+    file.write_text("\n".join(lines))
+    with Store.open(tmp_path / "copy.db") as copy:
+        with pytest.raises(UsageError) as caught:
+            import_jsonl(copy, file)
+        assert f"{file}:4: " in str(caught.value) and wanted in str(caught.value)
+        assert caught.value.exit_code == 2
+        assert copy.stats()["records"] == 0 and copy.runs() == []
+
+
+def test_several_wrong_lines_are_named_at_once(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    export_jsonl(store, file)
+    file.write_text(file.read_text().replace('"batch": 3', '"batch": "x"'))
+    with Store.open(tmp_path / "copy.db") as copy, pytest.raises(UsageError) as caught:
+        import_jsonl(copy, file)
+    assert all(f"{file}:{number}: " in str(caught.value) for number in range(4, 14))
+
+
+def test_files_that_are_no_export(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "file.jsonl"
+    for content, wanted in (
+        (b"", "empty; give a file of: schedsearch records export"),
+        (b'{"kind": "record"}\n', "1: the header is missing, got kind 'record'"),
+        (b"\xff\xfe\x00", "not a text file in UTF-8"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=wanted):
+            import_jsonl(store, file)
+    with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
+        import_jsonl(store, tmp_path / "missing.jsonl")
+    with pytest.raises(UsageError, match=r"cannot write .*: No such file"):
+        export_jsonl(store, tmp_path / "nowhere" / "out.jsonl")
+    file.write_text('{"kind": "header", "format": 9}\n')
+    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 1; upgrade"):
+        import_jsonl(store, file)
+
+
+def test_an_import_drops_code_of_another_machine_unless_told_to_trust_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "all.jsonl"
+    export_jsonl(store, file, artifacts=True)
+    another_machine(monkeypatch, tmp_path)
+    with Store.open(tmp_path / "copy.db") as copy:
+        report = import_jsonl(copy, file)
+        assert (report.artifacts_added, report.artifacts_dropped) == (0, 1)
+        assert copy.best(conv(), H200) is not None, "the configuration stays, to be built from"
+        assert [best.artifact_sha256 for best in copy.bests()] == [None, None]
+        report = import_jsonl(copy, file, trusted=True)
+        assert (report.artifacts_added, report.artifacts_dropped, report.bests_changed) == (1, 0, 1)
+        assert copy.artifact(artifact().sha256) == artifact(), "this machine vouches for it now"
+
+
+def test_a_merge_joins_and_a_second_one_adds_nothing(store: Store, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "other.db") as other:
+        run = other.start_run({"command": "elsewhere"})
+        faster = other.append(record(10.0, number=200, run=run))
+        other.promote(faster, artifact(b"faster"))
+        other.append(record(number=0, run=store.history()[0].run))  # a record that both have
+        other.promote(other.append(record(5000.0, number=201, target=A100)), artifact(b"slower"))
+    report = merge(store, [tmp_path / "other.db"])
+    assert report == Report(records_added=2, records_known=1, runs_added=1, bests_changed=1, artifacts_added=2)
+    assert len(store.history()) == 12
+    best = store.best(conv(), H200)
+    assert best is not None and best.measurement.time_ns == 10.0 and best.source == str(tmp_path / "other.db")
+    assert store.artifact(best.artifact or "") == artifact(b"faster")
+    slower = store.best(conv(), A100)
+    assert slower is not None and slower.measurement.time_ns == 2000.0, "ours is faster and stays"
+    before = contents(store)
+    assert merge(store, [tmp_path / "other.db"] * 2) == Report(records_known=6)
+    assert contents(store) == before
+
+
+def test_a_merge_drops_code_of_another_machine(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.close()
+    another_machine(monkeypatch, tmp_path)
+    with Store.open(tmp_path / "mine.db") as mine:
+        report = merge(mine, [store.path])
+        assert (report.records_added, report.artifacts_added, report.artifacts_dropped) == (10, 0, 1)
+        assert mine.artifact(artifact().sha256) is None
+
+
+def test_a_merge_updates_a_run_that_had_not_ended(store: Store, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "other.db") as other:
+        run = other.start_run({})
+        merge(store, [other.path])
+        assert {item["id"]: item for item in store.runs()}[run]["finished_at"] is None
+        other.finish_run(run, {"trials": 0})
+    merge(store, [tmp_path / "other.db"])
+    assert {item["id"]: item for item in store.runs()}[run]["summary"] == {"trials": 0}
+
+
+def test_what_cannot_be_merged(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be merged into itself"):
+        merge(store, [store.path])
+    with pytest.raises(DatabaseError, match="no database at"):
+        merge(store, [tmp_path / "missing.db"])
+    export_deploy(store, tmp_path / "deploy.db")
+    with pytest.raises(DatabaseError, match="is a deployment file: it holds best kernels and no measurements"):
+        merge(store, [tmp_path / "deploy.db"])
+
+
+def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    for number in range(300, 400):
+        store.append(record(number=number), artifact(b"unused" * 1000 + str(number).encode()))
+    file = tmp_path / "deploy.db"
+    report = export_deploy(store, file)
+    assert report == {"bests": 2, "artifacts": 1, "size_bytes": file.stat().st_size}
+    assert report["size_bytes"] < 64 * 1024
+    with sqlite3.connect(file) as other:
+        tables = {name for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        assert tables == {"meta", "workload", "artifact", "best"}
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert other.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert file.stat().st_mode & 0o444, "it can be read by those who may read a file of this user"
+    with Lookup(file) as lookup, Lookup(store.path) as live:
+        row = lookup.exact(conv().id, H200, "cold-graph-v1")
+        assert row is not None and row == live.exact(conv().id, H200, "cold-graph-v1")
+        assert lookup.kind == "deploy" and lookup.trusted
+        assert lookup.code(row.artifact_sha256 or "") == artifact().code
+    assert sorted(tmp_path.glob("*deploy.db*")) == [file], "no temporary file is left"
+
+
+def test_a_deployment_file_may_be_for_one_target(store: Store, tmp_path: Path) -> None:
+    assert export_deploy(store, tmp_path / "deploy.db", target=A100)["bests"] == 1
+    with Lookup(tmp_path / "deploy.db") as lookup:
+        assert lookup.exact(conv().id, H200, "cold-graph-v1") is None
+        row = lookup.exact(conv().id, A100, "cold-graph-v1")
+        assert row is not None and row.artifact_sha256 is row.plan_json is None and not row.verified
+
+
+def test_a_deployment_file_may_be_for_some_workloads(store: Store, tmp_path: Path) -> None:
+    store.promote(store.append(record(number=400, workload=conv(k=128))))
+    assert export_deploy(store, tmp_path / "deploy.db", workloads=[conv(k=128), conv(k=8)])["bests"] == 1
+    with Lookup(tmp_path / "deploy.db") as lookup:
+        assert lookup.exact(conv(k=128).id, H200, "cold-graph-v1") and not lookup.exact(conv().id, H200, "cold-graph-v1")
+        assert len(lookup.nearest("conv2d", "cold-graph-v1")) == 1
+
+
+def test_a_deployment_file_replaces_only_one_of_its_kind(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "deploy.db"
+    export_deploy(store, file)
+    with Lookup(file) as in_use:
+        export_deploy(store, file, target=A100)
+        assert in_use.exact(conv().id, H200, "cold-graph-v1"), "who has it open reads the old one to the end"
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+    for other in (store.path, notes):
+        with pytest.raises(UsageError, match="exists and is no deployment file; it is left alone"):
+            export_deploy(store, other)
+    assert notes.read_text() == "precious" and store.stats()["records"] == 10
+    with pytest.raises(DatabaseError, match="does not exist; create it"):
+        export_deploy(store, tmp_path / "nowhere" / "deploy.db")

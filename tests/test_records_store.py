@@ -1,0 +1,282 @@
+"""The contract of the record store."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, record
+
+from schedsearch.errors import UsageError
+from schedsearch.measurement import Measurement, Outcome, Resources
+from schedsearch.records.store import Store
+from schedsearch.workload import Config
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store.open(tmp_path / "records.db") as store:
+        yield store
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_record_of_any_outcome_comes_back_as_it_was(store: Store, outcome: Outcome) -> None:
+    wanted = record(outcome=outcome, number=1)
+    record_id = store.append(wanted)
+    assert store.record(record_id) == wanted
+    assert store.history() == [wanted]
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+measurements = st.builds(
+    Measurement,
+    outcome=st.just(Outcome.OK),
+    times_ns=st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=9).map(tuple),
+    resources=st.builds(Resources, *[st.integers(0, 2**40)] * 5),
+    max_error=st.none() | finite | st.just(math.inf),
+    message=text,
+    build_s=finite,
+    run_s=finite,
+    clocks=st.dictionaries(text, text | st.integers(0, 2**40) | finite),
+)
+
+
+@given(measurement=measurements, prediction=st.none() | finite, stamp=finite, note=text, race=st.booleans())
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_nothing_is_rounded_or_lost(store: Store, measurement, prediction, stamp, note, race) -> None:
+    wanted = record(
+        measurement=measurement, prediction=prediction, started_at=stamp, finished_at=stamp, template=note, final_race=race,
+        toolchain={"note": note}, config=Config(note=note), source=note, run=note,
+    )  # fmt: skip
+    assert store.record(store.append(wanted)) == wanted
+
+
+def test_an_error_that_is_not_a_number_is_kept_as_infinite(store: Store) -> None:
+    wrong = record(measurement=Measurement(Outcome.WRONG_ANSWER, max_error=math.nan, message="NaN at 17"))
+    assert store.record(store.append(wrong)).measurement.max_error == math.inf
+
+
+def test_a_time_that_is_not_finite_is_a_bug_of_the_caller(store: Store) -> None:
+    with pytest.raises(ValueError, match=r"times_ns of a record must be finite, got inf"):
+        store.append(record(measurement=Measurement(Outcome.OK, times_ns=(math.inf,))))
+
+
+def test_measurements_cannot_be_changed_or_deleted_in_the_database_itself(store: Store) -> None:
+    record_id = store.append(record())
+    with sqlite3.connect(store.path) as other:
+        for statement in ("DELETE FROM record", "UPDATE record SET time_ns = 1", "UPDATE record SET id = 7"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                other.execute(statement)
+    assert store.record(record_id) == record()
+
+
+def test_times_are_null_unless_ok(store: Store) -> None:
+    store.append(record(outcome=Outcome.RUN_TIMEOUT))
+    with sqlite3.connect(store.path) as other:
+        assert other.execute("SELECT time_ns, times_ns FROM record").fetchall() == [(None, None)]
+
+
+def test_the_same_record_twice_is_one_and_a_repetition_is_two(store: Store) -> None:
+    first = store.append(record(number=1))
+    assert store.append(record(number=1)) == first
+    again = store.append(record(number=1, started_at=1.8e9))
+    assert again > first
+    assert len(store.history()) == 2
+
+
+def test_what_was_appended_is_there_for_another_connection_at_once(store: Store) -> None:
+    store.append(record())
+    with Store.open(store.path, readonly=True) as other:
+        assert other.history() == [record()]
+
+
+def test_history_filters_and_keeps_the_order_of_measurement(store: Store) -> None:
+    later, earlier = record(number=8), record(number=2, target=A100, template="conv2d_mma")
+    other = record(number=5, workload=conv(k=128), mode="hot-graph-v1")
+    for item in (later, earlier, other):
+        store.append(item)
+    assert store.history() == [earlier, other, later]
+    assert store.history(workload=conv()) == [earlier, later]
+    assert store.history(target=A100) == store.history(template="conv2d_mma") == [earlier]
+    assert store.history(mode="hot-graph-v1") == [other]
+    assert store.history(op="conv2d", target=H200) == [other, later]
+    assert store.history(op="matmul") == []
+
+
+def test_measured_is_what_a_resumed_run_need_not_measure(store: Store) -> None:
+    failed, good = record(number=1, outcome=Outcome.COMPILE_ERROR), record(number=2)
+    raced = record(number=2, time_ns=900.0, started_at=1.8e9, final_race=True)
+    for item in (
+        failed, good, raced, record(number=3, template_version=2), record(number=4, target=H100),
+        record(number=5, workload=conv(k=8)), record(number=6, toolchain={**TOOLCHAIN, "driver": "999"}),
+        record(number=7, mode="hot-graph-v1"), record(number=8, template="conv2d_mma"),
+    ):  # fmt: skip
+        store.append(item)
+    assert store.measured(conv(), H200, "conv2d_wgmma", 1, toolchain=TOOLCHAIN) == {
+        failed.config: failed,
+        good.config: raced,
+    }
+    assert len(store.measured(conv(), H200, "conv2d_wgmma", 1)) == 3, "any toolchain"
+
+
+def test_fastest_is_the_best_of_a_template_on_each_workload_and_target(store: Store) -> None:
+    wanted = [
+        record(80.0, number=2),
+        record(70.0, number=3, workload=conv(n=2)),
+        record(90.0, number=4, target=A100),
+    ]
+    for each in (
+        record(100.0, number=1),
+        *wanted,
+        record(80.0, number=5),  # as fast, but later
+        record(10.0, number=6, template="conv2d_mma"),
+        record(10.0, number=7, template_version=2),
+        record(10.0, number=8, mode="hot-graph-v1"),
+        record(outcome=Outcome.WRONG_ANSWER, number=9, workload=conv(n=4)),
+    ):
+        store.append(each)
+    assert store.fastest("conv2d", "conv2d_wgmma", 1) == wanted
+    assert store.fastest("conv2d", "conv2d_cpu", 1) == []
+
+
+def test_nothing_is_best_until_it_is_promoted(store: Store) -> None:
+    record_id = store.append(record())
+    assert store.best(conv(), H200) is None
+    assert store.promote(record_id, artifact())
+    best = store.best(conv(), H200)
+    assert best is not None and best.measurement == record().measurement
+    assert best.artifact == artifact().sha256
+    assert store.artifact(best.artifact) == artifact()
+    assert store.best(conv(), A100) is None and store.best(conv(), H200, "hot-graph-v1") is None
+
+
+def test_only_a_record_that_is_ok_can_be_promoted(store: Store) -> None:
+    failed = store.append(record(outcome=Outcome.WRONG_ANSWER))
+    with pytest.raises(UsageError, match=f"record {failed} ended in wrong_answer; only a record that is ok can be best"):
+        store.promote(failed, artifact())
+    with pytest.raises(UsageError, match="has no record 99"):
+        store.promote(99, artifact())
+    assert store.stats()["artifacts"] == 0, "a refused promotion leaves nothing behind"
+
+
+def test_promotion_is_explicit_and_if_faster_is_judged_by_the_store(store: Store) -> None:
+    fast, slow = store.append(record(500.0, number=1)), store.append(record(900.0, number=2))
+    store.promote(fast, artifact(b"fast"))
+    assert not store.promote(slow, artifact(b"slow"), if_faster=True)
+    assert [best.record_id for best in store.bests()] == [fast]
+    assert store.promote(slow, artifact(b"slow"), verified=False)
+    (best,) = store.bests()
+    assert (best.record_id, best.verified, best.artifact_sha256) == (slow, False, artifact(b"slow").sha256)
+
+
+def test_promote_serves_the_artifact_that_was_appended(store: Store) -> None:
+    record_id = store.append(record(), artifact())
+    store.promote(record_id)
+    assert next(store.bests()).artifact_sha256 == artifact().sha256
+    with pytest.raises(ValueError, match="the record names artifact"):
+        store.append(record(artifact="0" * 64), artifact())
+
+
+def test_there_is_one_best_per_workload_target_and_mode(store: Store) -> None:
+    for number, changes in enumerate(({}, {"target": A100}, {"mode": "hot-graph-v1"}, {"workload": conv(k=128)}, {})):
+        store.promote(store.append(record(number=number, **changes)))
+    assert len(list(store.bests())) == 4
+    assert len(list(store.bests(workload=conv()))) == 3
+    assert [best.record.target for best in store.bests(target=A100)] == [A100]
+    assert list(store.bests(op="matmul")) == []
+
+
+def test_a_best_can_be_taken_away_and_its_records_stay(store: Store) -> None:
+    store.promote(store.append(record()), artifact())
+    assert store.demote(conv(), H200) and not store.demote(conv(), H200)
+    assert store.best(conv(), H200) is None and len(store.history()) == 1
+
+
+def test_prune_drops_code_beyond_the_fastest_and_no_measurement(store: Store) -> None:
+    codes = {}
+    for number, time_ns in enumerate((500.0, 400.0, 300.0, 200.0, 100.0)):
+        codes[time_ns] = artifact(b"code %d" % number * 1000)
+        store.append(record(time_ns, number=number), codes[time_ns])
+    other = artifact(b"other")
+    store.append(record(9e9, target=A100), other)
+    slowest = store.append(record(500.0, number=0))
+    store.promote(slowest)
+    before = store.history()
+    report = store.prune(2)
+    assert report == {"artifacts_kept": 4, "artifacts_dropped": 2, "bytes_freed": 12000}
+    assert store.history() == before
+    kept = {time_ns for time_ns, code in codes.items() if store.artifact(code.sha256)}
+    assert kept == {100.0, 200.0, 500.0}, "the two fastest, and the best"
+    assert store.artifact(other.sha256) == other, "another target's fastest"
+    assert store.prune(2)["artifacts_dropped"] == 0
+    with pytest.raises(UsageError, match="at least 1"):
+        store.prune(0)
+
+
+def test_a_run_is_open_until_it_is_finished(store: Store) -> None:
+    killed, done = store.start_run({"command": "tune a.yaml"}), store.start_run({"command": "tune b.yaml"})
+    store.append(record(run=done))
+    store.finish_run(done, {"trials": 1})
+    runs = {run["id"]: run for run in store.runs()}
+    assert runs[killed]["finished_at"] is None and runs[killed]["summary"] is None
+    assert runs[done]["info"] == {"command": "tune b.yaml"} and runs[done]["summary"] == {"trials": 1}
+    assert (runs[done]["records"], runs[killed]["records"]) == (1, 0)
+    with pytest.raises(UsageError, match="has no run 'nope'"):
+        store.finish_run("nope", {})
+
+
+def test_a_listing_is_newest_first_and_cheap(store: Store) -> None:
+    first, second = store.append(record(number=1)), store.append(record(number=2, outcome=Outcome.LAUNCH_ERROR))
+    store.promote(first)
+    rows = store.list_records()
+    assert [(row["id"], row["outcome"], row["best"]) for row in rows] == [
+        (second, "launch_error", False), (first, "ok", True)
+    ]  # fmt: skip
+    assert rows[1]["config"]["bm"] == 128 and rows[1]["workload"]["op"] == "conv2d" and rows[1]["time_ns"] == 1000.0
+    assert [row["id"] for row in store.list_records(limit=1)] == [second]
+    assert [row["id"] for row in store.list_records(outcome="ok")] == [first]
+    assert store.list_records(run="another") == []
+
+
+def test_a_listing_survives_an_operator_of_a_later_version(store: Store) -> None:
+    store.append(record())
+    with sqlite3.connect(store.path) as other:
+        other.execute("UPDATE workload SET op = 'attention', json = replace(json, 'conv2d', 'attention')")
+    assert store.list_records()[0]["op"] == "attention"
+    assert store.stats()["records"] == 1
+
+
+def test_stats_and_health_count(store: Store) -> None:
+    store.promote(store.append(record(number=1)), artifact())
+    store.append(record(number=2, outcome=Outcome.REJECTED))
+    stats = store.stats()
+    assert stats["outcomes"] == {"ok": 1, "rejected": 1} and stats["records"] == 2
+    assert stats["targets"] == {H200: 2} and stats["artifact_bytes"] == len(artifact().code)
+    health = store.health()
+    assert health["problems"] == [] and health["journal_mode"] == "wal" and health["schema_version"] == 1
+    assert health["trusted"] is True
+
+
+def test_the_toolchain_is_stored_once(store: Store) -> None:
+    for number in range(20):
+        store.append(record(number=number))
+    with sqlite3.connect(store.path) as other:
+        assert other.execute("SELECT count(*) FROM toolchain").fetchone() == (1,)
+
+
+def test_threads_may_share_a_store(store: Store) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(lambda number: store.append(record(number=number)), range(40)))
+    assert len(set(ids)) == 40 == len(store.history())

@@ -1,0 +1,475 @@
+"""Replay: figures by hand and by brute force, the same data in every format, determinism, and bad input."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import replay_support as support
+from cli_support import schedsearch, start
+from records_support import conv
+from records_support import record as make_record
+
+from schedsearch.errors import ConfigError, UsageError
+from schedsearch.listed_space import ListedSpace
+from schedsearch.measurement import Outcome
+from schedsearch.records.store import Store
+from schedsearch.replay import Run, _best_so_far, _report, load, replay, run
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.tuner import TUNERS, make_tuner
+from schedsearch.workload import Config
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return support.write(tmp_path / "some.json.gz", support.cache())
+
+
+def figures(*arguments: str | Path) -> dict[str, Any]:
+    result = schedsearch("replay", *arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+class TestListedSpace:
+    KNOBS = (Knob("a", (1, 2, 4, 8)), Knob("b", ("x", "y", "z")), Knob("c", (False, True)))
+
+    def spaces(self) -> tuple[ConfigSpace, ListedSpace]:
+        """The same space by a rule and by a list."""
+        ruled = ConfigSpace(self.KNOBS, [Constraint("a", lambda k: (k["a"] > 1) | (k["b"] == "x") & ~k["c"])])
+        rows = np.concatenate(list(ruled.walk()))
+        return ruled, ListedSpace(self.KNOBS, np.random.default_rng(0).permutation(rows))
+
+    def test_it_behaves_as_the_space_of_the_rule_that_made_the_list(self) -> None:
+        ruled, listed = self.spaces()
+        every = ConfigSpace(self.KNOBS)
+        rows = np.concatenate(list(every.walk()))
+        assert (listed.legal(rows) == ruled.legal(rows)).all()
+        assert str(listed.size) == str(ruled.size) == "19"
+        assert np.array_equal(np.concatenate(list(listed.walk(4))), np.concatenate(list(ruled.walk())))
+        assert np.array_equal(listed.encode(rows), ruled.encode(rows))
+        for row in rows:
+            assert np.array_equal(listed.neighbours(row), ruled.neighbours(row))
+        assert listed.check({"a": 2, "b": "x", "c": True}) == []
+        assert "none of the 19 listed" in listed.check({"a": 1, "b": "y", "c": True})[0]
+        assert "unknown knob" in listed.check({"a": 1, "b": "y", "c": True, "d": 1})[0]
+
+    def test_samples_are_distinct_legal_and_complete_whatever_is_excluded(self) -> None:
+        _, listed = self.spaces()
+        rng = np.random.default_rng(0)
+        exclude = set(listed.keys(listed.sample_indices(7, rng)).tolist())
+        for n, expected in ((5, 5), (12, 12), (100, 12)):
+            rows = listed.sample_indices(n, rng, exclude)
+            keys = listed.keys(rows).tolist()
+            assert len(set(keys)) == len(keys) == expected
+            assert listed.legal(rows).all() and exclude.isdisjoint(keys)
+
+    def test_restricting_keeps_what_was_listed(self) -> None:
+        ruled, listed = self.spaces()
+        fewer = {"a": [1, 4], "c": [True]}
+        assert {c.id for c in listed.restrict(fewer).sample(99, np.random.default_rng(0))} == {
+            c.id for c in ruled.restrict(fewer).sample(99, np.random.default_rng(0))
+        }
+        with pytest.raises(ConfigError, match="no legal configuration is left"):
+            listed.restrict({"a": [1], "c": [True]})
+
+    def test_mistakes_in_the_list(self) -> None:
+        with pytest.raises(ConfigError, match="at least one"):
+            ListedSpace(self.KNOBS, np.empty((0, 3), dtype=np.int32))
+        with pytest.raises(ConfigError, match="twice"):
+            ListedSpace(self.KNOBS, np.zeros((2, 3), dtype=np.int32))
+        with pytest.raises(ConfigError, match="do not index"):
+            ListedSpace(self.KNOBS, np.array([[0, 3, 0]]))
+
+
+class TestFigures:
+    def test_best_so_far_is_nothing_until_something_is_valid(self) -> None:
+        nan = float("nan")
+        times = [nan, 4.0, nan, 5.0, 2.0]
+        assert _best_so_far(times, times, 1).tolist() == [np.inf, 4.0, 4.0, 4.0, 2.0]
+
+    def test_with_noise_the_winner_is_the_best_of_the_lowest_readings(self) -> None:
+        """The third reading is lucky: alone it would win though it is slow, with a race of two it does not."""
+        true, readings = [3.0, 2.0, 9.0, 8.0], [3.1, 2.2, 1.0, 7.0]
+        assert _best_so_far(true, readings, 1).tolist() == [3.0, 2.0, 9.0, 9.0]
+        assert _best_so_far(true, readings, 2).tolist() == [3.0, 2.0, 2.0, 2.0]
+
+    def test_a_report_by_hand(self, tmp_path: Path) -> None:
+        """Two spaces, two seeds, budgets 1 and 3: every figure is computed here by hand."""
+        other = support.cache()
+        for fields in other["cache"].values():
+            if not isinstance(fields["time"], str):
+                fields["time"], fields["times"] = fields["time"] ** 2, []
+        paths = [support.write(tmp_path / "a.json", support.cache()), support.write(tmp_path / "b.json", other)]
+        spaces = load(paths).spaces
+        runs = [
+            [Run(np.array([0.0, 0.5, 0.96]), 16, 1.0), Run(np.array([0.5, 0.5, 1.0]), 16, 2.0)],
+            [Run(np.array([0.0, 0.0, 0.2]), 16, 0.5), Run(np.array([0.0, 0.0, 0.2]), 16, 0.5)],
+        ]
+        report = _report(spaces, "xgb", [1, 3], runs)
+        one, two = report.spaces
+        assert (one.file, one.configurations, one.valid) == (str(paths[0]), 18, 14)
+        assert one.best_ns == pytest.approx(1e6)
+        assert one.fractions == {1: 0.25, 3: pytest.approx(0.98)} and two.fractions == {1: 0.0, 3: pytest.approx(0.2)}
+        assert one.within_5 == {1: 0.0, 3: 1.0} and two.within_5 == {1: 0.0, 3: 0.0}
+        assert report.geomean == {1: pytest.approx((0.25 * 0.001) ** 0.5), 3: pytest.approx((0.98 * 0.2) ** 0.5)}
+        # Of two seeds the bootstrap draws a pair: the mean is an end or the middle, the ends with a quarter each.
+        assert (one.low[1], one.high[1]) == (0.0, 0.5) and (two.low[3], two.high[3]) == pytest.approx((0.2, 0.2))
+        assert report.geomean_low[1] == pytest.approx(0.001) and report.geomean_high[3] == pytest.approx((1.0 * 0.2) ** 0.5)
+        assert one.cpu_s_per_64 == pytest.approx(64 * 3 / 32) and report.cpu_s_per_64 == pytest.approx(64 * 4 / 64)
+
+    def test_grid_search_finds_what_walking_the_file_finds(self, cache: Path) -> None:
+        """Brute force: the grid tuner walks the space in order of values, so the expectation is a running minimum."""
+        entries = sorted(
+            support.cache()["cache"].values(),
+            key=lambda e: tuple(support.PARAMS[name].index(e[name]) for name in support.PARAMS),
+        )
+        best, expected = np.inf, []
+        for fields in entries:
+            if not isinstance(fields["time"], str):
+                best = min(best, fields["time"])
+            expected.append(1.0 / best)
+        found = run(load([cache]).spaces[0], "grid", 0, 100)
+        assert found.fractions[:18] == pytest.approx(expected)
+        assert (found.fractions[18:] == 1.0).all(), "an exhausted space keeps its best"
+
+    def test_random_search_finds_in_the_mean_what_drawing_from_the_file_finds(self, cache: Path) -> None:
+        """The distribution of the minimum of n draws without replacement, from 40,000 permutations of the times."""
+        times = [e["time"] for e in support.cache()["cache"].values()]
+        values = np.array([np.inf if isinstance(time, str) else time for time in times])
+        rng = np.random.default_rng(0)
+        drawn = np.array([1.0 / values[rng.permutation(18)[:5]].min() for _ in range(40_000)])
+        report = replay(load([cache]).spaces, "random", evaluations=[5], seeds=300)
+        error = 4 * drawn.std() / 300**0.5
+        assert report.spaces[0].fractions[5] == pytest.approx(drawn.mean(), abs=error)
+        space = report.spaces[0]
+        assert space.high[5] - space.low[5] == pytest.approx(2 * 1.96 * drawn.std() / 300**0.5, rel=0.2)
+
+    @pytest.mark.parametrize("tuner", TUNERS)
+    def test_every_tuner_finds_the_optimum_when_the_budget_covers_the_space(self, cache: Path, tuner: str) -> None:
+        data = figures(cache, "--tuner", tuner, "--seeds", "2", "--evaluations", "10,18")
+        space = data["spaces"][0]
+        assert space["fractions"]["18"] == space["within_5"]["18"] == data["geomean"]["18"] == 1.0
+        assert 0 < space["low"]["10"] <= space["fractions"]["10"] <= space["high"]["10"] <= 1
+
+    def test_a_budget_does_not_change_what_is_found_before(self, cache: Path) -> None:
+        few = figures(cache, "--seeds", "3", "--evaluations", "3,10")["spaces"][0]["fractions"]
+        many = figures(cache, "--seeds", "3", "--evaluations", "10,20,3")["spaces"][0]["fractions"]
+        assert {key: many[key] for key in few} == few
+
+    def test_every_run_starts_from_fresh_objects(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import schedsearch.replay as module
+
+        seen: list[Any] = []
+
+        def spying(name: str, space: Any, *, seed: int, hints: Any) -> Any:
+            assert not any(space is other.space for other in seen)
+            seen.append(make_tuner(name, space, seed=seed, hints=hints))
+            return seen[-1]
+
+        monkeypatch.setattr(module, "make_tuner", spying)
+        replay(load([cache]).spaces, "random", evaluations=[5], seeds=3)
+        assert len({id(tuner) for tuner in seen}) == 3
+
+    def test_noise_changes_what_the_tuner_hears_and_not_how_it_is_judged(self, cache: Path) -> None:
+        space = load([cache]).spaces[0]
+        noisy = run(space, "grid", 0, 18, noise=True)
+        assert noisy.fractions == pytest.approx(run(space, "grid", 0, 18).fractions), "1 % of noise, five finalists"
+
+
+class TestFiles:
+    def without(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Figures without what may differ: the file and the time spent."""
+        space = {key: value for key, value in data["spaces"][0].items() if key not in ("file", "name", "cpu_s_per_64")}
+        return {"geomean": data["geomean"], **space}
+
+    @pytest.mark.parametrize(("unit", "per_ms"), [("miliseconds", 1.0), ("seconds", 1e-3), ("nanoseconds", 1e6)])
+    def test_t4_results_give_the_figures_of_their_cache(self, cache: Path, tmp_path: Path, unit: str, per_ms: float) -> None:
+        support.write(tmp_path / "some_T1.json", support.t1("bx * unroll != 64", "fixed == 7 or order in ['row']"))
+        results = support.write(tmp_path / "some_T4.json.gz", support.t4(support.cache(), unit, per_ms))
+        options = ("--seeds", "3", "--evaluations", "5,12")
+        mine, theirs = self.without(figures(results, *options)), self.without(figures(cache, *options))
+        for key in ("geomean", "fractions", "low", "high"):
+            assert mine.pop(key) == pytest.approx(theirs.pop(key), rel=1e-12)
+        assert mine.pop("best_ns") == pytest.approx(theirs.pop("best_ns"))
+        assert mine == theirs
+
+    def test_the_same_data_twice_counts_once(self, cache: Path, tmp_path: Path) -> None:
+        support.write(tmp_path / "some_T1.json", support.t1())
+        results = support.write(tmp_path / "some_T4.json", support.t4(support.cache(), "seconds", 1e-3))
+        result = schedsearch("replay", results, cache, cache, "--tuner", "random", "--seeds", "2", "--json")
+        data = json.loads(result.stdout)
+        assert [space["file"] for space in data["spaces"]] == [str(results)]
+        assert len(data["left_out"]) == 2 and "the same data as" in data["left_out"][0]
+        assert "left out" in result.stderr
+
+    def test_the_recorded_cache_and_its_t4_twin(self, shared: Path) -> None:
+        options = ("--seeds", "1", "--evaluations", "25,50")
+        folder = shared / "replay"
+        one = figures(folder / "convolution_A100.json.gz", *options)
+        other = figures(folder / "convolution_A100_T4.json.gz", *options)
+        assert self.without(one) == self.without(other)
+        assert one["spaces"][0]["configurations"] == 4362 and one["spaces"][0]["valid"] == 4201
+
+    def test_a_database_has_a_space_for_every_task_with_enough_records(self, tmp_path: Path) -> None:
+        with Store.open(tmp_path / "records.db") as store:
+            for i in range(60):
+                config = Config(bm=2 ** (i % 10), order="row" if i < 30 else "column", stages=1 + i % 30 // 10)
+                outcome = Outcome.OK if i % 7 else Outcome.COMPILE_ERROR
+                store.append(make_record(1000.0 + i, outcome, number=i, config=config))
+                if i < 20:
+                    store.append(make_record(5.0, number=i, config=config, workload=conv(k=128)))
+            best = Config(bm=2, order="row", stages=1)  # number 1, the fastest that works
+            store.append(make_record(1.0, number=90, config=best, final_race=True))
+        loaded = load([tmp_path / "records.db"])
+        (space,) = loaded.spaces
+        assert (len(space.rows), np.count_nonzero(~np.isnan(space.times_ns))) == (60, 51)
+        assert space.best_ns == 1001.0, "a final race is measured under other circumstances and does not count"
+        assert "20 configurations, fewer than 50" in loaded.left_out[0]
+        assert replay(loaded.spaces, "random", evaluations=[60], seeds=1).geomean == {60: 1.0}
+
+    def test_a_database_without_enough_records(self, tmp_path: Path) -> None:
+        with Store.open(tmp_path / "records.db") as store:
+            store.append(make_record())
+        result = schedsearch("replay", tmp_path / "records.db")
+        assert result.exit_code == 2 and "50 or more recorded configurations" in result.stderr
+
+    def test_the_same_figures_in_another_process_and_with_several(self, cache: Path) -> None:
+        options = ("--seeds", "2", "--evaluations", "10,18", "--json")
+        here = figures(cache, *options[:-1])
+        for more in ((), ("--jobs", "2")):
+            process = start("replay", cache, *options, *more, cwd=cache.parent)
+            out, err = process.communicate(timeout=60)
+            there = json.loads(out)
+            assert self.without(there) == self.without(here)
+            assert "4 of 4 runs" in err or "2 of 2 runs" in err
+
+    def test_without_json_there_is_a_table(self, cache: Path) -> None:
+        result = schedsearch("replay", cache, "--tuner", "random", "--seeds", "2", "--evaluations", "5,18")
+        assert result.exit_code == 0
+        assert "some" in result.stdout and "at 18" in result.stdout and "1.000 [1.000 1.000]" in result.stdout
+        assert "geometric mean" in result.stdout and "CPU seconds per 64 proposals" in result.stdout
+
+
+class TestWarm:
+    def test_another_device_teaches_where_to_begin(self, cache: Path, tmp_path: Path) -> None:
+        """The other device is half as fast, with the same order: the model knows the optimum at once."""
+        other = support.cache()
+        for fields in other["cache"].values():
+            if not isinstance(fields["time"], str):
+                fields["time"], fields["times"] = 2 * fields["time"], []
+        warm = support.write(tmp_path / "other.json", other)
+        options = ("--seeds", "4", "--evaluations", "3")
+        cold = figures(cache, *options)["geomean"]["3"]
+        taught = figures(cache, *options, "--warm", warm)["geomean"]["3"]
+        assert taught > max(cold, 0.85)
+
+    def test_a_space_is_never_warmed_by_its_own_data(self, cache: Path) -> None:
+        options = ("--seeds", "2", "--evaluations", "3,6")
+        assert figures(cache, *options, "--warm", cache)["geomean"] == figures(cache, *options)["geomean"]
+
+    def test_a_recording_of_something_else_cannot_warm(self, cache: Path, tmp_path: Path) -> None:
+        other = json.loads(json.dumps(support.cache()).replace('"bx"', '"block"'))
+        result = schedsearch("replay", cache, "--warm", support.write(tmp_path / "other.json", other))
+        assert result.exit_code == 2 and "other knobs" in result.stderr
+
+
+def first(data: dict[str, Any]) -> dict[str, Any]:
+    """The entry of the first configuration."""
+    entry: dict[str, Any] = next(iter(data["cache"].values()))
+    return entry
+
+
+KEY = "16,1,row,7"
+AT = f'bad.json: cache["{KEY}"]'
+
+
+def edit(change: Callable[[dict[str, Any]], Any]) -> str:
+    data = copy.deepcopy(support.cache())
+    change(data)
+    return json.dumps(data)
+
+
+BAD_CACHES = {
+    "no time": (lambda: edit(lambda d: first(d).pop("time")), f"{AT}: the field 'time' is missing"),
+    "time is null": (lambda: edit(lambda d: first(d).update(time=None)), f"{AT}.time: the time in milliseconds must be"),
+    "negative time": (lambda: edit(lambda d: first(d).update(time=-1.0)), "got -1.0"),
+    "time is NaN": (lambda: edit(lambda d: first(d).update(time=float("nan"))), "got nan"),
+    "infinite time": (lambda: edit(lambda d: first(d).update(time=float("inf"))), "got inf"),
+    "time is true": (lambda: edit(lambda d: first(d).update(time=True)), f"{AT}.time"),
+    "time with a unit": (
+        lambda: edit(lambda d: first(d).update(time="3.5 us")),
+        "'3.5 us' is neither a number of milliseconds",
+    ),
+    "time in another unit than times": (
+        lambda: edit(lambda d: first(d).update(time=first(d)["time"] * 1e6)),
+        f"{AT}: the time, 3.5e+12 ns, is not that of its 3 repetitions",
+    ),
+    "a value of a parameter is missing": (lambda: edit(lambda d: first(d).pop("bx")), f"{AT}: the value of 'bx' is missing"),
+    "unknown value": (
+        lambda: edit(lambda d: first(d).update(bx=48)),
+        f"{AT}: bx is 48; the values of this parameter are 16",
+    ),
+    "a key of another configuration": (
+        lambda: edit(lambda d: d["cache"].update({"1,2,3": first(d)})),
+        "bad.json: cache[\"1,2,3\"]: the key does not belong to the configuration in it, whose key is '16,1,row,7'",
+    ),
+    "duplicate key": (
+        lambda: json.dumps(support.cache()).replace('"32,1,row,7"', f'"{KEY}"'),
+        f"bad.json: the key '{KEY}' occurs twice",
+    ),
+    "duplicate field": (
+        lambda: json.dumps(support.cache()).replace('"bx": 16', '"bx": 16, "bx": 16', 1),
+        "the key 'bx' occurs twice",
+    ),
+    "a value twice": (lambda: edit(lambda d: d["tune_params"].update(fixed=[7, 7])), "tune_params.fixed"),
+    "a parameter without values": (lambda: edit(lambda d: d["tune_params"].update(fixed=[])), "has no values"),
+    "a parameter that is an object": (
+        lambda: edit(lambda d: d["tune_params"].update(fixed=[{}])),
+        "tune_params.fixed: value {}",
+    ),
+    "no parameters": (lambda: edit(lambda d: d.update(tune_params={}, tune_params_keys=[])), "no tunable parameter"),
+    "names that differ": (lambda: edit(lambda d: d.update(tune_params_keys=["bx"])), "tune_params_keys: ['bx'] are not"),
+    "tune_params missing": (lambda: edit(lambda d: d.pop("tune_params")), "the field 'tune_params' is missing"),
+    "cache missing": (lambda: edit(lambda d: d.pop("cache")), "the field 'cache' is missing"),
+    "cache is a list": (lambda: edit(lambda d: d.update(cache=[])), "cache: a JSON object is wanted, got a list"),
+    "an entry is a number": (
+        lambda: edit(lambda d: d["cache"].update({KEY: 3})),
+        f"{AT}: a JSON object is wanted, got a number",
+    ),
+    "empty cache": (lambda: edit(lambda d: d.update(cache={})), "cache: holds no configuration"),
+    "all failures": (
+        lambda: edit(lambda d: [f.update(time="RuntimeFailedConfig") for f in d["cache"].values()]),
+        "all 18 configurations of some_kernel Some GPU failed",
+    ),
+    "one single point": (lambda: edit(lambda d: d.update(cache={KEY: first(d)})), "one single configuration"),
+    "a list": (lambda: "[1, 2]", "neither a Kernel Tuner cache"),
+    "another object": (lambda: '{"a": 1}', "neither a Kernel Tuner cache"),
+    "not JSON": (lambda: '{"cache": {', "not JSON: Expecting property name enclosed in double quotes at line 1 column 12"),
+    "empty file": (lambda: "", "not JSON: Expecting value at line 1 column 1"),
+    "nested too deeply": (lambda: "[" * 200_000, "nested too deeply"),
+}
+
+
+class TestBadCaches:
+    @pytest.mark.parametrize("name", BAD_CACHES)
+    def test_it_is_one_line_that_names_file_and_place(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        make, message = BAD_CACHES[name]
+        support.write(Path("bad.json"), make())
+        result = schedsearch("replay", "bad.json")
+        assert result.exit_code == 2, result.output
+        assert result.stdout == "" and result.stderr.count("\n") == 1
+        assert message in result.stderr and "bad.json" in result.stderr
+
+    def test_a_truncated_or_damaged_gzip(self, tmp_path: Path) -> None:
+        whole = gzip.compress(json.dumps(support.cache()).encode(), mtime=0)
+        for name, data, message in (
+            ("cut.json.gz", whole[: len(whole) // 2], "is truncated"),
+            ("bent.json.gz", whole[:40] + bytes(20) + whole[60:], "is damaged"),
+            ("head.json.gz", whole[:2], "is truncated"),
+        ):
+            (tmp_path / name).write_bytes(data)
+            result = schedsearch("replay", tmp_path / name)
+            assert result.exit_code == 2 and message in result.stderr and name in result.stderr
+
+    def test_not_text_and_not_there(self, tmp_path: Path) -> None:
+        (tmp_path / "bytes.json").write_bytes(b'{"cache": "\xff\xfe"}')
+        result = schedsearch("replay", tmp_path / "bytes.json")
+        assert result.exit_code == 2 and "UTF-8" in result.stderr and "byte 11" in result.stderr
+        result = schedsearch("replay", tmp_path / "nowhere.json")
+        assert result.exit_code == 2 and "No such file" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--evaluations", "25,x"), "no list of whole numbers"),
+            (("--evaluations", "0"), "no list of whole numbers"),
+            (("--seeds", "0"), "--seeds"),
+            (("--tuner", "xbg"), "did you mean 'xgb'"),
+        ],
+    )
+    def test_mistakes_in_options(self, cache: Path, options: tuple[str, ...], message: str) -> None:
+        result = schedsearch("replay", cache, *options)
+        assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
+
+
+class TestBadT4:
+    def twin(self, folder: Path, change: Callable[[dict[str, Any]], Any], *conditions: str) -> Any:
+        support.write(folder / "bad_T1.json", support.t1(*conditions))
+        data = support.t4(support.cache())
+        change(data)
+        support.write(folder / "bad_T4.json", data)
+        return schedsearch("replay", folder / "bad_T4.json", "--tuner", "random", "--seeds", "1")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda d: d["metadata"].update(timeunit="fortnights"), "metadata.timeunit: unknown unit of time 'fortnights'"),
+            (lambda d: d["metadata"].pop("timeunit"), "metadata: the field 'timeunit' is missing"),
+            (lambda d: d["results"][0]["measurements"][0].update(unit="J"), "results[0].measurements[0].unit: unknown unit"),
+            (lambda d: d["results"][0]["measurements"][0].update(unit="ns"), "results[0]: the time, 3.5 ns, is not that of"),
+            (lambda d: d["results"].append(d["results"][3]), "results[18]: the same configuration as"),
+            (lambda d: d["results"][1].pop("configuration"), "results[1]: the field 'configuration' is missing"),
+            (lambda d: d["results"][1]["configuration"].update(zz=1), "results[1].configuration: the description has no"),
+            (lambda d: d["results"][1]["configuration"].update(bx=17), "results[1].configuration: bx is 17"),
+            (lambda d: d["results"][1].update(invalidity="odd"), "results[1].invalidity: unknown word 'odd'"),
+            (lambda d: d["results"][1].update(measurements=[], times={}), "results[1]: a correct result has neither"),
+            (lambda d: d.update(results=[]), "results: holds no result"),
+            (lambda d: d.update(results={}), "results: a list is wanted, got an object"),
+        ],
+    )
+    def test_it_is_one_line_that_names_file_and_place(
+        self, tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+    ) -> None:
+        result = self.twin(tmp_path, change)
+        assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+        assert "bad_T4.json" in result.stderr
+
+    def test_a_condition_that_the_results_break(self, tmp_path: Path) -> None:
+        result = self.twin(tmp_path, lambda d: None, "bx < 128", "bx > 16")
+        assert result.exit_code == 2 and "breaks the condition 'bx < 128'" in result.stderr
+
+    def test_no_description_and_several(self, tmp_path: Path) -> None:
+        path = support.write(tmp_path / "some_gpu_T4.json", support.t4(support.cache()))
+        result = schedsearch("replay", path)
+        assert result.exit_code == 2 and "there is no *_T1.json beside it" in result.stderr
+        support.write(tmp_path / "other_T1.json", support.t1())
+        support.write(tmp_path / "another_T1.json", support.t1())
+        result = schedsearch("replay", path)
+        assert result.exit_code == 2 and "none of another_T1.json, other_T1.json fits its name" in result.stderr
+        options = ("--tuner", "random", "--seeds", "1", "--evaluations", "5")
+        assert schedsearch("replay", path, "--t1", tmp_path / "other_T1.json", *options).exit_code == 0
+        support.write(tmp_path / "some_T1.json", support.t1())
+        assert schedsearch("replay", path, *options).exit_code == 0
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda d: d.pop("ConfigurationSpace"),
+            lambda d: d["ConfigurationSpace"].pop("TuningParameters"),
+            lambda d: d["ConfigurationSpace"]["TuningParameters"][0].pop("Values"),
+            lambda d: d["ConfigurationSpace"]["TuningParameters"][0].update(Values="list(range(9))"),
+            lambda d: d["ConfigurationSpace"]["TuningParameters"].append(d["ConfigurationSpace"]["TuningParameters"][0]),
+            lambda d: d["ConfigurationSpace"].update(Conditions=[{"Parameters": []}]),
+            lambda d: d["ConfigurationSpace"].update(Conditions=[{"Expression": 3}]),
+        ],
+    )
+    def test_mistakes_in_the_description_are_named_in_it(
+        self, tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+    ) -> None:
+        path = support.write(tmp_path / "some_T4.json", support.t4(support.cache()))
+        data = support.t1()
+        change(data)
+        support.write(tmp_path / "some_T1.json", data)
+        with pytest.raises(UsageError, match=r"some_T1\.json: ConfigurationSpace|some_T1\.json: the field"):
+            load([path])

@@ -1,0 +1,296 @@
+"""Deployment: a kernel is found, called with arrays of any library, refuses wrong ones, and needs no compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_support import numpy_conv2d
+
+import schedsearch
+from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError
+from schedsearch.launch import Grid, LaunchPlan, Step
+from schedsearch.runtime import arrays
+from schedsearch.runtime.deploy import runs_on
+from schedsearch.target import PRESETS
+
+CPU_WORKLOAD = schedsearch.Workload.conv2d(
+    n=2, h=9, w=8, c=8, k=16, r=3, s=3, padding=1, dtype="float32", epilogue=("bias", "leaky_relu")
+)
+GPU_WORKLOAD = schedsearch.Workload.conv2d(n=2, h=9, w=8, c=16, k=24, r=3, s=3, padding=1, epilogue=("bias", "relu"))
+
+
+@pytest.fixture(scope="module")
+def cpu_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    db = tmp_path_factory.mktemp("deploy") / "records.db"
+    schedsearch.tune([CPU_WORKLOAD], db, target="cpu", trials=2, tuner="random")
+    return db
+
+
+@pytest.fixture(scope="module")
+def kernel(cpu_db: Path) -> schedsearch.Kernel:
+    return schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu")
+
+
+def operands(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = [arg.shape for arg in CPU_WORKLOAD.signature]
+    x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    return x, weight, bias
+
+
+def expected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, slope: float = 0.01) -> np.ndarray:
+    arguments = {"x": x, "weight": weight, "bias": bias}
+    return numpy_conv2d(CPU_WORKLOAD, arguments, {"leaky_relu_slope": slope})
+
+
+def test_an_exact_record_is_served_and_says_so(kernel: schedsearch.Kernel) -> None:
+    assert (kernel.rung, kernel.verified, kernel.provenance.template) == ("exact", True, "conv2d_cpu")
+    x, weight, bias = operands()
+    np.testing.assert_allclose(kernel(x, weight, bias), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+def test_arguments_go_by_position_or_name_and_scalars_at_call_time(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(1)
+    y = kernel(x, bias=bias, weight=weight, leaky_relu_slope=0.5)
+    np.testing.assert_allclose(y, expected(x, weight, bias, slope=0.5), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(kernel(x, weight, bias), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+def test_the_output_can_be_given(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(2)
+    out = np.full(CPU_WORKLOAD.output.shape, np.nan, np.float32)
+    assert kernel(x, weight, bias, out=out) is out
+    np.testing.assert_allclose(out, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+def test_a_logical_nchw_view_of_nhwc_memory_comes_back_as_one(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(3)
+    y = kernel(x.transpose(0, 3, 1, 2), weight.transpose(0, 3, 1, 2), bias)
+    assert y.shape == (2, 16, 9, 8)
+    np.testing.assert_allclose(y.transpose(0, 2, 3, 1), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+def test_a_bound_step_computes_from_the_memory_it_was_bound_to(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(4)
+    step = kernel.bind(x, weight, bias)
+    step()
+    x[...] = operands(5)[0]
+    np.testing.assert_allclose(step(), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+    assert step() is step.y
+
+
+def test_torch_tensors_in_both_forms(kernel: schedsearch.Kernel) -> None:
+    torch = pytest.importorskip("torch")
+    for seed in range(3):  # the second call takes the short path
+        x, weight, bias = operands(seed)
+        y = kernel(*(torch.from_numpy(array) for array in (x, weight, bias)))
+        assert isinstance(y, torch.Tensor) and y.shape == CPU_WORKLOAD.output.shape
+        np.testing.assert_allclose(y.numpy(), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+        logical = [torch.from_numpy(array).permute(0, 3, 1, 2) for array in (x, weight)]
+        y = kernel(*logical, torch.from_numpy(bias))
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        np.testing.assert_allclose(y.permute(0, 2, 3, 1).numpy(), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+class DLPackOnly:
+    """An array that offers nothing but DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_arrays_are_taken_with_an_output(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(6)
+    out = np.empty(CPU_WORKLOAD.output.shape, np.float32)
+    kernel(DLPackOnly(x), DLPackOnly(weight), DLPackOnly(bias), out=out)
+    np.testing.assert_allclose(out, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+    with pytest.raises(ArgumentError, match="out="):
+        kernel(DLPackOnly(x), DLPackOnly(weight), DLPackOnly(bias))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: {**a, "x": a["x"].astype(np.float64)}, "x has dtype float64, the kernel takes float32"),
+        (lambda a: {**a, "x": a["x"][:1]}, r"x has shape \(1, 9, 8, 8\); allowed: shape \(2, 9, 8, 8\)"),
+        (lambda a: {**a, "x": np.repeat(a["x"], 2, axis=2)[:, :, ::2]}, "x has strides"),
+        (lambda a: {**a, "weight": [1.0]}, "weight is a list; allowed"),
+        (lambda a: {"x": a["x"], "weight": a["weight"]}, "missing bias"),
+        (lambda a: {**a, "biass": a["bias"]}, "did you mean 'bias'"),
+        (lambda a: {**a, "out": np.empty((2, 9, 8, 8), np.float32)}, "y has shape"),
+        (lambda a: {**a, "stream": "fast"}, "stream is a str"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_is_allowed(kernel: schedsearch.Kernel, change: Any, message: str) -> None:
+    arguments = dict(zip(("x", "weight", "bias"), operands()))
+    with pytest.raises(ArgumentError, match=message):
+        kernel(**change(arguments))
+
+
+def test_too_many_or_doubled_arguments_are_refused(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands()
+    with pytest.raises(ArgumentError, match="4 arrays by position"):
+        kernel(x, weight, bias, bias)
+    with pytest.raises(ArgumentError, match="by position and by name"):
+        kernel(x, weight, bias, x=x)
+
+
+BANNED_PROGRAM = """
+import importlib.abc, sys
+
+class Ban(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if any(name == banned or name.startswith(banned + ".") for banned in {banned!r}):
+            raise ImportError(f"{{name}} is banned in this test")
+
+sys.meta_path.insert(0, Ban())
+import schedsearch
+{body}
+"""
+
+
+def run_with_ban(banned: tuple[str, ...], body: str) -> None:
+    program = BANNED_PROGRAM.format(banned=banned, body=body)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def test_deployment_on_the_cpu_imports_no_tuner_store_or_template(cpu_db: Path) -> None:
+    body = f"""
+import numpy
+workload = schedsearch.Workload({CPU_WORKLOAD.op!r}, {dict(CPU_WORKLOAD.params)!r})
+kernel = schedsearch.compile(workload, {str(cpu_db)!r}, target="cpu", allow=("exact",))
+y = kernel(*(numpy.ones(arg.shape, numpy.float32) for arg in workload.signature))
+assert y.max() == 8 * 9 + 1, y.max()
+"""
+    run_with_ban(("xgboost", "sqlalchemy", "schedsearch.templates", "schedsearch.tuner"), body)
+
+
+@pytest.mark.gpu
+def test_deployment_on_the_gpu_imports_no_compiler_tuner_store_or_template(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    db = tmp_path / "records.db"
+    schedsearch.tune([GPU_WORKLOAD], db, target="cuda", trials=4)
+    body = f"""
+import torch
+workload = schedsearch.Workload({GPU_WORKLOAD.op!r}, {dict(GPU_WORKLOAD.params)!r})
+kernel = schedsearch.compile(workload, {str(db)!r}, target="cuda", allow=("exact",))
+y = kernel(*(torch.ones(arg.shape, dtype=torch.float16, device="cuda") for arg in workload.signature))
+assert kernel.verified and float(y.max()) == 16 * 9 + 1, y.max()
+"""
+    run_with_ban(("numba", "llvmlite", "xgboost", "sqlalchemy", "schedsearch.templates"), body)
+
+
+@pytest.mark.gpu
+def test_gpu_calls_take_new_pointers_streams_and_graphs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    kernel = schedsearch.compile(GPU_WORKLOAD, tmp_path / "none.db", target="cuda", allow=("default",))
+    stream = torch.cuda.Stream()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x, weight, bias = (torch.randint(-2, 3, arg.shape, device="cuda").half() for arg in GPU_WORKLOAD.signature)
+        logical = torch.nn.functional.conv2d(
+            x.permute(0, 3, 1, 2).float(), weight.permute(0, 3, 1, 2).float(), bias.float(), padding=1
+        )
+        truth = logical.relu().permute(0, 2, 3, 1).half()
+        assert torch.equal(kernel(x, weight, bias), truth)
+        assert torch.equal(kernel(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias).permute(0, 2, 3, 1), truth)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            y = kernel(x, weight, bias)
+        stream.synchronize()
+        assert torch.equal(y, truth)
+        step = kernel.bind(x, weight, bias)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        step.y.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(step.y, truth)
+
+
+@pytest.mark.gpu
+def test_a_misaligned_gpu_pointer_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    kernel = schedsearch.compile(GPU_WORKLOAD, tmp_path / "none.db", target="cuda", allow=("default",))
+    x, weight, bias = (torch.zeros(arg.shape, device="cuda", dtype=torch.float16) for arg in GPU_WORKLOAD.signature)
+    shifted = torch.zeros(x.numel() + 1, device="cuda", dtype=torch.float16)[1:].view(x.shape)
+    with pytest.raises(ArgumentError, match="no multiple of 16 bytes"):
+        kernel(shifted, weight, bias)
+    with pytest.raises(ArgumentError, match="cuda:0"):
+        kernel(x.cpu(), weight, bias)
+
+
+# --- The ladder -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_record_the_nearest_workload_lends_its_configuration(cpu_db: Path) -> None:
+    larger = CPU_WORKLOAD.replace(n=3, h=12)
+    kernel = schedsearch.compile(larger, cpu_db, target="cpu")
+    assert (kernel.rung, kernel.verified) == ("nearest", True)
+    assert kernel.provenance.why[0].startswith("exact: no record")
+    y = kernel(*(np.ones(arg.shape, np.float32) for arg in larger.signature))
+    assert y.max() == 8 * 9 + 1
+
+
+def test_without_a_database_the_rule_based_default_is_built_and_verified(tmp_path: Path) -> None:
+    kernel = schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu", allow=("exact", "default"))
+    assert (kernel.rung, kernel.verified, kernel.provenance.time_ns) == ("default", True, None)
+
+
+def test_no_allowed_rung_is_no_record(cpu_db: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoRecordError, match=r"no kernel for .*exact: no record.*[Tt]une") as caught:
+        schedsearch.compile(CPU_WORKLOAD.replace(n=5), cpu_db, target="cpu", allow=("exact", "same_architecture"))
+    assert caught.value.exit_code == 4
+    with pytest.raises(DatabaseError, match="tune first"):
+        schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu", allow=("exact",))
+    with pytest.raises(UsageError, match="did you mean 'exact'"):
+        schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu", allow=("exakt",))
+
+
+def test_explain_names_every_rung_and_builds_nothing(cpu_db: Path) -> None:
+    lines = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu").lines
+    assert lines[0].startswith("-> exact: record")
+    assert {line[3:].partition(":")[0] for line in lines} == {"exact", "same_architecture", "nearest", "default"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [
+        ("sm_80", (8, 0), True),
+        ("sm_80", (8, 9), True),
+        ("sm_89", (8, 6), False),
+        ("sm_80", (9, 0), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_90a", (9, 1), False),
+        ("sm_100", (10, 3), True),
+    ],
+)
+def test_machine_code_runs_where_the_programming_guide_says(arch: str, capability: tuple[int, int], runs: bool) -> None:
+    import dataclasses
+
+    assert runs_on(arch, dataclasses.replace(PRESETS["h200"], compute_capability=capability)) is runs
+
+
+def test_a_persistent_grid_follows_the_card() -> None:
+    plan = LaunchPlan("cuda", "sm_90a", (Step("k", (), Grid(1000, blocks_per_sm=2), 128),))
+    assert LaunchPlan.from_json(plan.to_json()).steps[0].grid.blocks(sms=132) == 264
+    assert plan.steps[0].grid.blocks(sms=78) == 156
+
+
+def test_strides_along_axes_of_one_element_say_nothing() -> None:
+    plain, logical = arrays.forms(schedsearch.Workload.conv2d(n=1, h=1, w=1, c=8, k=8, r=1, s=1).signature[0])
+    assert plain.matches((1, 1, 1, 8), (99, 7, 5, 1)) and logical.matches((1, 8, 1, 1), (8, 1, 1, 1))

@@ -1,0 +1,55 @@
+"""Search algorithms behind one interface: ask for configurations, tell what they took. See `base.Tuner`.
+
+A tuner sees a `ConfigSpace` and times; never a workload, a device, a clock or the store. The loop belongs to the caller.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from schedsearch.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from schedsearch.space import ConfigSpace
+    from schedsearch.tuner.base import Tuner
+    from schedsearch.workload import Config
+
+# Where each tuner lives; imported when it is first asked for.
+TUNERS = {
+    "xgb": "schedsearch.tuner.xgb:XgbTuner",
+    "ga": "schedsearch.tuner.ga:GaTuner",
+    "random": "schedsearch.tuner.random_search:RandomTuner",
+    "grid": "schedsearch.tuner.grid:GridTuner",
+}
+
+__all__ = ["TUNERS", "make_tuner", "require_tuner"]
+
+
+def make_tuner(
+    name: str,
+    space: ConfigSpace,
+    *,
+    seed: int,
+    default: Config | None = None,
+    exclude: Collection[Config] = (),
+    hints: Sequence[Config] = (),
+) -> Tuner:
+    """The tuner of this name; arguments as those of `base.Tuner`.
+
+    Raises:
+        UsageError: no tuner has this name.
+        ConfigError: the default is illegal in the space.
+    """
+    require_tuner(name)
+    module, _, cls = TUNERS[name].partition(":")
+    make = getattr(importlib.import_module(module), cls)
+    tuner: Tuner = make(space, seed=seed, default=default, exclude=exclude, hints=hints)
+    return tuner
+
+
+def require_tuner(name: str) -> None:
+    """Raises UsageError when no tuner has this name."""
+    if name not in TUNERS:
+        raise UsageError(f"unknown tuner {name!r}{did_you_mean(name, TUNERS)}; allowed: {', '.join(TUNERS)}")

@@ -1,0 +1,210 @@
+"""The contract of a tuner, the bookkeeping that all of them share, and the contract of a cost model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schedsearch.errors import ConfigError
+from schedsearch.space import ConfigSpace, Rows
+from schedsearch.workload import Config
+
+
+class CostModel(ABC):
+    """Ranks configurations by their features. It sees a matrix, never a configuration."""
+
+    @abstractmethod
+    def fit(self, X: NDArray[np.float32], y: NDArray[np.float64], group: NDArray[np.int64]) -> bool:
+        """Learns from all results so far; what was learned before is replaced.
+
+        Args:
+            X: features, (n, features).
+            y: -log(time), (n,); NaN where the configuration failed.
+            group: (n,); times are comparable within one group only (one workload on one device).
+
+        Returns:
+            Whether there was enough to learn from; if not, `predict` must not be called.
+        """
+
+    @abstractmethod
+    def predict(self, X: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Scores, (n,): higher is faster. Comparable with one another only, and only until the next `fit`."""
+
+
+class Tuner(ABC):
+    """Proposes configurations to measure.
+
+    What holds for every tuner: a proposal is legal, distinct from all earlier ones and from what was excluded or told; the
+    default comes first, then the hints; the same seed and the same calls give the same proposals in every process; failures
+    are results.
+    `ask` may be called while earlier proposals are still being measured.
+
+    Subclasses implement `_propose`, and `_learn` when they care for results.
+
+    Args:
+        space: where to search. It is sampled, never listed.
+        seed: of all random choices.
+        default: proposed first, unless it is excluded or was told.
+        exclude: never proposed, e.g. because they are measured. Configurations that are not in the space are ignored.
+        hints: what was good elsewhere, e.g. for a similar workload, best first: proposed right after the default. Those
+            that are not legal in the space, or excluded, are ignored.
+
+    Raises:
+        ConfigError: the default is illegal in the space.
+    """
+
+    batch: int = 8
+    """How many proposals it likes to be asked for at a time. Asking for more or fewer is allowed."""
+
+    def __init__(
+        self,
+        space: ConfigSpace,
+        *,
+        seed: int,
+        default: Config | None = None,
+        exclude: Collection[Config] = (),
+        hints: Sequence[Config] = (),
+    ) -> None:
+        self.space = space
+        self.rng = np.random.default_rng(seed)
+        self._taken: set[Any] = set()  # keys of rows that must not be proposed (again)
+        self._finished = False
+        if default is not None:
+            space.require(default)
+        first = hints if default is None else (default, *hints)
+        self._first = self._rows_in_space(first)[0]  # to be proposed before anything else
+        self._results: dict[
+            Any, tuple[NDArray[np.int32], float]
+        ] = {}  # key -> (row, time in ns or NaN), in order of arrival
+        self._elsewhere: list[tuple[Rows, NDArray[np.float64]]] = []  # results of other tasks: rows, times or NaN
+        self._taken.update(self._keys(self._rows_in_space(exclude)[0]))
+
+    # ---- for callers
+
+    def ask(self, n: int) -> list[Config]:
+        """Up to n new configurations to measure; fewer only when the space holds no more, [] when `finished`."""
+        if n <= 0 or self._finished:
+            return []
+        first, rest = self._no_rows(), self._no_rows()
+        if len(self._first):
+            unseen = self._unseen(self._first)
+            first, self._first = self._take(unseen[:n]), unseen[n:]
+        if n > len(first):
+            rest = self._take(self._propose(n - len(first)))
+            self._finished = len(first) + len(rest) < n
+        return self.space.configs(np.concatenate([first, rest]))
+
+    def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
+        """Reports measured times in nanoseconds, None for a failure.
+
+        Results that this tuner never asked for are welcome (an earlier run, another tuner) and will not be proposed. Those
+        whose configuration is not in the space, e.g. recorded before the space was restricted, are ignored. A later result
+        for the same configuration replaces the earlier one.
+
+        Raises:
+            ValueError: a time is not a positive finite number.
+        """
+        if wrong := [time_ns for _, time_ns in results if time_ns is not None and not 0 < time_ns < float("inf")]:
+            raise ValueError(f"a time must be a positive number of nanoseconds, or None for a failure; got {wrong[0]!r}")
+        rows, known = self._rows_in_space(config for config, _ in results)
+        times = np.array([np.nan if time_ns is None else time_ns for _, time_ns in results], dtype=np.float64)[known]
+        if not len(rows):
+            return
+        for key, row, time_ns in zip(self._keys(rows), rows, times.tolist()):
+            self._results[key] = (row, time_ns)
+            self._taken.add(key)
+        self._learn(rows, times)
+
+    def transfer(self, sources: Sequence[Sequence[tuple[Config, float | None]]]) -> None:
+        """Offers what was measured of other tasks with the same knobs: another device, another shape. Call it before `ask`.
+
+        They are evidence, not results of this task: their configurations are still proposed. A tuner that has no use for
+        them proposes as if they were not there.
+
+        Args:
+            sources: one sequence of (config, time in ns or None) per task; times are comparable within one task only.
+                Configurations that are not legal in this space are ignored.
+        """
+        for results in sources:
+            rows, known = self._rows_in_space(config for config, _ in results)
+            times = np.array([np.nan if time_ns is None else time_ns for _, time_ns in results], dtype=np.float64)[known]
+            if len(rows):
+                self._elsewhere.append((rows, times))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the space is exhausted: `ask` will never return anything again. Known after the `ask` that came short."""
+        return self._finished
+
+    def predict(self, configs: Sequence[Config]) -> NDArray[np.float64] | None:
+        """The model's scores of configurations of the space, (n,), higher is faster; None without a (trained) model."""
+        return None
+
+    # ---- for subclasses
+
+    @abstractmethod
+    def _propose(self, n: int) -> Rows:
+        """n new legal rows, n >= 1; fewer only when there are no more. `_fresh` completes what a strategy lacks."""
+
+    def _learn(self, rows: Rows, times_ns: NDArray[np.float64]) -> None:  # noqa: B027 (optional hook)
+        """Takes in new results, NaN for a failure; they are in `_result_arrays` already."""
+
+    def _fresh(self, n: int, besides: Rows | None = None) -> Rows:
+        """n rows at random that were never taken and are not among `besides`; fewer only when there are no more."""
+        exclude = self._taken if besides is None or not len(besides) else self._taken.union(self._keys(besides))
+        return self.space.sample_indices(n, self.rng, exclude)
+
+    def _unseen(self, rows: Rows) -> Rows:
+        """The rows never taken, each once, in their order."""
+        fresh: dict[Any, int] = {}
+        for at, key in enumerate(self._keys(rows)):
+            if key not in self._taken:
+                fresh.setdefault(key, at)
+        return rows[list(fresh.values())]
+
+    def _result_arrays(self) -> tuple[Rows, NDArray[np.float64]]:
+        """All results so far, in order of arrival: rows (n, knobs) and times in ns (n,), NaN for failures."""
+        if not self._results:
+            return self._no_rows(), np.empty(0)
+        rows, times = zip(*self._results.values())
+        return np.stack(rows), np.array(times)
+
+    def _keys(self, rows: Rows) -> list[Any]:
+        keys: list[Any] = self.space.keys(rows).tolist()
+        return keys
+
+    def _no_rows(self) -> Rows:
+        return np.empty((0, len(self.space.knobs)), dtype=np.int32)
+
+    # ---- private
+
+    def _take(self, rows: Rows) -> Rows:
+        """Marks proposals as taken; a proposal that breaks the contract is a bug of the tuner and raises."""
+        keys = self._keys(rows)
+        illegal = rows[~self.space.legal(rows)]
+        if len(illegal):
+            config = self.space.config(illegal[0])
+            raise AssertionError(
+                f"{type(self).__name__} proposed the illegal {config}: {'; '.join(self.space.check(config))}"
+            )
+        if len(set(keys)) < len(keys) or not self._taken.isdisjoint(keys):
+            raise AssertionError(f"{type(self).__name__} proposed a configuration a second time, or one that was excluded")
+        self._taken.update(keys)
+        return rows
+
+    def _rows_in_space(self, configs: Iterable[Config]) -> tuple[Rows, NDArray[np.int64]]:
+        """Rows of those configurations that are legal in the space, and their positions among all."""
+        rows, at = [self._no_rows()], []
+        for i, config in enumerate(configs):
+            try:
+                rows.append(self.space.indices([config]))
+            except ConfigError:
+                continue
+            at.append(i)
+        known = np.concatenate(rows)
+        legal = self.space.legal(known)
+        return known[legal], np.array(at, dtype=np.int64)[legal]
