@@ -9,6 +9,7 @@ together with their space; what is stored or passed between processes is the `Co
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -332,6 +333,39 @@ class ConfigSpace:
             tables.append(table.astype(np.float32))
         return tables
 
+    def coordinates(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        """Positions for a model that measures distances: float64 (n, d) within [0, 1], d >= 0 depends on the space alone.
+
+        A number is its feature of `encode`, scaled. An integer of three or more values that are not all powers of two has a
+        second coordinate, its alignment: log2 of the largest power of two that divides it, up to 64 (hardware is as fast as
+        the least aligned size lets it be, and 96 is nearer to 64 in that than to 97). Of any other knob with more than two
+        values each value is a corner, 1 apart from the others. Knobs with one value and derived quantities have none.
+        """
+        tables = self._coordinate_tables
+        parts = [table[rows[:, column]] for column, table in enumerate(tables)]
+        return np.concatenate(parts, axis=1)
+
+    @functools.cached_property
+    def _coordinate_tables(self) -> list[NDArray[np.float64]]:
+        """Per knob the coordinates of each of its values: (values, 0 or more)."""
+        tables = []
+        for knob, features in zip(self.knobs, self._feature_tables):
+            columns = features.astype(np.float64)
+            if len(knob.values) == 1:
+                columns = columns[:, :0]
+            elif len(knob.values) == 2:
+                columns = np.array([[0.0], [1.0]])
+            elif not _is_scalar(knob):
+                columns = columns / math.sqrt(2)
+            elif knob.ordered:
+                alignment = np.array([_alignment(value) for value in knob.values], dtype=np.float64)
+                if any(value & (value - 1) for value in knob.values):
+                    columns = np.concatenate([columns, alignment[:, None]], axis=1)
+                span = np.ptp(columns, axis=0)
+                columns = ((columns - columns.min(axis=0)) / np.where(span, span, 1))[:, span > 0]
+            tables.append(columns)
+        return tables
+
     # ---- private
 
     def _no_rows(self) -> Rows:
@@ -420,6 +454,11 @@ def _all_ints(values: Iterable[Value]) -> bool:
 def _is_scalar(knob: Knob) -> bool:
     """Whether one column holds the knob: numbers and bools."""
     return knob.ordered or all(type(value) is bool for value in knob.values)
+
+
+def _alignment(value: int) -> int:
+    """log2 of the largest power of two, at most 64, that divides an integer."""
+    return min((value & -value).bit_length() - 1, 6) if value else 6
 
 
 def _value_key(value: Any) -> tuple[bool, Any]:

@@ -300,6 +300,22 @@ class TestEncode:
             space = ConfigSpace([Knob("a", (0, 1))], derived={"inverse": lambda k: 1 / k["a"]})
             assert np.isnan(space.encode(np.array([[0]]))[0, 1])
 
+    def test_coordinates_are_distances_between_values(self) -> None:
+        knobs = [
+            Knob("tile", (32, 48, 64, 128)),
+            Knob("power", (1, 2, 4, 8)),
+            Knob("order", ("x", "y", "z")),
+            Knob("flag", (False, True)),
+            Knob("fixed", (7,)),
+        ]
+        space = ConfigSpace(knobs, derived={"area": lambda k: k["tile"] * k["power"]})
+        one, other = space.coordinates(np.array([[0, 1, 0, 1, 0], [1, 3, 2, 0, 0]]))
+        # log2(tile) from 5 to 7; its alignment from 4 (48) to 6; log2(power) from 0 to 3; three corners; the flag
+        np.testing.assert_allclose(one, [0, 0.5, 1 / 3, math.sqrt(0.5), 0, 0, 1], atol=1e-6)
+        np.testing.assert_allclose(other, [math.log2(1.5) / 2, 0, 1, 0, 0, math.sqrt(0.5), 0], atol=1e-6)
+        assert math.dist(one[3:6], other[3:6]) == pytest.approx(1)
+        assert ConfigSpace([Knob("a", (7,))]).coordinates(np.zeros((2, 1), dtype=np.int32)).shape == (2, 0)
+
     def test_the_width_does_not_depend_on_the_rows(self) -> None:
         space = billion_space()
         assert space.encode(space.sample_indices(0, rng())).shape == (0, len(space.feature_names))

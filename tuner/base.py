@@ -18,13 +18,12 @@ class CostModel(ABC):
     """Ranks configurations by their features. It sees a matrix, never a configuration."""
 
     @abstractmethod
-    def fit(self, X: NDArray[np.float32], y: NDArray[np.float64], group: NDArray[np.int64]) -> bool:
+    def fit(self, X: NDArray[np.float32], y: NDArray[np.float64]) -> bool:
         """Learns from all results so far; what was learned before is replaced.
 
         Args:
             X: features, (n, features).
             y: -log(time), (n,); NaN where the configuration failed.
-            group: (n,); times are comparable within one group only (one workload on one device).
 
         Returns:
             Whether there was enough to learn from; if not, `predict` must not be called.
@@ -72,6 +71,7 @@ class Tuner(ABC):
         self.space = space
         self.rng = np.random.default_rng(seed)
         self._taken: set[Any] = set()  # keys of rows that must not be proposed (again)
+        self._pending: dict[Any, NDArray[np.int32]] = {}  # proposed and not told yet: key -> row
         self._finished = False
         if default is not None:
             space.require(default)
@@ -117,6 +117,7 @@ class Tuner(ABC):
         for key, row, time_ns in zip(self._keys(rows), rows, times.tolist()):
             self._results[key] = (row, time_ns)
             self._taken.add(key)
+            self._pending.pop(key, None)
         self._learn(rows, times)
 
     def transfer(self, sources: Sequence[Sequence[tuple[Config, float | None]]]) -> None:
@@ -173,6 +174,10 @@ class Tuner(ABC):
         rows, times = zip(*self._results.values())
         return np.stack(rows), np.array(times)
 
+    def _pending_rows(self) -> Rows:
+        """What is proposed and not told yet, (n, knobs)."""
+        return np.stack(list(self._pending.values())) if self._pending else self._no_rows()
+
     def _keys(self, rows: Rows) -> list[Any]:
         keys: list[Any] = self.space.keys(rows).tolist()
         return keys
@@ -194,6 +199,7 @@ class Tuner(ABC):
         if len(set(keys)) < len(keys) or not self._taken.isdisjoint(keys):
             raise AssertionError(f"{type(self).__name__} proposed a configuration a second time, or one that was excluded")
         self._taken.update(keys)
+        self._pending.update(zip(keys, rows))
         return rows
 
     def _rows_in_space(self, configs: Iterable[Config]) -> tuple[Rows, NDArray[np.int64]]:

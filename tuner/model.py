@@ -35,7 +35,7 @@ PARAMS: dict[str, Any] = {
 
 
 class XgbCostModel(CostModel):
-    """Learns to rank within each group (LambdaMART), as only the order of candidates matters to a search.
+    """Learns to rank (LambdaMART, Burges, 2010), as only the order of candidates matters to a search.
 
     The number of trees is the one that ranks a held-out fifth best; it is looked for again whenever the results have
     grown by a quarter, and the final trees are then grown on all results.
@@ -50,59 +50,57 @@ class XgbCostModel(CostModel):
         self._rounds = ROUNDS_WITHOUT_HOLD_OUT
         self._rounds_chosen_at = 0  # number of results at that time
 
-    def fit(self, X: NDArray[np.float32], y: NDArray[np.float64], group: NDArray[np.int64]) -> bool:
-        order = np.argsort(group, kind="stable")  # XGBoost wants groups in one piece
-        X, y, group = X[order], y[order], group[order]
-        labels = relevance(y, group)
+    def fit(self, X: NDArray[np.float32], y: NDArray[np.float64]) -> bool:
+        labels = relevance(y)
         if np.count_nonzero(~np.isnan(y)) < MIN_RESULTS or len(np.unique(labels)) < 2:
             self._booster = None
             return False
         if len(y) >= max(MIN_RESULTS_TO_HOLD_OUT, 1.25 * self._rounds_chosen_at):
-            self._rounds = self._choose_rounds(X, labels, group)
+            self._rounds = self._choose_rounds(X, labels)
             self._rounds_chosen_at = len(y)
-        self._booster = self._train(X, labels, group, self._rounds)
+        self._booster = self._train(X, labels, self._rounds)
         return True
 
     def predict(self, X: NDArray[np.float32]) -> NDArray[np.float64]:
         assert self._booster is not None, "fit() has not succeeded"
         return np.asarray(self._booster.inplace_predict(X, predict_type="margin"), dtype=np.float64)
 
-    def _train(self, X: NDArray[np.float32], labels: NDArray[np.float64], group: NDArray[np.int64], rounds: int) -> Any:
+    def _train(self, X: NDArray[np.float32], labels: NDArray[np.float64], rounds: int) -> Any:
         import xgboost
 
         threads = max(1, min(4, os.cpu_count() or 1, len(X) // ROWS_PER_THREAD))
-        data = xgboost.QuantileDMatrix(X, label=labels, qid=group, nthread=threads, max_bin=PARAMS["max_bin"])
+        data = xgboost.QuantileDMatrix(
+            X, label=labels, qid=np.zeros(len(X), dtype=np.int64), nthread=threads, max_bin=PARAMS["max_bin"]
+        )
         return xgboost.train({**PARAMS, "seed": self._seed, "nthread": threads}, data, rounds)
 
-    def _choose_rounds(self, X: NDArray[np.float32], labels: NDArray[np.float64], group: NDArray[np.int64]) -> int:
+    def _choose_rounds(self, X: NDArray[np.float32], labels: NDArray[np.float64]) -> int:
         """The number of trees, grown on four fifths, that orders most pairs of the last fifth rightly."""
         held_out = np.zeros(len(X), dtype=np.bool_)
         held_out[np.random.default_rng([self._seed, len(X)]).permutation(len(X))[: len(X) // 5]] = True
-        booster = self._train(X[~held_out], labels[~held_out], group[~held_out], MAX_ROUNDS)
+        booster = self._train(X[~held_out], labels[~held_out], MAX_ROUNDS)
         candidates = range(10, MAX_ROUNDS + 1, 10)
         quality = [
             _ordered_pairs(
                 np.asarray(booster.inplace_predict(X[held_out], iteration_range=(0, rounds), predict_type="margin")),
                 labels[held_out],
-                group[held_out],
             )
             for rounds in candidates
         ]
         return candidates[int(np.argmax(quality))]
 
 
-def relevance(y: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Labels 0..LEVELS for ranking: 0 for a failure (NaN), else by rank within the group. Equal times share a label."""
+def relevance(y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Labels 0..LEVELS for ranking: 0 for a failure (NaN), else by rank. Equal times share a label."""
     labels = np.zeros(len(y))
-    for one in np.unique(group):
-        inside = np.flatnonzero((group == one) & ~np.isnan(y))
-        if len(inside):
-            _, rank = np.unique(y[inside], return_inverse=True)
-            labels[inside] = 1 + np.floor((LEVELS - 1) * rank / max(1, rank.max()))
+    valid = ~np.isnan(y)
+    if valid.any():
+        _, rank = np.unique(y[valid], return_inverse=True)
+        labels[valid] = 1 + np.floor((LEVELS - 1) * rank / max(1, rank.max()))
     return labels
 
 
-def _ordered_pairs(scores: NDArray[Any], labels: NDArray[np.float64], group: NDArray[np.int64]) -> float:
-    """Share of the pairs of different labels, within a group, that the scores put in the right order."""
-    better = (labels[:, None] > labels[None, :]) & (group[:, None] == group[None, :])
+def _ordered_pairs(scores: NDArray[Any], labels: NDArray[np.float64]) -> float:
+    """Share of the pairs of different labels that the scores put in the right order."""
+    better = labels[:, None] > labels[None, :]
     return float((scores[:, None] > scores[None, :])[better].mean()) if better.any() else 0.0

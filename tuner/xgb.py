@@ -1,4 +1,4 @@
-"""Model-guided search: learn to rank what was measured, breed candidates by the model, measure the most promising."""
+"""Model-guided search: a Gaussian process that knows what it does not know, and boosted trees that rank, propose in turn."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from schedsearch.space import ConfigSpace, Rows
 from schedsearch.tuner.base import CostModel, Tuner
+from schedsearch.tuner.gaussian_process import GaussianProcess, representatives
 from schedsearch.tuner.model import XgbCostModel
 from schedsearch.tuner.moves import crossover, mutate
+from schedsearch.tuner.transfer import OtherTasks, standardised
 from schedsearch.workload import Config
 
-INITIAL = 16  # space-filling proposals before the model is asked
+Vector = NDArray[np.float64]
+
+INITIAL = 4  # space-filling proposals before a model is asked
 SPREAD = 8  # random rows to choose each space-filling one from
-EPSILON = 0.1  # share of random proposals afterwards
-BATCH, MAX_BATCH = 8, 32  # a batch is an eighth of the results so far, within these
-PARENTS = 64  # rows that each generation breeds from
-CHILDREN = 384  # rows that each generation breeds, before illegal ones are dropped
-GENERATIONS = 8
-BORROW = 32  # own results from which on those of other tasks are left out: they point to another task's optimum
-POLISH = 2  # fastest results whose single-knob neighbours are always candidates
+BATCH, MAX_BATCH, RESULTS_PER_PROPOSAL = 2, 8, 25  # a batch is a 25th of the results so far, within these
+TREES_FROM, TREES_EVERY = 16, 3  # the trees propose every third batch, once there are so many results
+CHILDREN, PARENTS = 500, 20  # candidates bred from the fastest results
+STRANGERS = 1000  # candidates at random
+POLISH = 6  # fastest results whose single-knob neighbours are candidates
+MOST_RESULTS = 400  # for the Gaussian process, whose cost is their cube: the fastest half and some others
+GROWTH = 1.1  # of the number of results, after which its scales are learnt anew
+BORROW = 16  # own results from which on those of other tasks are left alone: they point to another task's optimum
 
 
 class XgbTuner(Tuner):
-    """Proposals in order of the model's score, with a share at random.
+    """Two models of the same results propose in turn, among the same candidates.
 
-    It starts with a space-filling design. From then on, whenever a batch of new results is in, it fits the model and
-    breeds candidates from the fastest results and the best predictions, all in vectorised steps over index rows.
-    While the model cannot be trained (too few successes) proposals are random.
+    The Gaussian process is asked for the greatest expected improvement of log time, so that it also goes where little is
+    known; a failure counts as the slowest time. The trees are asked for the best rank. Candidates are bred from the fastest
+    results, or differ from the best in one knob, or are random.
     """
 
     def __init__(
@@ -43,44 +49,46 @@ class XgbTuner(Tuner):
         model: CostModel | None = None,
     ) -> None:
         super().__init__(space, seed=seed, default=default, exclude=exclude, hints=hints)
-        self.model = XgbCostModel(seed % 2**31) if model is None else model
-        self._trained = False
-        self._unlearnt = 0  # results since the last fit
-        self._queue = self._no_rows()  # candidates by score, the best first
+        self.trees = XgbCostModel(seed % 2**31) if model is None else model
+        self._process = GaussianProcess(space.coordinates(self._no_rows()).shape[1])
+        self._scales_learnt_at = 0  # number of results at that time
+        self._others: OtherTasks | None = None
         self._designed = 0  # proposals of the space-filling design so far
+        self._batches = 0  # proposed by a model so far
+        self._blas = ThreadpoolController()  # matrices this small are no faster with more threads, which burn their time
 
     @property
     def batch(self) -> int:  # type: ignore[override]
-        return int(np.clip(len(self._results) // 8, BATCH, MAX_BATCH))
+        return int(np.clip(len(self._results) // RESULTS_PER_PROPOSAL, BATCH, MAX_BATCH))
 
-    def predict(self, configs: Sequence[Config]) -> NDArray[np.float64] | None:
-        if not self._trained or not configs:
+    def predict(self, configs: Sequence[Config]) -> Vector | None:
+        rows, times_ns = self._result_arrays()
+        if not self._scales_learnt_at or not configs or np.isnan(times_ns).all():
             return None
-        return self.model.predict(self.space.encode(self.space.indices(configs)))
-
-    def _learn(self, rows: Rows, times_ns: NDArray[np.float64]) -> None:
-        self._unlearnt += len(rows)
+        values = standardised(times_ns)
+        kept = representatives(values, MOST_RESULTS)
+        at = self.space.coordinates(self.space.indices(configs))
+        with self._blas.limit(limits=1, user_api="blas"):
+            return -self._process.posterior(self.space.coordinates(rows[kept]), values[kept], at).mean
 
     def _propose(self, n: int) -> Rows:
-        initial = 0 if self._elsewhere else INITIAL  # a model of other tasks beats a blind start
-        planned = min(n, max(0, initial - max(self._designed, len(self._results))))
+        known = self._designed if self._elsewhere else max(self._designed, len(self._results))
+        planned = min(n, max(0, INITIAL - known))  # what came from elsewhere says nothing of the rest of the space
         rows = self._spread(planned) if planned else self._no_rows()
         self._designed += len(rows)
         if len(rows) < n:
-            rows = np.concatenate([rows, self._by_model(n - len(rows), besides=rows)])
+            with self._blas.limit(limits=1, user_api="blas"):
+                rows = np.concatenate([rows, self._by_model(n - len(rows), besides=rows)])
         return np.concatenate([rows, self._fresh(n - len(rows), besides=rows)])
 
     def _spread(self, n: int) -> Rows:
-        """n rows at random, each the farthest of `SPREAD` from what is taken or chosen, in units of the features' spread."""
+        """n rows at random, each the farthest of `SPREAD` from what is measured, under way or chosen, by coordinates."""
         pool = self._fresh(n * SPREAD)
         if len(pool) <= n:
             return pool
-        measured, _ = self._result_arrays()
-        features = self.space.encode(np.concatenate([pool, measured])).astype(np.float64)
-        features = np.nan_to_num(features - np.nanmean(features, axis=0)) / (np.nanstd(features, axis=0) + 1e-9)
-        candidates, known = features[: len(pool)], features[len(pool) :]
+        candidates = self.space.coordinates(pool)
         distance = np.full(len(pool), np.inf)
-        for point in known:
+        for point in self.space.coordinates(np.concatenate([self._result_arrays()[0], self._pending_rows()])):
             distance = np.minimum(distance, ((candidates - point) ** 2).sum(axis=1))
         chosen: list[int] = []
         for i in range(n):
@@ -93,62 +101,66 @@ class XgbTuner(Tuner):
         return pool[chosen]
 
     def _by_model(self, n: int, besides: Rows) -> Rows:
-        """At most n rows, the best by the model except for a random share; none when there is no model."""
-        if self._unlearnt >= BATCH or ((self._unlearnt or self._elsewhere) and not self._trained):
-            self._fit()
-        if not self._trained:
+        """At most n rows that the model whose turn it is wants; none while there is nothing to learn from."""
+        if self._elsewhere and self._others is None:
+            self._others = OtherTasks(self.space, self._elsewhere)
+        others = self._others if self._others and self._others.known and len(self._results) < BORROW else None
+        rows, times_ns = self._result_arrays()
+        if np.isnan(times_ns).all() and others is None:
             return self._no_rows()
-        random = self._fresh(int(self.rng.binomial(n, EPSILON)), besides)
-        besides = np.concatenate([besides, random])
-        best = self._from_queue(n - len(random), besides)
-        return np.concatenate([best, random])
+        values = standardised(times_ns)
+        candidates = self._candidates(rows[np.argsort(values, kind="stable")], besides, others)
+        self._batches += 1
+        trees_turn = len(rows) >= TREES_FROM and self._batches % TREES_EVERY == 0
+        if trees_turn and self.trees.fit(self.space.encode(rows), -np.log(times_ns)):
+            scores = self.trees.predict(self.space.encode(candidates))
+            return candidates[np.argsort(-scores, kind="stable")[:n]]
+        return candidates[self._most_promising(n, rows, values, candidates, besides, others)]
 
-    def _from_queue(self, n: int, besides: Rows) -> Rows:
-        for refill in (False, True):
-            if refill:
-                self._queue = self._search()
-            taken = set(self._keys(besides))
-            self._queue = self._unseen(self._queue)
-            free = np.array([key not in taken for key in self._keys(self._queue)], dtype=np.bool_)
-            if free.sum() >= n or refill:
-                chosen = np.flatnonzero(free)[:n]
-                rows, self._queue = self._queue[chosen], np.delete(self._queue, chosen, axis=0)
-                return rows
-        raise AssertionError("unreachable")
-
-    def _fit(self) -> None:
-        if len(self._results) >= BORROW:
-            self._elsewhere = []
-        tasks = [self._result_arrays(), *self._elsewhere]
-        rows = np.concatenate([rows for rows, _ in tasks])
-        times_ns = np.concatenate([times_ns for _, times_ns in tasks])
-        group = np.repeat(np.arange(len(tasks)), [len(rows) for rows, _ in tasks])
-        self._trained = self.model.fit(self.space.encode(rows), -np.log(times_ns), group)
-        self._unlearnt = 0
-        self._queue = self._no_rows()
-
-    def _search(self) -> Rows:
-        """Unseen rows by descending score: what a few generations of breeding under the model came upon."""
-        measured, times_ns = self._result_arrays()
-        order = np.argsort(np.where(np.isnan(times_ns), np.inf, times_ns), kind="stable")
-        fastest = measured[order[: PARENTS // 2]]
-        polish = [self.space.neighbours(row) for row in fastest[:POLISH]]
-        elsewhere = [rows[np.argsort(times, kind="stable")[: PARENTS // 2]] for rows, times in self._elsewhere]
-        pool = np.concatenate([fastest, *polish, *elsewhere, self.space.sample_indices(PARENTS, self.rng)])
-        keys, first = np.unique(self.space.keys(pool), return_index=True)
-        pool = pool[first]
-        scores = self.model.predict(self.space.encode(pool))
-        for _ in range(GENERATIONS):
-            parents = pool[np.argsort(-scores, kind="stable")[:PARENTS]]
+    def _candidates(self, ranked: Rows, besides: Rows, others: OtherTasks | None) -> Rows:
+        """Rows to choose from, none of them taken or in `besides`, given the results with the fastest first."""
+        pool = [self.space.sample_indices(STRANGERS, self.rng)]
+        if others is not None:
+            drawn = self.space.sample_indices(4 * STRANGERS, self.rng)
+            pool.append(drawn[np.argsort(others.values(drawn).mean(axis=1), kind="stable")[: STRANGERS // 4]])
+        if len(ranked):
+            parents = ranked[:PARENTS]
             one, other = parents[self.rng.integers(0, len(parents), size=(2, CHILDREN))]
             crossed = np.where(self.rng.random(CHILDREN)[:, None] < 0.5, crossover(one, other, self.rng), one)
             children = mutate(crossed, self.space, self.rng)
-            children = children[self.space.legal(children)]
-            child_keys, first = np.unique(self.space.keys(children), return_index=True)
-            new = ~np.isin(child_keys, keys)
-            children = children[first[new]]
-            if len(children):
-                keys = np.concatenate([keys, child_keys[new]])
-                pool = np.concatenate([pool, children])
-                scores = np.concatenate([scores, self.model.predict(self.space.encode(children))])
-        return self._unseen(pool[np.argsort(-scores, kind="stable")])[: 4 * MAX_BATCH]
+            pool.append(children[self.space.legal(children)])
+        pool += [self.space.neighbours(row) for row in ranked[:POLISH]]
+        unseen = self._unseen(np.concatenate(pool))
+        chosen = set(self._keys(besides))
+        return unseen[[key not in chosen for key in self._keys(unseen)]] if chosen else unseen
+
+    def _most_promising(
+        self, n: int, rows: Rows, values: Vector, candidates: Rows, besides: Rows, others: OtherTasks | None
+    ) -> list[int]:
+        """Positions of the n candidates of greatest expected improvement, each chosen believing in those before.
+
+        Where other tasks are asked, the process models what they do not explain.
+        """
+        kept = representatives(values, MOST_RESULTS)
+        rows, values = rows[kept], values[kept]
+        unknown = np.concatenate([candidates, besides, self._pending_rows()])
+        at_rows, at_unknown = (
+            others.expect(rows, values, unknown) if others else (np.zeros(len(rows)), np.zeros(len(unknown)))
+        )
+        X = self.space.coordinates(rows)
+        if len(self._results) >= GROWTH * self._scales_learnt_at:
+            self._process.learn_scales(X, values - at_rows)
+            self._scales_learnt_at = len(self._results)
+        posterior = self._process.posterior(X, values - at_rows, self.space.coordinates(unknown))
+        posterior.mean += at_unknown
+        for at in range(len(candidates), len(unknown)):
+            posterior.believe(at)
+        best = values.min(initial=np.inf)
+        chosen: list[int] = []
+        for _ in range(min(n, len(candidates))):
+            gain = posterior.expected_improvement(best) if len(values) else -posterior.mean
+            gain = gain[: len(candidates)]
+            gain[chosen] = -np.inf
+            chosen.append(int(np.argmax(gain)))
+            posterior.believe(chosen[-1])
+        return chosen

@@ -1,0 +1,79 @@
+"""What results of other tasks with the same knobs lead to expect of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schedsearch.space import ConfigSpace, Rows
+from schedsearch.tuner.gaussian_process import GaussianProcess
+
+Vector = NDArray[np.float64]
+
+FEWEST = 8  # valid results that make a task worth learning from
+MOST = 400  # results of a task that are learnt from, the fastest
+ROUNDS = 3  # of learning a task's scales
+TRUST = 4.0  # how many own results it takes to doubt the other tasks
+
+
+class OtherTasks:
+    """A Gaussian process for each of the other tasks; their predictions, weighted by how well they fit this task's own
+    results, are what this task is expected to do.
+
+    Args:
+        space: of this task.
+        sources: rows of the space and times in ns or NaN, per task.
+    """
+
+    def __init__(self, space: ConfigSpace, sources: Sequence[tuple[Rows, Vector]]) -> None:
+        self._space = space
+        self._models: list[tuple[GaussianProcess, NDArray[np.float64], Vector]] = []
+        for rows, times_ns in sources:
+            if np.count_nonzero(~np.isnan(times_ns)) < FEWEST:
+                continue
+            values = standardised(times_ns)
+            fastest = np.argsort(values, kind="stable")[:MOST]
+            X, values = space.coordinates(rows[fastest]), values[fastest]
+            process = GaussianProcess(X.shape[1])
+            for _ in range(ROUNDS):
+                process.learn_scales(X, values)
+            self._models.append((process, X, values))
+
+    @property
+    def known(self) -> bool:
+        """Whether any task could be learnt from."""
+        return bool(self._models)
+
+    def values(self, rows: Rows) -> NDArray[np.float64]:
+        """Predicted log times of rows, (n, tasks), each task's standardised."""
+        X = self._space.coordinates(rows)
+        return np.stack([process.posterior(known, values, X).mean for process, known, values in self._models], axis=1)
+
+    def expect(self, rows: Rows, values: Vector, unknown: Rows) -> tuple[Vector, Vector]:
+        """Expected values at `rows` and at `unknown`, relative to the mean of `values`.
+
+        The weights of the tasks are a ridge regression of this task's values that without results gives all of them
+        the same weight, 1 in sum; no weight is negative.
+        """
+        here, there = self.values(rows), self.values(unknown)
+        centre = here.mean(axis=0) if len(rows) else 0.0
+        here, there = here - centre, there - centre
+        tasks = here.shape[1]
+        weights = np.linalg.solve(here.T @ here + TRUST * np.eye(tasks), here.T @ values + TRUST / tasks)
+        weights = np.maximum(weights, 0.0)
+        return here @ weights, there @ weights
+
+
+def standardised(times_ns: Vector) -> Vector:
+    """log times with mean 0 and variance 1 (0 where all are equal); a failure, NaN, counts as the slowest.
+
+    All failures give 0.
+    """
+    values = np.log(times_ns)
+    if not len(values) or np.isnan(values).all():
+        return np.zeros(len(values))
+    values = np.where(np.isnan(values), np.nanmax(values), values)
+    deviation = values.std()
+    return (values - values.mean()) / (deviation if deviation > 0 else 1)
