@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
 
-SCHEMA_VERSION = 1  # the newest that this code knows; `schema.MIGRATIONS` leads to it
+SCHEMA_VERSION = 2  # the newest that this code knows; `schema.MIGRATIONS` leads to it
 BUSY_TIMEOUT_S = 30.0
 MIN_SQLITE = (3, 37, 0)  # STRICT tables
 

@@ -2,10 +2,11 @@
 
 An exchange file has one JSON object a line, each with a `kind`:
 
-    {"kind": "header", "format": 1, "uuid": ...}
+    {"kind": "header", "format": 2, "uuid": ...}
     {"kind": "run", "id": ..., "machine": ..., "started_at": ..., "finished_at": ..., "info": {...}, "summary": {...}}
     {"kind": "artifact", "sha256": ..., "plan": {...}, "code": <base64>, "signature": ...}     only with artifacts=True
     {"kind": "record", ...}                                                                    see `rows.to_json`
+    {"kind": "profile", "content_id": ..., "profile": {...}}                                   see `Profile.to_json`
     {"kind": "best", "content_id": ..., "verified": ..., "artifact": ..., "promoted_at": ...}
 
 It is complete: exported and imported again, a store is the same but for code that is not trusted. Code enters a store only
@@ -28,17 +29,18 @@ import sqlalchemy as sa
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UsageError
 from schedsearch.measurement import Record
+from schedsearch.profile import Profile
 from schedsearch.records import dbfile, rows, schema
 from schedsearch.records import trust as trust_marks
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.sqlite import Database, new_meta
-from schedsearch.records.store import Store, put_artifact, set_best
+from schedsearch.records.store import Store, put_artifact, put_profile, set_best
 from schedsearch.records.trust import trust
 from schedsearch.workload import Workload, canonical_json
 
 __all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge", "trust"]
 
-FORMAT = 1
+FORMAT = 2
 _MAX_PROBLEMS = 10
 _CHUNK = 2000  # rows a statement
 _RUN_FIELDS = ("id", "machine", "started_at", "finished_at")
@@ -51,6 +53,7 @@ class Report:
     records_added: int = 0
     records_known: int = 0
     runs_added: int = 0
+    profiles_added: int = 0
     bests_changed: int = 0
     artifacts_added: int = 0
     artifacts_dropped: int = 0
@@ -111,6 +114,8 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
         for row in connection.execute(query).mappings():
             write("record", rows.to_json(dict(row)))
             records += 1
+        for row in connection.execute(_profiles()).mappings():
+            write("profile", {"content_id": row["content_id"], "profile": json.loads(row["json"])})
         for row in connection.execute(_bests()).mappings():
             write(
                 "best",
@@ -224,10 +229,18 @@ def _merge_one(store: Store, other: Store, source: str) -> Report:
             values = dict(row)
             del values["id"]
             importer.record(values, values.pop("op"))
+        for row in reading.execute(_profiles()).mappings():
+            importer.profile(row["content_id"], row["json"])
         for row in reading.execute(_bests()).mappings():
             importer.best(row["content_id"], bool(row["verified"]), row["best_sha256"], row["promoted_at"])
         importer.finish()
     return importer.report
+
+
+def _profiles() -> sa.Select[Any]:
+    profile, record = schema.profile, schema.record
+    query = sa.select(record.c.content_id, profile.c.json).join(record, record.c.id == profile.c.record_id)
+    return query.order_by(profile.c.id)
 
 
 def _bests() -> sa.Select[Any]:
@@ -252,6 +265,7 @@ class _Importer:
         self._workloads: dict[str, dict[str, str]] = {}
         self._toolchains: dict[str, dict[str, str]] = {}
         self._records: list[dict[str, Any]] = []
+        self._profiles: list[tuple[str, Profile]] = []
         self._bests: list[tuple[str, bool, str | None, float]] = []
         self._seen = 0
         self._records_before = self._count(schema.record)
@@ -282,11 +296,13 @@ class _Importer:
         elif kind == "record":
             record = rows.from_json(data)
             self.record(rows.to_row(record), record.workload.op)
+        elif kind == "profile":
+            self.profile(str(data["content_id"]), json.dumps(data["profile"]))
         elif kind == "best":
             artifact = None if data["artifact"] is None else str(data["artifact"])
             self.best(str(data["content_id"]), bool(data["verified"]), artifact, float(data["promoted_at"]))
         else:
-            raise ValueError(f"unknown kind {kind!r}; allowed: header (first line), run, artifact, record, best")
+            raise ValueError(f"unknown kind {kind!r}; allowed: header (first line), run, artifact, record, profile, best")
 
     def run(self, row: dict[str, Any]) -> None:
         run = schema.run
@@ -313,12 +329,22 @@ class _Importer:
         if len(self._records) >= _CHUNK:
             self._flush()
 
+    def profile(self, content_id: str, text: str) -> None:
+        self._profiles.append((content_id, Profile.from_json(text)))
+
     def best(self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float) -> None:
         self._bests.append((content_id, verified, artifact_sha256, promoted_at))
 
     def finish(self) -> None:
-        """Writes what is outstanding and moves the bests: they need every record and artifact to be there."""
+        """Writes what is outstanding, then profiles and bests: they need every record and artifact to be there."""
         self._flush()
+        for content_id, profile in self._profiles:
+            record_id = self._connection.execute(
+                sa.select(schema.record.c.id).where(schema.record.c.content_id == content_id)
+            ).scalar()
+            if record_id is None:
+                raise UsageError(f"{self._source} has a profile of a record {content_id[:12]} that it does not hold")
+            self.report.profiles_added += put_profile(self._db, self._connection, record_id, profile)
         for best in self._bests:
             self._promote(*best)
         self.report.records_added = self._count(schema.record) - self._records_before

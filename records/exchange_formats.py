@@ -126,6 +126,7 @@ def export_file(
     workload: str | None = None,
     template: str | None = None,
     target: str | None = None,
+    made: Mapping[str, Any] | None = None,
 ) -> dict[str, int | str]:
     """Writes records in the format of another tuner; gzip where the name ends with .gz. Replaces the file.
 
@@ -136,6 +137,8 @@ def export_file(
         path: the file.
         form: "kernel-tuner", "t4" or "autotvm".
         workload, template, target: only this one, as for `recordings`.
+        made: how it was recorded, JSON values kept in the file for its readers: in a cache as `schedsearch`, in T4 results
+            as `metadata.schedsearch`; an AutoTVM log has no place for it.
 
     Returns:
         {"configurations", "records"}, with t4 also {"description": its path}.
@@ -156,17 +159,19 @@ def export_file(
         "configurations": sum(len(recording.entries) for _, recording in found),
         "records": sum(len(entry.extra) for _, recording in found for entry in recording.entries),
     }
-    made = [recording for _, recording in found]
+    chosen = [recording for _, recording in found]
+    about = {} if made is None else {"schedsearch": dict(made)}
     if form == "kernel-tuner":
-        _write(path, json.dumps(kernel_tuner.to_json(made[0]), allow_nan=False))
+        _write(path, json.dumps({**about, **kernel_tuner.to_json(chosen[0])}, allow_nan=False))
     elif form == "t4":
-        results, description = t4.to_json(made[0])
+        results, description = t4.to_json(chosen[0])
+        results["metadata"] |= about
         beside = description_path(path)
         _write(beside, json.dumps(description, allow_nan=False, indent=1))
         _write(path, json.dumps(results, allow_nan=False))
         counts["description"] = str(beside)
     else:
-        _write(path, "".join(f"{line}\n" for recording in made for line in autotvm.to_lines(recording)))
+        _write(path, "".join(f"{line}\n" for recording in chosen for line in autotvm.to_lines(recording)))
     return counts
 
 

@@ -5,8 +5,9 @@ list per dialect: a released one is never edited, a change appends one and raise
 what the migrations build with the tables here, and another opens a database of every released version.
 
 What is kept: `record` is append-only (triggers refuse anything but the late addition of an artifact's sha256); `best` has
-small rows that name, per (workload, target, mode), a record and the artifact to run; `artifact` has the machine code.
-Text columns config, times_ns, clocks, info, summary, json and plan hold JSON.
+small rows that name, per (workload, target, mode), a record and the artifact to run; `artifact` has the machine code;
+`profile` what a hardware profiler read of a record's kernel, append-only too. Text columns config, times_ns, clocks, info,
+summary, json and plan hold JSON.
 """
 
 from __future__ import annotations
@@ -108,6 +109,16 @@ best = Table(
     Column("promoted_at", Float, nullable=False),
 )
 
+profile = Table(
+    "profile",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("record_id", Integer, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("taken_at", Float, nullable=False),
+    Column("json", Text, nullable=False),  # `schedsearch.profile.Profile`
+)
+
 # What deployment reads: the tables of `records export --deploy`.
 DEPLOY_TABLES = (meta, workload, artifact, best)
 
@@ -160,7 +171,20 @@ _SQLITE_STORE_1 = (
         WHEN OLD.artifact_sha256 IS NOT NULL BEGIN SELECT RAISE(ABORT, 'records are append-only'); END""",
 )
 
+_SQLITE_STORE_2 = (
+    """CREATE TABLE profile (
+        id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, record_id INTEGER NOT NULL REFERENCES record (id),
+        subject TEXT NOT NULL, taken_at REAL NOT NULL, json TEXT NOT NULL, UNIQUE (record_id, subject, taken_at)
+    ) STRICT""",
+    """CREATE TRIGGER profile_is_never_deleted BEFORE DELETE ON profile
+        BEGIN SELECT RAISE(ABORT, 'profiles are append-only'); END""",
+    """CREATE TRIGGER profile_is_never_changed BEFORE UPDATE ON profile
+        BEGIN SELECT RAISE(ABORT, 'profiles are append-only'); END""",
+)
+
 # dialect -> the statements that lead from version i to version i + 1
-MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {"sqlite": ((*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1),)}
+MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sqlite": ((*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1), _SQLITE_STORE_2),
+}
 # dialect -> the statements that create a deployment file of the newest version
 DEPLOY_SCHEMA: dict[str, tuple[str, ...]] = {"sqlite": _SQLITE_DEPLOY_1}

@@ -87,18 +87,27 @@ class Database:
     def migrate(self) -> dict[str, str]:
         """Brings the schema to the newest version, creating it in an empty file, and returns the table meta.
 
+        One that is opened read-only is brought there too, by a writer of its own.
+
         Raises:
-            SchemaVersionError: the database is newer than this code, or older and opened read-only.
+            SchemaVersionError: the database is newer than this code, or older, opened read-only and cannot be written.
             DatabaseError: it is an SQLite database of something else, or a deployment file.
         """
         with self.read() as connection:
             found = self._meta(connection)
         version = self._version(found)
         if version < dbfile.SCHEMA_VERSION and self.readonly:
-            raise SchemaVersionError(
-                f"{self.path} has schema version {version}, {dbfile.SCHEMA_VERSION} is wanted and it is opened read-only; "
-                f"migrate it once where it can be written: schedsearch records list --db {self.path}"
-            )
+            try:
+                writer = Database(self.path, create=False, readonly=False, busy_timeout_s=self._busy_timeout_s)
+                try:
+                    return writer.migrate()
+                finally:
+                    writer.close()
+            except DatabaseError as error:
+                raise SchemaVersionError(
+                    f"{self.path} has schema version {version}, {dbfile.SCHEMA_VERSION} is wanted and it cannot be written "
+                    f"({error}); migrate it once where it can: schedsearch records list --db {self.path}"
+                ) from error
         if version < dbfile.SCHEMA_VERSION:
             self._use_wal()
             with self.write() as connection:

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
+from schedsearch.profile import Profile
 from schedsearch.records import dbfile, schema, trust
 from schedsearch.records.rows import RecordReader, to_row
 from schedsearch.records.sqlite import Database
@@ -75,13 +76,13 @@ class Store:
         Args:
             path: of the file.
             create: whether a missing file is created.
-            readonly: never writes; `create` is ignored.
+            readonly: never writes, but to bring an older schema to the newest where the file allows it; `create` is ignored.
             busy_timeout_s: how long a write waits for another process.
 
         Raises:
             DatabaseError: the path cannot be opened: missing, a folder, no permission, truncated, of another program; or
                 the state folder (see `trust`) cannot be written.
-            SchemaVersionError: the database is of a newer schedsearch, or of an older one and opened read-only.
+            SchemaVersionError: the database is of a newer schedsearch, or of an older one and cannot be written.
         """
         if not readonly:
             trust.machine_id()  # fails early rather than at the first artifact
@@ -220,6 +221,13 @@ class Store:
         with self._db.write() as connection:
             return bool(connection.execute(sa.delete(best).where(task)).rowcount)
 
+    def add_profile(self, record_id: int, profile: Profile) -> None:
+        """Keeps what a profiler read of a record's kernel; the same again adds nothing. UsageError: no such record."""
+        with self._db.write() as connection:
+            if connection.execute(sa.select(schema.record.c.id).where(schema.record.c.id == record_id)).scalar() is None:
+                raise UsageError(f"{self.path} has no record {record_id}")
+            put_profile(self._db, connection, record_id, profile)
+
     def prune(self, keep: int) -> dict[str, int]:
         """Drops stored code: all but that of the best and of the `keep` fastest records per (workload, target, mode).
 
@@ -276,6 +284,13 @@ class Store:
         if row is None:
             raise UsageError(f"{self.path} has no record {record_id}; list them: schedsearch records list --db {self.path}")
         return RecordReader().read(row)
+
+    def profiles(self, record_id: int) -> list[Profile]:
+        """What was profiled of a record's kernel, oldest first."""
+        profile = schema.profile.c
+        query = sa.select(profile.json).where(profile.record_id == record_id).order_by(profile.taken_at, profile.id)
+        with self._db.read() as connection:
+            return [Profile.from_json(text) for text in connection.execute(query).scalars()]
 
     def best(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> Record | None:
         """The promoted record of a task, or None."""
@@ -510,6 +525,12 @@ def set_best(
         "promoted_at": promoted_at,
     }
     connection.execute(sa.insert(best), values)
+
+
+def put_profile(database: Database, connection: sa.Connection, record_id: int, profile: Profile) -> bool:
+    """Adds a profile to a record; returns whether it is new."""
+    row = {"record_id": record_id, "subject": profile.subject, "taken_at": profile.taken_at, "json": profile.to_json()}
+    return bool(connection.execute(database.insert_new(schema.profile), row).rowcount)
 
 
 def put_artifact(database: Database, connection: sa.Connection, sha256: str, plan_json: str, code: bytes) -> None:

@@ -71,7 +71,7 @@ def recheck(
     versions = toolchain(target.kind)
     with Runner(target, mode=mode, wait=wait, on_wait=on_wait) as runner, Builder(target, workers=1, mode=mode) as builder:
         for best in bests:
-            built = _machine_code(store, builder, best)
+            built = machine_code(store, builder, best)
             started_at = time.time()
             measurement = built if isinstance(built, Measurement) else _measure(runner, best, built)
             record = Record(
@@ -95,7 +95,8 @@ def recheck(
     store.finish_run(run, {})
 
 
-def _machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:
+def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:
+    """A best record's stored code, or where none is kept what its configuration builds to now, or how that failed."""
     artifact = store.artifact(best.artifact_sha256) if best.artifact_sha256 else None
     record = best.record
     if artifact is not None:

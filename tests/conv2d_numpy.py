@@ -1,7 +1,7 @@
 """conv2d in NumPy, and running a template's kernel on the GPU against it. Shared by the tests of the conv2d templates.
 
-Data are small integers, so that every sum is exact in float32 and the only rounding is the output's: results must be
-equal bit for bit. 16-bit floats travel as uint16 (`to_bits`), since NumPy has no bfloat16.
+Data of the GPU's tests are small integers, so that every sum is exact in float32 and the only rounding is the output's:
+results must be equal bit for bit. 16-bit floats travel as uint16 (`to_bits`), since NumPy has no bfloat16.
 """
 
 from __future__ import annotations
@@ -24,49 +24,84 @@ def integers(workload: Workload, rng: np.random.Generator) -> dict[str, Array]:
     return {a.name: rng.integers(-2, 3, a.shape, dtype=np.int8).astype(np.float32) for a in workload.signature}
 
 
-def convolve(workload: Workload, x: Array, weight: Array) -> Array:
-    """The convolution alone, NHWC x OHWI, one matrix product a tap and group; exact for small integers."""
+def numpy_conv2d(
+    workload: Workload,
+    arrays: Mapping[str, Array],
+    scalars: Mapping[str, float] | None = None,
+    *,
+    absolute: bool = False,
+    epilogue: bool = True,
+) -> Array:
+    """The definition: one matrix product a tap and group over whole padded images, float64, in the output's layout.
+
+    Args:
+        arrays: float arrays in the workload's layouts; bfloat16 as its uint16 bits.
+        scalars: call-time scalars that are not at their default.
+        absolute: |x| and |weight| are convolved, and the epilogue is left out.
+        epilogue: whether it is applied.
+    """
+    values = {name: _as_float64(array) for name, array in arrays.items()}
+    x = values["x"].transpose([workload.layout.index(axis) for axis in "NHWC"])
+    weight = values["weight"].transpose([workload.weight_layout.index(axis) for axis in "OHWI"])
+    if absolute:
+        x, weight = np.abs(x), np.abs(weight)
     top, left, bottom, right = workload.padding
     (stride_h, stride_w), (dilation_h, dilation_w) = workload.stride, workload.dilation
-    n, out_h, out_w, k_all = workload.output.shape
-    k, c = k_all // workload.groups, workload.c // workload.groups
-    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
-    y = np.zeros((n, out_h, out_w, k_all), np.float32)
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    out_h = (x.shape[1] - (workload.r - 1) * dilation_h - 1) // stride_h + 1
+    out_w = (x.shape[2] - (workload.s - 1) * dilation_w - 1) // stride_w + 1
+    groups, inputs, outputs = workload.groups, workload.c // workload.groups, workload.k // workload.groups
+    y = np.zeros((workload.n, out_h, out_w, workload.k))
     for r in range(workload.r):
         for s in range(workload.s):
             rows = slice(r * dilation_h, r * dilation_h + (out_h - 1) * stride_h + 1, stride_h)
             columns = slice(s * dilation_w, s * dilation_w + (out_w - 1) * stride_w + 1, stride_w)
-            taps = padded[:, rows, columns].reshape(n, out_h, out_w, workload.groups, 1, c)
-            by_group = weight[:, r, s].reshape(workload.groups, k, c).transpose(0, 2, 1)
-            y += (taps @ by_group).reshape(y.shape)
-    return y
+            taps = np.ascontiguousarray(x[:, rows, columns].reshape(-1, groups, inputs).transpose(1, 0, 2))
+            by_group = weight[:, r, s].reshape(groups, outputs, inputs).transpose(0, 2, 1)
+            y += (taps @ by_group).transpose(1, 0, 2).reshape(y.shape)
+    y = y.transpose(["NHWC".index(axis) for axis in workload.layout])
+    if absolute or not epilogue:
+        return y
+    given = {scalar.name: scalar.default for scalar in workload.scalars} | dict(scalars or {})
 
+    def per_channel(name: str) -> Array:
+        return values[name] if workload.layout == "NHWC" else values[name][:, None, None]
 
-def apply_epilogue(workload: Workload, y: Array, arrays: Mapping[str, Array]) -> Array:
     for stage in workload.epilogue:
         if stage == "bias":
-            y = y + arrays["bias"]
+            y = y + per_channel("bias")
         elif stage == "scale_shift":
-            y = y * arrays["scale"] + arrays["shift"]
+            y = y * per_channel("scale") + per_channel("shift")
         elif stage == "residual":
-            y = y + arrays["residual"]
+            y = y + values["residual"]
         elif stage == "relu":
             y = np.maximum(y, 0)
         elif stage == "leaky_relu":
-            y = np.where(y > 0, y, y * SCALARS["leaky_relu_slope"])
+            y = np.where(y > 0, y, y * np.float64(np.float32(given["leaky_relu_slope"])))
         else:
-            y = np.minimum(np.maximum(y, SCALARS["clip_min"]), SCALARS["clip_max"])
+            assert stage == "clip"
+            y = np.minimum(np.maximum(y, given["clip_min"]), given["clip_max"])
     return y
+
+
+def _as_float64(array: Array) -> Array:
+    if array.dtype == np.uint16:
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
+
+
+def convolve(workload: Workload, x: Array, weight: Array) -> Array:
+    """The convolution alone of float32 x and weight, as float32: exact for small integers."""
+    return numpy_conv2d(workload, {"x": x, "weight": weight}, epilogue=False).astype(np.float32)
 
 
 def expected(workload: Workload, arrays: Mapping[str, Array]) -> Array:
     """y as the kernel must write it, in `to_bits` form."""
-    y = apply_epilogue(workload, convolve(workload, arrays["x"], arrays["weight"]), arrays)
-    return to_bits(y, workload.out_dtype)
+    return to_bits(numpy_conv2d(workload, arrays, SCALARS), workload.out_dtype)
 
 
 def to_bits(values: Array, dtype: str) -> Array:
-    """float32 -> what memory holds, rounded to nearest even; 16-bit floats as uint16."""
+    """Numbers that float32 holds exactly -> what memory holds, rounded to nearest even; 16-bit floats as uint16."""
     values = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return values

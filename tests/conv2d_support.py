@@ -1,4 +1,4 @@
-"""Helpers of the conv2d tests: random arguments, an independent NumPy convolution, running a kernel on the CPU."""
+"""Helpers of the tests on the CPU: random arguments, running a kernel. The convolution in NumPy is `conv2d_numpy`'s."""
 
 from __future__ import annotations
 
@@ -26,63 +26,6 @@ def as_dtype(values: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
         return (np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return np.ascontiguousarray(values, dtype=NUMPY_DTYPES[dtype])
-
-
-def as_float64(array: Any) -> Any:
-    if array.dtype == np.uint16:
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float64)
-
-
-def numpy_conv2d(
-    p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float] | None = None, absolute: bool = False
-) -> Any:
-    """The definition, one kernel tap at a time over whole padded images, float64, in the output's layout.
-
-    With `absolute`, |x| and |weight| are convolved and the epilogue is left out.
-    """
-    given = {scalar.name: scalar.default for scalar in p.scalars} | dict(scalars or {})
-    values = {name: as_float64(array) for name, array in arrays.items()}
-    x = values["x"].transpose([p.layout.index(axis) for axis in "NCHW"])
-    weight = values["weight"].transpose([p.weight_layout.index(axis) for axis in "OIHW"])
-    if absolute:
-        x, weight = np.abs(x), np.abs(weight)
-    top, left, bottom, right = p.padding
-    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    oh, ow = (
-        (size - (kernel - 1) * d - 1) // s + 1 for size, kernel, d, s in zip(x.shape[2:], (p.r, p.s), p.dilation, p.stride)
-    )
-    inputs, outputs = p.c // p.groups, p.k // p.groups
-    y = np.zeros((p.n, p.k, oh, ow))
-    for r in range(p.r):
-        for s in range(p.s):
-            h, w = r * p.dilation[0], s * p.dilation[1]
-            tap = x[:, :, h : h + (oh - 1) * p.stride[0] + 1 : p.stride[0], w : w + (ow - 1) * p.stride[1] + 1 : p.stride[1]]
-            for g in range(p.groups):
-                into = slice(g * outputs, (g + 1) * outputs)
-                y[:, into] += np.tensordot(
-                    tap[:, g * inputs : (g + 1) * inputs], weight[into, :, r, s], axes=(1, 1)
-                ).transpose(0, 3, 1, 2)
-    y = y.transpose(["NCHW".index(axis) for axis in p.layout])
-
-    def per_channel(name: str) -> Any:
-        return values[name] if p.layout == "NHWC" else values[name][:, None, None]
-
-    for stage in () if absolute else p.epilogue:
-        if stage == "bias":
-            y = y + per_channel("bias")
-        elif stage == "scale_shift":
-            y = y * per_channel("scale") + per_channel("shift")
-        elif stage == "residual":
-            y = y + values["residual"]
-        elif stage == "relu":
-            y = np.where(y > 0, y, 0)
-        elif stage == "leaky_relu":
-            y = np.where(y > 0, y, y * np.float64(np.float32(given["leaky_relu_slope"])))
-        else:
-            assert stage == "clip"
-            y = np.clip(y, given["clip_min"], given["clip_max"])
-    return y
 
 
 def run_on_cpu(

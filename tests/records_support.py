@@ -13,6 +13,7 @@ from child_environment import child_environment
 
 from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step, TensorMap
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
+from schedsearch.profile import Launch, Profile
 from schedsearch.workload import Config, Workload
 
 H200 = "cuda:sm_90:132:NVIDIA H200"
@@ -63,6 +64,20 @@ def artifact(text: bytes = b"\x7fELF code", arch: str = "sm_90a") -> Artifact:
     params = (tensor_map, Pointer("weight"), Pointer("y"), Int32(3))
     step = Step("conv", params, Grid(98, blocks_per_sm=1), block_threads=384, dynamic_shared_bytes=200_000, cluster=2)
     return Artifact(text, LaunchPlan("cuda", arch, (step,), workspaces={"scratch": 4096}, alignments={"x": 16}))
+
+
+def profile(duration_ns: float = 12_345.0) -> Profile:
+    """Two launches, the first three times as long as the second."""
+    launches = tuple(
+        Launch(
+            kernel,
+            "(132, 1, 1)",
+            "(384, 1, 1)",
+            {"gpu__time_duration.sum": time_ns, "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": percent},
+        )
+        for kernel, time_ns, percent in (("conv", 0.75 * duration_ns, 80.0), ("reduce", 0.25 * duration_ns, 0.0))
+    )
+    return Profile("kernel", "ncu 2025.3.1.0", "flushed", launches, missing=("lts__t_bytes.sum",), taken_at=1.75e9)
 
 
 def python(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from conv2d_support import as_dtype, integer_arguments, numpy_conv2d, run_on_cpu
+from conv2d_numpy import numpy_conv2d
+from conv2d_support import as_dtype, integer_arguments, run_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

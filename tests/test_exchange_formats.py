@@ -105,6 +105,17 @@ class TestOurRecords:
         assert [line["result"][1] for line in lines] == [0, 1, 2, 6, 4, 7, 5, 8]
         assert all(line["result"][0] == [1e9] for line in lines[1:])
 
+    @pytest.mark.parametrize("form", ["kernel-tuner", "t4"])
+    def test_how_it_was_made_stands_in_the_file_and_disturbs_no_reader(
+        self, store: Store, tmp_path: Path, form: str
+    ) -> None:
+        made = {"command": "python record.py", "card": "NVIDIA H200"}
+        export_file(store, tmp_path / "some.json.gz", form, made=made)
+        data = json.loads(gzip.decompress((tmp_path / "some.json.gz").read_bytes()))
+        assert (data if form == "kernel-tuner" else data["metadata"])["schedsearch"] == made
+        with Store.open(tmp_path / "copy.db") as copy:
+            assert import_file(copy, tmp_path / "some.json.gz").records_added == 10
+
     def test_a_file_for_one_task_needs_one_task(self, store: Store, tmp_path: Path) -> None:
         store.append(make_record(workload=conv(k=128), number=60))
         store.append(make_record(target=A100, number=61))

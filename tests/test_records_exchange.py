@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from records_support import A100, H200, artifact, conv, record
+from records_support import A100, H200, artifact, conv, profile, record
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UsageError
 from schedsearch.measurement import Measurement, Outcome
@@ -38,6 +38,7 @@ def store(tmp_path: Path):
         store.append(record(measurement=wrong, number=90, prediction=None))
         store.promote(1, artifact())
         store.promote(store.append(record(2000.0, number=91, target=A100)), verified=False)
+        store.add_profile(1, profile())
         store.finish_run(run, {"trials": 8})
         yield store
 
@@ -53,12 +54,13 @@ def test_a_round_trip_through_json_lines_loses_nothing(store: Store, tmp_path: P
     assert export_jsonl(store, file, artifacts=True) == 10
     with Store.open(tmp_path / "copy.db") as copy:
         report = import_jsonl(copy, file)
-        assert report == Report(records_added=10, runs_added=2, bests_changed=2, artifacts_added=1)
+        assert report == Report(records_added=10, runs_added=2, bests_changed=2, artifacts_added=1, profiles_added=1)
         history, bests, runs = contents(copy)
         assert {item.source for item in history} == {str(file)}
         assert [type(item)(**{**vars(item), "source": ""}) for item in history] == store.history()
         assert runs == contents(store)[2] and [best[1:] for best in bests] == [best[1:] for best in contents(store)[1]]
         assert copy.artifact(artifact().sha256) == artifact()
+        assert copy.profiles(1) == [profile()] and copy.profiles(2) == []
         assert import_jsonl(copy, file) == Report(records_known=10), "a second time adds nothing"
         second = tmp_path / "again.jsonl"
         export_jsonl(copy, second, artifacts=True)
@@ -75,7 +77,7 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
         raise AssertionError(f"{token} is not JSON")
 
     lines = [json.loads(line, parse_constant=refuse) for line in stream.getvalue().splitlines()]
-    assert [line["kind"] for line in lines] == ["header", *["run"] * 2, *["record"] * 10, *["best"] * 2]
+    assert [line["kind"] for line in lines] == ["header", *["run"] * 2, *["record"] * 10, "profile", *["best"] * 2]
     assert [line["measurement"]["max_error"] for line in lines if line.get("batch")].count("inf") == 1
 
 
@@ -140,7 +142,7 @@ def test_files_that_are_no_export(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: No such file"):
         export_jsonl(store, tmp_path / "nowhere" / "out.jsonl")
     file.write_text('{"kind": "header", "format": 9}\n')
-    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 1; upgrade"):
+    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 2; upgrade"):
         import_jsonl(store, file)
 
 
@@ -164,12 +166,16 @@ def test_a_merge_joins_and_a_second_one_adds_nothing(store: Store, tmp_path: Pat
     with Store.open(tmp_path / "other.db") as other:
         run = other.start_run({"command": "elsewhere"})
         faster = other.append(record(10.0, number=200, run=run))
+        other.add_profile(faster, profile(duration_ns=10.0))
         other.promote(faster, artifact(b"faster"))
         other.append(record(number=0, run=store.history()[0].run))  # a record that both have
         other.promote(other.append(record(5000.0, number=201, target=A100)), artifact(b"slower"))
     report = merge(store, [tmp_path / "other.db"])
-    assert report == Report(records_added=2, records_known=1, runs_added=1, bests_changed=1, artifacts_added=2)
+    assert report == Report(
+        records_added=2, records_known=1, runs_added=1, bests_changed=1, artifacts_added=2, profiles_added=1
+    )
     assert len(store.history()) == 12
+    assert store.profiles(11) == [profile(duration_ns=10.0)], "it follows its record, whatever that is numbered here"
     best = store.best(conv(), H200)
     assert best is not None and best.measurement.time_ns == 10.0 and best.source == str(tmp_path / "other.db")
     assert store.artifact(best.artifact or "") == artifact(b"faster")

@@ -108,10 +108,11 @@ def test_a_truncated_database(path: Path, opener, share: float) -> None:
 
 
 def test_a_damaged_page_is_reported_when_it_is_met(path: Path) -> None:
+    with sqlite3.connect(path) as other:
+        ((page,),) = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'record'")
     with path.open("r+b") as file:
-        for page in range(4, path.stat().st_size // 4096):
-            file.seek(page * 4096)
-            file.write(os.urandom(256))
+        file.seek((page - 1) * 4096)
+        file.write(os.urandom(256))
     with Store.open(path) as store, pytest.raises(DatabaseError, match=r"is damaged .*; restore it from a copy"):
         store.history()
 
@@ -121,7 +122,7 @@ def test_a_database_of_a_newer_schema(path: Path, opener) -> None:
     with sqlite3.connect(path) as other:
         other.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
     with pytest.raises(
-        SchemaVersionError, match=r"has schema version 7, this schedsearch knows up to 1; upgrade schedsearch"
+        SchemaVersionError, match=r"has schema version 7, this schedsearch knows up to 2; upgrade schedsearch"
     ):
         opener(path)
 
@@ -187,6 +188,16 @@ def test_a_file_or_folder_without_write_permission(path: Path, open_folder: Path
 
     file.chmod(0o000)
     assert "no permission to read" in forked(lambda: str(Lookup(file)), drop_root=True)
+
+
+def test_an_older_database_that_cannot_be_written(open_folder: Path, shared_state: None) -> None:
+    file = open_folder / "records.db"
+    with sqlite3.connect(file) as old:
+        old.executescript((Path(__file__).parent / "data" / "schema_v1.sql").read_text())
+    file.chmod(0o444)
+    said = forked(lambda: str(Store.open(file, readonly=True)), drop_root=True)
+    assert said.startswith("SchemaVersionError: ") and "has schema version 1, 2 is wanted and it cannot be written" in said
+    assert f"migrate it once where it can: schedsearch records list --db {file}" in said
 
 
 def test_a_read_only_copy_can_be_read(path: Path, open_folder: Path, shared_state: None) -> None:

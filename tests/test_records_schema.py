@@ -1,6 +1,6 @@
 """The schema: migrations lead to the tables of the queries, and every released version still opens.
 
-data/schema_v1.sql is a dump of a database of version 1, written once. When the schema changes, append a migration, dump a
+data/schema_vN.sql is a dump of a database of version N, written once. When the schema changes, append a migration, dump a
 database of the new version to schema_vN.sql (sqlite3 FILE .dump) and leave the old ones as they are.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from records_support import H200, artifact, conv, record
+from records_support import H200, artifact, conv, profile, record
 
 from schedsearch.measurement import Outcome
 from schedsearch.records import dbfile, schema
@@ -82,6 +82,15 @@ def test_a_database_of_every_released_version_opens(dump: Path, tmp_path: Path) 
         assert run["summary"] == {"trials": 7} and run["info"] == {"command": "tune"}
         assert store.append(record(number=77)) == len(wanted) + 1
         assert store.append(record(number=0)) == 1, "the identity of a record's content has not changed"
+        assert store.profiles(1) == ([] if dump.stem == "schema_v1" else [profile()])
     with Lookup(path) as lookup:
         row = lookup.exact(conv().id, H200, "cold-graph-v1")
         assert row is not None and lookup.code(row.artifact_sha256 or "") == artifact().code
+
+
+def test_an_older_database_that_is_opened_to_read_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    with sqlite3.connect(path) as old:
+        old.executescript(RELEASED[0].read_text())
+    with Store.open(path, readonly=True) as store:
+        assert store.health()["schema_version"] == dbfile.SCHEMA_VERSION and len(store.history()) == len(Outcome)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, record
+from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
 from schedsearch.errors import UsageError
 from schedsearch.measurement import Measurement, Outcome, Resources
+from schedsearch.records import dbfile
 from schedsearch.records.store import Store
 from schedsearch.workload import Config
 
@@ -263,7 +265,7 @@ def test_stats_and_health_count(store: Store) -> None:
     assert stats["outcomes"] == {"ok": 1, "rejected": 1} and stats["records"] == 2
     assert stats["targets"] == {H200: 2} and stats["artifact_bytes"] == len(artifact().code)
     health = store.health()
-    assert health["problems"] == [] and health["journal_mode"] == "wal" and health["schema_version"] == 1
+    assert health["problems"] == [] and health["journal_mode"] == "wal" and health["schema_version"] == dbfile.SCHEMA_VERSION
     assert health["trusted"] is True
 
 
@@ -280,3 +282,21 @@ def test_threads_may_share_a_store(store: Store) -> None:
     with ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(lambda number: store.append(record(number=number)), range(40)))
     assert len(set(ids)) == 40 == len(store.history())
+
+
+def test_profiles_belong_to_a_record_and_are_kept_once(store: Store) -> None:
+    first, second = store.append(record(number=1)), store.append(record(number=2))
+    store.add_profile(second, replace(profile(), taken_at=2.0))
+    store.add_profile(second, replace(profile(), taken_at=1.0))
+    store.add_profile(second, replace(profile(), taken_at=1.0))
+    assert store.profiles(first) == []
+    assert store.profiles(second) == [replace(profile(), taken_at=1.0), replace(profile(), taken_at=2.0)]
+    with pytest.raises(UsageError, match="has no record 99"):
+        store.add_profile(99, profile())
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM profile", "UPDATE profile SET json = '{}'"])
+def test_profiles_are_append_only(store: Store, statement: str) -> None:
+    store.add_profile(store.append(record()), profile())
+    with sqlite3.connect(store.path) as other, pytest.raises(sqlite3.IntegrityError, match="profiles are append-only"):
+        other.execute(statement)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_support import numpy_conv2d
+from conv2d_numpy import numpy_conv2d
 
 import schedsearch
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError

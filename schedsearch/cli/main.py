@@ -27,6 +27,7 @@ COMMANDS = {
     "records": "schedsearch.cli.records:records",
     "compile": "schedsearch.cli.deploy:compile_",
     "explain": "schedsearch.cli.deploy:explain",
+    "profile": "schedsearch.cli.profile:profile",
     "replay": "schedsearch.cli.replay:replay",
     "doctor": "schedsearch.cli.doctor:doctor",
     "workload-schema": "schedsearch.cli.inspect:workload_schema",

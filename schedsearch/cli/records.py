@@ -107,8 +107,10 @@ def show(record_id: int, db: str, as_json: bool) -> None:
 
     with _open(db) as store:
         record = store.record(record_id)
+        profiles = store.profiles(record_id)
     if as_json:
-        render.echo_json({"id": record_id, **to_json(to_row(record))})
+        shown = [render.profile_json(profile) for profile in profiles]
+        render.echo_json({"id": record_id, **to_json(to_row(record)), "profiles": shown})
         return
     measurement = record.measurement
     spread = (
@@ -137,6 +139,10 @@ def show(record_id: int, db: str, as_json: bool) -> None:
     width = max(map(len, lines))
     for name, value in lines.items():
         click.echo(f"{name.ljust(width)}  {value}")
+    for profile in profiles:
+        taken_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(profile.taken_at))
+        click.echo(f"\nprofile of {taken_at}, {profile.tool}, caches {profile.cache}")
+        click.echo(render.profile_table([profile]))
 
 
 @records.command()

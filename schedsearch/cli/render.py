@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from schedsearch.observer import RunSummary
+    from schedsearch.profile import Launch, Profile
 
 
 def echo_json(value: Any) -> None:
@@ -90,3 +91,67 @@ def run_table(summary: RunSummary, names: Mapping[str, str]) -> str:
         for task in summary.tasks
     ]
     return table(headers, rows, right=("default", "best", "speed-up", "GFLOP/s", "trials"))
+
+
+_KERNEL_NAME_WIDTH = 48
+
+
+def profile_table(profiles: Sequence[Profile]) -> str:
+    """One line a launch, and one for all launches of a subject that takes several."""
+    headers = ("", "launch", "time", "tensor/active", "tensor/elapsed", "occupancy", "L2", "L2 GB/s", "DRAM", "DRAM GB/s")
+    rows = []
+    for profile in profiles:
+        lines: list[tuple[str, Launch | None]] = [
+            (launch.kernel[:_KERNEL_NAME_WIDTH], launch) for launch in profile.launches
+        ]
+        if len(lines) > 1:
+            lines.append(("all", None))
+        for name, launch in lines:
+            read = profile.figures(launch)
+            rows.append(
+                (
+                    profile.subject,
+                    name,
+                    duration(read["duration_ns"]),
+                    _percent(read["tensor_active_pct"]),
+                    _percent(read["tensor_elapsed_pct"]),
+                    _percent(read["occupancy_pct"]),
+                    _percent(read["l2_pct"]),
+                    _rate(read["l2_bytes"], read["duration_ns"]),
+                    _percent(read["dram_pct"]),
+                    _rate(read["dram_bytes"], read["duration_ns"]),
+                )
+            )
+    return table(headers, rows, right=headers[2:])
+
+
+def profile_json(profile: Profile) -> dict[str, Any]:
+    """All that was read: the figures of each launch and of all, where they come from, and every metric."""
+    return {
+        "subject": profile.subject,
+        "tool": profile.tool,
+        "cache": profile.cache,
+        "taken_at": profile.taken_at,
+        "all": profile.figures(),
+        "sources": {name: list(profile.source(name)) for name in profile.figures()},
+        "missing": list(profile.missing),
+        "launches": [
+            {
+                "kernel": launch.kernel,
+                "grid": launch.grid,
+                "block": launch.block,
+                **profile.figures(launch),
+                "metrics": dict(launch.metrics),
+            }
+            for launch in profile.launches
+        ],
+    }
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} %"
+
+
+def _rate(count_bytes: float | None, time_ns: float | None) -> str:
+    """Bytes per nanosecond are gigabytes per second."""
+    return "-" if count_bytes is None or not time_ns else f"{count_bytes / time_ns:,.0f}"

@@ -167,6 +167,13 @@ class CudaDevice:
         """Waits for all work. Raises DriverError with what went wrong on the device."""
         _call("cuCtxSynchronize")
 
+    def start_profiler(self) -> None:
+        """A profiler that was told to wait (`ncu --profile-from-start off`) looks at what is launched from here on."""
+        _call("cuProfilerStart")
+
+    def stop_profiler(self) -> None:
+        _call("cuProfilerStop")
+
     def create_stream(self) -> int:
         """A stream that does not wait for the default stream."""
         return int(_call("cuStreamCreate", _driver().CUstream_flags.CU_STREAM_NON_BLOCKING))

@@ -1,0 +1,93 @@
+"""`schedsearch profile`: hardware counters of the kernels that deployment serves."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.cli.options import AtLeast
+from schedsearch.errors import NoRecordError, UsageError
+
+
+@click.command()
+@click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
+@click.option("--db", metavar="FILE", help="Record store. Default: the workload file's, records.db.")
+@click.option("--target", "selector", metavar="TARGET", help="cuda or cuda:N.")
+@click.option("--task", metavar="N", type=AtLeast(1), help="Only the N-th task of the file, from 1.")
+@click.option("--peer", type=click.Choice(["torch"]), help="Also profile PyTorch's convolution (cuDNN), for comparison.")
+@click.option(
+    "--ncu", "ncu_path", metavar="PATH", help="Nsight Compute's program. Default: ncu on PATH, or where it installs."
+)
+@click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def profile(
+    workload_file: str,
+    db: str | None,
+    selector: str | None,
+    task: int | None,
+    peer: str | None,
+    ncu_path: str | None,
+    no_wait: bool,
+    as_json: bool,
+) -> None:
+    """Read tensor-pipe use, occupancy, L2 and DRAM throughput of the best kernels of WORKLOAD.yaml, by Nsight Compute.
+
+    What is read is kept with the record; `schedsearch records show` shows it again.
+    """
+    from schedsearch.profiling import check, profile_best
+    from schedsearch.records.store import Store
+    from schedsearch.target import detect
+    from schedsearch.workload_file import load
+
+    file = load(workload_file)
+    target = detect(selector or file.target)
+    file = file.resolve(target)
+    if task is not None and task > len(file.tasks):
+        raise UsageError(f"--task {task} is not there; the file has {len(file.tasks)} tasks, counted from 1")
+    check(target, ncu_path=ncu_path, peer=peer)
+    tasks = [one for number, one in enumerate(file.tasks, 1) if task in (None, number)]
+    results = []
+    with Store.open(db or file.db, create=False) as store:
+        missing = [one.name for one in tasks if store.best(one.workload, target.key, file.measure.mode) is None]
+        if missing:
+            raise NoRecordError(
+                f"no record on {target.name} for {', '.join(missing)}; "
+                f"make one: schedsearch tune {shlex.quote(workload_file)} --db {shlex.quote(str(store.path))}"
+            )
+        for one in tasks:
+            profiled = profile_best(
+                store,
+                one.workload,
+                target,
+                mode=file.measure.mode,
+                ncu_path=ncu_path,
+                peer=peer,
+                wait=not no_wait,
+                on_wait=lambda text: click.echo(text, err=True),
+            )
+            record = profiled.record
+            if as_json:
+                results.append(
+                    {
+                        "name": one.name,
+                        "label": one.workload.label,
+                        "workload_id": one.workload.id,
+                        "record_id": profiled.record_id,
+                        "template": record.template,
+                        "config": dict(record.config),
+                        "time_ns": record.measurement.time_ns,
+                        "profiles": [render.profile_json(each) for each in profiled.profiles],
+                    }
+                )
+                continue
+            click.echo(f"{one.name} ({one.workload.label}), record {profiled.record_id}")
+            click.echo(f"{record.template}, {render.config_text(record.config)}")
+            click.echo(render.profile_table(profiled.profiles))
+            for each in profiled.profiles:
+                sources = dict.fromkeys(name for figure in each.figures() for name in each.source(figure))
+                click.echo(f"{each.subject}: {each.tool}, caches {each.cache}; {', '.join(sources)}")
+            click.echo()
+    if as_json:
+        render.echo_json(results)
