@@ -14,6 +14,7 @@ from schedsearch.collaborators import TunerFactory, TunerLike
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
 from schedsearch.measurement import Outcome, Record
 from schedsearch.observer import ArmSummary, TaskSummary
+from schedsearch.ranking import RankAgreement
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template, TemplateSet
@@ -128,13 +129,14 @@ def _closest_legal(space: ConfigSpace, config: Config) -> Config:
 
 @dataclass
 class Proposal:
-    """One configuration on its way from the tuner to an outcome."""
+    """One configuration on its way from the tuner to an outcome. `model` is the number of `Asked.model`."""
 
     task: TaskState
     arm: Arm
     config: Config
     batch: int
     prediction: float | None
+    model: int
     started_at: float
     twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for this one's time
 
@@ -158,6 +160,15 @@ class Finalist:
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a tuner came up with: configurations, for each what the model predicts, and which state of the model that was."""
+
+    configs: list[Config]
+    predictions: list[float | None]
+    model: int
+
+
 class Arm:
     """A template on a task: its tuner and what it has reached.
 
@@ -167,13 +178,14 @@ class Arm:
         pending: proposals under way, those included that the tuner was asked for and has not made yet.
         asked: how many it has not made yet; a tuner is asked once at a time.
         default_ns: time of the default configuration, None until measured.
+        illegal: proposals that the space does not have; they are dropped.
     """
 
     def __init__(self, plan: ArmPlan) -> None:
         self.plan = plan
         self.template = plan.template
         self.tuner: TunerLike | None = None
-        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = 0
+        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = self.illegal = 0
         self.outcomes: Counter[str] = Counter()
         self.best_ns: float | None = None
         self.best_config: Config | None = None
@@ -182,6 +194,9 @@ class Arm:
         self._best_after: list[float] = []  # best time after each trial, inf before the first valid one
         self._fruitless = 0
         self._waiting = False  # the tuner had nothing to ask until it is told something
+        self._model = 0  # counts the states of its model
+        self._default_score = math.nan
+        self._ranked: dict[int, list[tuple[float, float]]] = {}  # state of the model -> (predicted, measured) speed
 
     def start(
         self,
@@ -239,19 +254,37 @@ class Arm:
         """Whether it can propose more now."""
         return self.open and not self._waiting and not self.asked
 
-    def ask(self, n: int, hints: Sequence[Config] = ()) -> tuple[list[Config], list[float | None]]:
+    def ask(self, n: int, hints: Sequence[Config] = ()) -> Asked:
         """Up to n configurations with the model's predictions. `hints` count at the first ask only."""
         if self.tuner is None:
             assert self._make_tuner is not None
             self.tuner = self._make_tuner(hints)
-        configs = self.tuner.ask(n)
+        proposed = self.tuner.ask(n)
+        configs = [config for config in proposed if not self.plan.space.check(config)]
+        self.illegal += len(proposed) - len(configs)
+        self._fruitless += len(proposed) - len(configs)
+        self._waiting = not proposed
         if not configs:
-            self._waiting = True
-            return [], []
+            return Asked([], [], self._model)
         self.batches += 1
-        scores = self.tuner.predict(configs)
-        predictions = [None] * len(configs) if scores is None else [float(score) for score in scores]
-        return configs, [None if p is None or not math.isfinite(p) else p for p in predictions]
+        # Scores compare within one state of the model only; that of the default tells one state from the next.
+        scores = self.tuner.predict([*configs, self.plan.default])
+        if scores is None:
+            return Asked(configs, [None] * len(configs), self._model)
+        *predictions, default_score = (float(score) for score in scores)
+        self._model += default_score != self._default_score
+        self._default_score = default_score
+        return Asked(configs, [p if math.isfinite(p) else None for p in predictions], self._model)
+
+    def compare(self, proposal: Proposal, time_ns: float) -> None:
+        """Keeps what was measured beside what the model had predicted."""
+        if proposal.prediction is not None:
+            self._ranked.setdefault(proposal.model, []).append((proposal.prediction, -time_ns))
+
+    @property
+    def ranking(self) -> RankAgreement:
+        """Of this run's predictions with what was measured."""
+        return RankAgreement.of(self._ranked.values())
 
     def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
         assert self.tuner is not None
@@ -300,6 +333,7 @@ class TaskState:
         self.new_outcomes = 0
         self.finalists: dict[tuple[str, Config], Finalist] = {}
         self.by_code: dict[str, Proposal | float | None] = {}  # canonical hash -> who is being measured, or what came of it
+        self.best_after_ns: list[float | None] = []  # after each trial of this run
         self.prepared = False  # inputs and reference are on the device, or on their way
         self.stored_best: Record | None = None  # the store's, whoever made it
         self.winner: Finalist | None = None  # of the final race
@@ -394,6 +428,9 @@ class TaskState:
             outcomes=dict(outcomes),
             seconds=self.seconds,
             arms=tuple(arm.summary() for arm in self.arms),
+            best_after_ns=tuple(self.best_after_ns),
+            ranking=sum((arm.ranking for arm in self.arms), RankAgreement()),
+            illegal=sum(arm.illegal for arm in self.arms),
         )
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.arms import WARM_TRIALS, Arm, Finalist, Proposal, TaskPlan, TaskState, choose_arm
+from schedsearch.arms import WARM_TRIALS, Arm, Asked, Finalist, Proposal, TaskPlan, TaskState, choose_arm
 from schedsearch.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.errors import Interrupted, UsageError, did_you_mean
 from schedsearch.hints import Known, hints
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
 RACE_SIZE = 5
 FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, rather than for one proposal after another
-
-Asked = tuple[list[Config], list[float | None]]  # proposals and what the model predicts for them
 
 
 @dataclass(frozen=True)
@@ -225,13 +223,13 @@ class Session:
             self._telling.popleft().result()
         for asked in [asked for asked in self._asking if asked.done()]:
             task, arm, n = self._asking.pop(asked)
-            configs, predictions = asked.result()
+            answer = asked.result()
             arm.asked = 0
             arm.pending -= n
             if self._out_of_time():
                 continue
-            for config, prediction in zip(configs, predictions):
-                self._submit(Proposal(task, arm, config, arm.batches, prediction, time.time()))
+            for config, prediction in zip(answer.configs, answer.predictions):
+                self._submit(Proposal(task, arm, config, arm.batches, prediction, answer.model, time.time()))
 
     def _hints(self, task: TaskState, arm: Arm) -> list[Config]:
         """What this template found best on other workloads, in this run or in what the store keeps of others."""
@@ -337,6 +335,9 @@ class Session:
         if time_ns is not None:
             assert built is not None
             task.keep_finalist(Finalist(arm, proposal.config, time_ns, built), self._options.race_size)
+            arm.compare(proposal, time_ns)
+        if measurement.outcome.is_trial:
+            task.best_after_ns.append(task.best_ns)
         self._notify_trial(task, arm, proposal.config, measurement)
         if time_ns is not None and built is not None and (task.stored_best_ns is None or time_ns < task.stored_best_ns):
             self._promote(task, record, record_id, built, if_faster=True)

@@ -29,6 +29,7 @@ LAYERS = {
     "schedsearch.listed_space": 1,
     "schedsearch.measurement": 1,
     "schedsearch.ops": 1,
+    "schedsearch.ranking": 1,
     "schedsearch.sampling": 1,
     "schedsearch.space": 1,
     "schedsearch.target": 1,
