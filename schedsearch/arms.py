@@ -12,6 +12,7 @@ import numpy as np
 
 from schedsearch.collaborators import TunerFactory, TunerLike
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
+from schedsearch.hints import COLD, WarmStart
 from schedsearch.measurement import Outcome, Record
 from schedsearch.observer import ArmSummary, TaskSummary
 from schedsearch.ranking import RankAgreement
@@ -173,7 +174,10 @@ class Arm:
     """A template on a task: its tuner and what it has reached.
 
     Attributes:
-        tuner: None before the first ask, for which the hints are collected as late as can be.
+        begun: whether the default, with which every arm begins, was proposed or measured before.
+        tuner: None before the first ask, for which the warm start is collected as late as can be.
+        results: every configuration that came to an end, earlier runs included; None for a failure.
+        borrowed: how many results of similar tasks its tuner was offered.
         trials, new_trials: distinct configurations with an outcome that counts; of this run.
         pending: proposals under way, those included that the tuner was asked for and has not made yet.
         asked: how many it has not made yet; a tuner is asked once at a time.
@@ -184,13 +188,18 @@ class Arm:
     def __init__(self, plan: ArmPlan) -> None:
         self.plan = plan
         self.template = plan.template
+        self.begun = False
         self.tuner: TunerLike | None = None
-        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = self.illegal = 0
+        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = self.illegal = (
+            self.borrowed
+        ) = 0
+        self.results: dict[Config, float | None] = {}
         self.outcomes: Counter[str] = Counter()
         self.best_ns: float | None = None
         self.best_config: Config | None = None
         self.default_ns: float | None = None
-        self._make_tuner: Callable[[Sequence[Config]], TunerLike] | None = None
+        self._told_at_start: frozenset[Config] = frozenset()
+        self._make_tuner: Callable[[WarmStart], TunerLike] | None = None
         self._best_after: list[float] = []  # best time after each trial, inf before the first valid one
         self._fruitless = 0
         self._waiting = False  # the tuner had nothing to ask until it is told something
@@ -204,26 +213,30 @@ class Arm:
         name: str,
         seed: int,
         workload: Workload,
-        earlier: Sequence[tuple[Config, float | None]] = (),
     ) -> None:
-        """Says how the tuner is made. Its seed depends on the run's and on the arm itself, not on the order of arms.
-
-        Args:
-            earlier: times of what is not to be measured again, None for failures.
-        """
+        """Says how the tuner is made. Its seed depends on the run's and on the arm itself, not on the order of arms."""
         own_seed = int(sha256_hex(f"{seed}:{workload.id}:{self.template.name}")[:8], 16)
 
-        def make(hints: Sequence[Config]) -> TunerLike:
-            exclude = [config for config, _ in earlier]
-            tuner = factory(name, self.plan.space, seed=own_seed, default=self.plan.default, exclude=exclude, hints=hints)
-            if earlier:
-                tuner.tell(earlier)
+        def make(warm: WarmStart) -> TunerLike:
+            known = list(self.results.items())
+            exclude = [self.plan.default, *(config for config, _ in known)]
+            tuner = factory(
+                name, self.plan.space, seed=own_seed, default=self.plan.default, exclude=exclude, hints=warm.hints
+            )
+            if warm.sources:
+                tuner.transfer(warm.sources)
+                self.borrowed = sum(len(results) for results in warm.sources)
+            if known:
+                tuner.tell(known)
+                self._told_at_start = frozenset(config for config, _ in known)
             return tuner
 
         self._make_tuner = make
 
     def note(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
         """Counts an outcome; None is a duplicate."""
+        self.results[config] = time_ns
+        self.begun = self.begun or config == self.plan.default
         if outcome is None:
             self.duplicates += 1
         else:
@@ -254,11 +267,11 @@ class Arm:
         """Whether it can propose more now."""
         return self.open and not self._waiting and not self.asked
 
-    def ask(self, n: int, hints: Sequence[Config] = ()) -> Asked:
-        """Up to n configurations with the model's predictions. `hints` count at the first ask only."""
+    def ask(self, n: int, warm: WarmStart = COLD) -> Asked:
+        """Up to n configurations with the model's predictions. `warm` counts at the first ask only."""
         if self.tuner is None:
             assert self._make_tuner is not None
-            self.tuner = self._make_tuner(hints)
+            self.tuner = self._make_tuner(warm)
         proposed = self.tuner.ask(n)
         configs = [config for config in proposed if not self.plan.space.check(config)]
         self.illegal += len(proposed) - len(configs)
@@ -276,6 +289,12 @@ class Arm:
         self._default_score = default_score
         return Asked(configs, [p if math.isfinite(p) else None for p in predictions], self._model)
 
+    def begin(self) -> Asked:
+        """The default: how every arm begins, before its tuner is made."""
+        self.begun = True
+        self.batches += 1
+        return Asked([self.plan.default], [None], self._model)
+
     def compare(self, proposal: Proposal, time_ns: float) -> None:
         """Keeps what was measured beside what the model had predicted."""
         if proposal.prediction is not None:
@@ -287,8 +306,9 @@ class Arm:
         return RankAgreement.of(self._ranked.values())
 
     def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
-        assert self.tuner is not None
-        self.tuner.tell(results)
+        """Passes results on; before there is a tuner they wait in `results`. Called where `ask` is."""
+        if self.tuner is not None:
+            self.tuner.tell([result for result in results if result[0] not in self._told_at_start])
         self._waiting = False
 
     def gain(self, task_best_ns: float | None) -> float:
@@ -318,6 +338,7 @@ class Arm:
             self.trials,
             dict(self.outcomes),
             self.duplicates,
+            self.borrowed,
         )
 
 
@@ -439,14 +460,17 @@ def choose_arm(
 ) -> tuple[TaskState, Arm] | None:
     """The arm that gets the next trials.
 
-    First every arm in turn gets `warm_trials` (its default comes first), fewest first; then the arm with the greatest
-    expected gain times its task's weight.
+    First every arm in turn measures its default; then one after the other gets `warm_trials`, so that the later ones can
+    profit from what the earlier ones found; then comes the arm with the greatest expected gain times its task's weight.
     """
     arms = [(task, arm) for task in tasks for arm in task.arms if usable(arm)]
     if not arms:
         return None
+    for pair in arms:
+        if not pair[1].begun:
+            return pair
     cold = [(task, arm) for task, arm in arms if arm.trials + arm.pending < warm_trials]
     if cold:
-        return min(cold, key=lambda pair: pair[1].trials + pair[1].pending)
+        return max(cold, key=lambda pair: pair[1].trials + pair[1].pending)
     best_ns = {task.index: task.best_ns for task in tasks}
     return max(arms, key=lambda pair: pair[0].weight * pair[1].gain(best_ns[pair[0].index]))

@@ -86,7 +86,8 @@ class Best:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """What one template reached on one task. `outcomes` counts earlier, resumed outcomes too."""
+    """What one template reached on one task. `outcomes` counts earlier, resumed outcomes too; `borrowed` is how many results
+    of similar tasks its tuner was offered."""
 
     template: str
     default_ns: float | None
@@ -95,6 +96,7 @@ class ArmSummary:
     trials: int
     outcomes: Mapping[str, int]
     duplicates: int
+    borrowed: int
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class TaskSummary:
                     "best_config": None if arm.best_config is None else dict(arm.best_config),
                     "trials": arm.trials,
                     "outcomes": dict(arm.outcomes),
+                    "borrowed": arm.borrowed,
                 }
                 for arm in self.arms
             ],
@@ -232,6 +235,10 @@ class RunSummary:
     @property
     def ranking(self) -> RankAgreement:
         return sum((task.ranking for task in self.tasks), RankAgreement())
+
+    @property
+    def borrowed(self) -> int:
+        return sum(arm.borrowed for task in self.tasks for arm in task.arms)
 
     @property
     def illegal(self) -> int:

@@ -128,7 +128,7 @@ class TestIllegal:
                 return [Config(x=99, y=0)] * n
 
         summary = World(make_tuner=Hopeless).tune(trials=20)
-        assert (summary.stopped, summary.new_trials) == ("exhausted", 0)
+        assert (summary.stopped, summary.new_trials) == ("exhausted", 1), "the default"
 
     def test_our_tuners_do_not(self) -> None:
         assert World().tune(trials=20).illegal == 0

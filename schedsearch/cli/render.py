@@ -128,4 +128,5 @@ def model_line(summary: RunSummary) -> str:
         if rho is None
         else f"model: rank correlation {rho:.2f} with {summary.ranking.trials} new measurements (1 perfect, 0 chance)"
     )
-    return f"{ranked}; {illegal} illegal proposals"
+    borrowed = f"; it began with {summary.borrowed} results of similar tasks" if summary.borrowed else ""
+    return f"{ranked}{borrowed}; {illegal} illegal proposals"
