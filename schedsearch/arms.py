@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
 # An arm's trials before improvement counts: the default and a few more.
 WARM_TRIALS = 8
-# Improvement is looked at over this many of an arm's last trials.
-GAIN_WINDOW = 16
-# Improvement per trial that is hoped for before any was seen; falls as 1/trials, as the record of random draws does.
-GAIN_PRIOR = 0.1
-# An arm whose best is e**GAP_SCALE times slower than its task's best gets 1/e of the attention.
-GAP_SCALE = 0.2
+# Improvement is looked at over this many of an arm's last trials, and counts with this factor.
+GAIN_WINDOW = 32
+RECENT_GAIN = 0.5
+# An arm whose best is e**GAP_SCALE times slower than its task's best has 1/e of the expected gain.
+GAP_SCALE = 0.1
 # So many proposals in a row that cost no trial (rejected or duplicates) end an arm.
 FRUITLESS_PROPOSALS = 256
 
@@ -289,6 +288,11 @@ class Arm:
         self._default_score = default_score
         return Asked(configs, [p if math.isfinite(p) else None for p in predictions], self._model)
 
+    def portion(self, wanted: int, warm_trials: int) -> int:
+        """How many of the wanted proposals to ask for now: a batch, and while it warms up not more than that takes."""
+        cold = warm_trials - self.trials - self.pending
+        return min(wanted, self.batch, cold if cold > 0 else wanted)
+
     def begin(self) -> Asked:
         """The default: how every arm begins, before its tuner is made."""
         self.begun = True
@@ -312,18 +316,19 @@ class Arm:
         self._waiting = False
 
     def gain(self, task_best_ns: float | None) -> float:
-        """Expected relative improvement of the task's best by one more trial of this arm.
+        """Expected improvement of the task's best by one more trial of this arm, relative to that of others.
 
-        The improvement per trial over the arm's last `GAIN_WINDOW` trials, plus a hope that falls as 1/trials, times
-        exp(-gap / GAP_SCALE) where gap = log(arm's best / task's best): an arm that is far behind must first catch up.
+        What is left to gain falls as 1/trials, so one more trial gains 1/trials**2, whatever the task: tasks then share by
+        the roots of their weights. An arm that improved over its last `GAIN_WINDOW` trials has a little more. What it gained
+        early is no sign that it will go on; see `benchmarks/budget.py`. All times exp(-gap / GAP_SCALE) where
+        gap = log(arm's best / task's best): an arm that is far behind must first catch up.
         """
         known = self._best_after
         recent = 0.0
         if known and math.isfinite(known[-1]):
-            before = known[-GAIN_WINDOW - 1 :]
-            first = next(time for time in before if math.isfinite(time))
-            recent = math.log(first / known[-1]) / len(before)
-        rate = recent + GAIN_PRIOR / (1 + self.trials + self.pending)
+            first = next(time for time in known[-GAIN_WINDOW - 1 :] if math.isfinite(time))
+            recent = math.log(first / known[-1])
+        rate = (1 + RECENT_GAIN * recent) / (1 + self.trials + self.pending) ** 2
         if task_best_ns is None:
             return rate
         gap = math.log(self.best_ns / task_best_ns) if self.best_ns is not None else 1.0

@@ -212,8 +212,7 @@ class Session:
             if not arm.begun:
                 self._submit_all(task, arm, arm.begin())
                 continue
-            cold = self._warm_trials - arm.trials - arm.pending
-            n = min(wanted, arm.batch, cold if cold > 0 else wanted)
+            n = arm.portion(wanted, self._warm_trials)
             with self._device.idle_counts_as("tuner"):
                 warm = self._warm_start(task, arm) if arm.tuner is None else COLD
                 asked = self._tuners.submit(arm.ask, n, warm)

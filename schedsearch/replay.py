@@ -191,11 +191,13 @@ class Run:
     Attributes:
         fractions: (evaluations,), the fraction of the optimum after each evaluation.
         proposals, cpu_s: how many configurations the tuner proposed, and the CPU seconds it spent, fitting included.
+        times_ns: the recorded time of each evaluation, NaN for a failure; fewer where the space was exhausted.
     """
 
     fractions: NDArray[np.float64]
     proposals: int
     cpu_s: float
+    times_ns: tuple[float, ...] = ()
 
 
 def run(
@@ -251,7 +253,7 @@ def run(
     fractions = np.zeros(evaluations)
     fractions[: len(best)] = recorded.best_ns / best
     fractions[len(best) :] = fractions[len(best) - 1] if len(best) else 0.0  # the space was exhausted
-    return Run(fractions, proposals, cpu_s)
+    return Run(fractions, proposals, cpu_s, tuple(true_ns[:evaluations]))
 
 
 def _evidence(source: RecordedSpace, seed: int) -> list[tuple[Config, float | None]]:
