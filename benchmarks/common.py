@@ -17,6 +17,7 @@ from typing import Any
 
 _PACKAGES = (
     "schedsearch",
+    "kernel-tuner",
     "numba",
     "numba-cuda",
     "numpy",

@@ -169,7 +169,7 @@ class NoStore:
     def measured(self, *args: Any) -> dict[Config, Record]:
         return {}
 
-    def fastest(self, *args: Any) -> list[Record]:
+    def tuned(self, *args: Any) -> list[Any]:
         return []
 
 

@@ -85,7 +85,8 @@ class Axis:
 
 
 class Svg:
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, height: int = HEIGHT) -> None:
+        self.width, self.height = width, height
         self.parts: list[str] = []
 
     def add(self, tag: str, text: str = "", /, **attributes: object) -> None:
@@ -103,7 +104,8 @@ class Svg:
 
     def render(self) -> str:
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
+            f'width="{self.width}" height="{self.height}" '
             'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
         )
         return "\n".join([head, *self.parts, "</svg>"]) + "\n"

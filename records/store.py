@@ -374,35 +374,66 @@ class Store:
             rows = connection.execute(query.order_by(schema.record.c.started_at, schema.record.c.id)).all()
         return {record.config: record for record in map(reader.read, rows)}
 
-    def fastest(self, op: str, template: str, version: int, mode: str = COLD_GRAPH) -> list[Record]:
-        """The fastest valid record that one version of a template reached on each workload of an operator and each target.
+    def tuned(self, op: str, template: str, version: int, mode: str = COLD_GRAPH) -> list[tuple[Workload, str]]:
+        """On which workloads of an operator and which targets one version of a template has a valid record.
 
-        A workload of a schema that this schedsearch does not know is left out.
+        Reads no more than one such record of each. A workload of a schema that this schedsearch does not know is left out.
         """
-        wanted = (
-            *_conditions(None, None, template, op, mode),
-            schema.record.c.template_version == version,
-            schema.record.c.time_ns.is_not(None),
-        )
-        columns = schema.record.c
-        place = sa.func.row_number().over(
-            partition_by=(columns.workload_id, columns.target_key), order_by=(columns.time_ns, columns.id)
-        )
-        ranked = (
-            sa.select(columns.id, place.label("place"))
-            .select_from(schema.record.join(schema.workload, columns.workload_id == schema.workload.c.id))
-            .where(*wanted)
+        record = schema.record
+        pairs = (
+            sa.select(record.c.workload_id, record.c.target_key, schema.workload.c.json)
+            .select_from(schema.workload.join(record, record.c.workload_id == schema.workload.c.id))
+            .where(*_conditions(None, None, template, op, mode))
+            .distinct()
             .subquery()
         )
-        query = RecordReader.select().join(ranked, ranked.c.id == columns.id).where(ranked.c.place == 1)
-        reader = RecordReader()
-        with self._db.read() as connection:
-            rows = connection.execute(query.order_by(columns.id)).all()
+        valid = sa.exists().where(
+            record.c.workload_id == pairs.c.workload_id,
+            record.c.target_key == pairs.c.target_key,
+            record.c.mode == mode,
+            record.c.template == template,
+            record.c.template_version == version,
+            record.c.time_ns.is_not(None),
+        )
+        query = sa.select(pairs.c.json, pairs.c.target_key).where(valid).order_by(pairs.c.json, pairs.c.target_key)
         found = []
-        for row in rows:
-            with contextlib.suppress(WorkloadError):
-                found.append(reader.read(row))
+        with self._db.read() as connection:
+            for text, target_key in connection.execute(query).all():
+                with contextlib.suppress(WorkloadError):
+                    found.append((Workload.from_json(text), target_key))
         return found
+
+    def evidence(
+        self, workload: Workload, target_key: str, template: str, version: int, mode: str = COLD_GRAPH, *, limit: int
+    ) -> list[tuple[Config, float | None]]:
+        """What configurations of one version of a template took on a workload: (config, its fastest time or None).
+
+        Reads the records of this task only, by index.
+
+        Args:
+            limit: of more, the fastest quarter of this number is taken, and of the others every n-th by rank.
+
+        Returns:
+            The fastest first, failures last.
+        """
+        columns = schema.record.c
+        own = (
+            sa.select(columns.config, sa.func.min(columns.time_ns).label("time_ns"))
+            .where(*_conditions(workload, target_key, template, None, mode), columns.template_version == version)
+            .group_by(columns.config)
+            .subquery()
+        )
+        order = (own.c.time_ns.is_(None), own.c.time_ns, own.c.config)
+        ranked = sa.select(
+            own, sa.func.row_number().over(order_by=order).label("rank"), sa.func.count().over().label("total")
+        ).subquery()
+        fastest = limit // 4
+        step = sa.case((ranked.c.total > limit, (ranked.c.total + limit - 2 * fastest - 1) // (limit - fastest)), else_=1)
+        taken = sa.or_(ranked.c.rank <= fastest, (ranked.c.rank - fastest - 1) % step == 0)
+        query = sa.select(ranked.c.config, ranked.c.time_ns).where(taken).order_by(ranked.c.rank)
+        with self._db.read() as connection:
+            rows = connection.execute(query).all()
+        return [(Config.from_json(row.config), row.time_ns) for row in rows]
 
     def list_records(
         self,

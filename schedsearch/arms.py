@@ -12,8 +12,10 @@ import numpy as np
 
 from schedsearch.collaborators import TunerFactory, TunerLike
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
+from schedsearch.hints import COLD, WarmStart
 from schedsearch.measurement import Outcome, Record
 from schedsearch.observer import ArmSummary, TaskSummary
+from schedsearch.ranking import RankAgreement
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template, TemplateSet
@@ -24,12 +26,11 @@ if TYPE_CHECKING:
 
 # An arm's trials before improvement counts: the default and a few more.
 WARM_TRIALS = 8
-# Improvement is looked at over this many of an arm's last trials.
-GAIN_WINDOW = 16
-# Improvement per trial that is hoped for before any was seen; falls as 1/trials, as the record of random draws does.
-GAIN_PRIOR = 0.1
-# An arm whose best is e**GAP_SCALE times slower than its task's best gets 1/e of the attention.
-GAP_SCALE = 0.2
+# Improvement is looked at over this many of an arm's last trials, and counts with this factor.
+GAIN_WINDOW = 32
+RECENT_GAIN = 0.5
+# An arm whose best is e**GAP_SCALE times slower than its task's best has 1/e of the expected gain.
+GAP_SCALE = 0.1
 # So many proposals in a row that cost no trial (rejected or duplicates) end an arm.
 FRUITLESS_PROPOSALS = 256
 
@@ -128,13 +129,14 @@ def _closest_legal(space: ConfigSpace, config: Config) -> Config:
 
 @dataclass
 class Proposal:
-    """One configuration on its way from the tuner to an outcome."""
+    """One configuration on its way from the tuner to an outcome. `model` is the number of `Asked.model`."""
 
     task: TaskState
     arm: Arm
     config: Config
     batch: int
     prediction: float | None
+    model: int
     started_at: float
     twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for this one's time
 
@@ -158,30 +160,51 @@ class Finalist:
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a tuner came up with: configurations, for each what the model predicts, and which state of the model that was."""
+
+    configs: list[Config]
+    predictions: list[float | None]
+    model: int
+
+
 class Arm:
     """A template on a task: its tuner and what it has reached.
 
     Attributes:
-        tuner: None before the first ask, for which the hints are collected as late as can be.
+        begun: whether the default, with which every arm begins, was proposed or measured before.
+        tuner: None before the first ask, for which the warm start is collected as late as can be.
+        results: every configuration that came to an end, earlier runs included; None for a failure.
+        borrowed: how many results of similar tasks its tuner was offered.
         trials, new_trials: distinct configurations with an outcome that counts; of this run.
         pending: proposals under way, those included that the tuner was asked for and has not made yet.
         asked: how many it has not made yet; a tuner is asked once at a time.
         default_ns: time of the default configuration, None until measured.
+        illegal: proposals that the space does not have; they are dropped.
     """
 
     def __init__(self, plan: ArmPlan) -> None:
         self.plan = plan
         self.template = plan.template
+        self.begun = False
         self.tuner: TunerLike | None = None
-        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = 0
+        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = self.illegal = (
+            self.borrowed
+        ) = 0
+        self.results: dict[Config, float | None] = {}
         self.outcomes: Counter[str] = Counter()
         self.best_ns: float | None = None
         self.best_config: Config | None = None
         self.default_ns: float | None = None
-        self._make_tuner: Callable[[Sequence[Config]], TunerLike] | None = None
+        self._told_at_start: frozenset[Config] = frozenset()
+        self._make_tuner: Callable[[WarmStart], TunerLike] | None = None
         self._best_after: list[float] = []  # best time after each trial, inf before the first valid one
         self._fruitless = 0
         self._waiting = False  # the tuner had nothing to ask until it is told something
+        self._model = 0  # counts the states of its model
+        self._default_score = math.nan
+        self._ranked: dict[int, list[tuple[float, float]]] = {}  # state of the model -> (predicted, measured) speed
 
     def start(
         self,
@@ -189,26 +212,30 @@ class Arm:
         name: str,
         seed: int,
         workload: Workload,
-        earlier: Sequence[tuple[Config, float | None]] = (),
     ) -> None:
-        """Says how the tuner is made. Its seed depends on the run's and on the arm itself, not on the order of arms.
-
-        Args:
-            earlier: times of what is not to be measured again, None for failures.
-        """
+        """Says how the tuner is made. Its seed depends on the run's and on the arm itself, not on the order of arms."""
         own_seed = int(sha256_hex(f"{seed}:{workload.id}:{self.template.name}")[:8], 16)
 
-        def make(hints: Sequence[Config]) -> TunerLike:
-            exclude = [config for config, _ in earlier]
-            tuner = factory(name, self.plan.space, seed=own_seed, default=self.plan.default, exclude=exclude, hints=hints)
-            if earlier:
-                tuner.tell(earlier)
+        def make(warm: WarmStart) -> TunerLike:
+            known = list(self.results.items())
+            exclude = [self.plan.default, *(config for config, _ in known)]
+            tuner = factory(
+                name, self.plan.space, seed=own_seed, default=self.plan.default, exclude=exclude, hints=warm.hints
+            )
+            if warm.sources:
+                tuner.transfer(warm.sources)
+                self.borrowed = sum(len(results) for results in warm.sources)
+            if known:
+                tuner.tell(known)
+                self._told_at_start = frozenset(config for config, _ in known)
             return tuner
 
         self._make_tuner = make
 
     def note(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
         """Counts an outcome; None is a duplicate."""
+        self.results[config] = time_ns
+        self.begun = self.begun or config == self.plan.default
         if outcome is None:
             self.duplicates += 1
         else:
@@ -239,38 +266,69 @@ class Arm:
         """Whether it can propose more now."""
         return self.open and not self._waiting and not self.asked
 
-    def ask(self, n: int, hints: Sequence[Config] = ()) -> tuple[list[Config], list[float | None]]:
-        """Up to n configurations with the model's predictions. `hints` count at the first ask only."""
+    def ask(self, n: int, warm: WarmStart = COLD) -> Asked:
+        """Up to n configurations with the model's predictions. `warm` counts at the first ask only."""
         if self.tuner is None:
             assert self._make_tuner is not None
-            self.tuner = self._make_tuner(hints)
-        configs = self.tuner.ask(n)
+            self.tuner = self._make_tuner(warm)
+        proposed = self.tuner.ask(n)
+        configs = [config for config in proposed if not self.plan.space.check(config)]
+        self.illegal += len(proposed) - len(configs)
+        self._fruitless += len(proposed) - len(configs)
+        self._waiting = not proposed
         if not configs:
-            self._waiting = True
-            return [], []
+            return Asked([], [], self._model)
         self.batches += 1
-        scores = self.tuner.predict(configs)
-        predictions = [None] * len(configs) if scores is None else [float(score) for score in scores]
-        return configs, [None if p is None or not math.isfinite(p) else p for p in predictions]
+        # Scores compare within one state of the model only; that of the default tells one state from the next.
+        scores = self.tuner.predict([*configs, self.plan.default])
+        if scores is None:
+            return Asked(configs, [None] * len(configs), self._model)
+        *predictions, default_score = (float(score) for score in scores)
+        self._model += default_score != self._default_score
+        self._default_score = default_score
+        return Asked(configs, [p if math.isfinite(p) else None for p in predictions], self._model)
+
+    def portion(self, wanted: int, warm_trials: int) -> int:
+        """How many of the wanted proposals to ask for now: a batch, and while it warms up not more than that takes."""
+        cold = warm_trials - self.trials - self.pending
+        return min(wanted, self.batch, cold if cold > 0 else wanted)
+
+    def begin(self) -> Asked:
+        """The default: how every arm begins, before its tuner is made."""
+        self.begun = True
+        self.batches += 1
+        return Asked([self.plan.default], [None], self._model)
+
+    def compare(self, proposal: Proposal, time_ns: float) -> None:
+        """Keeps what was measured beside what the model had predicted."""
+        if proposal.prediction is not None:
+            self._ranked.setdefault(proposal.model, []).append((proposal.prediction, -time_ns))
+
+    @property
+    def ranking(self) -> RankAgreement:
+        """Of this run's predictions with what was measured."""
+        return RankAgreement.of(self._ranked.values())
 
     def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
-        assert self.tuner is not None
-        self.tuner.tell(results)
+        """Passes results on; before there is a tuner they wait in `results`. Called where `ask` is."""
+        if self.tuner is not None:
+            self.tuner.tell([result for result in results if result[0] not in self._told_at_start])
         self._waiting = False
 
     def gain(self, task_best_ns: float | None) -> float:
-        """Expected relative improvement of the task's best by one more trial of this arm.
+        """Expected improvement of the task's best by one more trial of this arm, relative to that of others.
 
-        The improvement per trial over the arm's last `GAIN_WINDOW` trials, plus a hope that falls as 1/trials, times
-        exp(-gap / GAP_SCALE) where gap = log(arm's best / task's best): an arm that is far behind must first catch up.
+        What is left to gain falls as 1/trials, so one more trial gains 1/trials**2, whatever the task: tasks then share by
+        the roots of their weights. An arm that improved over its last `GAIN_WINDOW` trials has a little more. What it gained
+        early is no sign that it will go on; see `benchmarks/budget.py`. All times exp(-gap / GAP_SCALE) where
+        gap = log(arm's best / task's best): an arm that is far behind must first catch up.
         """
         known = self._best_after
         recent = 0.0
         if known and math.isfinite(known[-1]):
-            before = known[-GAIN_WINDOW - 1 :]
-            first = next(time for time in before if math.isfinite(time))
-            recent = math.log(first / known[-1]) / len(before)
-        rate = recent + GAIN_PRIOR / (1 + self.trials + self.pending)
+            first = next(time for time in known[-GAIN_WINDOW - 1 :] if math.isfinite(time))
+            recent = math.log(first / known[-1])
+        rate = (1 + RECENT_GAIN * recent) / (1 + self.trials + self.pending) ** 2
         if task_best_ns is None:
             return rate
         gap = math.log(self.best_ns / task_best_ns) if self.best_ns is not None else 1.0
@@ -285,6 +343,7 @@ class Arm:
             self.trials,
             dict(self.outcomes),
             self.duplicates,
+            self.borrowed,
         )
 
 
@@ -300,6 +359,7 @@ class TaskState:
         self.new_outcomes = 0
         self.finalists: dict[tuple[str, Config], Finalist] = {}
         self.by_code: dict[str, Proposal | float | None] = {}  # canonical hash -> who is being measured, or what came of it
+        self.best_after_ns: list[float | None] = []  # after each trial of this run
         self.prepared = False  # inputs and reference are on the device, or on their way
         self.stored_best: Record | None = None  # the store's, whoever made it
         self.winner: Finalist | None = None  # of the final race
@@ -394,6 +454,9 @@ class TaskState:
             outcomes=dict(outcomes),
             seconds=self.seconds,
             arms=tuple(arm.summary() for arm in self.arms),
+            best_after_ns=tuple(self.best_after_ns),
+            ranking=sum((arm.ranking for arm in self.arms), RankAgreement()),
+            illegal=sum(arm.illegal for arm in self.arms),
         )
 
 
@@ -402,14 +465,17 @@ def choose_arm(
 ) -> tuple[TaskState, Arm] | None:
     """The arm that gets the next trials.
 
-    First every arm in turn gets `warm_trials` (its default comes first), fewest first; then the arm with the greatest
-    expected gain times its task's weight.
+    First every arm in turn measures its default; then one after the other gets `warm_trials`, so that the later ones can
+    profit from what the earlier ones found; then comes the arm with the greatest expected gain times its task's weight.
     """
     arms = [(task, arm) for task in tasks for arm in task.arms if usable(arm)]
     if not arms:
         return None
+    for pair in arms:
+        if not pair[1].begun:
+            return pair
     cold = [(task, arm) for task, arm in arms if arm.trials + arm.pending < warm_trials]
     if cold:
-        return min(cold, key=lambda pair: pair[1].trials + pair[1].pending)
+        return max(cold, key=lambda pair: pair[1].trials + pair[1].pending)
     best_ns = {task.index: task.best_ns for task in tasks}
     return max(arms, key=lambda pair: pair[0].weight * pair[1].gain(best_ns[pair[0].index]))

@@ -13,6 +13,7 @@ the timing.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,17 +21,18 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.arms import WARM_TRIALS, Arm, Finalist, Proposal, TaskPlan, TaskState, choose_arm
+from schedsearch.arms import WARM_TRIALS, Arm, Asked, Finalist, Proposal, TaskPlan, TaskState, choose_arm
 from schedsearch.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.errors import Interrupted, UsageError, did_you_mean
-from schedsearch.hints import Known, hints
+from schedsearch.hints import COLD, SOURCE_RESULTS, Known, Results, WarmStart, warm_start
 from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Record
 from schedsearch.observer import ArmStart, Best, Observer, RunStart, RunSummary, TaskStart, Trial
 from schedsearch.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.target import Target
+from schedsearch.template import Template
 from schedsearch.tuner import TUNERS, make_tuner
-from schedsearch.workload import Config
+from schedsearch.workload import Config, Workload
 
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
 RACE_SIZE = 5
 FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, rather than for one proposal after another
-
-Asked = tuple[list[Config], list[float | None]]  # proposals and what the model predicts for them
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Options:
             Earlier trials that are resumed count. None: no limit (then `time_s` or the spaces end the run).
         time_s: seconds after which nothing new is proposed; what is under way is finished and the final races are held.
         tuner, seed: name of the tuner, and the seed of every random choice.
-        resume: whether records of earlier runs count and teach the tuner, and those of other workloads give hints.
+        resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
+            a warm start.
         mode: how times are measured; see `schedsearch.measurement.MODES`.
         race_size: so many of a task's fastest configurations meet in the final race (the default joins them).
         queue_depth: candidates under way at most.
@@ -114,7 +115,7 @@ class Session:
         self._measuring: dict[Future[Measurement], tuple[Proposal, Built]] = {}
         self._spent = 0  # trials of this run that have an outcome
         self._started = time.monotonic()
-        self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> what the store knows
+        self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> tasks in the store
         self._run = ""
         self._trials_budget: int | None = None
         self._prepared_before_s = 0.0
@@ -150,8 +151,7 @@ class Session:
             task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
             for arm in task.arms:
                 records = self._earlier(task, arm) if self._options.resume else {}
-                times = [(config, record.measurement.time_ns) for config, record in records.items()]
-                arm.start(self._tuner_factory, self._options.tuner, self._options.seed, task.workload, times)
+                arm.start(self._tuner_factory, self._options.tuner, self._options.seed, task.workload)
                 for config, record in records.items():
                     measurement = record.measurement
                     arm.note(config, measurement.outcome, measurement.time_ns)
@@ -209,11 +209,13 @@ class Session:
             task, arm = chosen
             if self._pending and room < min(arm.batch, self._options.queue_depth // FEWEST_AT_ONCE):
                 return
-            cold = self._warm_trials - arm.trials - arm.pending
-            n = min(wanted, arm.batch, cold if cold > 0 else wanted)
+            if not arm.begun:
+                self._submit_all(task, arm, arm.begin())
+                continue
+            n = arm.portion(wanted, self._warm_trials)
             with self._device.idle_counts_as("tuner"):
-                known = self._hints(task, arm) if arm.tuner is None else []
-                asked = self._tuners.submit(arm.ask, n, known)
+                warm = self._warm_start(task, arm) if arm.tuner is None else COLD
+                asked = self._tuners.submit(arm.ask, n, warm)
             arm.asked = n
             arm.pending += n
             self._asking[asked] = (task, arm, n)
@@ -225,29 +227,43 @@ class Session:
             self._telling.popleft().result()
         for asked in [asked for asked in self._asking if asked.done()]:
             task, arm, n = self._asking.pop(asked)
-            configs, predictions = asked.result()
+            answer = asked.result()
             arm.asked = 0
             arm.pending -= n
             if self._out_of_time():
                 continue
-            for config, prediction in zip(configs, predictions):
-                self._submit(Proposal(task, arm, config, arm.batches, prediction, time.time()))
+            self._submit_all(task, arm, answer)
 
-    def _hints(self, task: TaskState, arm: Arm) -> list[Config]:
-        """What this template found best on other workloads, in this run or in what the store keeps of others."""
-        template = arm.template
-        key = (task.workload.op, template.name, template.version)
-        if key not in self._elsewhere and self._options.resume:
-            records = self._store.fastest(*key, self._options.mode)
-            self._elsewhere[key] = [Known(record.workload, record.target, record.config) for record in records]
-        here = [
-            Known(other.workload, self._target.key, twin.best_config)
+    def _warm_start(self, task: TaskState, arm: Arm) -> WarmStart:
+        """What this template came to on similar workloads, in this run or in what the store keeps of others."""
+        op, template = task.workload.op, arm.template
+        key = (op, template.name, template.version)
+        twins = [
+            (other.workload, twin)
             for other in self._tasks
             for twin in other.arms
             if (other.workload.op, twin.template.name, twin.template.version) == key
-            if twin.best_config is not None and twin.trials >= self._warm_trials
         ]
-        return hints(task.workload, self._target.key, arm.plan.space, [*here, *self._elsewhere.get(key, ())])
+        known = [
+            Known(workload, self._target.key, lambda twin=twin: list(twin.results.items()))  # type: ignore[misc]
+            for workload, twin in twins
+            if twin.trials >= self._warm_trials
+        ]
+        if self._options.resume:
+            if key not in self._elsewhere:
+                here = {(workload, self._target.key) for workload, _ in twins}  # what they know is in memory
+                self._elsewhere[key] = [
+                    Known(workload, target, functools.cache(functools.partial(self._evidence, workload, target, template)))
+                    for workload, target in self._store.tuned(*key, self._options.mode)
+                    if (workload, target) not in here
+                ]
+            known += self._elsewhere[key]
+        return warm_start(task.workload, self._target.key, arm.plan.space, known)
+
+    def _evidence(self, workload: Workload, target: str, template: Template) -> Results:
+        return self._store.evidence(
+            workload, target, template.name, template.version, self._options.mode, limit=SOURCE_RESULTS
+        )
 
     def _room(self) -> int:
         """How many candidates more may be under way. Where a batch is built before it is measured, and time runs out, only
@@ -258,10 +274,12 @@ class Session:
             room = min(room, max(1 - self._pending, int(affordable) - self._pending))
         return room
 
-    def _submit(self, proposal: Proposal) -> None:
-        proposal.arm.pending += 1
-        candidate = Candidate(proposal.task.workload, proposal.arm.template, proposal.config)
-        self._building[self._builder.submit(candidate)] = proposal
+    def _submit_all(self, task: TaskState, arm: Arm, asked: Asked) -> None:
+        for config, prediction in zip(asked.configs, asked.predictions):
+            arm.pending += 1
+            candidate = Candidate(task.workload, arm.template, config)
+            proposal = Proposal(task, arm, config, arm.batches, prediction, asked.model, time.time())
+            self._building[self._builder.submit(candidate)] = proposal
 
     def _feed_device(self) -> None:
         if self._alternate and self._building:
@@ -337,6 +355,9 @@ class Session:
         if time_ns is not None:
             assert built is not None
             task.keep_finalist(Finalist(arm, proposal.config, time_ns, built), self._options.race_size)
+            arm.compare(proposal, time_ns)
+        if measurement.outcome.is_trial:
+            task.best_after_ns.append(task.best_ns)
         self._notify_trial(task, arm, proposal.config, measurement)
         if time_ns is not None and built is not None and (task.stored_best_ns is None or time_ns < task.stored_best_ns):
             self._promote(task, record, record_id, built, if_faster=True)

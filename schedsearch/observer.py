@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.measurement import Outcome
+from schedsearch.ranking import RankAgreement
 from schedsearch.workload import Config, Workload
 
 
@@ -85,7 +86,8 @@ class Best:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """What one template reached on one task. `outcomes` counts earlier, resumed outcomes too."""
+    """What one template reached on one task. `outcomes` counts earlier, resumed outcomes too; `borrowed` is how many results
+    of similar tasks its tuner was offered."""
 
     template: str
     default_ns: float | None
@@ -94,6 +96,7 @@ class ArmSummary:
     trials: int
     outcomes: Mapping[str, int]
     duplicates: int
+    borrowed: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ class TaskSummary:
         outcomes: outcome -> count, static rejects included, and "duplicate" for artifacts built twice.
         seconds: building and running this task's candidates in this run; builders work side by side, so this can exceed
             the run's wall time.
+        best_after_ns: the fastest time so far after each of the `new_trials`, None until there is one; as measured in the
+            search, before the final race.
+        ranking: how well the models' predictions agree with what was then measured; of valid trials of this run that were
+            proposed after the model was first trained.
+        illegal: proposals that the tuner was not allowed to make: 0 unless it has a bug.
     """
 
     workload: Workload
@@ -122,6 +130,9 @@ class TaskSummary:
     outcomes: Mapping[str, int]
     seconds: float
     arms: tuple[ArmSummary, ...]
+    best_after_ns: tuple[float | None, ...]
+    ranking: RankAgreement
+    illegal: int
 
     @property
     def speedup(self) -> float | None:
@@ -160,10 +171,19 @@ class TaskSummary:
                     "best_config": None if arm.best_config is None else dict(arm.best_config),
                     "trials": arm.trials,
                     "outcomes": dict(arm.outcomes),
+                    "borrowed": arm.borrowed,
                 }
                 for arm in self.arms
             ],
+            "best_after_ns": list(self.best_after_ns),
+            **_ranking_json(self.ranking),
+            "illegal_proposals": self.illegal,
         }
+
+
+def _ranking_json(ranking: RankAgreement) -> dict[str, Any]:
+    rho = ranking.correlation
+    return {"rank_correlation": None if rho is None else round(rho, 4), "ranked_trials": ranking.trials}
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,6 +233,23 @@ class RunSummary:
         return sum(task.outcomes.get(name, 0) for task in self.tasks for name in Outcome if Outcome(name).is_verified)
 
     @property
+    def ranking(self) -> RankAgreement:
+        return sum((task.ranking for task in self.tasks), RankAgreement())
+
+    @property
+    def borrowed(self) -> int:
+        return sum(arm.borrowed for task in self.tasks for arm in task.arms)
+
+    @property
+    def illegal(self) -> int:
+        return sum(task.illegal for task in self.tasks)
+
+    def budget_shares(self, task: TaskSummary) -> tuple[float, float]:
+        """What part of the run's trials, and of the seconds that building and running took, went to a task."""
+        seconds = sum(each.seconds for each in self.tasks)
+        return task.new_trials / max(1, self.new_trials), task.seconds / seconds if seconds else 0.0
+
+    @property
     def complete(self) -> bool:
         """Whether every task has a valid configuration."""
         return all(task.best_ns is not None for task in self.tasks)
@@ -230,8 +267,14 @@ class RunSummary:
                 "tuner": round(self.shares.tuner, 4),
                 "preparing": round(self.shares.preparing, 4),
             },
-            "tasks": [task.to_json() for task in self.tasks],
+            **_ranking_json(self.ranking),
+            "illegal_proposals": self.illegal,
+            "tasks": [task.to_json() | self._budget_json(task) for task in self.tasks],
         }
+
+    def _budget_json(self, task: TaskSummary) -> dict[str, float]:
+        trials, seconds = self.budget_shares(task)
+        return {"share_of_trials": round(trials, 4), "share_of_seconds": round(seconds, 4)}
 
 
 class Observer:

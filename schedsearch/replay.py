@@ -7,6 +7,7 @@ while nothing valid was found. Every run makes its space and tuner anew.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,11 +191,13 @@ class Run:
     Attributes:
         fractions: (evaluations,), the fraction of the optimum after each evaluation.
         proposals, cpu_s: how many configurations the tuner proposed, and the CPU seconds it spent, fitting included.
+        times_ns: the recorded time of each evaluation, NaN for a failure; fewer where the space was exhausted.
     """
 
     fractions: NDArray[np.float64]
     proposals: int
     cpu_s: float
+    times_ns: tuple[float, ...] = ()
 
 
 def run(
@@ -250,7 +253,7 @@ def run(
     fractions = np.zeros(evaluations)
     fractions[: len(best)] = recorded.best_ns / best
     fractions[len(best) :] = fractions[len(best) - 1] if len(best) else 0.0  # the space was exhausted
-    return Run(fractions, proposals, cpu_s)
+    return Run(fractions, proposals, cpu_s, tuple(true_ns[:evaluations]))
 
 
 def _evidence(source: RecordedSpace, seed: int) -> list[tuple[Config, float | None]]:
@@ -355,7 +358,7 @@ def replay(
         runs[i, seed] = result
         if progress:
             progress(number, len(tasks), spaces[i].name)
-    return _report(spaces, tuner, sorted(set(evaluations)), [[runs[i, s] for s in range(seeds)] for i in range(len(spaces))])
+    return summarise(spaces, tuner, evaluations, [[runs[i, s] for s in range(seeds)] for i in range(len(spaces))])
 
 
 def _sources(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> list[list[RecordedSpace]]:
@@ -386,9 +389,12 @@ def _execute(tasks: Sequence[tuple[int, int, Any, Any]], jobs: int) -> Iterator[
             pool.shutdown(cancel_futures=True)
 
 
-def _report(spaces: Sequence[RecordedSpace], tuner: str, budgets: Sequence[int], runs: Sequence[Sequence[Run]]) -> Report:
-    columns = np.array(budgets) - 1
-    fractions = np.array([[one.fractions[columns] for one in of_space] for of_space in runs])  # (spaces, seeds, budgets)
+def summarise(
+    spaces: Sequence[RecordedSpace], tuner: str, evaluations: Sequence[int], runs: Sequence[Sequence[Run]]
+) -> Report:
+    """Figures of runs that were made already, for each space one per seed, as long as the greatest budget."""
+    budgets = sorted(set(evaluations))
+    fractions = _fractions(runs, budgets)
     means = fractions.mean(axis=1)
     resampled = _resample(fractions)  # (resamples, spaces, budgets)
     tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
@@ -397,9 +403,7 @@ def _report(spaces: Sequence[RecordedSpace], tuner: str, budgets: Sequence[int],
     geomean = _geometric_mean(means)
     geomean_low, geomean_high = np.quantile(_geometric_mean(resampled), tails, axis=0)
 
-    def by_budget(values: NDArray[np.float64]) -> dict[int, float]:
-        return {budget: float(value) for budget, value in zip(budgets, values)}
-
+    by_budget = functools.partial(_by_budget, budgets)
     results = tuple(
         SpaceResult(
             file=space.file,
@@ -424,6 +428,49 @@ def _report(spaces: Sequence[RecordedSpace], tuner: str, budgets: Sequence[int],
         geomean_high=by_budget(geomean_high),
         cpu_s_per_64=_cpu_s_per_64([one for of_space in runs for one in of_space]),
     )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one tuner's fraction of the optimum exceeds another's, by budget: `mean`, and the ends `low` and `high` of
+    its bootstrap interval, in which runs of the same seed stay together. `of` is a space's name, or "geometric mean"."""
+
+    of: str
+    mean: dict[int, float]
+    low: dict[int, float]
+    high: dict[int, float]
+
+
+def differences(
+    spaces: Sequence[RecordedSpace],
+    ours: Sequence[Sequence[Run]],
+    theirs: Sequence[Sequence[Run]],
+    evaluations: Sequence[int],
+) -> list[Difference]:
+    """Compares runs of two tuners, for each space one per seed: space by space, and last the geometric means."""
+    budgets = sorted(set(evaluations))
+    mine, other = _fractions(ours, budgets), _fractions(theirs, budgets)
+    means, other_means = mine.mean(axis=1), other.mean(axis=1)
+    drawn, other_drawn = _resample(mine), _resample(other)  # the same seeds are drawn for both
+    names = [*(f"{space.file}: {space.name}" for space in spaces), "geometric mean"]
+    mean = [*(means - other_means), _geometric_mean(means) - _geometric_mean(other_means)]
+    spread = [*np.moveaxis(drawn - other_drawn, 1, 0), _geometric_mean(drawn) - _geometric_mean(other_drawn)]
+    ends = [np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0) for resampled in spread]
+    by_budget = functools.partial(_by_budget, budgets)
+    return [
+        Difference(name, by_budget(exact), by_budget(low), by_budget(high))
+        for name, exact, (low, high) in zip(names, mean, ends)
+    ]
+
+
+def _fractions(runs: Sequence[Sequence[Run]], budgets: Sequence[int]) -> NDArray[np.float64]:
+    """(spaces, seeds, budgets)"""
+    columns = np.array(budgets) - 1
+    return np.array([[one.fractions[columns] for one in of_space] for of_space in runs])
+
+
+def _by_budget(budgets: Sequence[int], values: NDArray[np.float64]) -> dict[int, float]:
+    return {budget: float(value) for budget, value in zip(budgets, values)}
 
 
 def _geometric_mean(means: NDArray[np.float64]) -> NDArray[np.float64]:

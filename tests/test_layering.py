@@ -30,6 +30,7 @@ LAYERS = {
     "schedsearch.measurement": 1,
     "schedsearch.ops": 1,
     "schedsearch.profile": 1,
+    "schedsearch.ranking": 1,
     "schedsearch.sampling": 1,
     "schedsearch.space": 1,
     "schedsearch.target": 1,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
 from schedsearch.errors import UsageError
+from schedsearch.hints import thinned
 from schedsearch.measurement import Measurement, Outcome, Resources
 from schedsearch.records import dbfile
 from schedsearch.records.store import Store
@@ -131,24 +135,68 @@ def test_measured_is_what_a_resumed_run_need_not_measure(store: Store) -> None:
     assert len(store.measured(conv(), H200, "conv2d_wgmma", 1)) == 3, "any toolchain"
 
 
-def test_fastest_is_the_best_of_a_template_on_each_workload_and_target(store: Store) -> None:
-    wanted = [
+def test_tuned_are_the_workloads_and_targets_where_this_version_of_a_template_has_a_valid_record(store: Store) -> None:
+    for each in (
+        record(100.0, number=1),
         record(80.0, number=2),
         record(70.0, number=3, workload=conv(n=2)),
         record(90.0, number=4, target=A100),
-    ]
-    for each in (
-        record(100.0, number=1),
-        *wanted,
-        record(80.0, number=5),  # as fast, but later
-        record(10.0, number=6, template="conv2d_mma"),
-        record(10.0, number=7, template_version=2),
-        record(10.0, number=8, mode="hot-graph-v1"),
+        record(10.0, number=6, workload=conv(n=8), template="conv2d_mma"),
+        record(10.0, number=7, workload=conv(n=8), template_version=2),
+        record(10.0, number=8, workload=conv(n=8), mode="hot-graph-v1"),
         record(outcome=Outcome.WRONG_ANSWER, number=9, workload=conv(n=4)),
     ):
         store.append(each)
-    assert store.fastest("conv2d", "conv2d_wgmma", 1) == wanted
-    assert store.fastest("conv2d", "conv2d_cpu", 1) == []
+    found = store.tuned("conv2d", "conv2d_wgmma", 1)
+    assert len(found) == 3 and set(found) == {(conv(), H200), (conv(), A100), (conv(n=2), H200)}
+    assert store.tuned("conv2d", "conv2d_wgmma", 2) == [(conv(n=8), H200)]
+    assert store.tuned("conv2d", "conv2d_cpu", 1) == []
+
+
+def test_evidence_is_the_fastest_time_of_each_configuration_of_one_task_the_fastest_first(store: Store) -> None:
+    def config(number: int) -> Config:
+        return Config(bm=number)
+
+    for number, (time_ns, at) in enumerate([(300.0, 1), (100.0, 2), (None, 3), (200.0, 1), (None, 1)]):
+        outcome = Outcome.OK if time_ns else Outcome.COMPILE_ERROR
+        store.append(record(time_ns, outcome, number=number, config=config(at)))
+    for number, other in enumerate(
+        [{"workload": conv(n=2)}, {"target": A100}, {"template_version": 2}, {"template": "x"}, {"mode": "hot-graph-v1"}], 50
+    ):
+        store.append(record(1.0, number=number, config=config(4), **other))
+    expected = [(config(2), 100.0), (config(1), 200.0), (config(3), None)]
+    assert store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=400) == expected
+
+
+@pytest.mark.parametrize(("total", "limit"), [(8, 8), (9, 8), (30, 8), (40, 16), (41, 16), (5, 400), (250, 400)])
+def test_of_much_evidence_the_fastest_and_every_nth_of_the_others_is_taken(store: Store, total: int, limit: int) -> None:
+    times = np.random.default_rng(0).permutation(total)
+    for number, time_ns in enumerate(times.tolist()):
+        store.append(record(1.0 + time_ns, number=number, config=Config(bm=number)))
+    found = store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=limit)
+    ranks = [int(time_ns - 1) for _, time_ns in found if time_ns]
+    assert ranks == sorted(set(ranks)) and min(total, limit // 2) <= len(ranks) <= limit
+    assert ranks[: limit // 4] == list(range(min(total, limit // 4)))
+    steps = set(np.diff(ranks[limit // 4 - 1 :]).tolist())
+    assert len(steps - {1}) <= 1, "evenly"
+    everything = [(Config(bm=number), 1.0 + time_ns) for number, time_ns in enumerate(times.tolist())]
+    assert found == thinned(everything, limit), "as of what a run has in memory"
+
+
+def test_reading_evidence_uses_the_index_of_tasks(store: Store) -> None:
+    statements: list[str] = []
+
+    def listen(connection: object, cursor: object, statement: str, *more: object) -> None:
+        statements.append(statement)
+
+    store.append(record())
+    sa.event.listen(store.database._engine, "before_cursor_execute", listen)
+    store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=400)
+    (query,) = [statement for statement in statements if "SELECT" in statement]
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {query}", [1] * query.count("?")).fetchall()
+    steps = [step[-1] for step in plan if " record" in step[-1]]
+    assert steps and all("USING INDEX record_by_task (workload_id=?" in step for step in steps), steps
 
 
 def test_nothing_is_best_until_it_is_promoted(store: Store) -> None:

@@ -20,7 +20,7 @@ from schedsearch.errors import ConfigError, UsageError
 from schedsearch.listed_space import ListedSpace
 from schedsearch.measurement import Outcome
 from schedsearch.records.store import Store
-from schedsearch.replay import Run, _best_so_far, _report, load, replay, run
+from schedsearch.replay import Run, _best_so_far, load, replay, run, summarise
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.tuner import TUNERS, make_tuner
 from schedsearch.workload import Config
@@ -113,7 +113,7 @@ class TestFigures:
             [Run(np.array([0.0, 0.5, 0.96]), 16, 1.0), Run(np.array([0.5, 0.5, 1.0]), 16, 2.0)],
             [Run(np.array([0.0, 0.0, 0.2]), 16, 0.5), Run(np.array([0.0, 0.0, 0.2]), 16, 0.5)],
         ]
-        report = _report(spaces, "xgb", [1, 3], runs)
+        report = summarise(spaces, "xgb", [1, 3], runs)
         one, two = report.spaces
         assert (one.file, one.configurations, one.valid) == (str(paths[0]), 18, 14)
         assert one.best_ns == pytest.approx(1e6)

@@ -10,11 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from schedsearch import hints
 from schedsearch.arms import Task, plan_tasks
 from schedsearch.errors import ConfigError, Interrupted, UnsupportedError, UsageError
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
@@ -22,6 +24,7 @@ from schedsearch.loop import Options, Session
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record, Resources
 from schedsearch.observer import Observer, RunSummary, TaskSummary, Trial
+from schedsearch.records.store import Store
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template, TemplateSet
@@ -200,12 +203,22 @@ class MemoryStore:
             if (r.workload, r.target, r.template, r.template_version, r.measurement.mode, r.toolchain) == wanted
         }
 
-    def fastest(self, op: str, template: str, version: int, mode: str) -> list[Record]:
-        found: dict[tuple[str, str], Record] = {}
-        for r in sorted((r for r in self.records if r.measurement.ok), key=lambda r: r.measurement.time_ns or 0):
-            if (r.workload.op, r.template, r.template_version, r.measurement.mode) == (op, template, version, mode):
-                found.setdefault((r.workload.id, r.target), r)
-        return list(found.values())
+    def tuned(self, op: str, template: str, version: int, mode: str) -> list[tuple[Workload, str]]:
+        wanted = (op, template, version, mode, True)
+        return list(
+            {
+                (r.workload, r.target): None
+                for r in self.records
+                if (r.workload.op, r.template, r.template_version, r.measurement.mode, r.measurement.ok) == wanted
+            }
+        )
+
+    def evidence(
+        self, workload: Workload, target_key: str, template: str, version: int, mode: str, *, limit: int
+    ) -> list[tuple[Config, float | None]]:
+        found = self.measured(workload, target_key, template, version, mode, {"compiler": "1"})
+        times = [(config, record.measurement.time_ns) for config, record in found.items()]
+        return sorted(times, key=lambda result: (result[1] is None, result[1]))[:limit]
 
     def start_run(self, info: dict[str, Any]) -> str:
         self.runs[f"run{len(self.runs)}"] = None
@@ -226,6 +239,7 @@ class RandomTuner:
         everything = space.sample(10**6, np.random.default_rng(seed))
         ordered = list(dict.fromkeys([default] * (default is not None) + list(hints) + everything))
         self.hints = list(hints)
+        self.sources: list[Sequence[tuple[Config, float | None]]] = []
         self._left = [config for config in ordered if config not in exclude]
         self.told: list[tuple[Config, float | None]] = []
         self.asked: list[Config] = []
@@ -241,6 +255,10 @@ class RandomTuner:
 
     def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
         self.told += results
+
+    def transfer(self, sources: Sequence[Sequence[tuple[Config, float | None]]]) -> None:
+        assert not self.asked, "sources come before the first ask"
+        self.sources += sources
 
     def predict(self, configs: Sequence[Config]) -> Any:
         return np.array([float(config.get("x", 0)) for config in configs])
@@ -502,7 +520,7 @@ class TestPipeline:
     def test_a_tuner_that_waits_for_results_is_asked_again_when_it_has_them(self) -> None:
         class Waiting(RandomTuner):
             def ask(self, n: int) -> list[Config]:
-                return super().ask(n) if len(self.told) == len(self.asked) else []
+                return super().ask(n) if set(self.asked) <= dict(self.told).keys() else []
 
         for apart in (False, True):
             assert World(make_tuner=Waiting).tune(trials=30, tuner_thread=apart).tasks[0].trials == 30
@@ -511,8 +529,9 @@ class TestPipeline:
         world = World()
         before = time.time()
         world.tune(trials=20)
+        default, *_ = world.searched
         for record in world.searched:
-            assert record.prediction == record.config["x"]
+            assert record.prediction == (record.config["x"] if record is not default else None)
             assert record.run == "run0" and record.batch >= 1
             assert before <= record.started_at <= record.finished_at <= time.time()
             assert record.toolchain == {"compiler": "1"}
@@ -694,6 +713,84 @@ class TestHints:
         here = world.tune(self.FAR, trials=200).tasks[0].best_config
         world.tune(OTHER, trials=8)
         assert world.tuners[0].hints == [here, elsewhere]
+
+    def test_results_of_similar_tasks_are_offered_to_the_model(self) -> None:
+        world = World(behaviour=self.of_workload)
+        near, far = (world.tune(workload, trials=40) and list(world.searched) for workload in (WORKLOAD, self.FAR))
+        world.target = replace(GPU, name="another GPU", sms=64)
+        world.tune(WORKLOAD, trials=40)
+        world.target = GPU
+        summary = world.tune(OTHER, trials=10)
+        sources = world.tuners[0].sources
+        assert [dict(results) for results in sources[:2]] == [
+            {record.config: record.measurement.time_ns for record in records}
+            for records in (near, [record for record in far if record.workload == self.FAR])
+        ], "the most similar first, then the other device"
+        assert [len(results) for results in sources] == [40, 40, 40] and summary.borrowed == 120
+        assert summary.to_json()["tasks"][0]["templates"][0]["borrowed"] == 120
+        again = world.tune(OTHER, trials=12)
+        assert len(world.tuners[0].told) == 12 and again.borrowed == 120, "its own results are told, not offered"
+
+    def test_the_four_most_similar_are_enough_and_each_gives_400_results_at_most(self) -> None:
+        class Wide(Square):
+            def space(self, workload: Workload, target: Target) -> ConfigSpace:
+                return ConfigSpace([Knob("x", tuple(range(32))), Knob("y", tuple(range(32)))])
+
+        world = World(templates=(Wide(),))
+        layers = [WORKLOAD.replace(n=n) for n in (3, 4, 5, 6, 7)]
+        for layer in layers:
+            world.tune(layer, trials=450 if layer.n == 3 else 40, resume=False)
+        world.tune(OTHER, trials=8)
+        assert [len(results) for results in world.tuners[0].sources] == [400, 40, 40, 40]
+
+    def test_few_results_are_not_offered_and_fresh_offers_none_of_earlier_runs(self) -> None:
+        world = World()
+        world.tune(WORKLOAD, trials=hints.FEWEST_RESULTS - 1)
+        world.tune(OTHER, trials=8)
+        assert world.tuners[0].sources == []
+        world.tune(WORKLOAD, trials=hints.FEWEST_RESULTS)
+        world.tune(self.FAR, trials=8, resume=False)
+        assert world.tuners[0].sources == []
+        world.tune(OTHER, trials=9)
+        assert [len(results) for results in world.tuners[0].sources] == [hints.FEWEST_RESULTS, 8]
+
+    def test_what_one_run_measured_is_offered_to_its_later_tasks(self) -> None:
+        layers = [WORKLOAD.replace(n=n) for n in range(1, 25)]
+        for resume in (True, False):
+            world = World()
+            world.tune(*layers, trials=9, resume=resume)
+            offered = [[len(results) for results in tuner.sources] for tuner in world.tuners]
+            assert offered[0] == [] and len(offered[-1]) == 4 and all(8 <= n <= 9 for n in offered[-1])
+
+    def test_every_arm_has_its_default_before_any_tuner_is_asked(self) -> None:
+        layers = [WORKLOAD.replace(n=n) for n in range(1, 7)]
+        world = World()
+        world.tune(*layers, trials=8)
+        assert [record.workload for record in world.searched[:6]] == layers
+        assert {record.config for record in world.searched[:6]} == {Config(x=0, y=0)}
+        assert all(dict(tuner.told).keys() >= {Config(x=0, y=0)} for tuner in world.tuners), "they learn from it"
+
+    def test_a_real_tuner_learns_from_a_real_store(self, tmp_path: Path) -> None:
+        """xgb on 256 configurations: with what a like task knows it needs fewer trials to the optimum."""
+        found = {}
+        for resume in (True, False):
+            with Store.open(tmp_path / f"{resume}.db") as store:
+                for task in (Task(WORKLOAD), Task(OTHER)):
+                    world = World(behaviour=self.slightly_different)
+                    plans = plan_tasks([task], TemplateSet(world.templates), GPU)
+                    runner = FakeRunner(world.behaviour, world._template_of, [])
+                    builder = FakeBuilder(world.behaviour, world.code, [])
+                    options = Options(trials=96 if task.workload == WORKLOAD else 12, resume=resume)
+                    summary = Session(plans, store, builder, runner, GPU, options, {"compiler": "1"}).run()
+                found[resume] = summary
+        assert (found[True].borrowed, found[False].borrowed) == (96, 0)
+        gap = {resume: summary.tasks[0].best_after_ns[11] - 100 for resume, summary in found.items()}
+        assert gap[True] < gap[False] and gap[True] < 5, "100 ns is the optimum"
+
+    def slightly_different(self, candidate: Candidate) -> float:
+        """The optimum of the two workloads is one step apart, so that no hint is the answer."""
+        x = 11 if candidate.workload == WORKLOAD else 10
+        return float((candidate.config["x"] - x) ** 2 + (candidate.config["y"] - 5) ** 2 + 100)
 
     def test_hints_outside_the_restrictions_are_dropped(self) -> None:
         world = World()

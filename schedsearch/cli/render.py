@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from schedsearch.profile import Launch, Profile
 
 
+_MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
+_REPORTED_TASKS = 8
+
+
 def echo_json(value: Any) -> None:
     """One JSON value on one line of standard output."""
     click.echo(json.dumps(value, default=str))
@@ -155,3 +159,39 @@ def _percent(value: float | None) -> str:
 def _rate(count_bytes: float | None, time_ns: float | None) -> str:
     """Bytes per nanosecond are gigabytes per second."""
     return "-" if count_bytes is None or not time_ns else f"{count_bytes / time_ns:,.0f}"
+
+
+def search_table(summary: RunSummary, names: Mapping[str, str]) -> str:
+    """How the search went: the best time after so many trials of this run; of several tasks also how they shared the budget.
+
+    '' when there were too few trials to tell. Of many tasks only those that got most of the trials.
+    """
+    tasks = sorted(summary.tasks, key=lambda task: -task.new_trials)[:_REPORTED_TASKS]
+    tasks = [task for task in summary.tasks if task.new_trials and any(task is one for one in tasks)]
+    most = max((task.new_trials for task in tasks), default=0)
+    marks = [int(mark) for mark in _MARKS if mark <= most]
+    if not marks:
+        return ""
+    several = len(summary.tasks) > 1
+    rows = []
+    for task in tasks:
+        after = task.best_after_ns
+        bests = [duration(after[mark - 1]) if mark <= len(after) else "" for mark in marks]
+        shares = [f"{share:.0%}" for share in summary.budget_shares(task)] if several else []
+        rows.append([names.get(task.workload.id, task.workload.label), *bests, *shares])
+    headers = ["best so far", *(f"at {mark}" for mark in marks), *(["of trials", "of time"] if several else [])]
+    text = table(headers, rows, right=headers[1:])
+    hidden = sum(task.new_trials > 0 for task in summary.tasks) - len(tasks)
+    return text + (f"\nand {hidden} tasks more (--json has all)" if hidden else "")
+
+
+def model_line(summary: RunSummary) -> str:
+    """What the cost model was worth, in a sentence; and whether the tuner kept the rules."""
+    rho, illegal = summary.ranking.correlation, summary.illegal
+    ranked = (
+        "no predictions to judge the model by"
+        if rho is None
+        else f"model: rank correlation {rho:.2f} with {summary.ranking.trials} new measurements (1 perfect, 0 chance)"
+    )
+    borrowed = f"; it began with {summary.borrowed} results of similar tasks" if summary.borrowed else ""
+    return f"{ranked}{borrowed}; {illegal} illegal proposals"

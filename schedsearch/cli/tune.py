@@ -191,6 +191,10 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
     rate = summary.new_trials / summary.wall_s if summary.wall_s else 0.0
     click.echo(f"{summary.new_trials} new trials in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
     click.echo(f"of that time: {summary.shares}")
+    if summary.new_trials:
+        if search := render.search_table(summary, _names(file)):
+            click.echo(f"\n{search}")
+        click.echo(render.model_line(summary))
 
 
 def _print_next(summary: RunSummary, file: WorkloadFile, db: str) -> None:

@@ -1,0 +1,185 @@
+"""What a run says of its own search: best so far, how well the model ranked, illegal proposals, shares of the budget."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from test_session import OTHER, WORKLOAD, RandomTuner, World, square_ns
+
+from schedsearch.cli import render
+from schedsearch.measure.builder import Candidate
+from schedsearch.measurement import Outcome
+from schedsearch.ranking import RankAgreement
+from schedsearch.workload import Config
+
+
+def true_ns(config: Config) -> float:
+    return float((config["x"] - 11) ** 2 + (config["y"] - 5) ** 2 + 100)
+
+
+class Predicting(RandomTuner):
+    """Knows the truth once it was told four results, and says it in another unit after every eight."""
+
+    sign = 1.0
+
+    def predict(self, configs: Sequence[Config]) -> Any:
+        if len(self.told) < 4:
+            return None
+        offset = 1e4 * (len(self.told) // 8)
+        return np.array([offset - self.sign * true_ns(config) for config in configs])
+
+
+class Contrary(Predicting):
+    sign = -1.0
+
+
+class TestRankAgreement:
+    def test_one_group_is_spearmans_correlation(self) -> None:
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            pairs = rng.integers(0, 6, size=(12, 2)).astype(float)  # with ties
+            found = RankAgreement.of([[(a, b) for a, b in pairs]])
+            assert found.correlation == pytest.approx(spearmanr(pairs[:, 0], pairs[:, 1]).statistic)
+            assert found.trials == 12
+
+    def test_groups_count_by_their_degrees_of_freedom_and_are_never_compared(self) -> None:
+        up, down = [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], [(900.0, 2.0), (901.0, 1.0)]
+        found = RankAgreement.of([up, down])
+        assert found.correlation == pytest.approx((2 * 1.0 + 1 * -1.0) / 3)
+        assert found == RankAgreement.of([up]) + RankAgreement.of([down])
+
+    @pytest.mark.parametrize("groups", [[], [[(1.0, 1.0)]], [[(1.0, 1.0), (1.0, 2.0)]]])
+    def test_without_two_different_values_there_is_nothing_to_say(self, groups: list[list[tuple[float, float]]]) -> None:
+        assert RankAgreement.of(groups).correlation is None
+
+
+class TestModel:
+    def test_a_model_that_knows_the_truth_has_1_whatever_its_unit_after_each_fit(self) -> None:
+        world = World(make_tuner=Predicting)
+        summary = world.tune(trials=40)
+        assert summary.ranking.correlation == pytest.approx(1.0)
+        predicted = [record for record in world.searched if record.prediction is not None]
+        assert 20 <= summary.ranking.trials <= len(predicted) < 40, "not the first ones"
+
+    def test_one_that_believes_the_contrary_has_minus_1(self) -> None:
+        assert World(make_tuner=Contrary).tune(trials=40).ranking.correlation == pytest.approx(-1.0)
+
+    def test_failures_are_not_ranked(self) -> None:
+        behaviour = lambda c: Outcome.WRONG_ANSWER if c.config["x"] < 8 else square_ns(c)  # noqa: E731
+        summary = World(make_tuner=Predicting, behaviour=behaviour).tune(trials=60)
+        assert summary.ranking.correlation == pytest.approx(1.0)
+        assert summary.ranking.trials < 45
+
+    def test_without_predictions_there_is_none(self) -> None:
+        class Mute(RandomTuner):
+            def predict(self, configs: Sequence[Config]) -> Any:
+                return None
+
+        summary = World(make_tuner=Mute).tune(trials=20)
+        assert summary.ranking.correlation is None and summary.to_json()["rank_correlation"] is None
+        assert "no predictions" in render.model_line(summary)
+
+
+class TestBestSoFar:
+    def test_it_is_the_running_minimum_of_what_was_recorded(self) -> None:
+        def behaviour(candidate: Candidate) -> float | Outcome:
+            return Outcome.COMPILE_ERROR if candidate.config["x"] < 10 else square_ns(candidate)
+
+        world = World(behaviour=behaviour)
+        (task,) = world.tune(trials=60).tasks
+        times = [record.measurement.time_ns or np.inf for record in world.searched]
+        expected = [None if np.isinf(best) else best for best in itertools.accumulate(times, min)]
+        assert task.best_after_ns == tuple(expected)
+        assert task.best_after_ns[0] is None and task.best_after_ns[-1] is not None
+
+    def test_a_resumed_run_starts_from_what_is_known(self) -> None:
+        world = World()
+        (first,) = world.tune(trials=40).tasks
+        (second,) = world.tune(trials=60).tasks
+        assert len(second.best_after_ns) == second.new_trials == 20
+        assert second.best_after_ns[0] <= first.best_after_ns[-1]  # type: ignore[operator]
+
+
+class TestIllegal:
+    def test_a_tuner_that_breaks_the_rules_is_found_out(self) -> None:
+        class Lawless(RandomTuner):
+            asks = 0
+
+            def ask(self, n: int) -> list[Config]:
+                self.asks += 1
+                return [*super().ask(n), Config(x=99, y=0)]
+
+        world = World(make_tuner=Lawless)
+        summary = world.tune(trials=20)
+        assert summary.illegal == world.tuners[0].asks > 0
+        assert all(candidate.config["x"] < 16 for candidate in world.builder.submitted)
+        assert [task.trials for task in summary.tasks] == [20]
+        assert f"{summary.illegal} illegal" in render.model_line(summary)
+
+    def test_one_that_does_nothing_else_ends_the_run(self) -> None:
+        class Hopeless(RandomTuner):
+            def ask(self, n: int) -> list[Config]:
+                return [Config(x=99, y=0)] * n
+
+        summary = World(make_tuner=Hopeless).tune(trials=20)
+        assert (summary.stopped, summary.new_trials) == ("exhausted", 1), "the default"
+
+    def test_our_tuners_do_not(self) -> None:
+        assert World().tune(trials=20).illegal == 0
+
+
+class TestBudget:
+    def test_shares_are_those_of_the_records(self) -> None:
+        world = World()
+        summary = world.tune(WORKLOAD, OTHER, trials=30)
+        shares = [summary.budget_shares(task) for task in summary.tasks]
+        for task, (trials, seconds) in zip(summary.tasks, shares):
+            own = [record for record in world.searched if record.workload == task.workload]
+            assert trials == pytest.approx(len(own) / 60)
+            assert seconds == pytest.approx(task.seconds / sum(each.seconds for each in summary.tasks))
+        assert [sum(column) for column in zip(*shares)] == pytest.approx([1.0, 1.0])
+
+    def test_a_run_without_trials_has_none(self) -> None:
+        world = World()
+        world.tune(trials=20)
+        summary = world.tune(trials=20)
+        assert summary.budget_shares(summary.tasks[0]) == (0.0, 0.0)
+        assert render.search_table(summary, {}) == ""
+
+
+class TestOutput:
+    def test_the_keys_of_json(self) -> None:
+        data = json.loads(json.dumps(World(make_tuner=Predicting).tune(WORKLOAD, OTHER, trials=30).to_json()))
+        assert {"rank_correlation", "ranked_trials", "illegal_proposals", "shares", "stopped", "wall_s"} <= set(data)
+        for task in data["tasks"]:
+            assert {"best_ns", "default_ns", "trials", "new_trials", "outcomes", "seconds", "templates"} <= set(task)
+            assert {"rank_correlation", "ranked_trials", "illegal_proposals"} <= set(task)
+            assert len(task["best_after_ns"]) == task["new_trials"]
+        assert sum(task["share_of_trials"] for task in data["tasks"]) == pytest.approx(1, abs=1e-3)
+
+    def test_one_task_has_times_only(self) -> None:
+        summary = World().tune(trials=60)
+        header, _, row = render.search_table(summary, {WORKLOAD.id: "mine"}).splitlines()
+        assert header.split("  ")[0].strip() == "best so far" and header.split()[3:] == ["at", "10", "at", "25", "at", "50"]
+        assert row.split()[0] == "mine"
+        after = summary.tasks[0].best_after_ns
+        assert row.split()[1::2] == [f"{after[i - 1]:.4g}" for i in (10, 25, 50)]
+
+    def test_several_tasks_show_how_the_budget_was_shared(self) -> None:
+        summary = World().tune(WORKLOAD, OTHER, trials=30)
+        header, _, *rows = render.search_table(summary, {}).splitlines()
+        assert header.endswith("of trials  of time") and len(rows) == 2
+
+    def test_of_many_tasks_only_some_are_shown(self) -> None:
+        layers = [WORKLOAD.replace(n=n) for n in range(1, 13)]
+        lines = render.search_table(World().tune(*layers, trials=12), {}).splitlines()
+        assert len(lines) == 2 + 8 + 1 and lines[-1] == "and 4 tasks more (--json has all)"
+
+    def test_few_trials_make_no_table(self) -> None:
+        assert render.search_table(World().tune(trials=6), {}) == ""
