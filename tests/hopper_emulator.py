@@ -51,6 +51,8 @@ class Warpgroup:
 
 
 class HopperEmulator(Emulator):
+    late_s = 0.002  # between two copies of late mode
+
     def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
         super().__init__(memory, epilogue, late)
         self.late = late
@@ -121,7 +123,7 @@ class HopperEmulator(Emulator):
     def _engine(self) -> None:
         """Carries out the copies of late mode, in random order, each after a while."""
         while not self.stopped:
-            time.sleep(0.002)
+            time.sleep(self.late_s)
             with self.changed:
                 copy = self.queue.pop(self.random.randrange(len(self.queue))) if self.queue else None
             if copy:
