@@ -26,6 +26,7 @@ ENTRY_POINT_GROUP = "schedsearch.templates"
 BUILT_IN = {
     "conv2d_wgmma": "schedsearch.templates.conv2d_wgmma:Conv2dWgmma",
     "conv2d_halo": "schedsearch.templates.conv2d_halo:Conv2dHalo",
+    "conv2d_stem": "schedsearch.templates.conv2d_stem:Conv2dStem",
     "conv2d_unfold": "schedsearch.templates.conv2d_unfold:Conv2dUnfold",
     "conv2d_mma": "schedsearch.templates.conv2d_mma:Conv2dMma",
     "conv2d_cpu": "schedsearch.templates.cpu.conv2d_cpu:Conv2dCpu",

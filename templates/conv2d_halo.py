@@ -40,9 +40,10 @@ from schedsearch.templates.conv2d_halo_sizes import (
     Geometry,
     derived_quantities,
     evaluate,
+    loads_residual,
     usable_tiles,
 )
-from schedsearch.templates.epilogue import Epilogue
+from schedsearch.templates.epilogue import Epilogue, TileRows, store_transposed
 from schedsearch.templates.hopper import BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
 from schedsearch.templates.im2col import ALIGNMENT_BYTES, filter_map
 from schedsearch.workload import Config, Workload
@@ -51,8 +52,8 @@ MAX_PIXELS = 2**31 - 1
 L2_PROMOTION_BYTES = 256
 
 # Registers of a consumer thread beside its accumulators: addresses, descriptors, temporaries; more with an epilogue, and
-# most with a residual, of which several loads are under way.
-PLAIN_REGISTERS, EPILOGUE_REGISTERS, RESIDUAL_REGISTERS = 36, 48, 72
+# most with a residual of 32 bits, of which several loads are under way.
+PLAIN_REGISTERS, EPILOGUE_REGISTERS, WIDE_RESIDUAL_REGISTERS = 36, 48, 72
 
 MAX_GROUPS = 4
 PATCHES = (1, 2, 3, 4, 6)
@@ -61,8 +62,8 @@ BLOCKS_PER_SM = (1, 2, 3)
 
 
 def overhead_registers(workload: Workload) -> int:
-    if "residual" in workload.epilogue:
-        return RESIDUAL_REGISTERS
+    if "residual" in workload.epilogue and not loads_residual(workload):
+        return WIDE_RESIDUAL_REGISTERS
     return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
 
 
@@ -70,7 +71,7 @@ class Conv2dHalo(Template):
     """conv2d for compute capability 9.0, stride 1, R * S > 1: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_halo"
-    version = 1
+    version = 2
     op = "conv2d"
     kind = "cuda"
 
@@ -162,27 +163,32 @@ class Conv2dHalo(Template):
         plan = evaluate(workload, target, config)
         epilogue = Epilogue(workload)
         output: Param = Pointer("y")
+        epilogue_params = epilogue.params
+        alignments = {**dict.fromkeys(("x", "weight", "y"), ALIGNMENT_BYTES), **epilogue.alignments}
         if workload.out_dtype != "float32":
             output = pixel_map("y", workload, WGMMA_CHANNELS, plan["tile_w"], 1)
+        if loads_residual(workload):
+            residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan["tile_w"], 1)
+            epilogue_params = tuple(residual if p == Pointer("residual") else p for p in epilogue_params)
+            alignments["residual"] = ALIGNMENT_BYTES
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
             (
                 pixel_map("x", workload, CHUNK, plan["patch_w"], plan["patch_h"]),
                 filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES),
                 output,
-                *epilogue.params,
+                *epilogue_params,
             ),
             Grid(plan["tiles"], plan["blocks_per_sm"]),
             plan["threads"],
             plan["shared_bytes"],
             min_blocks_per_sm=plan["blocks_per_sm"],
         )
-        alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
         return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
 
 
 def pixel_map(buffer: str, workload: Workload, channels: int, width: int, height: int) -> TensorMap:
-    """x or y as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image; a pixel's row is swizzled."""
+    """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled."""
     spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
     n, h, w, c = spec.shape
     size = DTYPE_BYTES[spec.dtype]
@@ -228,7 +234,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     patch_empty_offset = patch_full_offset + turns * patches * BARRIER_BYTES
     weight_full_offset = patch_empty_offset + patches * BARRIER_BYTES
     weight_empty_offset = weight_full_offset + stages * BARRIER_BYTES
-    assert weight_empty_offset + stages * BARRIER_BYTES == plan["shared_bytes"]
+    residual_full_offset = weight_empty_offset + stages * BARRIER_BYTES  # one for each group
+    staged_residual = loads_residual(workload)
+    assert residual_full_offset + groups * BARRIER_BYTES * staged_residual == plan["shared_bytes"]
     # In turn, each group has `full` barriers of its own: of a shared one it would miss phases, and parities be ambiguous.
     # A patch is handed back when its group is at its next tile, if enough others are on their way by then: the
     # next tile's last chunk but one must not need it.
@@ -246,7 +254,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
 
     blocks_of_8 = positions // 8
     pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
-    fuse, fused = epilogue.pair, not epilogue.identity
+    tile_rows = TileRows(patch_w, out_w * out_channels, out_channels)
+    fuse, store = epilogue.transposed(blocks_of_8, tile_rows), store_transposed(blocks_of_8, tile_rows)
+    fused = not epilogue.identity
     consumers = groups * WARPGROUP
     group_barrier = ptx.group_barrier(groups, WARPGROUP)
 
@@ -265,6 +275,15 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             row = types.int32((rest - image * types.uint32(row_tiles)) * block_rows)
             return types.int32(image), row, column, channel
 
+        def load_residual(barrier: Any, to: Any, rows: Any, channel: Any, column: Any, row: Any, image: Any) -> None:
+            """One thread loads a tile's residual to where its y will be staged; nothing where there is nothing of y."""
+            rows = types.int32(max(rows, 0) if channel < out_channels else 0)
+            ptx.mbarrier_expect_bytes(barrier, rows * (tile_w * ROW_BYTES))
+            for tile_row in range(rows):
+                ptx.tma_load_4d(
+                    to + tile_row * (patch_w * ROW_BYTES), residual, channel, column, row + tile_row, image, barrier
+                )
+
         shared = shared_base()
         patch_full = types.uint32(shared + patch_full_offset)
         patch_empty = types.uint32(shared + patch_empty_offset)
@@ -280,6 +299,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             for stage in range(stages):
                 ptx.mbarrier_init(weight_full + stage * BARRIER_BYTES, 1)
                 ptx.mbarrier_init(weight_empty + stage * BARRIER_BYTES, groups)
+            if staged_residual:
+                for number in range(groups):
+                    ptx.mbarrier_init(shared + (residual_full_offset + number * BARRIER_BYTES), 1)
             ptx.mbarrier_init_fence()
         cuda.syncthreads()
 
@@ -339,9 +361,6 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             # Of every 8 positions a thread holds two neighbours, 2 * (lane % 4), in the channels lane / 4 and 8 further of
             # its warp's 16. A row of staged y, one position, is 8 chunks of 8 channels: chunk ^= position % 8.
             warp_channel = types.int32(((thread >> 5) & 3) * 16)
-            odd = types.int32((lane >> 2) & 1)
-            lane_position = types.int32((lane & 3) * 2 + odd)  # after `exchange_rows`
-            lane_channel = types.int32(warp_channel + ((lane >> 2) & 6))
             warp_chunk = types.uint32(warp_channel >> 3)
             matrix_row = types.uint32(lane & 7)  # stmatrix: lane 8 q + i has the address of row i of matrix q
             matrix_chunk = types.uint32(warp_chunk + ((lane >> 3) & 1))
@@ -358,6 +377,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             stage = types.uint32(0)
             previous_stage = stage
             weight_parity = types.uint32(0)
+            residual_full = types.uint32(shared + residual_full_offset + group * BARRIER_BYTES)
+            residual_parity = types.uint32(0)
             held = types.int32(0)  # whether the last tile's patch is still to be handed back
             tile = types.int32(cuda.blockIdx.x)
             if in_turn:
@@ -366,6 +387,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 image, row, column, channel = tile_origin(tile)
                 row = types.int32(row + group_row)
                 channel = types.int32(channel + group_channel)
+                rows_left = types.int32(min(tile_h, out_h - row))
 
                 # ---- multiply; a buffer is handed back when the next step has been issued and its own has finished
                 step = types.int32(0)
@@ -392,6 +414,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                             if late_release and held != 0 and step == 0:
                                 ptx.bulk_wait_read_all()
                                 ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
+                            if staged_residual and not in_place and step == 0:
+                                ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
+                                load_residual(residual_full, group_y, rows_left, channel, column, row, image)
                         b = types.uint32(b + tap_bytes)
                         tap_w = types.int32(tap_w + 1)
                         if tap_w == kernel_w:
@@ -420,16 +445,28 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
 
                 # ---- epilogue and store
-                rows_left = types.int32(min(tile_h, out_h - row))
                 columns_left = types.int32(min(tile_w, out_w - column))
                 if in_place:
                     group_y = types.uint32(shared + previous_buffer * patch_bytes)
                     group_barrier(group)  # all warps have read the patch
-                elif staged:
+                    if staged_residual and leader:
+                        load_residual(residual_full, group_y, rows_left, channel, column, row, image)
+                elif staged and not staged_residual:
                     if leader:
                         ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
                     group_barrier(group)
-                if staged and not fused:
+                if staged_residual:
+                    ptx.mbarrier_wait(residual_full, residual_parity)
+                    residual_parity = types.uint32(residual_parity ^ 1)
+                k = types.int32(channel + warp_channel + (lane >> 2))
+                channels_left, position = types.int32(out_channels - k), types.int32((lane & 3) * 2)
+                offset = types.int64(types.int64((image * out_h + row) * out_w + column) * out_channels + k)
+                if fused:
+                    fuse(
+                        acc, channels_left, rows_left, columns_left, position, group_y + matrix_offset, k, offset,
+                        bias, scale, shift, residual, slope, clip_min, clip_max,
+                    )  # fmt: skip
+                if staged:
                     for pair in range(blocks_of_8 // 2):
                         ptx.stmatrix_x4_trans(
                             group_y + matrix_offset + pair * (2 * SWIZZLE_ROWS * ROW_BYTES),
@@ -445,32 +482,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                             pack(acc[accumulators - 2], acc[accumulators - 1]),
                         )
                 else:
-                    first_pixel = types.int32((image * out_h + row) * out_w + column)
-                    first_channel = types.int32(channel + lane_channel)
-                    for block in range(blocks_of_8):
-                        if 8 * block // patch_w < rows_left:  # a branch: ptxas would else hoist all loads
-                            position = types.uint32(8 * block + lane_position)
-                            tile_row = types.uint32(position // types.uint32(patch_w))
-                            tile_column = types.int32(position - tile_row * patch_w)
-                            inside = (types.int32(tile_row) < rows_left) & (tile_column < columns_left)
-                            pixel = types.int32(first_pixel + types.int32(tile_row) * out_w + tile_column)
-                            for half in range(2):
-                                low, high = ptx.exchange_rows(acc[4 * block + 2 * half], acc[4 * block + 2 * half + 1], odd)
-                                k = types.int32(first_channel + 8 * half)
-                                valid = inside & (k < out_channels)
-                                offset = types.int64(pixel) * out_channels + k
-                                if fused:
-                                    low, high = fuse(
-                                        low, high, types.int32(valid), k, offset,
-                                        bias, scale, shift, residual, slope, clip_min, clip_max,
-                                    )  # fmt: skip
-                                if staged:
-                                    chunk_bytes = types.uint32(((warp_chunk + half) ^ lane_position) << 4)
-                                    ptx.store_shared_u32(
-                                        group_y + position * ROW_BYTES + chunk_bytes + ((lane >> 3) & 3) * 4, pack(low, high)
-                                    )
-                                elif valid:
-                                    ptx.store_global_f32x2(y + types.uint64(offset * 4), low, high)
+                    store(acc, y, channels_left, rows_left, columns_left, position, offset)
                 if staged:
                     ptx.fence_async_shared()
                     group_barrier(group)

@@ -62,6 +62,11 @@ class Geometry:
         return cls(out_h, out_w, w.r * w.s, halo_h, halo_w, chunks, (CHUNK // WGMMA_K, last))
 
 
+def loads_residual(workload: Workload) -> bool:
+    """Whether TMA loads a residual to where y will be staged; 32-bit values are read and stored from registers."""
+    return "residual" in workload.epilogue and DTYPE_BYTES[workload.out_dtype] == 2
+
+
 def even_splits(size: int, most: int) -> list[int]:
     """The part sizes worth trying, up to `most`: the least for each number of parts."""
     return sorted({part for parts in range(1, size + 1) if (part := math.ceil(size / parts)) <= most})
@@ -99,7 +104,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         patches = q["patches"] * (q["patch_bytes"] + (q["turns"] + 1) * BARRIER_BYTES)
         weights = q["stages"] * (q["bn"] * ROW_BYTES + 2 * BARRIER_BYTES)
         staged = 0 if out_bytes == 4 else np.where(q["turns"] > 1, 0, q["groups"] * q["positions"] * ROW_BYTES)
-        return patches + weights + staged
+        residual = q["groups"] * BARRIER_BYTES if loads_residual(w) else 0
+        return patches + weights + staged + residual
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
@@ -113,6 +119,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
         tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, loaded / l2_rate))
         store = stored / l2_rate + TILE_OVERHEAD_CYCLES
+        if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
+            store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
         latency = np.where(streamed, steps * LOAD_LATENCY_CYCLES / np.maximum(q["weight_stages"] - 1, 1), 0)
         waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + loaded / l2_rate, 0)
         alone = np.where(

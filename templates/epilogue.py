@@ -1,7 +1,7 @@
 """The fused epilogue of a convolution as one device operation: a short PTX text per stage, in the workload's order.
 
-It comes for one value, for a pair of neighbouring channels, and for all that a thread holds of a wgmma tile: there, text
-repeated by an unrolled loop would exceed NVVM's budget, and the accumulators end up in memory.
+It comes for one value, for a pair of neighbouring channels, and for all that a thread holds of a wgmma tile, whose columns
+or rows are channels: there, text repeated by an unrolled loop would exceed NVVM's budget, and accumulators end up in memory.
 
 All arithmetic is float32, on the accumulator, before the cast to the output's dtype. NaN is kept by every stage (as in
 PyTorch), so that poison in the data shows in the result. Conversions and `max.NaN` need sm_80.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.backend.ops import device_op
@@ -81,6 +82,35 @@ class Epilogue:
         first 8 on; outside of them and of the rows nothing is read. Per-channel operands are loaded once for both rows.
         """
         return _fragments_operation(octets, row_elements, *self._dtypes)
+
+    def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
+        """A device operation on a thread's part of a wgmma whose rows are channels: `octets` times 8 positions of pixels.
+
+        It changes accumulators in place. Called as (accumulators[4 * octets], channels, rows, columns, position, staged, k,
+        offset, *params): of each 8 positions the thread holds two neighbours in channel k, then the same in channel k + 8.
+        `channels` (i32) are those from k to the last, of which per-channel operands are read, once; `rows`, `columns` (i32)
+        of the tile lie inside of y. A residual is read
+
+        - of 16 bits from shared memory, where it lies like the y that `stmatrix_x4_trans` puts there; `staged` is the lane's
+          address for it;
+        - of 32 bits from memory: offset (i64) is the element offset of (the tile's first pixel, k), `position` (i32) the
+          thread's first position.
+        """
+        return _transposed_operation(octets, tile, *self._dtypes)
+
+
+@dataclass(frozen=True)
+class TileRows:
+    """How positions become pixels: position p is row p // patch_w and column p % patch_w of a tile.
+
+    Attributes:
+        patch_w: positions of a row, at most 256.
+        row_elements, pixel_elements: of y, from a row of pixels to the next, from a pixel to the next.
+    """
+
+    patch_w: int
+    row_elements: int
+    pixel_elements: int
 
 
 @functools.cache
@@ -170,7 +200,123 @@ def _fragments_text(octets: int, row_elements: int, stages: Sequence[str], dtype
     return _naming_all([*lines, "done: }"], ("acc", *_FRAGMENT_INS))
 
 
-# --- What both share --------------------------------------------------------------------------------------------------
+# --- The same where rows are channels -----------------------------------------------------------------------------------
+_TRANSPOSED_INS = {
+    "channels": "i32",
+    "rows": "i32",
+    "columns": "i32",
+    "position": "i32",
+    "staged": "u32",
+    **{name: kind for name, kind in _INS.items() if name != "valid"},
+}
+_OCTET_BYTES = 8 * 128  # of staged y, 128 bytes a position
+_DIVISION_BITS = 20  # p // d == p * ceil(2**20 / d) >> 20 where p * d < 2**20
+
+
+@functools.cache
+def _transposed_operation(
+    octets: int, tile: TileRows, stages: tuple[str, ...], dtype: str, out_dtype: str
+) -> Callable[..., Any]:
+    return device_op(
+        "epilogue_transposed",
+        _transposed_text(octets, tile, stages, dtype, out_dtype),
+        inout={"acc": ("f32", 4 * octets)},
+        ins=_TRANSPOSED_INS,
+    )
+
+
+def _transposed_text(octets: int, tile: TileRows, stages: Sequence[str], dtype: str, out_dtype: str) -> str:
+    vectors = sorted({pointer for stage in stages for _, pointer in _STAGES[stage][0]} - {"residual"})
+    lines = [
+        "{ .reg .pred inside, inside8, more, q, in_tile, valid; .reg .b64 at, first; .reg .b16 low, high, zero;",
+        ".reg .b32 word, w<4>, p, row, column, stop; .reg .f32 a<4>;",
+        *(f".reg .f32 {name}0, {name}1;" for name in vectors),
+        "setp.gt.s32 inside, $channels, 0; setp.gt.s32 inside8, $channels, 8; mov.b16 zero, 0;",
+        f"mul.lo.s32 stop, $rows, {tile.patch_w};",
+    ]
+    for name in vectors:
+        lines.append(_address("at", name, dtype))
+        lines += _load([f"{name}0"], "inside", "at", dtype) + _load(
+            [f"{name}1"], "inside8", f"at+{8 * DTYPE_BYTES[dtype]}", dtype
+        )
+    if "residual" in stages and out_dtype == "float32":
+        lines.append(_address("first", "residual", out_dtype))
+    for octet in range(octets):
+        if octet % _BRANCH_OCTETS == 0:
+            lines.append(f"setp.gt.s32 more, stop, {8 * octet}; @!more bra done;")
+        for stage in stages:
+            if stage == "residual":
+                lines += _residual_of_octet(octet, octets, tile, out_dtype)
+            loads, arithmetic = _STAGES[stage]
+            operands = dict(loads)
+            for i in range(4):
+                a, b = (f"{operands[prefix]}{i // 2}" if prefix in operands else "" for prefix in "ab")
+                a = a if a and stage != "residual" else f"a{i}"
+                lines.append(arithmetic.format(t=f"$acc[{4 * octet + i}]", a=a, b=b))
+    return _naming_all([*lines, "done: }"], ("acc", *_TRANSPOSED_INS))
+
+
+def _residual_of_octet(octet: int, octets: int, tile: TileRows, out_dtype: str) -> list[str]:
+    """Loads a0..a3: two neighbouring positions of channel k, then of channel k + 8."""
+    if out_dtype != "float32":
+        address, first = f"[$staged+{octet * _OCTET_BYTES}]", 2 * (octet % 2)
+        load = "ldmatrix.sync.aligned.m8n8.{}.trans.shared.b16 {{{}}}, {};"
+        lines = []
+        if octet % 2 == 0:
+            number = 4 if octet + 1 < octets else 2
+            lines.append(load.format(f"x{number}", ", ".join(f"w{i}" for i in range(number)), address))
+        for pair in range(2):
+            lines.append(f"mov.b32 {{low, high}}, w{first + pair};")
+            lines += [_WIDEN[out_dtype].format(to=f"a{2 * pair + i}", half=half) for i, half in enumerate(("low", "high"))]
+        return lines
+    lines = []
+    for neighbour in range(2):
+        lines += _address_of_position(8 * octet + neighbour, tile)
+        for half, channel in enumerate(("inside", "inside8")):
+            lines.append(f"and.pred valid, in_tile, {channel};")
+            lines += _load([f"a{2 * half + neighbour}"], "valid", f"at+{32 * half}", out_dtype)
+    return lines
+
+
+def _address_of_position(position: int, tile: TileRows) -> list[str]:
+    """Computes `at` of the thread's `position`, of 32-bit values, from `first`, and whether it is `in_tile`."""
+    return [
+        f"add.s32 p, $position, {position}; mul.lo.s32 row, p, {-(-(2**_DIVISION_BITS) // tile.patch_w)};",
+        f"shr.u32 row, row, {_DIVISION_BITS}; mad.lo.s32 column, row, {-tile.patch_w}, p;",
+        "setp.lt.s32 in_tile, row, $rows; setp.lt.and.s32 in_tile, column, $columns, in_tile;",
+        f"cvt.s64.s32 at, row; mad.lo.s64 at, at, {4 * tile.row_elements}, first;",
+        f"mad.wide.s32 at, column, {4 * tile.pixel_elements}, at;",
+    ]
+
+
+@functools.cache
+def store_transposed(octets: int, tile: TileRows) -> Callable[..., Any]:
+    """Stores the accumulators that `Epilogue.transposed` takes as float32, in sectors of 32 bytes.
+
+    Called as (accumulators[4 * octets], y, channels, rows, columns, position, offset): y's address, the rest as there.
+    """
+    lines = [
+        "{ .reg .pred inside, inside8, more, in_tile, valid; .reg .b64 at, first; .reg .b32 p, row, column, stop;",
+        "setp.gt.s32 inside, $channels, 0; setp.gt.s32 inside8, $channels, 8; mad.lo.s64 first, $offset, 4, $y;",
+        f"mul.lo.s32 stop, $rows, {tile.patch_w};",
+    ]
+    for octet in range(octets):
+        if octet % _BRANCH_OCTETS == 0:
+            lines.append(f"setp.gt.s32 more, stop, {8 * octet}; @!more bra done;")
+        for neighbour in range(2):
+            lines += _address_of_position(8 * octet + neighbour, tile)
+            for half, channel in enumerate(("inside", "inside8")):
+                value = f"$acc[{4 * octet + 2 * half + neighbour}]"
+                lines.append(f"and.pred valid, in_tile, {channel}; @valid st.global.f32 [at+{32 * half}], {value};")
+    return device_op(
+        "store_transposed",
+        "\n".join([*lines, "done: }"]),
+        inout={"acc": ("f32", 4 * octets)},
+        ins={"y": "u64", "channels": "i32", "rows": "i32", "columns": "i32", "position": "i32", "offset": "i64"},
+    )
+
+
+# --- What all share --------------------------------------------------------------------------------------------------
 def _naming_all(lines: list[str], operands: Iterable[str]) -> str:
     """The text, and a comment with the operands that it does not name: every one must be; there it costs nothing."""
     unused = " ".join(f"${name}" for name in operands if not any(f"${name}" in line for line in lines))

@@ -190,6 +190,18 @@ class Emulator:
     def pack_pair(self, dtype: str) -> Callable[..., int]:
         return lambda low, high: int(np.array([low, high], FLOATS[dtype]).view(np.uint32)[0])
 
+    def load_run(self, piece: int) -> Callable[..., tuple[int, ...]]:
+        def load(address: int, first: int, stop: int) -> tuple[int, ...]:
+            assert piece == 1 or first % 2 == stop % 2 == 0
+            run = np.zeros(8, np.uint16)
+            for element in range(0, 8, piece):
+                if first <= element < stop:
+                    piece_bytes = self.memory.at(address + 2 * element, 2 * piece)
+                    run[element : element + piece] = piece_bytes.view(np.uint16)
+            return tuple(int(word) for word in run.view(np.uint32))
+
+        return load
+
     def store_global_f32(self, address: int, value: Any) -> None:
         self.memory.at(address, 4).view(np.float32)[0] = value
 

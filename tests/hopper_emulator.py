@@ -51,6 +51,8 @@ class Warpgroup:
 
 
 class HopperEmulator(Emulator):
+    late_s = 0.002  # between two copies of late mode
+
     def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
         super().__init__(memory, epilogue, late)
         self.late = late
@@ -121,7 +123,7 @@ class HopperEmulator(Emulator):
     def _engine(self) -> None:
         """Carries out the copies of late mode, in random order, each after a while."""
         while not self.stopped:
-            time.sleep(0.002)
+            time.sleep(self.late_s)
             with self.changed:
                 copy = self.queue.pop(self.random.randrange(len(self.queue))) if self.queue else None
             if copy:
@@ -143,7 +145,7 @@ class HopperEmulator(Emulator):
 
     def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
         param, array = tensor
-        assert param.box[0] * 2 == param.swizzle_bytes == 128 and shared % 1024 == 0
+        assert param.box[0] * 2 == param.swizzle_bytes == 128 and shared % 128 == 0
         box = np.zeros(param.box[::-1], np.float16)
         inside, at = self._box(param, array, coordinates)
         box[at] = array[inside]
@@ -255,11 +257,6 @@ class HopperEmulator(Emulator):
         return wait
 
     # --- between lanes ----------------------------------------------------------------------------------------------
-    def exchange_rows(self, v0: Any, v1: Any, odd: int) -> tuple[Any, Any]:
-        lane = self.block.local.thread % 32
-        got = self.block.exchange(v0 if odd else v1)[lane ^ 4]
-        return (got, v1) if odd else (v0, got)
-
     def _stmatrix_trans(self, shared: int, *registers: int) -> None:
         lanes = self.block.exchange((shared, registers))
         matrix, row = divmod(self.block.local.thread % 32, 8)
@@ -271,8 +268,14 @@ class HopperEmulator(Emulator):
     stmatrix_x4_trans = _stmatrix_trans
     stmatrix_x2_trans = _stmatrix_trans
 
-    def store_shared_u32(self, shared: int, value: int) -> None:
-        self._shared(int(shared), 4).view(np.uint32)[0] = value
+    def ldmatrix_trans(self, shared: int, matrices: int) -> list[int]:
+        """The inverse of `_stmatrix_trans`: words of two neighbouring rows' values in column lane / 4."""
+        addresses = self.block.exchange(int(shared))
+        row, column = self.block.local.thread % 4 * 2, self.block.local.thread % 32 // 4
+        return [
+            sum(int(self._shared(addresses[8 * m + row + i], 16).view(np.uint16)[column]) << (16 * i) for i in range(2))
+            for m in range(matrices)
+        ]
 
     # --- running ----------------------------------------------------------------------------------------------------
     def run(self, step: Any, buffers: Mapping[str, int], sms: int, tensors: Mapping[str, Array] | None = None) -> None:

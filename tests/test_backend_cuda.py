@@ -131,6 +131,25 @@ def test_spilling_registers_is_rejected() -> None:
         compile_source(source(kernel, (Pointer("y"),), threads=1024), H200)
 
 
+def test_registers_are_counted_against_the_threads_of_their_own_step() -> None:
+    load = device_op("load", "ld.global.f32 $v, [$address];", ins={"address": "u64"}, outs={"v": "f32"})
+
+    def many_registers(out):  # type: ignore[no-untyped-def]
+        values = cuda.local.array(100, types.float32)
+        for i in range(100):
+            values[i] = load(out + 4 * i)
+        double_all(values)
+        for i in range(100):
+            store(out + 4 * i, types.uint32(values[99 - i]))
+
+    few_threads = source(many_registers, (Pointer("y"),), threads=64)
+    both = dataclasses.replace(
+        few_threads, steps=(*few_threads.steps, KernelStep(simple, (Pointer("y"), Int32(5)), Grid(1), 1024))
+    )
+    built = compile_source(both, H200)
+    assert built.resources.registers * 1024 > H200.registers_per_sm
+
+
 def test_a_compiler_error_is_a_candidates_failure_with_the_compilers_text() -> None:
     bad = device_op("bad", "frobnicate.u32 [$address];", ins={"address": "u64"})
 

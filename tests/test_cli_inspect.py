@@ -13,7 +13,7 @@ from cli_support import TINY, isolate, schedsearch
 from schedsearch.cli.main import COMMANDS, main
 from schedsearch.records.store import Store
 from schedsearch.target import detect
-from schedsearch.template import BUILT_IN, load_template
+from schedsearch.template import load_template
 from schedsearch.workload import Config, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,36 +166,3 @@ class TestDocumentation:
     @pytest.mark.parametrize("exit_code", [0, 1, 2, 3, 4, 5, 6, 130])
     def test_docs_cli_explains_the_exit_codes(self, exit_code: int) -> None:
         assert f"| {exit_code} |" in (ROOT / "docs" / "cli.md").read_text()
-
-    @pytest.mark.parametrize("name", sorted(BUILT_IN))
-    def test_docs_templates_has_every_template_with_every_knob(self, name: str) -> None:
-        text = (ROOT / "docs" / "templates.md").read_text()
-        template = load_template(name)
-        workload, target = _example(template.kind)
-        assert f"`{name}`" in text
-        section = text.split(f"## `{name}`", 1)[-1].split("\n## ")[0]
-        missing = [knob.name for knob in template.space(workload, target).knobs if f"`{knob.name}`" not in section]
-        assert not missing, f"knobs not in docs/templates.md under the heading `{name}`"
-
-
-def _example(kind: str) -> tuple[Workload, object]:
-    from schedsearch.target import PRESETS
-
-    workload = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
-    return (
-        (workload, PRESETS["h200"])
-        if kind == "cuda"
-        else (workload.replace(dtype="float32", out_dtype="float32"), detect("cpu"))
-    )
-
-
-def _sections(markdown: str) -> dict[str, str]:
-    """Heading, without its marks and backquotes -> the text below it up to the next heading."""
-    sections: dict[str, str] = {}
-    heading = ""
-    for line in markdown.splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("#").strip().strip("`")
-        else:
-            sections[heading] = sections.get(heading, "") + line + "\n"
-    return sections

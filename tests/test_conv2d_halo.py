@@ -4,6 +4,7 @@ compiles well, and exact results on a GPU."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,12 @@ from hopper_emulator import HopperEmulator
 
 import schedsearch.templates.conv2d_halo as module
 from schedsearch.backend import compile_source
-from schedsearch.launch import TensorMap
+from schedsearch.launch import Pointer, TensorMap
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target, detect
 from schedsearch.templates.conv2d_halo import Conv2dHalo
 from schedsearch.templates.conv2d_halo_sizes import evaluate, even_splits
+from schedsearch.templates.epilogue import TileRows
 from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
@@ -60,34 +62,88 @@ def random_workload(rng: np.random.Generator) -> Workload:
 # --- Emulated: index maps, and that no barrier is missing, early or waited for in vain ----------------------------------
 
 
+class StandInEpilogue:
+    """Adds k % 5 and, with a residual, that."""
+
+    def __init__(self, emulator: HopperEmulator, workload: Workload) -> None:
+        self.emulator, self.workload, self.alignments = emulator, workload, {}
+        self.identity = not workload.epilogue
+        zeros: tuple[Any, ...] = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
+        residual = (Pointer("residual"),) if "residual" in workload.epilogue else zeros[3:4]
+        self.params = (*zeros[:3], *residual, *zeros[4:])
+
+    def transposed(self, octets: int, tile: TileRows) -> Any:
+        k_all, (_, _, out_w, _) = self.workload.k, self.workload.output.shape
+        assert (tile.row_elements, tile.pixel_elements) == (out_w * k_all, k_all)
+
+        def fuse(
+            acc: list[Any],
+            channels: int,
+            rows: int,
+            columns: int,
+            position: int,
+            staged: int,
+            k: int,
+            offset: int,
+            *params: Any,
+        ) -> None:
+            assert k + channels == k_all and position == self.emulator.block.local.thread % 4 * 2
+            for octet in range(octets):
+                values = [0.0] * 4
+                if "residual" not in self.workload.epilogue:
+                    pass
+                elif self.workload.out_dtype == "float32":
+                    for i in range(4):
+                        row, column = divmod(8 * octet + position + i % 2, tile.patch_w)
+                        if row < rows and column < columns and 8 * (i // 2) < channels:
+                            element = offset + row * tile.row_elements + column * tile.pixel_elements + 8 * (i // 2)
+                            values[i] = self.emulator.memory.at(params[3] + 4 * element, 4).view(np.float32)[0]
+                else:
+                    words = self.emulator.ldmatrix_trans(staged + octet * 1024, 2)
+                    values = np.array(words, np.uint32).view(np.float16).astype(np.float32).tolist()
+                for i in range(4):
+                    acc[4 * octet + i] += (k + 8 * (i // 2)) % 5 + values[i]
+
+        return fuse
+
+
+def store_as_float32(memory: Memory, octets: int, tile: TileRows) -> Any:
+    def store(acc: list[Any], y: int, channels: int, rows: int, columns: int, position: int, offset: int) -> None:
+        for i in range(4 * octets):
+            row, column = divmod(8 * (i // 4) + position + i % 2, tile.patch_w)
+            if row < rows and column < columns and 8 * (i // 2 % 2) < channels:
+                element = offset + row * tile.row_elements + column * tile.pixel_elements + 8 * (i // 2 % 2)
+                memory.at(y + 4 * element, 4).view(np.float32)[0] = acc[i]
+
+    return store
+
+
 def emulate(
-    monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool, fused: bool
+    monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool
 ) -> tuple[Any, Any]:
-    """y of one configuration and y as it must be; `fused` adds (k % 5 + offset % 7), offset being the element's."""
-
-    def epilogue(value: Any, k: Any, offset: Any, *_: Any) -> Any:
-        return value + k % 5 + offset % 7
-
+    """y of one configuration and y as it must be, with the stand-in for every epilogue."""
     memory = Memory()
-    emulator = HopperEmulator(memory, epilogue, late)
+    emulator = HopperEmulator(memory, lambda value, *_: value, late)
     for name in ("cuda", "types", "shared_base"):
         monkeypatch.setattr(module, name, getattr(emulator, name))
-    zeros = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
-    stand_in = SimpleNamespace(params=zeros, alignments={}, pair=emulator.pair, identity=not fused)
     monkeypatch.setattr(module, "ptx", emulator)
-    monkeypatch.setattr(module, "Epilogue", lambda _: stand_in)
+    monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w))
+    monkeypatch.setattr(module, "store_transposed", functools.partial(store_as_float32, memory))
     arrays = integers(workload, np.random.default_rng(0))
-    y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+    out_type = np.float32 if workload.out_dtype == "float32" else np.float16
+    y = np.full(workload.output.shape, np.nan, out_type)
+    residual = arrays.get("residual", np.zeros(1)).astype(out_type)
     source = TEMPLATE.kernel(workload, dataclasses.replace(H200, sms=sms), Config(config))
     tensors = {
         "x": arrays["x"].astype(np.float16),
         "weight": arrays["weight"].astype(np.float16).reshape(workload.k, -1, workload.c),
+        "residual": residual,
         "y": y,
     }
-    emulator.run(source.steps[0], {"y": memory.add(y)}, sms, tensors)
+    emulator.run(source.steps[0], {"y": memory.add(y), "residual": memory.add(residual)}, sms, tensors)
     reference = convolve(workload, arrays["x"], arrays["weight"])
-    if fused:
-        reference = epilogue(reference, np.arange(workload.k), np.arange(y.size).reshape(y.shape)).astype(np.float32)
+    if workload.epilogue:
+        reference += (np.arange(workload.k) % 5 + arrays.get("residual", 0)).astype(np.float32)
     return to_bits(y, workload.out_dtype), to_bits(reference, workload.out_dtype)
 
 
@@ -115,17 +171,23 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", EMULATED)
 def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
     workload, config, sms = EMULATED[name]
-    y, reference = emulate(monkeypatch, workload, config, sms, late, fused=False)
+    y, reference = emulate(monkeypatch, workload, config, sms, late)
     np.testing.assert_array_equal(y, reference)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("name", ["channels and rows", "in turn, two chunks", "tiles larger than the image"])
+@pytest.mark.parametrize("epilogue", ["bias", "residual"])
+@pytest.mark.parametrize(
+    "name",
+    ["one warpgroup, ring of weights", "channels and rows", "in turn, two chunks", "in turn, two chunks, late release",
+     "tiles larger than the image"],
+)  # fmt: skip
 def test_the_emulated_epilogue_sees_its_channels_and_pixels(
-    monkeypatch: pytest.MonkeyPatch, name: str, out_dtype: str
+    monkeypatch: pytest.MonkeyPatch, name: str, epilogue: str, out_dtype: str, late: bool
 ) -> None:
     workload, config, sms = EMULATED[name]
-    y, reference = emulate(monkeypatch, workload.replace(out_dtype=out_dtype), config, sms, late=True, fused=True)
+    y, reference = emulate(monkeypatch, workload.replace(out_dtype=out_dtype, epilogue=[epilogue]), config, sms, late)
     np.testing.assert_array_equal(y, reference)
 
 
@@ -137,7 +199,7 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
     monkeypatch.setattr(HopperEmulator, operation, no_wait)
     workload, config, sms = EMULATED["in turn"]
     try:
-        y, reference = emulate(monkeypatch, workload, config, sms, late=True, fused=False)
+        y, reference = emulate(monkeypatch, workload, config, sms, late=True)
     except AssertionError:
         return
     assert not np.array_equal(y, reference)
@@ -227,8 +289,43 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         step = built.artifact.plan.steps[0]
         assert built.resources.shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
         assert built.resources.registers * step.block_threads * config["blocks_per_sm"] <= H200.registers_per_sm
-        if not workload.epilogue:
-            assert built.resources.local_bytes == 0
+        assert built.resources.local_bytes == 0
+
+
+LAYERS = {
+    "56x56x64": BASE.replace(n=32, h=56, w=56),
+    "28x28x128": BASE.replace(n=32, c=128, k=128),
+    "14x14x256": BASE.replace(n=32, h=14, w=14, c=256, k=256),
+    "300x300x64": BASE.replace(n=32, h=300, w=300),
+}
+EPILOGUES = [("bias", "relu"), ("scale_shift", "leaky_relu"), ("bias", "residual", "clip"), tuple(EPILOGUE_STAGES)]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
+    """In the default configuration: no local memory, and of 16-bit outputs few registers more than the plain kernel's."""
+    for epilogue in EPILOGUES:
+        for out_dtype in ["float16", "float32"] if epilogue == EPILOGUES[-1] else ["float16"]:
+            workload = LAYERS[layer].replace(epilogue=epilogue, out_dtype=out_dtype)
+            config = TEMPLATE.default(workload, H200)
+            built = compile_source(TEMPLATE.kernel(workload, H200, config), H200)
+            assert built.resources.local_bytes == built.resources.spill_bytes == 0
+            if out_dtype == "float16":
+                plain = compile_source(TEMPLATE.kernel(workload.replace(epilogue=()), H200, config), H200)
+                assert built.resources.registers <= plain.resources.registers + 3 * len(epilogue)
+
+
+def test_a_residual_of_16_bits_is_loaded_like_y_is_stored() -> None:
+    for out_dtype, alignment in (("float16", 16), ("float32", 8)):
+        workload = BASE.replace(epilogue=["residual"], out_dtype=out_dtype)
+        source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200))
+        residual = next(p for p in source.steps[0].params if getattr(p, "buffer", "") == "residual")
+        assert source.alignments["residual"] == alignment
+        if out_dtype == "float16":
+            y = next(p for p in source.steps[0].params if getattr(p, "buffer", "") == "y")
+            assert dataclasses.replace(residual, buffer="y") == y
+        else:
+            assert residual == Pointer("residual")
 
 
 # --- On a GPU: exact results of small integers ------------------------------------------------------------------------

@@ -4,7 +4,6 @@ convolution, that every schedule compiles well, and exact results on a GPU."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,18 +83,6 @@ class UnfoldEmulator(Emulator):
             for address, valid in ((low_address, low), (high_address, high))
         ]
         return halves[0] | halves[1] << 16
-
-    def load_run(self, piece: int) -> Callable[..., tuple[int, ...]]:
-        def load(address: int, first: int, stop: int) -> tuple[int, ...]:
-            assert piece == 1 or first % 2 == stop % 2 == 0
-            run = np.zeros(8, np.uint16)
-            for element in range(0, 8, piece):
-                if first <= element < stop:
-                    piece_bytes = self.memory.at(address + 2 * element, 2 * piece)
-                    run[element : element + piece] = piece_bytes.view(np.uint16)
-            return tuple(int(word) for word in run.view(np.uint32))
-
-        return load
 
 
 def unfolding_step(

@@ -16,7 +16,7 @@ from schedsearch.target import PRESETS, detect
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates import ptx
 from schedsearch.templates.conv2d_mma import Conv2dMma
-from schedsearch.templates.epilogue import Epilogue
+from schedsearch.templates.epilogue import Epilogue, TileRows, store_transposed
 from schedsearch.workload import Workload
 
 ALL_STAGES = tuple(EPILOGUE_STAGES)
@@ -63,6 +63,25 @@ def fragments_step(workload: Workload, octets: int) -> KernelStep:
         ptx.store_global_f32x2(y, acc[size - 2], acc[size - 1])
 
     return KernelStep(kernel, (Pointer("y"), Int32(8), Int32(1), Int32(0), *epilogue.params), Grid(1), 32)
+
+
+def transposed_step(workload: Workload, octets: int) -> KernelStep:
+    """A kernel that applies `transposed` to zeros and stores what the last pair of the second channel becomes."""
+    epilogue = Epilogue(workload)
+    size = 4 * octets
+    fuse = epilogue.transposed(octets, TileRows(10, 20 * workload.k, workload.k))
+
+    def kernel(
+        y: Any, rows: Any, staged: Any, k: Any,
+        bias: Any, scale: Any, shift: Any, residual: Any, slope: Any, clip_min: Any, clip_max: Any,
+    ) -> None:  # fmt: skip
+        acc = cuda.local.array(size, types.float32)
+        for i in range(size):
+            acc[i] = types.float32(0)
+        fuse(acc, 16, rows, 10, 0, staged, k, k, bias, scale, shift, residual, slope, clip_min, clip_max)
+        ptx.store_global_f32x2(y, acc[size - 2], acc[size - 1])
+
+    return KernelStep(kernel, (Pointer("y"), Int32(8), Int32(0), Int32(0), *epilogue.params), Grid(1), 32)
 
 
 def ptx_of(workload: Workload, form: str = "pair") -> str:
@@ -116,6 +135,45 @@ def test_rows_of_a_fragment_share_what_belongs_to_a_channel(stage: str, loads_of
     assert len(second_octet) == loads_of_an_octet
 
 
+@pytest.mark.parametrize(
+    ("stage", "out_dtype", "channel_loads", "residual_loads"),
+    [
+        ("bias", "float16", 2, 0),
+        ("scale_shift", "float32", 4, 0),
+        ("residual", "float16", 0, 0),
+        ("residual", "float32", 0, 20),
+    ],
+)
+def test_transposed_fragments_load_what_belongs_to_a_channel_once(
+    stage: str, out_dtype: str, channel_loads: int, residual_loads: int
+) -> None:
+    """5 octets of 8 positions, two channels a thread: a residual of 32 bits is 4 loads an octet, one of 16 is ldmatrix's."""
+    text = _compile_to_ptx(transposed_step(conv(stage, k=64, out_dtype=out_dtype), 5), "kernel", "sm_90a")
+    lines = text.splitlines()
+    loads = [line for line in lines if "ld.global" in line]
+    assert len([line for line in loads if ".b16" in line]) == channel_loads
+    assert len([line for line in loads if ".f32" in line]) == residual_loads
+    assert all("@inside" in line or "@valid" in line for line in loads)
+    staged = stage == "residual" and out_dtype == "float16"
+    assert [text.count(f"ldmatrix.sync.aligned.m8n8.{n}.trans") for n in ("x4", "x2")] == ([2, 1] if staged else [0, 0])
+
+
+def test_transposed_float32_is_stored_where_it_lies_inside() -> None:
+    """4 values an octet: two neighbouring positions of channels k and k + 8, which lie 32 bytes further."""
+    store = store_transposed(5, TileRows(10, 20 * 64, 64))
+
+    def kernel(y: Any, rows: Any) -> None:
+        acc = cuda.local.array(20, types.float32)
+        for i in range(20):
+            acc[i] = types.float32(i)
+        store(acc, y, 16, rows, 10, 0, 0)
+
+    text = _compile_to_ptx(KernelStep(kernel, (Pointer("y"), Int32(8)), Grid(1), 32), "kernel", "sm_90a")
+    stores = [line for line in text.splitlines() if "st.global.f32" in line]
+    assert len(stores) == 20 and all("@valid" in line for line in stores)
+    assert sum("+32]" in line for line in stores) == 10
+
+
 def test_stages_run_in_the_order_of_the_workload() -> None:
     first, second = ptx_of(conv("bias", "relu")), ptx_of(conv("relu", "bias"))
     assert first.index("add.f32") < first.index("max.NaN.f32")
@@ -132,7 +190,8 @@ def test_no_stage_is_no_arithmetic() -> None:
 @pytest.mark.parametrize(("target", "arch"), [("a100", "sm_80"), ("h200", "sm_90a"), ("b200", "sm_100")])
 def test_all_stages_assemble(dtype: str, out_dtype: str, target: str, arch: str) -> None:
     workload = conv(*ALL_STAGES, dtype=dtype, out_dtype=out_dtype)
-    steps = (step(workload, "pair"), step(workload, "single"), fragments_step(workload, 32))
+    transposed = (transposed_step(workload, 32), transposed_step(workload, 5))
+    steps = (step(workload, "pair"), step(workload, "single"), fragments_step(workload, 32), *transposed)
     built = compile_cuda(KernelSource("cuda", arch, steps), PRESETS[target])
     assert built.resources.local_bytes == 0
 

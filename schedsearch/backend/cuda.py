@@ -185,11 +185,11 @@ def _resources(log: str, source: KernelSource, code_bytes: int) -> Resources:
 def _check_quality(log: str, resources: Resources, source: KernelSource) -> None:
     if resources.spill_bytes:
         raise RejectedError(f"{resources.spill_bytes} bytes of registers spill; use smaller tiles")
-    threads = max(step.block_threads for step in source.steps)
-    if resources.registers * threads > REGISTER_FILE:
-        raise RejectedError(
-            f"{resources.registers} registers x {threads} threads exceed the {REGISTER_FILE} of a multiprocessor"
-        )
+    by_entry = re.findall(r"Compiling entry function '(\w+)'.*?[Uu]sed (\d+) registers", log, flags=re.DOTALL)
+    for entry, registers in by_entry:
+        threads = source.steps[int(entry.removeprefix("kernel_"))].block_threads
+        if int(registers) * threads > REGISTER_FILE:
+            raise RejectedError(f"{registers} registers x {threads} threads exceed the {REGISTER_FILE} of a multiprocessor")
     serialised = re.search(r".*wgmma.*serializ.*", log, flags=re.IGNORECASE)
     if serialised:
         raise RejectedError(f"ptxas serialises wgmma: {serialised[0].strip()}")

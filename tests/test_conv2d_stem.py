@@ -1,0 +1,366 @@
+"""The stem convolution: what it takes, its kernel emulated thread by thread, that every schedule compiles well, and exact
+results on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_emulator import ClusterEmulator
+from conv2d_numpy import check_schedules, convolve, expected, integers, run_on_gpu, to_bits
+from emulator import Memory
+from hopper_emulator import WAIT_S, HopperEmulator
+
+import schedsearch.templates.conv2d_stem as module
+from schedsearch.backend import compile_source
+from schedsearch.backend.cuda import _compile_to_ptx
+from schedsearch.launch import TensorMap
+from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.target import PRESETS, Target, detect
+from schedsearch.templates.conv2d_stem import Conv2dStem
+from schedsearch.templates.conv2d_stem_sizes import bank_rounds, evaluate
+from schedsearch.workload import Config, Workload
+
+H200 = PRESETS["h200"]
+TEMPLATE = Conv2dStem()
+RANDOM_SHAPES, SHARDS = 24, 4
+GPU_SHAPES = 40
+
+RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)
+RGB_3X3 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=3, s=3, padding=1)
+SMALL = Workload.conv2d(n=2, h=6, w=16, c=3, k=16, r=3, s=3, stride=2, padding=1)
+CONFIG = {"tile_w": 8, "warpgroups": 1, "patches": 2, "register_steps": 2, "blocks_per_sm": 1}
+
+
+def random_workload(rng: np.random.Generator) -> Workload:
+    """A small convolution of any kind that the template takes."""
+    while True:
+        r, s = (int(v) for v in rng.integers(1, 8, 2))
+        h, w = int(rng.integers(1, 40)), 8 * int(rng.integers(1, 9))
+        stride = [int(v) for v in np.minimum(rng.integers(1, 6, 2), rng.integers(1, 6, 2))]
+        padding, dilation = [int(v) for v in rng.integers(0, 8, 4)], int(rng.integers(1, 4))
+        if (r - 1) * dilation >= h + padding[0] + padding[2] or s - 1 >= w + padding[1] + padding[3]:
+            continue
+        stages = list(EPILOGUE_STAGES)
+        workload = Workload.conv2d(
+            n=int(rng.integers(1, 6)), h=h, w=w, c=int(rng.integers(1, 17)), k=8 * int(rng.integers(1, 17)), r=r, s=s,
+            stride=stride, padding=padding, dilation=(dilation, 1),
+            dtype=["float16", "bfloat16"][rng.integers(2)],
+            out_dtype=["float16", "bfloat16", "float32"][rng.integers(3)],
+            epilogue=[stages[i] for i in rng.permutation(len(stages))[: rng.integers(0, 4)]],
+        )  # fmt: skip
+        if TEMPLATE.validate(workload, H200) is None:
+            return workload
+
+
+# --- Emulated: index maps, and that no barrier is missing or early ------------------------------------------------------
+
+
+class StemEmulator(ClusterEmulator):
+    """With patches that are not swizzled, and wgmma whose first operand each thread reads from its patch."""
+
+    def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
+        param, array = tensor
+        assert param.swizzle_bytes == 0 and shared % 128 == 0 and param.box[0] * 2 % 16 == 0
+        box = np.zeros(param.box[::-1], np.float16)
+        inside, at = self._box(param, array, coordinates)
+        box[at] = array[inside]
+        block = self.block
+
+        def copy() -> None:
+            block.shared[shared : shared + box.nbytes] = box.reshape(-1).view(np.uint8)
+            self._update(barrier, 0, -box.nbytes)
+
+        self._start(copy)
+
+    def store_shared_v4(self, shared: int, *values: int) -> None:
+        self._shared(int(shared), 16).view(np.uint32)[:] = values
+
+    def _operand(self, descriptor: int, rows: int) -> Any:
+        return HopperEmulator._operand(self, descriptor, rows)
+
+    def multiply_patch(self, workload: Workload, patch_w: int, register_steps: int) -> Callable[..., None]:
+        offsets = module.octet_offsets(workload, patch_w)
+        runs, ragged = module.Runs.of(workload), workload.s * workload.c % 8 != 0
+        fragments: dict[int, np.ndarray[Any, Any]] = {}
+
+        def pair(pixel: int, shift: int, mask: int, number: int) -> int:
+            offset = offsets[number]
+            if offset is None:
+                return 0
+            word = int(self._shared(pixel + offset, 4).view(np.uint32)[0])
+            if runs.odd:
+                word |= int(self._shared(pixel + offset + 4, 4).view(np.uint32)[0]) << 32
+            word = word >> shift & 0xFFFFFFFF
+            return word & mask if ragged and (number + 1) % runs.octets == 0 else word
+
+        def multiply(acc: list[Any], pixel: int, pixel_8: int, shift: int, shift_8: int, mask: int, weights: int) -> None:
+            block = self.block
+            group, thread = divmod(block.local.thread, 128)
+            with self.changed:
+                barrier = block.named.setdefault(f"multiply {group}", threading.Barrier(128))
+                a = fragments.setdefault(group, np.zeros((64, len(offsets), 8), np.float16))
+            warp, lane = divmod(thread, 32)
+            for half, (at, by) in enumerate(((pixel, shift), (pixel_8, shift_8))):
+                words = [pair(int(at), int(by), int(mask), number) for number in range(len(offsets))]
+                values = np.array(words, np.uint32).view(np.float16).reshape(-1, 2)
+                a[warp * 16 + lane // 4 + 8 * half, :, lane % 4 * 2 : lane % 4 * 2 + 2] = values
+            barrier.wait(WAIT_S)
+            b = np.concatenate(
+                [
+                    self._operand(weights + (step // 4 * runs.columns * 128 + step % 4 * 32) // 16, runs.columns)
+                    for step in range(len(offsets) // 2)
+                ],
+                axis=1,
+            )
+            rows = a.reshape(64, -1)[warp * 16 + lane // 4 :: 8][:2].astype(np.float32) @ b.T
+            acc[:] = rows.reshape(2, -1, 8)[:, :, lane % 4 * 2 : lane % 4 * 2 + 2].transpose(1, 0, 2).reshape(-1).tolist()
+            barrier.wait(WAIT_S)
+
+        return multiply
+
+
+def emulate(
+    monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool
+) -> tuple[Any, Any]:
+    """y of one configuration and y as it must be; the stand-in for an epilogue adds k % 5 + offset % 7."""
+
+    def fragments(octets: int, row_elements: int) -> Callable[..., None]:
+        def fuse(acc: list[Any], columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:
+            assert 8 * octets == columns == workload.k
+            for i in range(4 * octets):
+                channel, element = 8 * (i // 4) + i % 2, offset + 8 * (i // 4) + i % 2 + i // 2 % 2 * row_elements
+                if (row, row_8)[i // 2 % 2]:
+                    assert element % workload.k == k + channel and element < np.prod(workload.output.shape)
+                    acc[i] += (k + channel) % 5 + element % 7
+
+        return fuse
+
+    memory = Memory()
+    emulator = StemEmulator(memory, lambda value, *_: value, late)
+    zeros = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
+    fused = bool(workload.epilogue)
+    stand_in = SimpleNamespace(params=zeros, alignments={}, fragments=fragments, identity=not fused)
+    for name in ("cuda", "types", "shared_base", "load_run", "multiply_patch"):
+        monkeypatch.setattr(module, name, getattr(emulator, name))
+    monkeypatch.setattr(module, "ptx", emulator)
+    monkeypatch.setattr(module, "Epilogue", lambda _: stand_in)
+    arrays = integers(workload, np.random.default_rng(0))
+    y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+    step = TEMPLATE.kernel(workload, dataclasses.replace(H200, sms=sms), Config(config)).steps[0]
+    x, weight = arrays["x"].astype(np.float16), arrays["weight"].astype(np.float16)
+    rows = x.reshape(workload.n, workload.h, workload.w * workload.c)
+    emulator.run(step, {"y": memory.add(y), "weight": memory.add(weight)}, sms, {"x": rows, "y": y})
+    reference = convolve(workload, arrays["x"], arrays["weight"])
+    if fused:
+        reference += np.arange(workload.k) % 5 + np.arange(y.size).reshape(y.shape) % 7
+    return to_bits(y, workload.out_dtype), to_bits(reference.astype(np.float32), workload.out_dtype)
+
+
+EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
+    "rgb, stride 2": (SMALL, CONFIG, 1),
+    "the stem of a network": (
+        SMALL.replace(n=1, h=13, w=40, k=64, r=7, s=7, padding=3), {**CONFIG, "tile_w": 16, "warpgroups": 2}, 1),
+    "pairs that are no words": (SMALL.replace(stride=1, padding=(0, 2, 1, 1)), {**CONFIG, "tile_w": 16, "patches": 1}, 2),
+    "one channel, a pixel a row of the tile": (SMALL.replace(c=1, w=72, h=3, stride=1), {**CONFIG, "tile_w": 64}, 2),
+    "runs of whole octets": (SMALL.replace(c=8, w=24, stride=1, r=2, s=2, padding=0, k=8), {**CONFIG, "patches": 3}, 1),
+    "a filler of an octet, two segments of y": (SMALL.replace(c=4, r=1, s=3, k=72, padding=(0, 1, 0, 1)), CONFIG, 1),
+    "dilated rows, uneven strides": (
+        SMALL.replace(h=12, c=5, dilation=(3, 1), stride=(1, 3), padding=(4, 0, 2, 5)), {**CONFIG, "warpgroups": 3}, 1),
+    "tiles larger than the image": (SMALL.replace(h=3, w=8, n=3), {**CONFIG, "tile_w": 32, "warpgroups": 2}, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+@pytest.mark.parametrize("name", EMULATED)
+def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
+    workload, config, sms = EMULATED[name]
+    assert TEMPLATE.validate(workload, H200) is None
+    y, reference = emulate(monkeypatch, workload, config, sms, late)
+    np.testing.assert_array_equal(y, reference)
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["rgb, stride 2", "pairs that are no words", "tiles larger than the image"])
+def test_the_emulated_epilogue_sees_its_channels_and_pixels(
+    monkeypatch: pytest.MonkeyPatch, name: str, out_dtype: str
+) -> None:
+    workload, config, sms = EMULATED[name]
+    y, reference = emulate(monkeypatch, workload.replace(out_dtype=out_dtype, epilogue=["bias"]), config, sms, late=True)
+    np.testing.assert_array_equal(y, reference)
+
+
+def test_what_lies_beside_a_run_does_not_spoil_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An infinite value that no kernel row of a pixel meets is not multiplied by a filler of the weights."""
+    workload, config, sms = EMULATED["rgb, stride 2"]
+    workload = workload.replace(stride=(1, 4), padding=0)
+
+    finite = integers
+
+    def one_infinite(given: Workload, rng: np.random.Generator) -> dict[str, Any]:
+        arrays = finite(given, rng)
+        arrays["x"][:, :, 3] = np.inf  # column 3 is none of 0..2, 4..6, 8..10, 12..14
+        return arrays
+
+    monkeypatch.setattr("test_conv2d_stem.integers", one_infinite)
+    y, reference = emulate(monkeypatch, workload, config, sms, late=False)
+    assert np.isfinite(reference.view(np.float16)).all()
+    np.testing.assert_array_equal(y, reference)
+
+
+@pytest.mark.parametrize("operation", ["mbarrier_wait", "bulk_wait_read_all", "group_barrier"])
+def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    def no_wait(self: StemEmulator, *_: Any) -> Any:
+        return (lambda group: None) if operation == "group_barrier" else None
+
+    monkeypatch.setattr(StemEmulator, operation, no_wait)
+    monkeypatch.setattr(StemEmulator, "late_s", 1.0)
+    workload, config, sms = EMULATED["rgb, stride 2"]
+    try:
+        y, reference = emulate(monkeypatch, workload.replace(n=4), config, sms, late=True)
+    except AssertionError:
+        return
+    assert not np.array_equal(y, reference)
+
+
+# --- What it takes, and its space ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "target", "words"),
+    [
+        (SMALL, PRESETS["a100"], ["9.0", "8.0"]),
+        (SMALL, PRESETS["b200"], ["9.0", "10.0"]),
+        (SMALL.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
+        (SMALL.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
+        (SMALL.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
+        (SMALL.replace(c=6, groups=2), H200, ["groups", "2"]),
+        (SMALL.replace(c=24), H200, ["s * c is 72", "64"]),
+        (SMALL.replace(h=100, r=70, c=8, padding=0), H200, ["r * ceil(s * c / 8) is 210", "128"]),
+        (SMALL.replace(dilation=2), H200, ["horizontal dilation is 2", "1"]),
+        (SMALL.replace(w=15), H200, ["w * c is 45", "8"]),
+        (SMALL.replace(k=12), H200, ["k is 12", "8"]),
+        (SMALL.replace(k=264), H200, ["k is 264", "256"]),
+        (SMALL.replace(stride=(1, 12), w=64), H200, ["stride (1, 12)", "256"]),
+        (SMALL.replace(n=2**31 // 24), H200, ["pixels", "2**31"]),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+    reason = TEMPLATE.validate(workload, target)
+    assert reason is not None and all(word in reason for word in words), reason
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        RGB_7X7,
+        RGB_7X7.replace(n=32, epilogue=["bias", "relu"]),
+        RGB_3X3.replace(out_dtype="float32", epilogue=["residual"]),
+        SMALL.replace(c=16, stride=1),
+        SMALL.replace(stride=(20, 1), h=100),
+        SMALL.replace(padding=(1, 500, 1, 400)),
+        SMALL.replace(k=256),
+        SMALL.replace(n=1, h=1, w=8, r=1, s=1, c=1, k=8, padding=0),
+    ],
+)
+def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
+    assert TEMPLATE.validate(workload, H200) is None
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+
+
+def test_every_knob_is_explained() -> None:
+    assert all(knob.doc for knob in TEMPLATE.space(SMALL, H200).knobs)
+
+
+@pytest.mark.parametrize(("pixel_values", "rounds"), [(6, 1), (8, 1), (16, 2), (32, 4), (64, 8), (3, 1)])
+def test_bank_rounds_are_the_most_words_of_a_bank(pixel_values: int, rounds: int) -> None:
+    """3 channels with stride 2 (6 values) and 4 with stride 2 (8) meet no conflict; pixels 32 words apart share 4 banks."""
+    assert bank_rounds(pixel_values) == rounds
+
+
+# --- Compiled -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
+    for number in range(shard, RANDOM_SHAPES, SHARDS):
+        rng = np.random.default_rng([50, number])
+        workload = random_workload(rng)
+        space = TEMPLATE.space(workload, H200)
+        assert space.check(TEMPLATE.default(workload, H200)) == []
+        config = space.sample(1, rng)[0]
+        source = TEMPLATE.kernel(workload, H200, config)
+        box = next(p for p in source.steps[0].params if isinstance(p, TensorMap) and p.buffer == "x").box
+        assert box[0] * 2 % 16 == 0 and max(box) <= 256  # CUDA driver API, cuTensorMapEncodeTiled
+        built = compile_source(source, H200)  # refuses spills and serialised wgmma
+        plan = evaluate(workload, H200, config)
+        assert built.resources.shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
+        assert built.resources.registers * plan["threads"] * config["blocks_per_sm"] <= H200.registers_per_sm
+        assert built.resources.local_bytes == 0
+
+
+@pytest.mark.parametrize("workload", [RGB_7X7, RGB_7X7.replace(n=32), RGB_3X3], ids=lambda workload: workload.label)
+def test_an_epilogue_needs_no_local_memory(workload: Workload) -> None:
+    for epilogue in ((), ("bias", "relu"), tuple(EPILOGUE_STAGES)):
+        for out_dtype in ("float16", "float32"):
+            fused = workload.replace(epilogue=epilogue, out_dtype=out_dtype)
+            built = compile_source(TEMPLATE.kernel(fused, H200, TEMPLATE.default(fused, H200)), H200)
+            assert built.resources.local_bytes == built.resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("workload", "loads"), [(RGB_7X7, 4 * 10 + 2), (RGB_3X3, 2 * 4 * 3)], ids=["stride 2", "stride 1"])
+def test_an_operand_is_one_load_from_shared_memory(workload: Workload, loads: int) -> None:
+    """7x7x3: 21 octets and one of filler, two loads each. 3x3x3 with stride 1: two for a pair that is no word."""
+    source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200))
+    text = _compile_to_ptx(source.steps[0], "kernel", "sm_90a")
+    assert text.count("ld.shared.b32") == loads
+    assert text.count("wgmma.mma_async") == {RGB_7X7: 11, RGB_3X3: 3}[workload]
+
+
+# --- On a GPU: exact results of small integers --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Target:
+    target = detect("cuda")
+    if target.compute_capability != (9, 0):
+        pytest.skip(f"needs compute capability 9.0, found {target.compute_capability}")
+    return target
+
+
+def check(workload: Workload, target: Target, config: Config, seed: int = 0) -> None:
+    arrays = integers(workload, np.random.default_rng(seed))
+    y, reference = run_on_gpu(TEMPLATE, workload, target, config, arrays), expected(workload, arrays)
+    wrong = int((y != reference).sum())
+    assert wrong == 0, f"{wrong} of {y.size} elements differ: {workload.label} {config}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(GPU_SHAPES))
+def test_random_schedules_of_random_shapes_are_exact(gpu: Target, number: int) -> None:
+    rng = np.random.default_rng([51, number])
+    workload = random_workload(rng)
+    check_schedules(lambda config: check(workload, gpu, config, seed=number), TEMPLATE, workload, gpu, rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "workload",
+    [
+        RGB_7X7.replace(epilogue=["bias", "relu"]),
+        RGB_7X7.replace(n=32),
+        RGB_3X3.replace(epilogue=["bias", "residual"]),
+        RGB_3X3.replace(n=8, stride=2, k=32, out_dtype="float32"),
+        RGB_3X3.replace(c=1, k=16),
+        RGB_3X3.replace(c=4, k=96, dtype="bfloat16", out_dtype="bfloat16"),
+    ],
+    ids=lambda workload: workload.label,
+)
+def test_first_layers_of_networks_are_exact(gpu: Target, workload: Workload) -> None:
+    rng = np.random.default_rng(0)
+    check_schedules(lambda config: check(workload, gpu, config), TEMPLATE, workload, gpu, rng)
