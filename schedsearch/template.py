@@ -39,8 +39,13 @@ class KernelStep:
     """One Python function to compile and how it is launched.
 
     `function` takes one argument per entry of `params`: u64 for a Pointer or TensorMap (the address of the map), i32, i64,
-    f32. On the CPU two more i64 follow: the half-open range [start, stop) of work items to compute; the
-    device splits the work items evenly over `block_threads` threads. Knobs are closure constants.
+    f32; u64 also for an Int64 whose argument is annotated `types.uint64`, the address of a buffer that may be absent. On the
+    CPU two more i64 follow: the half-open range [start, stop) of work items to compute; the device splits the work items
+    evenly over `block_threads` threads. Knobs are closure constants.
+
+    `shaped_by` names the captured integers and booleans that decide the code's shape: lengths of local arrays, conditions
+    that leave out branches. All others are then mere numbers to the CUDA backend, and kernels that differ in nothing else
+    are built several times faster after the first. None: all of them decide.
     """
 
     function: Callable[..., None]
@@ -51,6 +56,7 @@ class KernelStep:
     cluster: int = 1
     min_blocks_per_sm: int = 1
     overlaps: bool = False
+    shaped_by: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)

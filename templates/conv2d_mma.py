@@ -35,6 +35,7 @@ ELEMENT_BYTES = 2
 ROW_PADDING = 8  # floats between rows of the staged result: the 8-byte stores of a half warp then hit every bank once
 LARGEST_SIZE = 2**30  # of one axis: sums of two stay within int32
 OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
+SHAPED_BY = frozenset({"accumulators", "float_out", "rows_x", "vector"})  # of what the kernel captures; see `KernelStep`
 _COPY = {8: ptx.cp_async_16, 4: ptx.cp_async_8, 2: ptx.cp_async_4, 1: ptx.copy_2}
 
 
@@ -261,6 +262,7 @@ class Conv2dMma(Template):
             threads,
             int(shared_bytes(bm, bn, bk, config["stages"], slices)),
             min_blocks_per_sm=max(config["blocks_per_sm"], 1),
+            shaped_by=SHAPED_BY,
         )
         out_bytes = 4 if workload.out_dtype == "float32" else 2
         alignments = {arg.name: 4 if arg.dtype == "float32" else 2 for arg in workload.signature}
@@ -345,7 +347,8 @@ def _make_kernel(workload: Workload, config: Config, epilogue: Epilogue) -> Call
 
     def kernel(
         x: Any, weight: Any, y: Any,
-        bias: Any, scale: Any, shift: Any, residual: Any, slope: Any, clip_min: Any, clip_max: Any,
+        bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
+        slope: Any, clip_min: Any, clip_max: Any,
     ) -> None:  # fmt: skip
         shared = shared_base()
         thread = types.uint32(cuda.threadIdx.x)  # unsigned, so that division by a power of two is a shift

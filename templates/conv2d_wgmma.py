@@ -57,6 +57,8 @@ MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiproce
 CLUSTER_CYCLES = 1100  # two barriers of a cluster and the latency of reading the other blocks' sums
 CLUSTER_BYTES_PER_CYCLE = 36  # of the sums, of one multiprocessor
 
+SHAPED_BY = frozenset({"accumulators", "own_sums", "split_k", "staged"})  # of what the kernel captures; see `KernelStep`
+
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 BKS = (16, 32, 64)
@@ -152,6 +154,7 @@ class Conv2dWgmma(Template):
             plan["shared_bytes"],
             cluster=plan["split_k"],
             min_blocks_per_sm=plan["blocks_per_sm"],
+            shaped_by=SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
         return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
@@ -316,7 +319,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     sum_fragments = cluster.sum_fragments(split_k, own_octets, octet_bytes)
 
     def kernel(  # type: ignore[no-untyped-def]
-        xmap, wmap, y, bias, scale, shift, residual, slope, clip_min, clip_max
+        xmap, wmap, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
+        slope, clip_min, clip_max,
     ) -> None:  # fmt: skip
         def tile_origin(tile: Any) -> Any:
             """(first row, first column) of a tile: groups of group_m row tiles, column by column within a group."""

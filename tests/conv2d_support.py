@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from schedsearch.backend import compile_source
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.template import KernelSource
-from schedsearch.workload import Workload
+from schedsearch.workload import Config, Workload
 
 NUMPY_DTYPES = {"float16": np.float16, "float32": np.float32, "bfloat16": np.uint16}
 
@@ -58,3 +58,18 @@ def run_on_cpu(
         for address in buffers.values():
             device.free(address)
     return results
+
+
+def covering(drawn: Iterable[tuple[Workload, Config]]) -> list[tuple[Workload, Config]]:
+    """A few of the candidates in which every knob value, dtype and epilogue stage of all of them occurs."""
+    facets = {
+        candidate: {*candidate[1].items(), *candidate[0].epilogue, not candidate[0].epilogue}
+        | {("dtypes", candidate[0].dtype, candidate[0].out_dtype)}
+        for candidate in drawn
+    }
+    missing: set[Any] = set().union(*facets.values())
+    chosen = []
+    while missing:
+        chosen.append(max(facets, key=lambda candidate: len(facets[candidate] & missing)))
+        missing -= facets[chosen[-1]]
+    return chosen

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import check_schedules, convolve, expected, integers, run_on_gpu, to_bits
+from conv2d_support import covering
 from emulator import Memory
 from hopper_emulator import HopperEmulator
 
@@ -26,7 +27,7 @@ from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dHalo()
-RANDOM_SHAPES, SHARDS = 64, 8
+RANDOM_SHAPES, SHARDS = 64, 4
 GPU_SHAPES = 60
 
 TOGETHER = {
@@ -272,14 +273,16 @@ def check_tensor_map(param: TensorMap) -> None:
     assert param.box[0] * 2 == param.swizzle_bytes == 128
 
 
+def random_candidate(number: int) -> tuple[Workload, Config]:
+    rng = np.random.default_rng([30, number])
+    workload = random_workload(rng)
+    return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
+
+
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
-    for number in range(shard, RANDOM_SHAPES, SHARDS):
-        rng = np.random.default_rng([30, number])
-        workload = random_workload(rng)
-        space = TEMPLATE.space(workload, H200)
-        assert space.check(TEMPLATE.default(workload, H200)) == []
-        config = space.sample(1, rng)[0]
+    for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
+        assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
         source = TEMPLATE.kernel(workload, H200, config)
         for param in source.steps[0].params:
             if isinstance(param, TensorMap):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import check_schedules, convolve, expected, integers, run_on_gpu
+from conv2d_support import covering
 from emulator import Emulator, Memory
 
 import schedsearch.templates.conv2d_unfold as module
@@ -23,7 +24,7 @@ from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dUnfold()
-RANDOM_SHAPES, SHARDS = 32, 4
+RANDOM_SHAPES, SHARDS = 32, 2
 GPU_SHAPES = 20
 
 RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)
@@ -261,12 +262,15 @@ def test_every_knob_is_explained() -> None:
 # --- Compiled -----------------------------------------------------------------------------------------------------------
 
 
+def random_candidate(number: int) -> tuple[Workload, Config]:
+    rng = np.random.default_rng([43, number])
+    workload = random_workload(rng)
+    return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
+
+
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
-    for number in range(shard, RANDOM_SHAPES, SHARDS):
-        rng = np.random.default_rng([43, number])
-        workload = random_workload(rng)
-        config = TEMPLATE.space(workload, H200).sample(1, rng)[0]
+    for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
         source = TEMPLATE.kernel(workload, H200, config)
         built = compile_source(source, H200)  # refuses spills and serialised wgmma
         assert set(built.artifact.plan.workspaces) == {"x_unfolded", "weight_unfolded"}

@@ -121,7 +121,7 @@ def test_a_depthwise_tile_reads_nhwc_in_place(device):
     check(device, workload, space.sample(2, np.random.default_rng(0)))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_small_workload_with_any_config(device, data):
     draw = data.draw
@@ -151,7 +151,7 @@ def test_any_small_workload_with_any_config(device, data):
 
 KINDS = ("conv2d_nchw (cuda float)", "group_conv2d_nchw", "group_conv2d_nhwc")
 MAX_FLOPS = 6e7
-MAX_CASES = 12
+MAX_CASES = 8
 
 
 def tvm_workload(kind: str, case: dict) -> Workload:  # type: ignore[type-arg]

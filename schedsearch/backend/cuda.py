@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import itertools
 import re
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -77,20 +79,14 @@ def _check_limits(source: KernelSource, target: Target) -> None:
 
 
 def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
-    from numba import cuda
+    from schedsearch.backend.front_end import compile_to_ptx
 
     match = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
     if match is None:
         raise ValueError(f"arch {arch!r} is not one of the form sm_90a")
+    bounds = step.block_threads, step.min_blocks_per_sm
     try:
-        ptx, _ = cuda.compile(
-            step.function,
-            _signature(step),
-            device=False,
-            abi="numba",
-            cc=(int(match[1]), int(match[2])),
-            launch_bounds=(step.block_threads, step.min_blocks_per_sm),
-        )
+        ptx = compile_to_ptx(step.function, _signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by)
     except Exception as error:  # whatever a compiler does with a candidate is the candidate's failure
         raise CompileError(f"{type(error).__name__}: {error}") from error
     ptx = ptx.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
@@ -112,7 +108,9 @@ def _signature(step: KernelStep) -> tuple[Any, ...]:
         "f32": types.float32,
         "scalar": types.float32,
     }
-    return tuple(by_kind[param.kind] for param in step.params)
+    names = itertools.chain(inspect.signature(step.function).parameters, itertools.repeat(""))
+    addresses = {name for name, annotation in step.function.__annotations__.items() if annotation == "types.uint64"}
+    return tuple(types.uint64 if name in addresses else by_kind[param.kind] for name, param in zip(names, step.params))
 
 
 def _stable_names(ptx: str, entry: str) -> str:

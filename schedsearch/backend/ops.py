@@ -18,9 +18,11 @@ One operation should hold a whole tile step: NVVM neither looks into nor schedul
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -38,6 +40,17 @@ _TYPES: dict[str, tuple[Any, ir.Type, str]] = {
     "f32": (types.float32, ir.FloatType(), "f"),
     "f64": (types.float64, ir.DoubleType(), "d"),
 }
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What Numba sees of a device operation: name -> type, or (type, count) for `inout`; and how it may be moved."""
+
+    ins: tuple[tuple[str, str], ...]
+    outs: tuple[tuple[str, str], ...]
+    inout: tuple[tuple[str, tuple[str, int]], ...]
+    pure: bool
+    convergent: bool
 
 
 def device_op(
@@ -68,7 +81,25 @@ def device_op(
         ValueError: the text names an operand that is not declared, or an operand is never named.
     """
     ins, outs, inout = dict(ins or {}), dict(outs or {}), dict(inout or {})
-    text = _numbered(name, ptx, outs, inout, ins)
+    operands = Operands(tuple(ins.items()), tuple(outs.items()), tuple(inout.items()), pure, convergent)
+    return _operation(name, _numbered(name, ptx, outs, inout, ins), operands)
+
+
+def operands_and_text(value: Any) -> tuple[Operands, str] | None:
+    """Of a device operation, with LLVM's `$n` for operands in the text; None for any other value."""
+    declared: tuple[Operands, str] | None = getattr(value, "schedsearch_declared", None)
+    return declared
+
+
+@functools.cache
+def stand_in(operands: Operands, text: str) -> Callable[..., Any]:
+    """A device operation with another text, which only LLVM's printer gets to see."""
+    return _operation("stand_in", text, operands)
+
+
+def _operation(name: str, text: str, operands: Operands) -> Callable[..., Any]:
+    ins, outs, inout = dict(operands.ins), dict(operands.outs), dict(operands.inout)
+    pure, convergent = operands.pure, operands.convergent
     constraints = _constraints(outs, inout, ins, pure)
     in_types = [_TYPES[kind] for kind in ins.values()]
     result_kinds = [*outs.values(), *(kind for kind, count in inout.values() for _ in range(count))]
@@ -116,7 +147,9 @@ def device_op(
     definition.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(operand, inspect.Parameter.POSITIONAL_OR_KEYWORD) for operand in names]
     )
-    return intrinsic(definition)  # type: ignore[no-any-return]
+    operation: Callable[..., Any] = intrinsic(definition)
+    operation.schedsearch_declared = operands, text  # type: ignore[attr-defined]
+    return operation
 
 
 def _check_argument(name: str, operand: str, kind: str, value: Any) -> None:

@@ -1,0 +1,129 @@
+"""Kernels of the same shape share one run of Numba, and are the same kernels as without sharing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import cuda, types
+
+from schedsearch.backend import CompileError, compile_source
+from schedsearch.backend.cuda import _compile_to_ptx
+from schedsearch.backend.front_end import _front_end
+from schedsearch.backend.ops import device_op
+from schedsearch.launch import Grid, Int64, Pointer
+from schedsearch.target import PRESETS
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d_mma import Conv2dMma
+from schedsearch.templates.conv2d_wgmma import Conv2dWgmma
+from schedsearch.workload import Workload
+
+H200 = PRESETS["h200"]
+store = device_op("store", "st.global.u32 [$address], $value;", ins={"address": "u64", "value": "u32"})
+
+
+def scaling(factor: int, add: str = "add", twice: bool = False, length: int = 2) -> Callable[..., None]:
+    """y[i] = factor * i + factor (or -), twice that if asked, by way of a local array."""
+    combine = device_op(add, f"{add}.u32 $sum, $a, $b;", ins={"a": "u32", "b": "u32"}, outs={"sum": "u32"}, pure=True)
+
+    def kernel(y):  # type: ignore[no-untyped-def]
+        def product(value: Any) -> Any:
+            return types.uint32(value * factor)
+
+        values = cuda.local.array(length, types.uint32)
+        for i in range(length):
+            values[i] = combine(product(cuda.threadIdx.x), factor)
+            if twice:
+                values[i] = types.uint32(values[i] * 2)
+            store(y + 4 * (length * cuda.threadIdx.x + i), values[i])
+
+    return kernel
+
+
+def ptx(function: Callable[..., None], shaped_by: frozenset[str] | None, threads: int = 128) -> str:
+    return _compile_to_ptx(
+        KernelStep(function, (Pointer("y"),), Grid(1), threads, shaped_by=shaped_by), "kernel_0", "sm_90a"
+    )
+
+
+def runs_of_numba(build: Callable[[], Any]) -> int:
+    before = _front_end.cache_info().misses
+    build()
+    return _front_end.cache_info().misses - before
+
+
+SHAPED_BY = frozenset({"length"})
+VARIANTS = [dict(factor=3), dict(factor=-7), dict(factor=2**40), dict(factor=3, add="sub"), dict(factor=8, twice=True)]
+
+
+def test_kernels_that_differ_in_numbers_and_texts_share_one_run_and_are_as_if_compiled_alone() -> None:
+    _front_end.cache_clear()
+    alone = [ptx(scaling(**variant), None) for variant in VARIANTS]
+    shared: list[str] = []
+    assert runs_of_numba(lambda: shared.extend(ptx(scaling(**variant), SHAPED_BY) for variant in VARIANTS)) == 1
+    assert shared == alone
+    assert len(set(shared)) == len(VARIANTS)
+
+
+def test_what_shapes_a_kernel_has_a_run_of_its_own() -> None:
+    _front_end.cache_clear()
+    kernels = [scaling(5, length=length) for length in (1, 2, 3, 2)]
+    assert runs_of_numba(lambda: [ptx(kernel, SHAPED_BY) for kernel in kernels]) == 3
+    assert ptx(kernels[2], SHAPED_BY) == ptx(kernels[2], None)
+
+
+def test_launch_bounds_are_those_of_the_kernel() -> None:
+    assert ".maxntid 64" in ptx(scaling(3), SHAPED_BY, 64) and ".maxntid 96" in ptx(scaling(3), SHAPED_BY, 96)
+
+
+@pytest.mark.parametrize("factor", [2**63, 2**64 - 1])
+def test_unsigned_numbers_keep_their_type(factor: int) -> None:
+    assert ptx(scaling(factor), SHAPED_BY) == ptx(scaling(factor), None)
+
+
+def test_a_name_that_was_forgotten_costs_time_only() -> None:
+    assert ptx(scaling(3, length=4), frozenset()) == ptx(scaling(3, length=4), None)
+
+
+def test_what_is_wrong_with_a_kernel_is_said_in_its_own_words() -> None:
+    picky = device_op("picky", "st.global.u32 [$a], $value;", ins={"a": "u64", "value": "u32"})
+
+    def kernel(y):  # type: ignore[no-untyped-def]
+        picky(y, types.float32(1))
+
+    with pytest.raises(CompileError, match="picky: value must be u32, got float32"):
+        ptx(kernel, frozenset())
+
+
+def test_an_absent_buffer_has_the_type_of_an_address() -> None:
+    def kernel(y, bias: types.uint64):  # type: ignore[no-untyped-def]
+        store(y, bias // 3)  # a division of signed numbers takes more instructions
+
+    def compiled(param: Pointer | Int64) -> str:
+        return _compile_to_ptx(KernelStep(kernel, (Pointer("y"), param), Grid(1), 32), "kernel_0", "sm_90a")
+
+    assert compiled(Int64(0)) == compiled(Pointer("bias"))
+
+
+@pytest.mark.parametrize("template", [Conv2dWgmma(), Conv2dMma()], ids=lambda template: template.name)
+def test_candidates_of_a_template_are_the_same_with_and_without_sharing(template: Template) -> None:
+    """Of one tile size, so that the second shares with the first; with other tensors and another epilogue, too."""
+    shapes = [dict(n=4, h=28, w=28, c=64, k=96, r=3, s=3, padding=1), dict(n=2, h=17, w=9, c=128, k=72, r=1, s=1)]
+    epilogues: list[list[str]] = [["bias", "relu"], ["residual"]]
+    tile = dict(bn=32, bk=64) if template.name == "conv2d_wgmma" else dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)
+    _front_end.cache_clear()
+    for shape, epilogue in zip(shapes, epilogues):
+        workload = Workload.conv2d(**shape, epilogue=epilogue)
+        only = {name: [value] for name, value in {**tile, "split_k": 1}.items()}
+        space = template.space(workload, H200)
+        space = space.restrict({name: values for name, values in only.items() if name in space.names})
+        source = template.kernel(workload, H200, space.sample(1, np.random.default_rng(0))[0])
+        assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
+    assert _front_end.cache_info().misses == 1
+
+
+def without_sharing(source: KernelSource) -> KernelSource:
+    return dataclasses.replace(source, steps=tuple(dataclasses.replace(step, shaped_by=None) for step in source.steps))
