@@ -166,3 +166,15 @@ class TestDocumentation:
     @pytest.mark.parametrize("exit_code", [0, 1, 2, 3, 4, 5, 6, 130])
     def test_docs_cli_explains_the_exit_codes(self, exit_code: int) -> None:
         assert f"| {exit_code} |" in (ROOT / "docs" / "cli.md").read_text()
+
+
+def _sections(markdown: str) -> dict[str, str]:
+    """Heading, without its marks and backquotes -> the text below it up to the next heading."""
+    sections: dict[str, str] = {}
+    heading = ""
+    for line in markdown.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("#").strip().strip("`")
+        else:
+            sections[heading] = sections.get(heading, "") + line + "\n"
+    return sections
