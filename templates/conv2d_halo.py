@@ -55,6 +55,9 @@ L2_PROMOTION_BYTES = 256
 # most with a residual of 32 bits, of which several loads are under way.
 PLAIN_REGISTERS, EPILOGUE_REGISTERS, WIDE_RESIDUAL_REGISTERS = 36, 48, 72
 
+# Of what the kernel captures; see `KernelStep`.
+SHAPED_BY = frozenset({"accumulators", "fused", "in_turn", "resident", "staged"})
+
 MAX_GROUPS = 4
 PATCHES = (1, 2, 3, 4, 6)
 WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
@@ -183,6 +186,7 @@ class Conv2dHalo(Template):
             plan["threads"],
             plan["shared_bytes"],
             min_blocks_per_sm=plan["blocks_per_sm"],
+            shaped_by=SHAPED_BY,
         )
         return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
 
@@ -261,7 +265,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     group_barrier = ptx.group_barrier(groups, WARPGROUP)
 
     def kernel(  # type: ignore[no-untyped-def]
-        xmap, wmap, y, bias, scale, shift, residual, slope, clip_min, clip_max
+        xmap, wmap, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
+        slope, clip_min, clip_max,
     ) -> None:  # fmt: skip
         def tile_origin(tile: Any) -> Any:
             """(image, first row, first column, first channel) of a tile: channels fastest, then along a row."""

@@ -56,6 +56,8 @@ MAX_CHANNELS = 256  # wgmma's N
 MAX_PIXELS = 2**31 - 1
 BASE_REGISTERS = 44  # of a thread beside accumulators and operands: addresses, descriptors, temporaries
 
+SHAPED_BY = frozenset({"accumulators", "fused", "staged"})  # of what the kernel captures; see `KernelStep`
+
 GROUPS = (1, 2, 3, 4)
 PATCHES = (1, 2, 3, 4)
 REGISTER_STEPS = (2, 4, 6, 12)
@@ -147,6 +149,7 @@ class Conv2dStem(Template):
             plan["threads"],
             plan["shared_bytes"],
             min_blocks_per_sm=plan["blocks_per_sm"],
+            shaped_by=SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ELEMENT_BYTES * piece(workload), "y": ALIGNMENT_BYTES}
         return KernelSource("cuda", "sm_90a", (step,), alignments={**alignments, **epilogue.alignments})
@@ -287,7 +290,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     group_barrier = ptx.group_barrier(groups, WARPGROUP)
 
     def kernel(  # type: ignore[no-untyped-def]
-        xmap, weight, y, bias, scale, shift, residual, slope, clip_min, clip_max
+        xmap, weight, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
+        slope, clip_min, clip_max,
     ) -> None:  # fmt: skip
         def tile_origin(tile: Any) -> Any:
             """(image, first row, first column) of a tile; along a row first."""

@@ -57,7 +57,6 @@ load_shared_v4 = device_op(
     ins={"shared": "u32"},
     outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
 )
-store_shared_u32 = device_op("store_shared_u32", "st.shared.b32 [$shared], $value;", ins={"shared": "u32", "value": "u32"})
 store_shared_f32x2 = device_op(
     "store_shared_f32x2", "st.shared.v2.f32 [$shared], {$a, $b};", ins={"shared": "u32", "a": "f32", "b": "f32"}
 )
@@ -320,14 +319,4 @@ stmatrix_x2_trans = device_op(
     "stmatrix_x2_trans",
     "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$shared], {$a, $b};",
     ins={"shared": "u32", "a": "u32", "b": "u32"},
-)
-exchange_rows = device_op(
-    # Accumulators are two neighbouring columns of row lane / 4. Lanes of neighbouring rows exchange one of their two: the
-    # even row's then has both rows in its first column, the odd row's (`odd` = 1) both rows in its second.
-    "exchange_rows",
-    "{ .reg .pred p; .reg .f32 x, y, sent, got; setp.ne.s32 p, $odd, 0; mov.f32 x, $v0; mov.f32 y, $v1; "
-    "selp.f32 sent, x, y, p; shfl.sync.bfly.b32 got, sent, 4, 31, -1; "
-    "selp.f32 $low, got, x, p; selp.f32 $high, y, got, p; }",
-    ins={"v0": "f32", "v1": "f32", "odd": "i32"},
-    outs={"low": "f32", "high": "f32"},
 )

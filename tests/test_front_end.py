@@ -17,7 +17,9 @@ from schedsearch.backend.ops import device_op
 from schedsearch.launch import Grid, Int64, Pointer
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d_halo import Conv2dHalo
 from schedsearch.templates.conv2d_mma import Conv2dMma
+from schedsearch.templates.conv2d_stem import Conv2dStem
 from schedsearch.templates.conv2d_wgmma import Conv2dWgmma
 from schedsearch.workload import Workload
 
@@ -123,6 +125,16 @@ def test_candidates_of_a_template_are_the_same_with_and_without_sharing(template
         source = template.kernel(workload, H200, space.sample(1, np.random.default_rng(0))[0])
         assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
     assert _front_end.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "channels"), [(Conv2dHalo(), 64), (Conv2dStem(), 4)], ids=["conv2d_halo", "conv2d_stem"]
+)
+def test_sampled_candidates_are_the_same_with_and_without_sharing(template: Template, channels: int) -> None:
+    workload = Workload.conv2d(n=2, h=24, w=24, c=channels, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
+    for config in template.space(workload, H200).sample(3, np.random.default_rng(0)):
+        source = template.kernel(workload, H200, config)
+        assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
 
 
 def without_sharing(source: KernelSource) -> KernelSource:
