@@ -1,6 +1,6 @@
 """What a tuner costs per 64 proposals: CPU seconds (all threads) of ask and tell, fits included, nothing measured.
 
-Run: python benchmarks/tuner_overhead.py [--tuners xgb,ga,random,grid] [--trials 512] [--json FILE]
+Run: python benchmarks/tuner_overhead.py [--tuners xgb,ga,annealing,random,grid] [--trials 512] [--json FILE]
 """
 
 from __future__ import annotations

@@ -31,7 +31,13 @@ from schedsearch.ops import EPILOGUE_STAGES, OPS
 from schedsearch.ops.conv2d import DTYPES, WEIGHT_LAYOUTS
 
 VERSION = 1
-TUNER_NAMES = ("xgb", "ga", "random", "grid")  # the keys of schedsearch.tuner.TUNERS, which is of a higher layer
+TUNER_NAMES = (
+    "xgb",
+    "ga",
+    "annealing",
+    "random",
+    "grid",
+)  # the keys of schedsearch.tuner.TUNERS, which is of a higher layer
 AUTO = "auto"  # as dtype: float16 on a GPU, float32 on a CPU
 MAX_INT = 2**31 - 1
 
@@ -131,9 +137,9 @@ class Budget(Section):
 class TunerChoice(Section):
     """How configurations are proposed."""
 
-    name: Annotated[Literal["xgb", "ga", "random", "grid"], Expect(f"one of {', '.join(TUNER_NAMES)}", TUNER_NAMES)] = Field(
-        default="xgb", description="xgb (cost model), ga (genetic), random or grid"
-    )
+    name: Annotated[
+        Literal["xgb", "ga", "annealing", "random", "grid"], Expect(f"one of {', '.join(TUNER_NAMES)}", TUNER_NAMES)
+    ] = Field(default="xgb", description="xgb (models), ga (genetic), annealing, random or grid")
     seed: Annotated[int, Field(ge=0, le=2**32 - 1), Expect("a whole number from 0 to 4294967295")] = Field(
         default=0, description="of the tuner's random numbers"
     )

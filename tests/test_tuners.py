@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tuner_contract import TunerContract, billion_space, drive, outcome, small_s
 from schedsearch.errors import UsageError
 from schedsearch.space import ConfigSpace, Constraint, Knob, Rows
 from schedsearch.tuner import TUNERS, make_tuner
+from schedsearch.tuner.annealing import HOT, AnnealingTuner, Walker
 from schedsearch.tuner.base import Tuner
 from schedsearch.tuner.model import XgbCostModel, relevance
 from schedsearch.tuner.moves import crossover, mutate
@@ -63,6 +65,30 @@ class SearchContract(TunerContract):
 
 class TestGa(SearchContract):
     name = "ga"
+
+
+class TestAnnealing(SearchContract):
+    name = "annealing"
+
+    def test_it_cools_down(self) -> None:
+        tuner = AnnealingTuner(billion_space(), seed=0)
+        hot = tuner.temperature
+        drive(tuner, 40)
+        assert 0 < tuner.temperature < 0.5 * hot
+
+    def test_a_slower_step_is_accepted_by_the_chance_of_metropolis(self) -> None:
+        """exp(-slower / temperature), counted over many walkers."""
+        tuner = AnnealingTuner(billion_space(), seed=0)
+        row = tuner.space.sample_indices(1, np.random.default_rng(0))[0]
+        accepted = 0
+        for _ in range(4000):
+            walker = Walker(row, log_time=1.0, best=1.0)
+            tuner._move(walker, row, 1.3)
+            accepted += walker.log_time == 1.3
+        assert accepted / 4000 == pytest.approx(math.exp(-0.3 / HOT), abs=0.03)
+        failed = Walker(row, log_time=1.0, best=1.0)
+        tuner._move(failed, row, math.inf)
+        assert failed.log_time == 1.0
 
 
 class TestXgb(SearchContract):
@@ -169,11 +195,13 @@ class TestBookkeeping:
             Careless(small_space(), seed=0).ask(1)
 
     def test_unknown_names_are_answered_with_the_known_ones(self) -> None:
-        with pytest.raises(UsageError, match=r"unknown tuner 'gaa' \(did you mean 'ga'\?\); allowed: xgb, ga, random, grid"):
+        with pytest.raises(
+            UsageError, match=r"unknown tuner 'gaa' \(did you mean 'ga'\?\); allowed: xgb, ga, annealing, random, grid"
+        ):
             make_tuner("gaa", small_space(), seed=0)
 
     def test_every_tuner_of_the_table_is_tested_here(self) -> None:
-        assert set(TUNERS) == {cls.name for cls in (TestRandom, TestGrid, TestGa, TestXgb)}
+        assert set(TUNERS) == {cls.name for cls in (TestRandom, TestGrid, TestGa, TestAnnealing, TestXgb)}
 
 
 def recorded(path: Path) -> tuple[ConfigSpace, dict[Config, float | None]]:

@@ -283,7 +283,7 @@ class TestMistakes:
             (f"budget: {{trials: yes}}\ntasks: [{TASK}]", 1, 18, "got 'yes'"),
             (f"budget: {{trials: true}}\ntasks: [{TASK}]", 1, 18, "got true"),
             (f"budget: {{time: soon}}\ntasks: [{TASK}]", 1, 16, "time must be a duration above zero"),
-            (f"tuner: {{name: xbg}}\ntasks: [{TASK}]", 1, 15, "xgb, ga, random, grid, got 'xbg' (did you mean 'xgb'?)"),
+            (f"tuner: {{name: xbg}}\ntasks: [{TASK}]", 1, 15, "annealing, random, grid, got 'xbg' (did you mean 'xgb'?)"),
             (f"tuner: {{seed: -1}}\ntasks: [{TASK}]", 1, 15, "seed must be a whole number from 0 to 4294967295, got -1"),
             (f"measure: {{mode: cold}}\ntasks: [{TASK}]", 1, 17, "mode must be one of cold-graph-v1, hot-graph-v1"),
             (f"measure: {{timeout: 0s}}\ntasks: [{TASK}]", 1, 20, "timeout must be a duration above zero"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TUNERS = {
     "xgb": "schedsearch.tuner.xgb:XgbTuner",
     "ga": "schedsearch.tuner.ga:GaTuner",
+    "annealing": "schedsearch.tuner.annealing:AnnealingTuner",
     "random": "schedsearch.tuner.random_search:RandomTuner",
     "grid": "schedsearch.tuner.grid:GridTuner",
 }

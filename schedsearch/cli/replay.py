@@ -25,7 +25,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(dir_okay=False))
-@click.option("--tuner", metavar="NAME", default="xgb", show_default=True, help="xgb, ga, random or grid.")
+@click.option("--tuner", metavar="NAME", default="xgb", show_default=True, help="xgb, ga, annealing, random or grid.")
 @click.option(
     "--evaluations",
     metavar="LIST",

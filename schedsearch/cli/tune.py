@@ -51,7 +51,7 @@ class Duration(click.ParamType["float"]):
 )
 @click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="End the search after e.g. 90s, 10m, 1h30m.")
-@click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (cost model), ga (genetic), random or grid.")
+@click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (models), ga (genetic), annealing, random or grid.")
 @click.option("--seed", metavar="N", type=AtLeast(0), help="Of every random choice.")
 @click.option(
     "--resume/--fresh",
