@@ -38,7 +38,7 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 	@echo "These commands lie in $(BIN): type \`source $(BIN)/activate\` first."
 
 test: $(DEV_STAMP) ## install, and run every test that needs no GPU
-	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not gpu"
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu"
 
 test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU
 	$(BIN)/pytest -m gpu

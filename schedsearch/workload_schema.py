@@ -31,13 +31,7 @@ from schedsearch.ops import EPILOGUE_STAGES, OPS
 from schedsearch.ops.conv2d import DTYPES, WEIGHT_LAYOUTS
 
 VERSION = 1
-TUNER_NAMES = (
-    "xgb",
-    "ga",
-    "annealing",
-    "random",
-    "grid",
-)  # the keys of schedsearch.tuner.TUNERS, which is of a higher layer
+TUNER_NAMES = ("xgb", "ga", "annealing", "random", "grid")  # the keys of tuner.TUNERS, which is of a higher layer
 AUTO = "auto"  # as dtype: float16 on a GPU, float32 on a CPU
 MAX_INT = 2**31 - 1
 

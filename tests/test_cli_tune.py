@@ -84,7 +84,7 @@ class TestMistakes:
             (["tune", "."], 2, "directory"),
             (["tune", "tiny.yaml", "--db", "."], 6, "folder"),
             (["tune", "tiny.yaml", "--time", "soon"], 2, "90s, 10m"),
-            (["tune", "tiny.yaml", "--tuner", "xbg"], 2, "'xgb', 'ga', 'random', 'grid'"),
+            (["tune", "tiny.yaml", "--tuner", "xbg"], 2, "'xgb', 'ga', 'annealing', 'random', 'grid'"),
             (["tune", "tiny.yaml", "--target", "gpu"], 2, "cuda:N"),
             (["tune", "tiny.yaml", "--target", "h200"], 2, "allowed"),
             (["tune", "tiny.yaml", "--db", "no/such/folder.db"], 6, "no/such"),
