@@ -358,8 +358,9 @@ class ConfigSpace:
             elif not _is_scalar(knob):
                 columns = columns / math.sqrt(2)
             elif knob.ordered:
-                alignment = np.array([_alignment(value) for value in knob.values], dtype=np.float64)
-                if any(value & (value - 1) for value in knob.values):
+                integers = [int(value) for value in knob.values]
+                alignment = np.array([_alignment(value) for value in integers], dtype=np.float64)
+                if any(value & (value - 1) for value in integers):
                     columns = np.concatenate([columns, alignment[:, None]], axis=1)
                 span = np.ptp(columns, axis=0)
                 columns = ((columns - columns.min(axis=0)) / np.where(span, span, 1))[:, span > 0]

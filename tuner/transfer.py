@@ -76,4 +76,5 @@ def standardised(times_ns: Vector) -> Vector:
         return np.zeros(len(values))
     values = np.where(np.isnan(values), np.nanmax(values), values)
     deviation = values.std()
-    return (values - values.mean()) / (deviation if deviation > 0 else 1)
+    result: Vector = (values - values.mean()) / (deviation if deviation > 0 else 1)
+    return result
