@@ -68,7 +68,7 @@ class Conv2dStem(Template):
     """conv2d for compute capability 9.0 and S * C up to 64: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_stem"
-    version = 1
+    version = 2
     op = "conv2d"
     kind = "cuda"
 
@@ -79,8 +79,8 @@ class Conv2dStem(Template):
         if reason := hopper.problem(w.replace(c=OCTET), target):  # any number of channels will do
             return reason
         runs = Runs.of(w)
-        if runs.values > MAX_RUN:
-            return f"s * c is {runs.values}; allowed: up to {MAX_RUN}, the values that a row of the kernel meets"
+        if w.s * w.c > MAX_RUN:
+            return f"s * c is {w.s * w.c}; allowed: up to {MAX_RUN}, the values that a row of the kernel meets"
         if runs.steps > MAX_STEPS:
             return f"r * ceil(s * c / 8) is {w.r * runs.octets}; allowed: up to {2 * MAX_STEPS}"
         if w.s > 1 and w.dilation[1] > 1:
@@ -157,7 +157,7 @@ class Conv2dStem(Template):
 
 def piece(workload: Workload) -> int:
     """Values of weight that are loaded at once: as many as no run splits."""
-    return 2 if workload.s * workload.c % 2 == 0 else 1
+    return 2 if workload.s * workload.c % 2 == 0 and not Runs.of(workload).skipped else 1
 
 
 def patch_map(workload: Workload, plan: Mapping[str, int]) -> TensorMap:
@@ -191,22 +191,31 @@ def octet_offsets(workload: Workload, patch_w: int) -> list[int | None]:
 def multiply_patch(workload: Workload, patch_w: int, register_steps: int) -> Callable[..., Any]:
     """A device operation: the 64 pixels of a warpgroup times all weights, all of k, from patch to accumulators.
 
-    Called as (accumulators[columns // 2], pixel, pixel_8, shift, shift_8, mask, weights). `pixel` is the shared address of
-    the thread's pair in the first octet of pixel lane / 4 of its warp, `pixel_8` that of pixel lane / 4 + 8, both rounded
-    down to words; `shift` is 16 where that dropped a value, else 0. `mask` has the bits of a pair that are of the run in its
-    last octet: beyond, the patch holds other values, which may be infinite. `weights` is the weights' matrix descriptor.
+    Called as (accumulators[columns // 2], pixel, pixel_8, shift, shift_8, first_mask, last_mask, weights). `pixel` is the
+    shared address of the thread's pair in the first octet of pixel lane / 4 of its warp, `pixel_8` that of pixel
+    lane / 4 + 8, both rounded down to words; `shift` is 16 where that dropped a value, else 0. The masks have the bits of a
+    pair that are of the run in its first and last octet: the patch holds other values beside it, which may be infinite.
+    `weights` is the weights' matrix descriptor.
     """
     runs = Runs.of(workload)
-    ragged = runs.values % OCTET != 0
+    masks: list[tuple[str, ...]] = [()] * runs.octets
+    if runs.skipped:
+        masks[0] += ("$first_mask",)
+    if runs.values % OCTET:
+        masks[-1] += ("$last_mask",)
     return _multiply_patch(
-        tuple(octet_offsets(workload, patch_w)), runs.octets if ragged else 0, runs.odd, runs.columns, register_steps,
-        workload.dtype,
-    )  # fmt: skip
+        tuple(octet_offsets(workload, patch_w)), tuple(masks), runs.odd, runs.columns, register_steps, workload.dtype
+    )
 
 
 @functools.cache
 def _multiply_patch(
-    offsets: tuple[int | None, ...], masked_every: int, odd: bool, columns: int, register_steps: int, dtype: str
+    offsets: tuple[int | None, ...],
+    masks: tuple[tuple[str, ...], ...],
+    odd: bool,
+    columns: int,
+    register_steps: int,
+    dtype: str,
 ) -> Callable[..., Any]:
     steps, kind = len(offsets) // 2, {ptx.F16: "f16", ptx.BF16: "bf16"}[dtype]
     lines = [f"{{ .reg .pred p; .reg .b64 db; .reg .b32 low, high, a<{4 * steps}>;"]
@@ -215,8 +224,9 @@ def _multiply_patch(
         for octet in range(2 * first, 2 * stop):
             for half, pixel in enumerate(("pixel", "pixel_8")):
                 lines += _load_pair(f"a{2 * octet + half}", f"${pixel}", f"$shift{pixel[5:]}", offsets[octet], odd)
-                if masked_every and octet % masked_every == masked_every - 1 and offsets[octet] is not None:
-                    lines.append(f"and.b32 a{2 * octet + half}, a{2 * octet + half}, $mask;")
+                if offsets[octet] is not None:
+                    for mask in masks[octet % len(masks)]:
+                        lines.append(f"and.b32 a{2 * octet + half}, a{2 * octet + half}, {mask};")
         lines.append("wgmma.fence.sync.aligned;")
         for step in range(first, stop):
             a = ", ".join(f"a{4 * step + i}" for i in range(4))
@@ -230,9 +240,17 @@ def _multiply_patch(
         lines.append(f"wgmma.wait_group.sync.aligned {int(stop < steps)};")
     return device_op(
         "multiply_patch",
-        "\n".join([*lines, "}"]) + " // $shift $shift_8 $mask",
+        "\n".join([*lines, "}"]) + " // $shift $shift_8 $first_mask $last_mask",
         inout={"acc": ("f32", columns // 2)},
-        ins={"pixel": "u32", "pixel_8": "u32", "shift": "u32", "shift_8": "u32", "mask": "u32", "weights": "u64"},
+        ins={
+            "pixel": "u32",
+            "pixel_8": "u32",
+            "shift": "u32",
+            "shift_8": "u32",
+            "first_mask": "u32",
+            "last_mask": "u32",
+            "weights": "u64",
+        },
     )
 
 
@@ -257,6 +275,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     (stride_h, stride_w), (top, left) = workload.stride, workload.padding[:2]
     channels, kernel_h = workload.c, workload.r
     columns, run_octets, run_values, pixel_values = runs.columns, runs.octets, runs.values, runs.pixel_values
+    skipped, lead = runs.skipped, runs.lead
     tile_w, tile_h, patch_w, patch_h = plan["tile_w"], plan["tile_h"], plan["patch_w"], plan["patch_h"]
     tiles, row_tiles, strips = plan["tiles"], plan["row_tiles"], plan["strips"]
     groups, patches, patch_bytes, threads = plan["warpgroups"], plan["patches"], plan["patch_bytes"], plan["threads"]
@@ -305,7 +324,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         def load_patch(tile: Any, patch: Any, barrier: Any) -> None:
             image, row, column = tile_origin(tile)
             ptx.mbarrier_expect_bytes(barrier, loaded_bytes)
-            ptx.tma_load_3d(patch, xmap, (column * stride_w - left) * channels, row * stride_h - top, image, barrier)
+            value = types.int32((column * stride_w - left) * channels - (skipped + lead))
+            ptx.tma_load_3d(patch, xmap, value, row * stride_h - top, image, barrier)
 
         def place_of(pixel: Any) -> Any:
             """(row, column) of a pixel of the tile."""
@@ -336,11 +356,12 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             octet = types.int32(chunk - channel * all_octets)
             row = types.int32(types.uint32(octet) // types.uint32(run_octets))
             value = types.int32((octet - row * run_octets) * OCTET)
+            first = types.int32(skipped - value)
             stop = types.int32(0)
             if (channel < out_channels) & (row < kernel_h):
                 stop = types.int32(run_values - value)
-            element = types.int64(channel * kernel_h + row) * run_values + value
-            w0, w1, w2, w3 = run(types.uint64(weight + types.uint64(element * ELEMENT_BYTES)), types.int32(0), stop)
+            element = types.int64(channel * kernel_h + row) * (run_values - skipped) + (value - skipped)
+            w0, w1, w2, w3 = run(types.uint64(weight + types.uint64(element * ELEMENT_BYTES)), first, stop)
             line = types.uint32((octet >> 3) * columns + channel)
             place = types.uint32(types.uint32(octet ^ channel) & types.uint32(7))
             ptx.store_shared_v4(shared + line * ROW_BYTES + place * 16, w0, w1, w2, w3)
@@ -352,13 +373,13 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         tile_row, tile_column = place_of(warp_pixel + (lane >> 2))
         tile_row_8, tile_column_8 = place_of(warp_pixel + (lane >> 2) + 8)
         value = types.uint32((lane & 3) * 2)
-        at = types.uint32((tile_row * stride_h * patch_w + tile_column * pixel_values + value) * ELEMENT_BYTES)
-        at_8 = types.uint32((tile_row_8 * stride_h * patch_w + tile_column_8 * pixel_values + value) * ELEMENT_BYTES)
+        at = types.uint32((tile_row * stride_h * patch_w + tile_column * pixel_values + lead + value) * ELEMENT_BYTES)
+        at_8 = types.uint32((tile_row_8 * stride_h * patch_w + tile_column_8 * pixel_values + lead + value) * ELEMENT_BYTES)
         at_shift, at_8_shift = types.uint32((at & 2) << 3), types.uint32((at_8 & 2) << 3)
         at, at_8 = types.uint32(first_patch + at - (at & 2)), types.uint32(first_patch + at_8 - (at_8 & 2))
-        mask = types.uint32(0)
+        first_mask, last_mask = types.uint32(0xFFFF0000 if value < skipped else 0xFFFFFFFF), types.uint32(0)
         if value < last_values:
-            mask = types.uint32(0xFFFF if value + 1 == last_values else 0xFFFFFFFF)
+            last_mask = types.uint32(0xFFFF if value + 1 == last_values else 0xFFFFFFFF)
         weights = types.uint64(descriptor) | types.uint64(shared >> 4)
         matrix_row = types.uint32(warp_pixel + (lane & 15))  # stmatrix: lane 8 q + i has the address of row i of matrix q
         matrix_address = types.uint32(group_y + matrix_row * ROW_BYTES)
@@ -371,7 +392,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             barrier = types.uint32(full + buffer * BARRIER_BYTES)
             ptx.mbarrier_wait(barrier, parity)
             patch = types.uint32(buffer * patch_bytes)
-            multiply(acc, at + patch, at_8 + patch, at_shift, at_8_shift, mask, weights)
+            multiply(acc, at + patch, at_8 + patch, at_shift, at_8_shift, first_mask, last_mask, weights)
             if staged and leader:
                 ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
             group_barrier(group)  # all have read the patch

@@ -43,7 +43,9 @@ class Runs:
     """The reduction of a workload.
 
     Attributes:
-        values: of a run, S * C.
+        values: of a run, `skipped` + S * C.
+        skipped: values in front that have no weight, so that runs start at even values of x.
+        lead: values of a patch in front of its first run: TMA's first coordinate must be a multiple of 16 bytes.
         octets: of a run.
         steps: wgmma steps of 16 values along all runs.
         pixel_values: from a pixel's run to the next pixel's.
@@ -52,6 +54,8 @@ class Runs:
     """
 
     values: int
+    skipped: int
+    lead: int
     octets: int
     steps: int
     pixel_values: int
@@ -61,10 +65,15 @@ class Runs:
     @classmethod
     def of(cls, workload: Workload) -> Runs:
         w = workload
-        octets, pixel_values = math.ceil(w.s * w.c / OCTET), w.stride[1] * w.c
+        pixel_values, left = w.stride[1] * w.c, w.padding[1] * w.c
+        odd = pixel_values % 2 == 1
+        skipped = 0 if odd else left % 2
+        values = skipped + w.s * w.c
+        octets = math.ceil(values / OCTET)
         return cls(
-            w.s * w.c, octets, math.ceil(w.r * octets / 2), pixel_values, pixel_values % 2 == 1, math.ceil(w.k / 16) * 16
-        )
+            values, skipped, -(left + skipped) % OCTET, octets, math.ceil(w.r * octets / 2), pixel_values, odd,
+            math.ceil(w.k / 16) * 16,
+        )  # fmt: skip
 
 
 def usable_tiles(workload: Workload, target: Target) -> list[int]:
@@ -115,7 +124,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     return {
         "columns": lambda q: runs.columns,
         "tile_h": lambda q: GROUP_PIXELS // q["tile_w"],
-        "patch_w": lambda q: -(-((q["tile_w"] - 1) * runs.pixel_values + runs.octets * OCTET) // OCTET) * OCTET,
+        "patch_w": lambda q: -(-(runs.lead + (q["tile_w"] - 1) * runs.pixel_values + runs.octets * OCTET) // OCTET) * OCTET,
         "patch_h": lambda q: (q["tile_h"] - 1) * w.stride[0] + (w.r - 1) * w.dilation[0] + 1,
         "patch_bytes": lambda q: -(-q["patch_w"] * q["patch_h"] * ELEMENT_BYTES // ROW_BYTES) * ROW_BYTES,
         "threads": lambda q: q["warpgroups"] * WARPGROUP,

@@ -136,6 +136,7 @@ class HopperEmulator(Emulator):
     def _box(param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
         """The indices of a box in the tensor (axes reversed, slowest first), clipped, and where they lie in the box."""
         inside, at = [], []
+        assert coordinates[0] * array.itemsize % 16 == 0  # else an illegal instruction; no manual says so
         for start, edge, size in reversed(list(zip(coordinates, param.box, param.dims))):
             first, last = max(start, 0), min(start + edge, size)
             inside.append(slice(first, max(first, last)))

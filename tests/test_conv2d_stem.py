@@ -86,10 +86,10 @@ class StemEmulator(ClusterEmulator):
 
     def multiply_patch(self, workload: Workload, patch_w: int, register_steps: int) -> Callable[..., None]:
         offsets = module.octet_offsets(workload, patch_w)
-        runs, ragged = module.Runs.of(workload), workload.s * workload.c % 8 != 0
+        runs = module.Runs.of(workload)
         fragments: dict[int, np.ndarray[Any, Any]] = {}
 
-        def pair(pixel: int, shift: int, mask: int, number: int) -> int:
+        def pair(pixel: int, shift: int, first_mask: int, last_mask: int, number: int) -> int:
             offset = offsets[number]
             if offset is None:
                 return 0
@@ -97,9 +97,13 @@ class StemEmulator(ClusterEmulator):
             if runs.odd:
                 word |= int(self._shared(pixel + offset + 4, 4).view(np.uint32)[0]) << 32
             word = word >> shift & 0xFFFFFFFF
-            return word & mask if ragged and (number + 1) % runs.octets == 0 else word
+            if runs.skipped and number % runs.octets == 0:
+                word &= first_mask
+            return word & last_mask if runs.values % 8 and (number + 1) % runs.octets == 0 else word
 
-        def multiply(acc: list[Any], pixel: int, pixel_8: int, shift: int, shift_8: int, mask: int, weights: int) -> None:
+        def multiply(
+            acc: list[Any], pixel: int, pixel_8: int, shift: int, shift_8: int, first: int, last: int, weights: int
+        ) -> None:
             block = self.block
             group, thread = divmod(block.local.thread, 128)
             with self.changed:
@@ -107,7 +111,7 @@ class StemEmulator(ClusterEmulator):
                 a = fragments.setdefault(group, np.zeros((64, len(offsets), 8), np.float16))
             warp, lane = divmod(thread, 32)
             for half, (at, by) in enumerate(((pixel, shift), (pixel_8, shift_8))):
-                words = [pair(int(at), int(by), int(mask), number) for number in range(len(offsets))]
+                words = [pair(int(at), int(by), int(first), int(last), number) for number in range(len(offsets))]
                 values = np.array(words, np.uint32).view(np.float16).reshape(-1, 2)
                 a[warp * 16 + lane // 4 + 8 * half, :, lane % 4 * 2 : lane % 4 * 2 + 2] = values
             barrier.wait(WAIT_S)
@@ -195,16 +199,21 @@ def test_the_emulated_epilogue_sees_its_channels_and_pixels(
     np.testing.assert_array_equal(y, reference)
 
 
-def test_what_lies_beside_a_run_does_not_spoil_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("left", "unmet"),
+    [(0, 3), (1, 2)],  # of columns 0..2, 4..6, 8..10, 12..14 and of -1..1, 3..5, 7..9, 11..13
+    ids=["behind its last value", "before its first, odd one"],
+)
+def test_what_lies_beside_a_run_does_not_spoil_it(monkeypatch: pytest.MonkeyPatch, left: int, unmet: int) -> None:
     """An infinite value that no kernel row of a pixel meets is not multiplied by a filler of the weights."""
     workload, config, sms = EMULATED["rgb, stride 2"]
-    workload = workload.replace(stride=(1, 4), padding=0)
+    workload = workload.replace(stride=(1, 4), padding=(0, left, 0, 0))
 
     finite = integers
 
     def one_infinite(given: Workload, rng: np.random.Generator) -> dict[str, Any]:
         arrays = finite(given, rng)
-        arrays["x"][:, :, 3] = np.inf  # column 3 is none of 0..2, 4..6, 8..10, 12..14
+        arrays["x"][:, :, unmet] = np.inf
         return arrays
 
     monkeypatch.setattr("test_conv2d_stem.integers", one_infinite)
