@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numba import cuda, types
 
-from schedsearch.backend import CompileError, compile_source
-from schedsearch.backend.cuda import _compile_to_ptx
+from schedsearch.backend import CompileError, compile_source, front_end
+from schedsearch.backend.cuda import _compile_to_ptx, _signature
 from schedsearch.backend.front_end import _front_end
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Grid, Int64, Pointer
@@ -135,6 +138,51 @@ def test_sampled_candidates_are_the_same_with_and_without_sharing(template: Temp
     for config in template.space(workload, H200).sample(2, np.random.default_rng(0)):
         source = template.kernel(workload, H200, config)
         assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
+
+
+def test_processes_share_through_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = []
+
+    def counted(shape: Any, run: Callable[[Any], str] = front_end._run_numba) -> str:
+        runs.append(shape)
+        return run(shape)
+
+    monkeypatch.setattr(front_end, "_shared_folder", tmp_path)
+    monkeypatch.setattr(front_end, "_run_numba", counted)
+    texts = []
+    for factor in (3, 5):
+        _front_end.cache_clear()  # as in a process that has built nothing yet
+        texts.append(ptx(scaling(factor), SHAPED_BY))
+    assert len(runs) == 1
+    assert texts == [ptx(scaling(factor), None) for factor in (3, 5)]
+
+
+PRINT_KEYS = """
+import sys
+sys.path[:] = {path!r}
+from test_front_end import keys
+print(*keys(), sep="\\n")
+"""
+
+
+def keys() -> list[str | None]:
+    """What the kernels of the templates are called in the shared folder."""
+    found = []
+    for template in (Conv2dWgmma(), Conv2dMma(), Conv2dHalo(), Conv2dStem()):
+        channels = 4 if template.name == "conv2d_stem" else 64
+        workload = Workload.conv2d(n=2, h=24, w=24, c=channels, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
+        for step in template.kernel(workload, H200, template.default(workload, H200)).steps:
+            assert step.shaped_by is not None
+            shape, _ = front_end._take_apart(step.function, _signature(step), (9, 0), (128, 1), step.shaped_by)
+            found.append(front_end._key(shape))
+    return found
+
+
+def test_all_processes_call_a_shape_the_same() -> None:
+    script = PRINT_KEYS.format(path=sys.path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == keys()
+    assert len(set(keys())) == 4
 
 
 def without_sharing(source: KernelSource) -> KernelSource:

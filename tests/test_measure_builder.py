@@ -23,7 +23,7 @@ WORKLOAD = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[Builder]:
-    with Builder(CPU, workers=1, timeout_s=2.0) as builder:
+    with Builder(CPU, workers=1, timeout_s=5.0) as builder:
         yield builder
 
 
@@ -103,7 +103,7 @@ def test_a_compile_that_never_ends_is_killed_and_the_next_one_works(builder: Bui
     began = time.monotonic()
     measurement = failure(builder, template)
     assert measurement.outcome is Outcome.COMPILE_TIMEOUT
-    assert "2 s" in measurement.message
+    assert "5 s" in measurement.message
     assert time.monotonic() - began < 30
     assert isinstance(outcome(builder, faulty.PointwiseCpu()), Built)
 

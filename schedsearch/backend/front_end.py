@@ -8,15 +8,20 @@ that: NVVM then sees what it would have seen without the detour, and optimises f
 What Numba does look at is named by `KernelStep.shaped_by`. A placeholder refuses to be compared or to count as true or
 false, so that a name forgotten there never makes a wrong kernel: a branch is not left out until NVVM does it, and where
 Numba needs a number the kernel is compiled on its own.
+
+Processes that build for one run share what Numba made through a folder (`share_through`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
+from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from numba import cuda, types
@@ -29,6 +34,16 @@ from schedsearch.backend.ops import Operands, operands_and_text, stand_in
 _KEPT_SHAPES = 128  # of some 200 KB of text each
 _PLACEHOLDER = re.compile(r"@\{([^}]*)\}@")
 _THREADS, _BLOCKS = "#threads", "#blocks"  # launch bounds; no variable has such a name
+_shared_folder: Path | None = None
+
+
+def share_through(folder: Path) -> None:
+    """From now on Numba's results are taken from `folder` where another process has put them, and put there.
+
+    Only for processes that run the same sources: of what a kernel refers to in its module, nothing is compared.
+    """
+    global _shared_folder
+    _shared_folder = folder
 
 
 def compile_to_ptx(
@@ -128,6 +143,46 @@ def _take_apart(
 @functools.lru_cache(_KEPT_SHAPES)
 def _front_end(shape: _Shape) -> list[str]:
     """The LLVM IR in pieces: text and names of placeholders by turns."""
+    key = _shared_folder and _key(shape)
+    return _PLACEHOLDER.split(_run_once(shape, _shared_folder / key) if _shared_folder and key else _run_numba(shape))
+
+
+def _run_once(shape: _Shape, path: Path) -> str:
+    """What `path` holds, written by the process that is first; another waits for it, or takes over when it dies."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            unfinished = path.with_suffix(".part")
+            unfinished.write_text(_run_numba(shape))
+            unfinished.replace(path)
+    return path.read_text()
+
+
+def _key(shape: _Shape) -> str | None:
+    """A name for the shape that all processes give it, or None when it captures what has none."""
+    try:
+        module = shape.function.__module__
+        text = repr((module, _stable(shape.code), list(map(str, shape.signature)), shape.cc, _stable(shape.captured)))
+    except TypeError:
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _stable(value: Any) -> Any:
+    """Something whose repr is the same in every process. Raises TypeError when there is none."""
+    if isinstance(value, CodeType):
+        return value.co_qualname, value.co_code, value.co_names, value.co_freevars, _stable(value.co_consts)
+    if isinstance(value, tuple):
+        return tuple(map(_stable, value))
+    if isinstance(value, types.Type | type):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str | Operands):
+        return value
+    raise TypeError(f"{type(value).__name__} has no stable name")
+
+
+def _run_numba(shape: _Shape) -> str:
+    """The LLVM IR with placeholders."""
     function: Any = shape.function
     cells = []
     for name, what, cell in zip(function.__code__.co_freevars, shape.captured, function.__closure__ or ()):
@@ -148,4 +203,4 @@ def _front_end(shape: _Shape) -> list[str]:
         launch_bounds=(_Placeholder(_THREADS, None), _Placeholder(_BLOCKS, None)),
     )
     (text,) = library.llvm_strs
-    return _PLACEHOLDER.split(text)
+    return str(text)

@@ -9,6 +9,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
 from schedsearch.measurement import Outcome
@@ -54,11 +55,11 @@ class BuildFinished:
     build_s: float
 
 
-def serve_builds(conn: Connection, target: Target) -> None:
-    """Builds one `BuildTask` after another for `target`."""
+def serve_builds(conn: Connection, target: Target, shared_folder: Path) -> None:
+    """Builds one `BuildTask` after another for `target`; the builders of a run share work through the folder."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
-    _import_compiler(target)
+    _import_compiler(target, shared_folder)
     conn.send(BuilderReady())
     while True:
         task: BuildTask = conn.recv()
@@ -68,9 +69,14 @@ def serve_builds(conn: Connection, target: Target) -> None:
         conn.send(BuildFinished(task.token, result, outcome, message, time.monotonic() - started))
 
 
-def _import_compiler(target: Target) -> None:
+def _import_compiler(target: Target, shared_folder: Path) -> None:
     """Over a second, paid before the first candidate so that it is in nobody's build time."""
-    importlib.import_module("numba.cuda" if target.kind == "cuda" else "numba")
+    if target.kind == "cuda":
+        from schedsearch.backend.front_end import share_through
+
+        share_through(shared_folder)
+    else:
+        importlib.import_module("numba")
 
 
 def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome, str]:

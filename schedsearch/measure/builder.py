@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -90,6 +92,7 @@ class Builder:
         self._target, self._timeout_s, self._mode = target, timeout_s, mode
         # Without a visible GPU no worker can create a context there by accident.
         self._env = {"CUDA_VISIBLE_DEVICES": ""} if target.kind == "cuda" else {}
+        self._shared = tempfile.TemporaryDirectory(prefix="schedsearch-builds-", ignore_cleanup_errors=True)
         self._tokens = itertools.count()
         self._queue: deque[BuildTask] = deque()
         self._done: list[tuple[int, Built | Measurement]] = []
@@ -149,6 +152,7 @@ class Builder:
         self._pool.clear()
         self._queue.clear()
         self._done.clear()
+        self._shared.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +174,8 @@ class Builder:
             worker.process.send(task)
 
     def _add_worker(self) -> _Worker:
-        worker = _Worker(ChildProcess("schedsearch.measure.build_worker:serve_builds", (self._target,), self._env))
+        args = (self._target, Path(self._shared.name))
+        worker = _Worker(ChildProcess("schedsearch.measure.build_worker:serve_builds", args, self._env))
         self._pool.append(worker)
         return worker
 
