@@ -17,6 +17,7 @@ from schedsearch.templates.im2col import Im2col
 from schedsearch.workload import Workload
 
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
+LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
 BKS = (16, 32, 64)
 
 # For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
@@ -29,6 +30,7 @@ TILE_CYCLES = 350  # draining the tensor cores, barriers between warpgroups
 STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through shared memory to L2
 L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
 ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
+L2_SECTOR_SHARE, L2_LINE_COST = 0.64, 46  # of a row's sectors in bytes, and of each line it touches; 128 for one line
 SPLIT_L2_EXPONENT = 0.4  # of split_k: neighbours in a cluster multiply other steps, so that they ask for other bytes
 MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
 MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
@@ -62,11 +64,21 @@ def octets_per_block(q: Columns) -> Any:
     return -(-q["bn"] // (8 * q["split_k"]))
 
 
+def l2_row_cost(channels: int, bk: int) -> float:
+    """What loading bk of a pixel's channels takes of L2, in bytes of rows that fill a line; a mean over where rows start."""
+    row = min(bk, channels) * ELEMENT_BYTES
+    starts = range(0, LINE_BYTES, math.gcd(channels * ELEMENT_BYTES, bk * ELEMENT_BYTES, LINE_BYTES))
+    sectors = sum(-(-(start % SECTOR_BYTES + row) // SECTOR_BYTES) for start in starts) / len(starts)
+    lines = sum(-(-(start + row) // LINE_BYTES) for start in starts) / len(starts)
+    return L2_SECTOR_SHARE * SECTOR_BYTES * sectors + L2_LINE_COST * lines
+
+
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
     w, gemm, out_bytes = workload, Im2col.of(workload), DTYPE_BYTES[workload.out_dtype]
     operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
     memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
+    row_costs = {bk: l2_row_cost(w.c, bk) for bk in BKS}
 
     def stage_bytes(q: Columns) -> Any:
         return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
@@ -89,7 +101,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
         wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
         multiply = q["consumer_groups"] * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES
-        load = stage_bytes(q) / l2_rate
+        load = (q["bm"] + q["bn"]) * sum(np.where(q["bk"] == bk, cost, 0) for bk, cost in row_costs.items()) / l2_rate
         # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
         load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + load + 2 * multiply) / q["stages"])
         split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 / CLUSTER_BYTES_PER_CYCLE

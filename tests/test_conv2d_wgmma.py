@@ -17,7 +17,7 @@ from schedsearch.launch import TensorMap
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target, detect
 from schedsearch.templates.conv2d_wgmma import BNS, Conv2dWgmma
-from schedsearch.templates.conv2d_wgmma_sizes import evaluate, store_segment, useful_bks
+from schedsearch.templates.conv2d_wgmma_sizes import evaluate, l2_row_cost, store_segment, useful_bks
 from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
@@ -337,3 +337,12 @@ def test_an_infinite_weight_of_one_tap_does_not_reach_another(gpu: Target, chann
         arguments["weight"][3, 0, 1, 0] = math.inf
         y = run(workload, gpu, config, arguments, {})
         assert torch.isposinf(y[..., 3]).all() and torch.isfinite(y[..., [k for k in range(16) if k != 3]]).all()
+
+
+@pytest.mark.parametrize("channels", [64, 96, 128, 136, 272, 488])
+@pytest.mark.parametrize("bk", [16, 32, 64])
+def test_lines_and_sectors_of_a_row_are_those_of_its_addresses(channels: int, bk: int) -> None:
+    starts = [2 * (pixel * channels + step * bk) for pixel in range(64) for step in range(channels // bk)]
+    lines = np.mean([(start + 2 * bk - 1) // 128 - start // 128 + 1 for start in starts])
+    sectors = np.mean([(start + 2 * bk - 1) // 32 - start // 32 + 1 for start in starts])
+    assert l2_row_cost(channels, bk) == pytest.approx(0.64 * 32 * sectors + 46 * lines, rel=0.01)
