@@ -59,7 +59,7 @@ class Conv2dReference(Reference):
             return KernelSource("cpu", "native", (KernelStep(function, params, Grid(items), target.sms),))
         function = _kernel(workload, _cuda_operations(workload))
         blocks = min(math.ceil(items / _CUDA_THREADS), _CUDA_MAX_BLOCKS)
-        step = KernelStep(function, (*params, Int64(0), Int64(items)), Grid(blocks), _CUDA_THREADS)
+        step = KernelStep(function, (*params, Int64(0), Int64(items)), Grid(blocks), _CUDA_THREADS, shaped_by=frozenset())
         major, minor = target.compute_capability
         return KernelSource("cuda", f"sm_{major}{minor}", (step,))
 

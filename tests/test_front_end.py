@@ -19,7 +19,7 @@ from schedsearch.backend.front_end import _front_end
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Grid, Int64, Pointer
 from schedsearch.target import PRESETS
-from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.template import KernelSource, KernelStep, Template, load_reference
 from schedsearch.templates.conv2d_halo import Conv2dHalo
 from schedsearch.templates.conv2d_mma import Conv2dMma
 from schedsearch.templates.conv2d_stem import Conv2dStem
@@ -183,6 +183,18 @@ def test_all_processes_call_a_shape_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == keys()
     assert len(set(keys())) == 4
+
+
+def test_references_of_all_workloads_share_one_run() -> None:
+    """Each is compiled in the process that feeds the device, which waits for it."""
+    _front_end.cache_clear()
+    for shape in (
+        dict(n=2, h=9, w=7, c=64, k=24, r=3, s=3, padding=1),
+        dict(n=1, h=30, w=30, c=6, k=10, r=1, s=1, groups=2),
+    ):
+        source = load_reference("conv2d").kernel(Workload.conv2d(**shape), H200)
+        assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
+    assert _front_end.cache_info().misses == 1
 
 
 def without_sharing(source: KernelSource) -> KernelSource:
