@@ -153,6 +153,7 @@ class Conv2dUnfold(Template):
             tuple(Pointer(name) for names in _WORKSPACES.items() for name in names),
             Grid(unfolded.blocks(threads * chunks)),
             threads,
+            shaped_by=frozenset({"contiguous"}),
         )
         convolve = [dataclasses.replace(s, params=tuple(_over_workspace(p) for p in s.params)) for s in inner.steps]
         loaded = ELEMENT_BYTES * unfolded.piece

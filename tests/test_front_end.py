@@ -23,6 +23,7 @@ from schedsearch.template import KernelSource, KernelStep, Template, load_refere
 from schedsearch.templates.conv2d_halo import Conv2dHalo
 from schedsearch.templates.conv2d_mma import Conv2dMma
 from schedsearch.templates.conv2d_stem import Conv2dStem
+from schedsearch.templates.conv2d_unfold import Conv2dUnfold
 from schedsearch.templates.conv2d_wgmma import Conv2dWgmma
 from schedsearch.workload import Workload
 
@@ -131,7 +132,9 @@ def test_candidates_of_a_template_are_the_same_with_and_without_sharing(template
 
 
 @pytest.mark.parametrize(
-    ("template", "channels"), [(Conv2dHalo(), 64), (Conv2dStem(), 4)], ids=["conv2d_halo", "conv2d_stem"]
+    ("template", "channels"),
+    [(Conv2dHalo(), 64), (Conv2dStem(), 4), (Conv2dUnfold(), 4)],
+    ids=["conv2d_halo", "conv2d_stem", "conv2d_unfold"],
 )
 def test_sampled_candidates_are_the_same_with_and_without_sharing(template: Template, channels: int) -> None:
     workload = Workload.conv2d(n=2, h=24, w=24, c=channels, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
