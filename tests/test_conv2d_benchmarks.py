@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -184,3 +185,21 @@ def test_the_chains_table_compares_with_the_fastest_way(benchmark_module: Any) -
     assert "- PyTorch, torch.compile: no\n" in text
     assert "**1.50x**" in text
     assert "64 trials a layer" in text
+
+
+# --- The picture of the pipeline ---------------------------------------------------------------------------------------
+def test_the_picture_of_the_pipeline_is_drawn_by_the_program(benchmark_module: Any) -> None:
+    """To draw it anew: python benchmarks/draw_pipeline.py --out docs/images/conv2d-pipeline.svg"""
+    pipeline = benchmark_module("draw_pipeline")
+    kept = BENCHMARKS.parent / "docs" / "images" / "conv2d-pipeline.svg"
+    assert pipeline.draw() == kept.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_in_the_picture_a_buffer_does_one_thing_at_a_time(benchmark_module: Any, persistent: bool) -> None:
+    bars = benchmark_module("draw_pipeline").ring(2, persistent)
+    for lane in {bar.lane for bar in bars}:
+        ordered = sorted((bar for bar in bars if bar.lane == lane), key=lambda bar: bar.start)
+        assert all(before.end <= after.start for before, after in pairwise(ordered)), lane
+    busy = sorted((bar for bar in bars if bar.kind != "load"), key=lambda bar: bar.start)
+    assert all(before.end <= after.start for before, after in pairwise(busy))  # one set of tensor cores
