@@ -88,7 +88,8 @@ def panel(svg: Svg, top: float, title: str, bars: Sequence[Bar]) -> float:
         x, y = LEFT + bar.start * UNIT, first + lanes.index(bar.lane) * LANE
         width = (bar.end - bar.start) * UNIT
         svg.add("rect", x=round(x, 1), y=y + 1, width=round(width - 1, 1), height=LANE - 4, fill=COLOURS[bar.kind])
-        svg.text(x + width / 2, y + 13, bar.label, "middle", 11, INK if bar.kind == "load" else "#ffffff")
+        if bar.label:
+            svg.text(x + width / 2, y + 13, bar.label, "middle", 11, INK if bar.kind == "load" else "#ffffff")
     return first + len(lanes) * LANE + GAP
 
 
