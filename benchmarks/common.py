@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -31,6 +32,7 @@ L2_FACTOR = 2.5  # all operands rotate over sets that together exceed this many 
 MAX_LAUNCHES = 600
 
 
+@functools.cache
 def facts() -> dict[str, Any]:
     """Command, versions and card."""
     versions = {}
@@ -55,10 +57,13 @@ def facts() -> dict[str, Any]:
 
 
 def write(path: str | None, data: dict[str, Any]) -> None:
-    """Writes data with the facts of the run as JSON, when a path is given."""
+    """Writes data with the facts of the run as JSON, when a path is given. A reader sees the old file or the new one."""
     if path:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps({**facts(), **data}, indent=1) + "\n")
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(file.name + ".new")
+        new.write_text(json.dumps({**facts(), **data}, indent=1) + "\n")
+        new.replace(file)
 
 
 def geometric_mean(values: Sequence[float]) -> float:

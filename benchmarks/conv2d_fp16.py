@@ -1,27 +1,39 @@
-"""fp16 convolution against cuDNN: tunes, then times the winners and both of cuDNN's layouts in one process.
+"""fp16 convolution against cuDNN: tunes, then times the winners and PyTorch's ways in both layouts in one process.
 
     python benchmarks/conv2d_fp16.py                         the 13 shapes
+    python benchmarks/conv2d_fp16.py --epilogue bias,relu    the same with bias and relu fused on both sides
     python benchmarks/conv2d_fp16.py --suite random --seed 7 twenty shapes drawn from the seed
     python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64
+    python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64 \\
+        --network "resnet50 batch 32" --add --out networks.json     one network; the file keeps what it has of the others
 
-Needs a CUDA device and PyTorch. cuDNN runs in benchmark mode; the faster of NCHW and NHWC counts, the output in that
-layout. Everything is timed cold: all operands rotate over sets that together exceed 2.5x L2, inside a CUDA graph.
+Needs a CUDA device and PyTorch. cuDNN runs in benchmark mode; its fastest way counts, the output in that way's layout.
+Without an epilogue these are NCHW and NHWC; with bias and relu, in each layout, cuDNN's fused convolution, torch.compile in
+its default mode, and one operator after the other. Everything is timed cold: all operands rotate over sets that together
+exceed 2.5x L2, inside a CUDA graph.
+
+Trials count across runs with one database: another run with the same --trials goes on where the last one stopped. --out is
+written after every layer.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import common
-import torch
 
 import schedsearch
 from schedsearch.errors import SchedsearchError
+
+Layer = tuple[schedsearch.Workload, str, int]  # with its network and how often that runs it
+PEER_FIELDS = ("_nchw_us", "_nhwc_us")
 
 # n, h, w, c, k, kernel, stride, padding
 SHAPES = [
@@ -57,7 +69,7 @@ def draw(seed: int, count: int) -> list[schedsearch.Workload]:
     return found
 
 
-def network_layers(path: str) -> list[tuple[schedsearch.Workload, str, int]]:
+def network_layers(path: str) -> list[Layer]:
     """(workload, network, multiplicity) of every convolution at batch 1, and of ResNet-50 at batch 32 too."""
     data = json.loads(Path(path).read_text())
     found = []
@@ -72,42 +84,39 @@ def network_layers(path: str) -> list[tuple[schedsearch.Workload, str, int]]:
     return found
 
 
-def operands(workload: schedsearch.Workload, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and weight as logical NCHW and OIHW tensors, in memory as `layout` says."""
-    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
-    fan_in = workload.c // workload.groups * workload.r * workload.s
-    x = torch.randn(workload.n, workload.c, workload.h, workload.w, device="cuda", dtype=torch.float16)
-    weight = torch.randn(
-        workload.k, workload.c // workload.groups, workload.r, workload.s, device="cuda", dtype=torch.float16
-    )
-    return x.contiguous(memory_format=memory), (weight / fan_in**0.5).contiguous(memory_format=memory)
-
-
-def cudnn(workload: schedsearch.Workload, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    top, left, bottom, right = workload.padding
-    if (top, left) != (bottom, right):
-        x = torch.nn.functional.pad(x, (left, right, top, bottom))
-        top = left = 0
-    return torch.nn.functional.conv2d(x, weight, None, workload.stride, (top, left), workload.dilation, workload.groups)
-
-
 def compare(workload: schedsearch.Workload, db: str, l2_bytes: int) -> dict[str, Any]:
-    """Times the tuned kernel and cuDNN in both layouts; compares the outputs."""
+    """Times the tuned kernel and PyTorch's ways; compares our output with float32.
+
+    Raises:
+        SchedsearchError: there is no kernel; RuntimeError: PyTorch's; ValueError: no way of PyTorch works.
+    """
+    import torch
+    import torch_conv2d as peers
+
     sets = common.sets_needed(workload.min_bytes, l2_bytes)
     row: dict[str, Any] = {"workload": workload.label, "sets": sets}
+    times: dict[str, float] = {}
+    operands: list[tuple[torch.Tensor, ...]] = []
     for layout in ("NCHW", "NHWC"):
-        pairs = [operands(workload, layout) for _ in range(sets)]
-        row[f"cudnn_{layout.lower()}_us"] = common.cold_graph_us([lambda p=pair: cudnn(workload, *p) for pair in pairs])
-        if layout == "NCHW":
-            del pairs
-            torch.cuda.empty_cache()
-    row["cudnn_us"] = min(row["cudnn_nchw_us"], row["cudnn_nhwc_us"])
+        operands.clear()
+        torch.cuda.empty_cache()
+        operands += [peers.operands(workload, layout) for _ in range(sets)]
+        for name, way in peers.ways(workload, layout):
+            try:
+                with peers.time_limit(peers.WAY_LIMIT_S):
+                    times[name] = common.cold_graph_us([functools.partial(way, *tensors) for tensors in operands])
+                row[f"{name}_us"] = times[name]
+            except Exception as error:  # torch.compile raises what it likes; the other ways are still worth their time
+                row.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"[:500]
+    if not times:
+        raise ValueError(f"no way of PyTorch works: {row['failed']}")
+    row["peer"] = min(times, key=lambda name: times[name])
+    row["cudnn_us"] = times[row["peer"]]
     kernel = schedsearch.compile(workload, db, target="cuda", allow=("exact",))
-    steps = [kernel.bind(*pair) for pair in pairs]
+    steps = [kernel.bind(*tensors) for tensors in operands]
     row["us"] = common.cold_graph_us(steps)
-    expected = cudnn(workload, *(tensor.float() for tensor in pairs[0])).double()
-    got = steps[0]().double()
-    row["relative_error"] = float((got - expected).norm() / expected.norm())
+    expected = peers.convolve(workload, *(tensor.float() for tensor in operands[0]))
+    row["relative_error"] = peers.relative_error(steps[0](), expected)
     row["ratio"] = row["cudnn_us"] / row["us"]
     row["tflops"] = workload.flops / row["us"] / 1e6
     row["template"], row["config"] = kernel.provenance.template, dict(kernel.config)
@@ -115,88 +124,164 @@ def compare(workload: schedsearch.Workload, db: str, l2_bytes: int) -> dict[str,
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=("targets", "random", "networks"), default="targets")
-    parser.add_argument("--seed", type=int, default=0, help="of the tuner, and of the shapes of --suite random")
-    parser.add_argument("--count", type=int, default=20, help="shapes of --suite random")
-    parser.add_argument("--trials", type=int, default=200, help="a shape")
-    parser.add_argument("--time", type=float, help="seconds of tuning over all shapes")
-    parser.add_argument("--networks", help="the file networks.json with the layers of --suite networks")
-    parser.add_argument("--db", default="benchmark.db")
-    parser.add_argument("--out", help="JSON file to write")
-    options = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
-    torch.set_grad_enabled(False)
-    layers = network_layers(options.networks) if options.suite == "networks" else []
-    chosen = {
-        "targets": lambda: [square(*shape) for shape in SHAPES],
-        "random": lambda: draw(options.seed, options.count),
-        "networks": lambda: list(dict.fromkeys(workload for workload, _, _ in layers)),
-    }[options.suite]()
-    started = time.perf_counter()
-    summary = schedsearch.tune(
-        chosen, options.db, target="cuda", trials=options.trials, time_s=options.time, seed=options.seed
-    )
-    tuning_s = time.perf_counter() - started
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    rows = []
-    for workload, task in zip(chosen, summary.tasks):
-        try:
-            row = compare(workload, options.db, l2_bytes)
-        except (SchedsearchError, torch.cuda.OutOfMemoryError) as error:
-            row = {"workload": workload.label, "error": f"{type(error).__name__}: {error}"}
-        row["trials"], row["default_us"] = task.trials, task.default_ns and task.default_ns / 1e3
-        rows.append(row)
-        torch.cuda.empty_cache()
-    good = [row for row in rows if "ratio" in row]
-    print(
-        common.table(
-            ("workload", "trials", "cuDNN NCHW", "NHWC", "default", "tuned us", "ratio", "TFLOP/s", "error", "template"),
-            [
-                (
-                    row["workload"], row["trials"], f"{row['cudnn_nchw_us']:.2f}", f"{row['cudnn_nhwc_us']:.2f}",
-                    f"{row['default_us']:.2f}", f"{row['us']:.2f}", f"{row['ratio']:.2f}", f"{row['tflops']:.0f}",
-                    f"{row['relative_error']:.1e}", row["template"],
-                )
-                for row in good
-            ],
-        )
-    )  # fmt: skip
-    for row in good:
-        print(f"  {row['workload']}: {row['config']}")
-    for row in rows:
-        if "error" in row:
-            print(f"  {row['workload']}: {row['error']}")
-    result: dict[str, Any] = {"suite": options.suite, "rows": rows, "tuning_s": tuning_s}
-    result["geometric_mean_ratio"] = common.geometric_mean([row["ratio"] for row in good])
-    result["trials_per_s"] = sum(task.new_trials for task in summary.tasks) / tuning_s
-    shares = ("device", "preparing", "build", "tuner")
-    result["shares"] = {name: round(getattr(summary.shares, name), 3) for name in shares}
-    if layers:
-        result["networks"] = network_sums(layers, {workload: row for workload, row in zip(chosen, rows) if "ratio" in row})
-    print(f"geometric mean {result['geometric_mean_ratio']:.3f} of cuDNN over {len(good)} of {len(rows)} shapes; "
-          f"tuned in {tuning_s:.0f} s, {result['trials_per_s']:.1f} trials/s; {summary.shares}")  # fmt: skip
-    common.write(options.out, result)
+def kept(path: str | None, suite: str) -> dict[str, Any]:
+    """What --add finds in the file of earlier runs: `rows` and `runs`, both empty when there is no file.
+
+    Raises:
+        SystemExit: it is of another suite, another machine or other versions.
+    """
+    if not path or not Path(path).exists():
+        return {"rows": [], "runs": []}
+    data: dict[str, Any] = json.loads(Path(path).read_text())
+    facts = {"suite": suite, **common.facts()}
+    other = [name for name in ("suite", "card", "cpus", "python", "versions") if data.get(name) != facts[name]]
+    if other or "runs" not in data:
+        raise SystemExit(f"{path} cannot be added to: it differs in {', '.join(other) or 'format'}; give another --out")
+    return data
 
 
-def network_sums(layers: list[Any], rows: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    """Milliseconds of all convolutions of one pass, ours and cuDNN's."""
+def report(suite: str, earlier: dict[str, Any], rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:
+    """The data of a file: rows by workload, where a new one replaces an earlier one, and totals over all runs.
+
+    Args:
+        earlier: what `kept` returns.
+        rows: of this run.
+        run: its command, tuning_s, new_trials and shares.
+    """
+    merged = {row["workload"]: row for row in (*earlier["rows"], *rows)}
+    runs = [*earlier["runs"], run]
+    tuning_s = sum(each["tuning_s"] for each in runs)
+    return {
+        "suite": suite,
+        "command": "\n".join(each["command"] for each in runs),
+        "rows": list(merged.values()),
+        "geometric_mean_ratio": common.geometric_mean([row["ratio"] for row in merged.values() if "ratio" in row]),
+        "tuning_s": tuning_s,
+        "trials_per_s": sum(each["new_trials"] for each in runs) / tuning_s,
+        "shares": {
+            name: round(sum(each["shares"][name] * each["tuning_s"] for each in runs) / tuning_s, 3)
+            for name in run["shares"]
+        },
+        "runs": runs,
+    }
+
+
+def network_sums(layers: Sequence[Layer], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Milliseconds of all convolutions of one pass, ours and cuDNN's, of every network that has a row."""
+    measured = {row["workload"]: row for row in rows if "ratio" in row}
     sums: dict[str, Any] = {}
     for workload, network, times in layers:
         entry = sums.setdefault(network, {"ms": 0.0, "cudnn_ms": 0.0, "layers": 0, "missing": 0})
-        if workload not in rows:
-            entry["missing"] += times
-            continue
-        entry["ms"] += rows[workload]["us"] * times / 1e3
-        entry["cudnn_ms"] += rows[workload]["cudnn_us"] * times / 1e3
-        entry["layers"] += times
-    lines = [
+        row = measured.get(workload.label)
+        entry["layers" if row else "missing"] += times
+        if row:
+            entry["ms"] += row["us"] * times / 1e3
+            entry["cudnn_ms"] += row["cudnn_us"] * times / 1e3
+    return {network: entry for network, entry in sums.items() if entry["layers"]}
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=("targets", "random", "networks"), default="targets")
+    parser.add_argument("--epilogue", choices=("", "bias,relu"), default="", help="fused, on both sides")
+    parser.add_argument("--seed", type=int, default=0, help="of the tuner, and of the shapes of --suite random")
+    parser.add_argument("--count", type=int, default=20, help="shapes of --suite random")
+    parser.add_argument("--trials", type=int, default=200, help="a shape, those of earlier runs with this --db included")
+    parser.add_argument("--time", type=float, help="seconds of tuning over all shapes")
+    parser.add_argument(
+        "--limit", type=float, default=1e9, help="seconds from the start, after which no further shape is timed"
+    )
+    parser.add_argument("--networks", help="the file networks.json with the layers of --suite networks")
+    parser.add_argument("--network", action="append", help="of --networks, only this one; may be given several times")
+    parser.add_argument("--db", default="benchmark.db")
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--add", action="store_true", help="keep what --out has of shapes that this run does not time")
+    options = parser.parse_args(words)
+    if (options.suite == "networks") != bool(options.networks) or (options.network and not options.networks):
+        parser.error("--suite networks and --networks FILE belong together, and --network to them")
+    return options
+
+
+def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], list[Layer]]:
+    """The workloads to time, each once; and the layers of all networks, of which these are some."""
+    epilogue = tuple(filter(None, options.epilogue.split(",")))
+    if options.suite == "targets":
+        workloads, layers = [square(*shape) for shape in SHAPES], []
+    elif options.suite == "random":
+        workloads, layers = draw(options.seed, options.count), []
+    else:
+        found = network_layers(options.networks)
+        layers = [(workload.replace(epilogue=epilogue), network, times) for workload, network, times in found]
+        networks = list(dict.fromkeys(network for _, network, _ in layers))
+        wanted = options.network or networks
+        if unknown := [network for network in wanted if network not in networks]:
+            raise SystemExit(f"no network {', '.join(map(repr, unknown))}; {options.networks} has {', '.join(networks)}")
+        workloads = [workload for workload, network, _ in layers if network in wanted]
+    return list(dict.fromkeys(workload.replace(epilogue=epilogue) for workload in workloads)), layers
+
+
+def main() -> None:
+    options = arguments()
+    started = time.perf_counter()
+    workloads, layers = chosen(options)
+    suite = f"{options.suite}+{options.epilogue}" if options.epilogue else options.suite
+    earlier = kept(options.out if options.add else None, suite)
+
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.set_grad_enabled(False)
+    summary = schedsearch.tune(
+        workloads, options.db, target="cuda", trials=options.trials, time_s=options.time, seed=options.seed
+    )
+    run = {
+        "command": common.facts()["command"],
+        "tuning_s": time.perf_counter() - started,
+        "new_trials": sum(task.new_trials for task in summary.tasks),
+        "shares": {name: round(getattr(summary.shares, name), 3) for name in ("device", "preparing", "build", "tuner")},
+    }
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    rows: list[dict[str, Any]] = []
+    for workload, task in zip(workloads, summary.tasks):
+        if time.perf_counter() - started > options.limit:
+            print(f"{len(workloads) - len(rows)} shapes are not timed: the time is up")
+            break
+        try:
+            row = compare(workload, options.db, l2_bytes)
+        except (SchedsearchError, RuntimeError, ValueError) as error:  # RuntimeError: torch's, out of memory among them
+            row = {"workload": workload.label, "error": f"{type(error).__name__}: {error}"}
+        row["trials"], row["default_us"] = task.trials, task.default_ns and task.default_ns / 1e3
+        rows.append(row)
+        result = report(suite, earlier, rows, run)
+        if layers:
+            result["networks"] = network_sums(layers, result["rows"])
+        common.write(options.out, result)
+        print(line(row), flush=True)
+    if not rows:
+        return
+    for row in rows:
+        print(f"  {row['workload']}: {row.get('config') or row['error']}")
+    sums = [
         (name, e["layers"], e["missing"], f"{e['cudnn_ms']:.3f}", f"{e['ms']:.3f}", f"{e['cudnn_ms'] / e['ms']:.2f}")
-        for name, e in sums.items()
+        for name, e in result.get("networks", {}).items()
     ]
-    print(common.table(("network", "layers", "missing", "cuDNN ms", "ms", "ratio"), lines))
-    return sums
+    if sums:
+        print(common.table(("network", "layers", "missing", "cuDNN ms", "ms", "ratio"), sums))
+    good = sum("ratio" in row for row in result["rows"])
+    print(f"geometric mean {result['geometric_mean_ratio']:.3f} of cuDNN over {good} of {len(result['rows'])} shapes; "
+          f"tuned in {run['tuning_s']:.0f} s, {run['new_trials']} trials; {summary.shares}")  # fmt: skip
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row in words, as it is done."""
+    if "error" in row:
+        return f"{row['workload']}: {row['error']}"
+    ways = ", ".join(f"{name.removesuffix('_us')} {row[name]:.2f}" for name in row if name.endswith(PEER_FIELDS))
+    failed = "".join(f"\n    {name} failed: {text}" for name, text in row.get("failed", {}).items())
+    return (
+        f"{row['workload']}: {row['us']:.2f} us by {row['template']}, {row['ratio']:.2f} of {row['peer']} ({ways}), "
+        f"{row['tflops']:.0f} TFLOP/s, error {row['relative_error']:.1e}, {row['trials']} trials{failed}"
+    )
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def origin(data: dict[str, Any], name: str) -> str:
-    """Machine, versions and command, as a paragraph."""
+    """Machine, versions and commands, one a line, as a paragraph."""
     command = re.sub(r"\S*benchmarks/(?=\w+\.py)", "benchmarks/", re.sub(_MACHINE_OPTIONS, "", data["command"]))
+    command = command.replace("\n", "\n    ")
     versions = data.get("versions") or data.get("toolchain") or {}
     named = ", ".join(f"{package} {version}" for package, version in versions.items() if package != "schedsearch")
     return f"{_machine(data)}; {named}.\n\nData: `benchmarks/results/{name}.json`, made by\n\n    {command}"
@@ -48,24 +49,42 @@ def _machine(data: dict[str, Any]) -> str:
 
 
 def _layer(label: str) -> str:
-    """'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC' without what all rows share."""
-    return label.removeprefix("conv2d ").removesuffix(" NHWC").removesuffix(" f16").removesuffix(" f32")
+    """'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC+relu' without what all rows share."""
+    return label.removeprefix("conv2d ").partition("+")[0].removesuffix(" NHWC").removesuffix(" f16").removesuffix(" f32")
+
+
+def _us(row: dict[str, Any], *names: str) -> str:
+    """The shortest of the times named; nothing when none was taken."""
+    times = [row[f"{name}_us"] for name in names if row.get(f"{name}_us") is not None]
+    return f"{min(times):.2f}" if times else ""
 
 
 def conv2d_fp16(data: dict[str, Any]) -> str:
     """One row a workload: both of cuDNN's layouts, the rule-based default, the tuned kernel."""
+    return _conv2d(data, {f"cuDNN {layout}": (f"cudnn_{layout.lower()}",) for layout in ("NCHW", "NHWC")})
+
+
+def conv2d_fused(data: dict[str, Any]) -> str:
+    """The same with a fused epilogue: PyTorch's ways, each in the faster of its layouts."""
+    ways = {"conv, bias, relu": "separate", "cuDNN fused": "fused", "torch.compile": "compiled"}
+    return _conv2d(data, {head: (f"{name}_nchw", f"{name}_nhwc") for head, name in ways.items()})
+
+
+def _conv2d(data: dict[str, Any], peers: dict[str, tuple[str, ...]]) -> str:
+    """`peers`: heading of a column -> the times of which it shows the shortest."""
     rows = [
         (
-            _layer(row["workload"]),
-            f"{row['cudnn_nchw_us']:.2f}", f"{row['cudnn_nhwc_us']:.2f}", f"{row['default_us']:.2f}", f"{row['us']:.2f}",
-            f"{row['ratio']:.2f}", f"{row['tflops']:.0f}", row["trials"], row["template"],
+            _layer(row["workload"]), *(_us(row, *names) for names in peers.values()),
+            _us(row, "default"), f"{row['us']:.2f}", f"{row['ratio']:.2f}", f"{row['tflops']:.0f}", row["trials"],
+            row["template"],
         )
         for row in data["rows"]
         if "ratio" in row
     ]  # fmt: skip
-    header = ("layer, us", "cuDNN NCHW", "cuDNN NHWC", "default", "tuned", "ratio", "TFLOP/s", "trials", "template")
-    parts = [markdown(header, rows)]
+    parts = [markdown(("layer, us", *peers, "default", "tuned", "ratio", "TFLOP/s", "trials", "template"), rows)]
     parts += [f"- {row['workload']}: {row['error']}" for row in data["rows"] if "error" in row]
+    failed = [(_layer(row["workload"]), *pair) for row in data["rows"] for pair in row.get("failed", {}).items()]
+    parts += [f"- {layer}, {name}: {text.splitlines()[0]}" for layer, name, text in failed]
     named = {"device": "device busy", "preparing": "preparing", "build": "waiting for a build", "tuner": "for the tuner"}
     shares = ", ".join(f"{named[share]} {100 * value:.0f} %" for share, value in data["shares"].items())
     parts.append(
@@ -77,7 +96,12 @@ def conv2d_fp16(data: dict[str, Any]) -> str:
 
 def conv2d_fp16_short(data: dict[str, Any]) -> str:
     rows: list[Sequence[object]] = [
-        (_layer(row["workload"]), *(f"{row[key]:.2f}" for key in ("cudnn_us", "default_us", "us")), f"{row['ratio']:.2f}x")
+        (
+            _layer(row["workload"]),
+            *(_us(row, name) for name in ("cudnn", "default")),
+            f"{row['us']:.2f}",
+            f"{row['ratio']:.2f}x",
+        )
         for row in data["rows"]
         if "ratio" in row
     ]
@@ -97,6 +121,36 @@ def networks(data: dict[str, Any]) -> str:
     table = markdown(("network", "layers", "missing", "cuDNN ms", "tuned ms", "ratio"), rows)
     winners = ", ".join(f"{name} for {count} layers" for name, count in won.most_common())
     return f"{table}\n\nFastest template: {winners}.\n\n{conv2d_fp16(data)}"
+
+
+def resnet50_chain(data: dict[str, Any]) -> str:
+    """One row a way to compute the chain."""
+    named = {
+        "schedsearch": "ours, tuned", "cudnn_fused": "PyTorch, cuDNN fused", "cudnn_separate": "PyTorch, conv, bias, relu",
+        "torch_compile": "PyTorch, torch.compile",
+    }  # fmt: skip
+    rows = [
+        (
+            named[row["way"]],
+            f"{row['us']:.1f}",
+            f"{row['hot_us']:.1f}",
+            row["launches"] or "",
+            f"{row['relative_error']:.1e}",
+        )
+        for row in data["rows"]
+        if "us" in row
+    ]
+    header = (f"{data['layers']} layers at batch 1, us", "cold", "one set of operands", "kernels", "relative error")
+    parts = [markdown(header, rows)]
+    parts += [f"- {named[row['way']]}: {row['error'].splitlines()[0]}" for row in data["rows"] if "error" in row]
+    if "ratio" in data:
+        trials = list(data["trials"].values())
+        parts.append(
+            f"PyTorch's fastest takes **{data['ratio']:.2f}x** our time, {data['hot_ratio']:.2f}x with one set of operands. "
+            f"Our layers one by one: {data['sum_of_layers_us']:.1f} us, as recorded. "
+            f"{sum(trials) / len(trials):.0f} trials a layer on average."
+        )
+    return "\n\n".join(parts)
 
 
 def cpu_conv2d(data: dict[str, Any]) -> str:
@@ -158,6 +212,8 @@ TABLES = {
     "conv2d_fp16": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16),
     "conv2d_fp16_short": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16_short, origin=False),
     "conv2d_fp16_random": Table("conv2d_fp16_random_h200", "conv2d_fp16.py --suite random", conv2d_fp16),
+    "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
+    "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
     "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --networks FILE --trials 64", networks),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),

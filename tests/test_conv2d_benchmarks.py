@@ -1,0 +1,205 @@
+"""The convolution benchmarks, as far as they need no GPU: what they time, how runs add up, how data become tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+FACTS = {"card": "a card, 1, 2, 3", "cpus": 2, "python": "3.12", "versions": {"torch": "2"}}
+RUN = {"command": "first", "tuning_s": 10.0, "new_trials": 100, "shares": {"device": 0.2}}
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def conv2d(benchmark_module: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    program: ModuleType = benchmark_module("conv2d_fp16")
+    monkeypatch.setattr(program.common, "facts", lambda: {**FACTS, "command": "now"})
+    return program
+
+
+@pytest.fixture
+def chain(benchmark_module: Any) -> ModuleType:
+    program: ModuleType = benchmark_module("resnet50_chain")
+    return program
+
+
+@pytest.fixture
+def networks(tmp_path: Path) -> str:
+    """A file like networks.json with one layer a network, that occurs twice."""
+    data = {
+        name: {"layers": [[size, size, 16, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1, 2]]}
+        for size, name in enumerate(("resnet50", "vgg16", "inception_v3"), 7)
+    }
+    (tmp_path / "networks.json").write_text(json.dumps(data))
+    return str(tmp_path / "networks.json")
+
+
+# --- The chain ---------------------------------------------------------------------------------------------------------
+def test_the_chain_has_the_layers_of_resnet50(chain: ModuleType) -> None:
+    """torchvision's resnet50 has 25,557,032 parameters, 53,120 of them of batch norms and 2,049,000 of the classifier, and
+    4.09 G multiply-adds."""
+    layers = chain.layers()
+    assert len(layers) == 53
+    assert sum(layer.workload.signature[1].size for layer in layers) == 25_557_032 - 53_120 - 2_049_000
+    assert sum(layer.workload.flops for layer in layers) / 2e9 == pytest.approx(4.09, abs=0.005)
+    assert all(layer.workload.epilogue == ("bias", "relu") for layer in layers)
+
+
+def test_a_layer_of_the_chain_takes_what_its_producer_makes(chain: ModuleType) -> None:
+    layers = chain.layers()
+    shapes = {"image": (1, 224, 224, 3), "pooled": (1, 56, 56, 64)}
+    for layer in layers:
+        assert layer.workload.signature[0].shape == shapes[layer.reads], layer.name
+        shapes[layer.name] = layer.workload.output.shape
+    assert shapes["stem"] == (1, 112, 112, 64)
+    assert shapes["layer4.2.conv3"] == (1, 7, 7, 2048)
+
+
+def test_the_outputs_that_nobody_reads_are_the_downsampled_and_the_last(chain: ModuleType) -> None:
+    layers = chain.layers()
+    names = [layers[number].name for number in chain.unread(layers)]
+    assert names == [*(f"layer{stage}.0.downsample" for stage in (1, 2, 3, 4)), "layer4.2.conv3"]
+
+
+def test_a_pass_hands_outputs_on(chain: ModuleType) -> None:
+    layers = chain.layers()
+    outputs = chain.run(layers, ("image", "pooled"), lambda number, x: f"{layers[number].name}({x})")
+    made = {layer.name: output for layer, output in zip(layers, outputs)}
+    assert made["stem"] == "stem(image)"
+    assert made["layer1.0.conv2"] == "layer1.0.conv2(layer1.0.conv1(pooled))"
+    assert made["layer2.0.downsample"] == f"layer2.0.downsample({made['layer1.2.conv3']})"
+    assert made["layer2.1.conv1"] == f"layer2.1.conv1({made['layer2.0.conv3']})"
+
+
+# --- What is chosen ----------------------------------------------------------------------------------------------------
+def test_the_epilogue_is_that_of_every_shape(conv2d: ModuleType) -> None:
+    plain, _ = conv2d.chosen(conv2d.arguments([]))
+    fused, _ = conv2d.chosen(conv2d.arguments(["--epilogue", "bias,relu"]))
+    assert [workload.replace(epilogue=()) for workload in fused] == plain
+    assert {workload.epilogue for workload in fused} == {("bias", "relu")}
+
+
+def test_one_network_is_picked_and_all_are_known(conv2d: ModuleType, networks: str) -> None:
+    words = ["--suite", "networks", "--networks", networks, "--network", "resnet50 batch 32"]
+    workloads, layers = conv2d.chosen(conv2d.arguments(words))
+    assert [workload.label for workload in workloads] == ["conv2d 32x7x7x16 k32 3x3 p1 f16 NHWC"]
+    assert [network for _, network, _ in layers] == [
+        "resnet50 batch 1", "vgg16 batch 1", "inception_v3 batch 1", "resnet50 batch 32",
+    ]  # fmt: skip
+
+
+def test_an_unknown_network_is_refused_with_those_there_are(conv2d: ModuleType, networks: str) -> None:
+    words = ["--suite", "networks", "--networks", networks, "--network", "resnet"]
+    with pytest.raises(SystemExit, match=r"no network 'resnet'; .* has resnet50 batch 1, vgg16 batch 1"):
+        conv2d.chosen(conv2d.arguments(words))
+
+
+@pytest.mark.parametrize("words", [["--suite", "networks"], ["--networks", "FILE"], ["--network", "vgg16 batch 1"]])
+def test_networks_and_their_file_belong_together(conv2d: ModuleType, words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        conv2d.arguments(words)
+
+
+# --- Runs that add up --------------------------------------------------------------------------------------------------
+def row(label: str, ratio: float = 2.0, us: float = 10.0) -> dict[str, Any]:
+    return {"workload": label, "ratio": ratio, "us": us, "cudnn_us": ratio * us}
+
+
+def test_a_second_run_replaces_its_rows_and_keeps_the_others(conv2d: ModuleType) -> None:
+    first = conv2d.report("networks", {"rows": [], "runs": []}, [row("a", 2.0), row("b", 8.0)], RUN)
+    second_run = {"command": "second", "tuning_s": 30.0, "new_trials": 20, "shares": {"device": 0.6}}
+    both = conv2d.report("networks", first, [row("a", 4.0), {"workload": "c", "error": "no"}], second_run)
+    assert {entry["workload"]: entry.get("ratio") for entry in both["rows"]} == {"a": 4.0, "b": 8.0, "c": None}
+    assert both["geometric_mean_ratio"] == pytest.approx(32**0.5)
+    assert both["command"] == "first\nsecond"
+    assert (both["tuning_s"], both["trials_per_s"]) == (40.0, 3.0)
+    assert both["shares"] == {"device": pytest.approx((0.2 * 10 + 0.6 * 30) / 40)}
+    assert both["runs"] == [RUN, second_run]
+
+
+def test_what_is_added_to_is_of_the_same_machine_and_suite(conv2d: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert conv2d.kept(str(path), "networks") == {"rows": [], "runs": []}
+    conv2d.common.write(str(path), conv2d.report("networks", {"rows": [], "runs": []}, [row("a")], RUN))
+    assert [entry["workload"] for entry in conv2d.kept(str(path), "networks")["rows"]] == ["a"]
+    with pytest.raises(SystemExit, match="differs in suite"):
+        conv2d.kept(str(path), "targets")
+    conv2d.common.facts = lambda: {**FACTS, "card": "another"}
+    with pytest.raises(SystemExit, match="differs in card"):
+        conv2d.kept(str(path), "networks")
+
+
+def test_a_networks_sum_counts_layers_as_often_as_they_occur(conv2d: ModuleType, networks: str) -> None:
+    layers = conv2d.network_layers(networks)
+    again = (layers[0][0].replace(k=64), layers[0][1], 3)
+    sums = conv2d.network_sums([*layers, again], [row(layers[0][0].label, 3.0, 10.0)])
+    assert sums == {
+        "resnet50 batch 1": {
+            "ms": pytest.approx(0.02), "cudnn_ms": pytest.approx(0.06), "layers": 2, "missing": 3,
+        }
+    }  # fmt: skip
+
+
+# --- Tables ------------------------------------------------------------------------------------------------------------
+def test_the_fused_table_shows_the_faster_layout_of_each_way_and_what_failed(benchmark_module: Any) -> None:
+    tables = benchmark_module("render_tables")
+    fused = {
+        **row("conv2d 1x7x7x8 k8 1x1 f16 NHWC+bias+relu"),
+        "separate_nchw_us": 9.0, "separate_nhwc_us": 7.5, "fused_nhwc_us": 8.0,
+        "failed": {"compiled_nhwc": "TimeoutError: not done in 90 s"},
+        "default_us": None, "tflops": 3.2, "trials": 5, "template": "conv2d_mma",
+    }  # fmt: skip
+    totals = {"geometric_mean_ratio": 2.0, "tuning_s": 1.0, "trials_per_s": 5.0, "shares": {"device": 0.5}}
+    lines = tables.conv2d_fused({"rows": [fused], **totals}).splitlines()
+    assert lines[2] == "| 1x7x7x8 k8 1x1 | 7.50 | 8.00 |  |  | 10.00 | 2.00 | 3 | 5 | conv2d_mma |"
+    assert "- 1x7x7x8 k8 1x1, compiled_nhwc: TimeoutError: not done in 90 s" in lines
+
+
+def test_the_commands_of_all_runs_are_shown(benchmark_module: Any) -> None:
+    tables = benchmark_module("render_tables")
+    command = "python benchmarks/a.py --db x.db --trials 3\npython benchmarks/a.py --out y.json --add"
+    text = tables.origin({**FACTS, "command": command}, "data")
+    assert text.endswith("\n\n    python benchmarks/a.py --trials 3\n    python benchmarks/a.py --add")
+
+
+def test_the_chains_table_compares_with_the_fastest_way(benchmark_module: Any) -> None:
+    tables = benchmark_module("render_tables")
+    times = {"us": 200.0, "hot_us": 190.0, "launches": 53, "relative_error": 1e-3}
+    text = tables.resnet50_chain({
+        "layers": 53, "ratio": 1.5, "hot_ratio": 1.25, "sum_of_layers_us": 180.0, "trials": {"a": 60, "b": 68},
+        "rows": [{"way": "schedsearch", **times}, {"way": "torch_compile", "error": "no\nreally"}],
+    })  # fmt: skip
+    assert "| ours, tuned | 200.0 | 190.0 | 53 | 1.0e-03 |" in text
+    assert "- PyTorch, torch.compile: no\n" in text
+    assert "**1.50x**" in text
+    assert "64 trials a layer" in text
+
+
+# --- The picture of the pipeline ---------------------------------------------------------------------------------------
+def test_the_picture_of_the_pipeline_is_drawn_by_the_program(benchmark_module: Any) -> None:
+    """To draw it anew: python benchmarks/draw_pipeline.py --out docs/images/conv2d-pipeline.svg"""
+    pipeline = benchmark_module("draw_pipeline")
+    kept = BENCHMARKS.parent / "docs" / "images" / "conv2d-pipeline.svg"
+    assert pipeline.draw() == kept.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_in_the_picture_a_buffer_does_one_thing_at_a_time(benchmark_module: Any, persistent: bool) -> None:
+    bars = benchmark_module("draw_pipeline").ring(2, persistent)
+    for lane in {bar.lane for bar in bars}:
+        ordered = sorted((bar for bar in bars if bar.lane == lane), key=lambda bar: bar.start)
+        assert all(before.end <= after.start for before, after in pairwise(ordered)), lane
+    busy = sorted((bar for bar in bars if bar.kind != "load"), key=lambda bar: bar.start)
+    assert all(before.end <= after.start for before, after in pairwise(busy))  # one set of tensor cores
