@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from schedsearch.target import Target, detect
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -42,3 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def hopper() -> Target:
+    """The GPU, of compute capability 9.0."""
+    target = detect("cuda")
+    if target.compute_capability != (9, 0):
+        pytest.skip(f"needs compute capability 9.0, found {target.compute_capability}")
+    return target

@@ -146,6 +146,18 @@ def run_on_gpu(template: Template, workload: Workload, target: Target, config: C
     return y
 
 
+def exactly(template: Template, workload: Workload, target: Target, seed: int = 0) -> Callable[[Config], None]:
+    """A check that a configuration's result on the GPU is right in every bit."""
+    arrays = integers(workload, np.random.default_rng(seed))
+    reference = expected(workload, arrays)
+
+    def check(config: Config) -> None:
+        wrong = int((run_on_gpu(template, workload, target, config, arrays) != reference).sum())
+        assert wrong == 0, f"{wrong} of {reference.size} elements differ: {workload.label} {config}"
+
+    return check
+
+
 def check_schedules(
     check: Callable[[Config], None], template: Template, workload: Workload, target: Target, rng: np.random.Generator
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules, convolve, expected, integers, run_on_gpu, to_bits
+from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
 from emulator import Memory
 from hopper_emulator import HopperEmulator
@@ -20,7 +20,7 @@ from schedsearch.backend import compile_source
 from schedsearch.launch import Pointer, TensorMap
 from schedsearch.measurement import Resources
 from schedsearch.ops import EPILOGUE_STAGES
-from schedsearch.target import PRESETS, Target, detect
+from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d_halo import Conv2dHalo
 from schedsearch.templates.conv2d_halo_sizes import evaluate, even_splits
 from schedsearch.templates.epilogue import TileRows
@@ -339,33 +339,18 @@ def test_a_residual_of_16_bits_is_loaded_like_y_is_stored() -> None:
 # --- On a GPU: exact results of small integers ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Target:
-    target = detect("cuda")
-    if target.compute_capability != (9, 0):
-        pytest.skip(f"needs compute capability 9.0, found {target.compute_capability}")
-    return target
-
-
-def check(workload: Workload, target: Target, config: Config, seed: int = 0) -> None:
-    arrays = integers(workload, np.random.default_rng(seed))
-    y, reference = run_on_gpu(TEMPLATE, workload, target, config, arrays), expected(workload, arrays)
-    wrong = int((y != reference).sum())
-    assert wrong == 0, f"{wrong} of {y.size} elements differ: {workload.label} {config}"
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", range(GPU_SHAPES))
-def test_random_schedules_of_random_shapes_are_exact(gpu: Target, number: int) -> None:
+def test_random_schedules_of_random_shapes_are_exact(hopper: Target, number: int) -> None:
     rng = np.random.default_rng([31, number])
     workload = random_workload(rng)
-    check_schedules(lambda config: check(workload, gpu, config, seed=number), TEMPLATE, workload, gpu, rng)
+    check_schedules(exactly(TEMPLATE, workload, hopper, seed=number), TEMPLATE, workload, hopper, rng)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("schedule", ["together", "in_turn"])
-def test_many_tiles_a_block_are_exact(gpu: Target, schedule: str) -> None:
+def test_many_tiles_a_block_are_exact(hopper: Target, schedule: str) -> None:
     workload = Workload.conv2d(n=8, h=150, w=150, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
-    space = TEMPLATE.space(workload, gpu).restrict({"schedule": [schedule]})
+    space = TEMPLATE.space(workload, hopper).restrict({"schedule": [schedule]})
     for config in space.sample(4, np.random.default_rng(0)):
-        check(workload, gpu, config)
+        exactly(TEMPLATE, workload, hopper)(config)
