@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -311,7 +311,7 @@ class CudaBoundKernel:
         kernel: CudaKernel,
         buffers: Mapping[str, int],
         scalars: Mapping[str, float],
-        steps: Sequence[int],
+        steps: list[int],
         prepared: WeightWorkspaces | None,
     ) -> None:
         plan, device = kernel.artifact.plan, kernel.device
