@@ -125,6 +125,8 @@ class Step:
     Attributes:
         overlaps: the kernel may start before what precedes it on the stream has ended (programmatic dependent launch). It
             waits itself, by `griddepcontrol.wait`, before it touches global memory.
+        weight_only: the step reads nothing but `weight`, and no other step changes what it leaves in workspaces: with the
+            same weight it need not run again. See `Kernel.prepare_weight`.
     """
 
     entry: str
@@ -134,6 +136,7 @@ class Step:
     dynamic_shared_bytes: int = 0
     cluster: int = 1
     overlaps: bool = False
+    weight_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,6 @@ class LaunchPlan:
         workspaces: name -> bytes of scratch buffers.
         zeroed: workspaces that must be zero before the first launch; a kernel leaves them zero.
         alignments: buffer -> bytes its address must be a multiple of (1 where not named).
-        prepared: argument -> how it was repacked beforehand; empty when the plain arguments are taken.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -155,7 +157,12 @@ class LaunchPlan:
     workspaces: Mapping[str, int] = field(default_factory=dict)
     zeroed: tuple[str, ...] = ()
     alignments: Mapping[str, int] = field(default_factory=dict)
-    prepared: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def weight_workspaces(self) -> dict[str, int]:
+        """name -> bytes of the workspaces that steps on the weight alone write; empty when there are no such steps."""
+        buffers = (p.buffer for s in self.steps if s.weight_only for p in s.params if isinstance(p, Pointer | TensorMap))
+        return {name: self.workspaces[name] for name in buffers if name in self.workspaces}
 
     def to_json(self) -> str:
         """Canonical JSON; what is at its default is left out, so that a later field changes no artifact's identity."""
@@ -166,6 +173,7 @@ class LaunchPlan:
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
         data: dict[str, Any] = json.loads(text)
+        data.pop("prepared", None)  # once a field, always empty
         steps = tuple(
             Step(**{**step, "grid": Grid(**step["grid"]), "params": tuple(_param(p) for p in step["params"])})
             for step in data.pop("steps")

@@ -46,6 +46,8 @@ class KernelStep:
     `shaped_by` names the captured integers and booleans that decide the code's shape: lengths of local arrays, conditions
     that leave out branches. All others are then mere numbers to the CUDA backend, and kernels that differ in nothing else
     are built several times faster after the first. None: all of them decide.
+
+    Other fields as in `Step`.
     """
 
     function: Callable[..., None]
@@ -56,6 +58,7 @@ class KernelStep:
     cluster: int = 1
     min_blocks_per_sm: int = 1
     overlaps: bool = False
+    weight_only: bool = False
     shaped_by: frozenset[str] | None = None
 
 
@@ -69,7 +72,6 @@ class KernelSource:
     workspaces: Mapping[str, int] = field(default_factory=dict)
     zeroed: tuple[str, ...] = ()
     alignments: Mapping[str, int] = field(default_factory=dict)
-    prepared: Mapping[str, str] = field(default_factory=dict)
 
 
 class Template(ABC):

@@ -39,12 +39,11 @@ PLAN = LaunchPlan(
             dynamic_shared_bytes=100_000,
             cluster=2,
         ),
-        Step("kernel_1", (), Grid(1), 32),
+        Step("kernel_1", (Pointer("weight"), Pointer("repacked")), Grid(1), 32, weight_only=True),
     ),
-    workspaces={"partial": 4096},
+    workspaces={"partial": 4096, "repacked": 64},
     zeroed=("partial",),
     alignments={"x": 16},
-    prepared={"weight": "OIHW16o"},
 )  # fmt: skip
 
 
@@ -53,6 +52,16 @@ def test_a_plan_survives_json() -> None:
     assert LaunchPlan.from_json(PLAN.to_json()).to_json() == PLAN.to_json()
     maps = [param for param in PLAN.steps[0].params if isinstance(param, TensorMap)]
     assert [tensor_map.is_im2col for tensor_map in maps] == [True, False]
+
+
+def test_workspaces_of_steps_on_the_weight_alone_are_the_weights() -> None:
+    assert PLAN.weight_workspaces == {"repacked": 64}
+    assert LaunchPlan("cpu", "native", (Step("k", (Pointer("weight"),), Grid(1), 2),)).weight_workspaces == {}
+
+
+def test_a_plan_with_the_former_field_prepared_is_read() -> None:
+    text = PLAN.to_json()
+    assert LaunchPlan.from_json(text.replace('"steps":', '"prepared":{},"steps":', 1)) == PLAN
 
 
 def test_what_is_at_its_default_is_not_written() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import faulty_templates as faulty
 import pytest
@@ -51,17 +50,6 @@ def test_cold_operands_rotate_over_more_than_the_cache_or_the_record_says_so(run
     facts = measure(runner, faulty.PointwiseCpu()).clocks
     assert facts["sets"] > 1
     assert facts["rotated_bytes"] >= 2 * CPU.l2_bytes or facts["rotation_capped"]
-
-
-def test_a_kernel_that_wants_its_arguments_repacked_is_refused(runner: Runner) -> None:
-    built = build(faulty.PointwiseCpu())
-    plan = replace(built.artifact.plan, prepared={"weight": "tiles of 16"})
-    wanting = replace(built, artifact=replace(built.artifact, plan=plan))
-    refused, fine = runner.race(WORKLOAD, [wanting, built])
-    for measurement in (refused, runner.measure(WORKLOAD, wanting)):
-        assert measurement.outcome is Outcome.REJECTED
-        assert "weight" in measurement.message and "workspace" in measurement.message
-    assert fine.outcome is Outcome.OK
 
 
 def test_a_workload_can_be_prepared_ahead(runner: Runner) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,107 @@ def test_torch_tensors_in_both_forms(kernel: schedsearch.Kernel) -> None:
         y = kernel(*logical, torch.from_numpy(bias))
         assert y.is_contiguous(memory_format=torch.channels_last)
         np.testing.assert_allclose(y.permute(0, 2, 3, 1).numpy(), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+# --- Prepared weights --------------------------------------------------------------------------------------------------
+def test_a_prepared_weight_takes_the_weights_place(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(7)
+    prepared = kernel.prepare_weight(weight)
+    assert prepared.nbytes >= weight.nbytes
+    truth = expected(x, weight, bias)
+    step = kernel.bind(x, prepared, bias)
+    for y in (kernel(x, prepared, bias), kernel(x, bias=bias, weight=prepared), step(), kernel(x, weight, bias), step()):
+        np.testing.assert_allclose(y, truth, rtol=1e-5, atol=1e-4)
+
+
+def test_two_prepared_weights_and_a_plain_one_do_not_meet(kernel: schedsearch.Kernel) -> None:
+    """Each has its own workspace: a kernel that repacks in every call shares one among all calls."""
+    arguments = [operands(seed) for seed in (8, 9, 10)]
+    prepared = [kernel.prepare_weight(weight) for _, weight, _ in arguments[:2]]
+    for _ in range(2):
+        for (x, weight, bias), made in zip(arguments, (*prepared, None)):
+            y = kernel(x, made or weight, bias)
+            np.testing.assert_allclose(y, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+def test_a_prepared_weight_is_the_weight_as_it_was(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(11)
+    truth = expected(x, weight, bias)
+    prepared = kernel.prepare_weight(weight)
+    weight[...] = np.nan  # nothing reads it any more
+    np.testing.assert_allclose(kernel(x, prepared, bias), truth, rtol=1e-5, atol=1e-4)
+
+
+def test_a_prepared_weight_of_torch_comes_with_a_torch_output(kernel: schedsearch.Kernel) -> None:
+    torch = pytest.importorskip("torch")
+    x, weight, bias = (torch.from_numpy(array) for array in operands(12))
+    prepared = kernel.prepare_weight(weight)
+    for _ in range(3):  # the short path of a plain call lies in between
+        for given in (prepared, weight):
+            y = kernel(x, given, bias)
+            np.testing.assert_allclose(y.numpy(), expected(*operands(12)), rtol=1e-5, atol=1e-4)
+
+
+def test_what_another_kernel_prepared_and_what_is_no_weight_is_refused(kernel: schedsearch.Kernel, cpu_db: Path) -> None:
+    x, weight, bias = operands(13)
+    other = schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu")
+    with pytest.raises(ArgumentError, match="prepared by another kernel"):
+        kernel(x, other.prepare_weight(weight), bias)
+    with pytest.raises(ArgumentError, match="weight"):
+        kernel.prepare_weight(x)
+
+
+def test_the_memory_of_a_prepared_weight_goes_with_it_and_with_what_is_bound_to_it(kernel: schedsearch.Kernel) -> None:
+    device = kernel._loaded._device  # type: ignore[attr-defined]
+    x, weight, bias = operands(14)
+    before = set(device._memory)
+    step = kernel.bind(x, kernel.prepare_weight(weight), bias)
+    assert len(set(device._memory) - before) == 1
+    np.testing.assert_allclose(step(), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+    del step
+    assert set(device._memory) == before
+
+
+@pytest.mark.gpu
+def test_gpu_steps_on_the_weight_alone_run_once() -> None:
+    """A pointwise kernel that reads the weight out of a workspace, where a step of its own has put it."""
+    torch = pytest.importorskip("torch")
+    from faulty_templates import PointwiseCuda
+    from numba import cuda, types
+
+    from schedsearch.backend import compile_source
+    from schedsearch.backend.ops import device_op
+    from schedsearch.device import open_device
+    from schedsearch.launch import Pointer
+    from schedsearch.target import detect
+    from schedsearch.template import KernelStep
+    from schedsearch.workload import Config
+
+    workload = schedsearch.Workload.conv2d(n=1, h=4, w=8, c=8, k=16, r=1, s=1, dtype="float32")
+    target = detect("cuda")
+    plain = PointwiseCuda().kernel(workload, target, Config())
+    copy = device_op(
+        "copy", "{ .reg .f32 v; ld.global.f32 v, [$source]; st.global.f32 [$to], v; }", ins={"source": "u64", "to": "u64"}
+    )
+
+    def pack(weight: Any, packed: Any) -> None:
+        offset = types.uint64(4 * cuda.threadIdx.x)
+        copy(types.uint64(weight + offset), types.uint64(packed + offset))
+
+    (step,) = plain.steps
+    multiply = replace(step, params=(Pointer("x"), Pointer("packed"), *step.params[2:]))
+    packing = KernelStep(pack, (Pointer("weight"), Pointer("packed")), Grid(1), 8 * 16, weight_only=True)
+    source = replace(plain, steps=(packing, multiply), workspaces={"packed": 4 * 8 * 16})
+    kernel = open_device(target).load(compile_source(source, target).artifact)
+    x, weight = torch.randn(32, 8, device="cuda"), torch.randn(16, 8, device="cuda")
+    other, y = torch.randn(16, 8, device="cuda"), torch.empty(32, 16, device="cuda")
+    torch.cuda.synchronize()
+    prepared = kernel.prepare_weight(weight.data_ptr())
+    buffers = {"x": x.data_ptr(), "weight": other.data_ptr(), "y": y.data_ptr()}
+    for given, used in ((prepared, weight), (None, other), (prepared, weight)):
+        kernel.bind(buffers, {}, given).launch()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(y, x @ used.T)
 
 
 class DLPackOnly:

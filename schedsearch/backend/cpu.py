@@ -56,7 +56,12 @@ def compile_cpu(source: KernelSource, target: Target) -> BuildResult:
     for number, step in enumerate(source.steps):
         entry = f"step{number}_{''.join(c if c.isalnum() else '_' for c in step.function.__name__)}"
         objects[entry] = _compile_step(step, entry)
-        steps.append(Step(entry, step.params, step.grid, step.block_threads, dynamic_shared_bytes=step.dynamic_shared_bytes))
+        steps.append(
+            Step(
+                entry, step.params, step.grid, step.block_threads,
+                dynamic_shared_bytes=step.dynamic_shared_bytes, weight_only=step.weight_only,
+            )
+        )  # fmt: skip
     plan = LaunchPlan(
         kind="cpu",
         arch=llvm.get_host_cpu_name(),
@@ -64,7 +69,6 @@ def compile_cpu(source: KernelSource, target: Target) -> BuildResult:
         workspaces=dict(source.workspaces),
         zeroed=source.zeroed,
         alignments=dict(source.alignments),
-        prepared=dict(source.prepared),
     )
     artifact = Artifact(_archive(objects), plan)
     return BuildResult(

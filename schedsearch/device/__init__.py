@@ -5,9 +5,12 @@ Importing this package needs neither Numba nor a template; `cuda` imports the dr
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
+from schedsearch.errors import DeviceError
 from schedsearch.launch import Artifact
 from schedsearch.target import Target
 
@@ -33,14 +36,41 @@ class LoadedKernel(Protocol):
 
     artifact: Artifact
 
-    def bind(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> BoundKernel:
+    def bind(
+        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: WeightWorkspaces | None = None
+    ) -> BoundKernel:
         """Packs the argument block over addresses of the workload's buffers (arguments and y; workspaces are its own).
+
+        Args:
+            prepared: what `prepare_weight` made of the weight: the steps that it ran are left out.
 
         Raises:
             ArgumentError: an address is missing or not aligned as the plan wants it.
         """
 
+    def prepare_weight(self, weight: int, stream: int = 0) -> WeightWorkspaces:
+        """Enqueues the steps of the plan that depend on the weight alone.
+
+        Raises:
+            ArgumentError: the address is not aligned as the plan wants it.
+        """
+
     def close(self) -> None: ...
+
+
+class WeightWorkspaces:
+    """Workspaces (name -> address) of one prepared weight. They are freed with this object."""
+
+    def __init__(self, device: Device, sizes: Mapping[str, int]) -> None:
+        """Raises DeviceError when there is no memory."""
+        self.addresses = {name: device.allocate(nbytes) for name, nbytes in sizes.items()}
+        weakref.finalize(self, _free_all, device, list(self.addresses.values())).atexit = False
+
+
+def _free_all(device: Device, addresses: list[int]) -> None:
+    with contextlib.suppress(KeyError, DeviceError):  # the device was closed before
+        for address in addresses:
+            device.free(address)
 
 
 class Device(Protocol):

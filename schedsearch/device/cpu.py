@@ -17,13 +17,14 @@ import platform
 import struct
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llvmlite import binding as llvm
 
+from schedsearch.device import WeightWorkspaces
 from schedsearch.errors import ArgumentError, DeviceError
-from schedsearch.launch import Artifact, Float32, Int32, Int64, LaunchPlan, Pointer, Scalar
+from schedsearch.launch import Artifact, Float32, Int32, Int64, Pointer, Scalar, Step
 from schedsearch.target import Target
 
 MAX_THREADS = 256
@@ -235,16 +236,34 @@ class CpuKernel:
         if plan.kind != "cpu":
             raise DeviceError(f"code for {plan.arch} does not run on a CPU")
         self.artifact = artifact
-        self.threads = max(step.block_threads for step in plan.steps)
-        pool.grow(self.threads)
-        self.params = tuple(param for step in plan.steps for param in step.params)
         self._pool = pool
-        self._engine, self._run_address = _link(artifact, self.threads)
+        self._all = _Chain(artifact, plan.steps, pool)
         self._device = device
         self._workspaces = {name: device.allocate(nbytes) for name, nbytes in plan.workspaces.items()}
 
-    def bind(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> BoundCpuKernel:
-        return BoundCpuKernel(self, {**buffers, **self._workspaces}, scalars)
+    @property
+    def threads(self) -> int:
+        return self._all.threads
+
+    def bind(
+        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: WeightWorkspaces | None = None
+    ) -> BoundCpuKernel:
+        chain = self._all if prepared is None else self._prepared
+        return BoundCpuKernel(self, chain, {**buffers, **self._workspaces}, scalars, prepared)
+
+    def prepare_weight(self, weight: int, stream: int = 0) -> WeightWorkspaces:
+        plan = self.artifact.plan
+        made = WeightWorkspaces(self._device, plan.weight_workspaces)
+        steps = tuple(step for step in plan.steps if step.weight_only)
+        if steps:
+            chain = _Chain(self.artifact, steps, self._pool)
+            BoundCpuKernel(self, chain, {"weight": weight}, {}, made).launch()
+        return made
+
+    @functools.cached_property
+    def _prepared(self) -> _Chain:
+        steps = tuple(step for step in self.artifact.plan.steps if not step.weight_only)
+        return _Chain(self.artifact, steps, self._pool)
 
     def close(self) -> None:
         """Frees the workspaces; the kernel and what was bound from it must not be launched afterwards."""
@@ -252,16 +271,37 @@ class CpuKernel:
             self._device.free(self._workspaces.popitem()[1])
 
 
+class _Chain:
+    """The linked code that runs some steps of an artifact one after the other."""
+
+    def __init__(self, artifact: Artifact, steps: Sequence[Step], pool: _Pool) -> None:
+        self.steps = steps
+        self.threads = max(step.block_threads for step in steps)
+        pool.grow(self.threads)
+        self.pool = pool
+        self.params = tuple(param for step in steps for param in step.params)
+        self._engine, self.run_address = _link(artifact, steps, self.threads)
+
+
 class BoundCpuKernel:
     """See `schedsearch.device.BoundKernel`."""
 
-    def __init__(self, kernel: CpuKernel, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
-        self._kernel = kernel  # keeps the code and the workspaces
+    def __init__(
+        self,
+        kernel: CpuKernel,
+        chain: _Chain,
+        buffers: Mapping[str, int],
+        scalars: Mapping[str, float],
+        prepared: WeightWorkspaces | None,
+    ) -> None:
+        self._kernel, self._chain, self._prepared = kernel, chain, prepared  # keeps the code and the workspaces
+        if prepared is not None:
+            buffers = {**buffers, **prepared.addresses}
         self._alignments = kernel.artifact.plan.alignments
-        self._words = (ctypes.c_uint64 * (_FIRST_PARAM_WORD + len(kernel.params)))()
+        self._words = (ctypes.c_uint64 * (_FIRST_PARAM_WORD + len(chain.params)))()
         self._pointers: dict[str, list[int]] = {}
         self._scalars: dict[str, list[int]] = {}
-        for word, param in enumerate(kernel.params, _FIRST_PARAM_WORD):
+        for word, param in enumerate(chain.params, _FIRST_PARAM_WORD):
             if isinstance(param, Pointer):
                 self._pointers.setdefault(param.buffer, []).append(word)
             elif isinstance(param, Scalar):
@@ -279,10 +319,10 @@ class BoundCpuKernel:
                 raise ArgumentError(f"no value for the scalar {name!r}; the kernel takes {', '.join(self._scalars)}")
             self.set_scalar(name, scalars[name])
         block = ctypes.addressof(self._words)
-        self._fixed = (kernel._pool.mailboxes, kernel.threads, kernel._run_address, block, block + 8 * _COUNTER_WORD)
-        self._dispatch = kernel._pool.dispatch
+        self._fixed = (chain.pool.mailboxes, chain.threads, chain.run_address, block, block + 8 * _COUNTER_WORD)
+        self._dispatch = chain.pool.dispatch
         self._arrivals = 0
-        self._arrivals_per_launch = kernel.threads * (len(kernel.artifact.plan.steps) - 1)
+        self._arrivals_per_launch = chain.threads * (len(chain.steps) - 1)
 
     def launch(self, stream: int = 0) -> None:
         """Computes; returns when all steps are done.
@@ -294,7 +334,7 @@ class BoundCpuKernel:
         self._arrivals += self._arrivals_per_launch
         if self._words[_STATUS_WORD]:
             self._words[_STATUS_WORD] = 0
-            raise DeviceError(f"a kernel of {[s.entry for s in self._kernel.artifact.plan.steps]} raised an exception")
+            raise DeviceError(f"a kernel of {[step.entry for step in self._chain.steps]} raised an exception")
 
     def set_pointer(self, buffer: str, address: int) -> None:
         """Raises ArgumentError when the address is not aligned as the plan wants it, or the kernel has no such buffer."""
@@ -388,9 +428,9 @@ def _target_machine() -> llvm.TargetMachine:
     return llvm.Target.from_default_triple().create_target_machine(opt=2, reloc="pic", codemodel="small")
 
 
-def _link(artifact: Artifact, threads: int) -> tuple[llvm.ExecutionEngine, int]:
-    """The linked code of an artifact and the address of its `run`."""
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(artifact.plan, threads)), _target_machine())
+def _link(artifact: Artifact, steps: Sequence[Step], threads: int) -> tuple[llvm.ExecutionEngine, int]:
+    """The linked code of some steps of an artifact and the address of its `run`."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(steps, threads)), _target_machine())
     with zipfile.ZipFile(io.BytesIO(artifact.code)) as archive:
         missing = set(json.loads(archive.read("manifest.json"))["features"]) - _host_features()
         if missing:
@@ -398,7 +438,7 @@ def _link(artifact: Artifact, threads: int) -> tuple[llvm.ExecutionEngine, int]:
                 f"the code was made for {artifact.plan.arch} and uses what this CPU lacks: {', '.join(sorted(missing))}; "
                 "tune on this machine"
             )
-        for step in artifact.plan.steps:
+        for step in steps:
             engine.add_object_file(llvm.ObjectFileRef.from_data(archive.read(f"{step.entry}.o")))
     engine.finalize_object()
     return engine, engine.get_function_address("run")
@@ -407,7 +447,7 @@ def _link(artifact: Artifact, threads: int) -> tuple[llvm.ExecutionEngine, int]:
 _LLVM_TYPES = {"pointer": "i64", "i32": "i32", "i64": "i64", "f32": "float", "scalar": "float"}
 
 
-def _run_ir(plan: LaunchPlan, threads: int) -> str:
+def _run_ir(steps: Sequence[Step], threads: int) -> str:
     """`run(block, thread, counter, base)`: every step on the thread's share of its work items, a barrier between steps."""
     lines = [
         "define void @run(ptr %block, i64 %thread, ptr %counter, i64 %base) {",
@@ -416,7 +456,7 @@ def _run_ir(plan: LaunchPlan, threads: int) -> str:
     ]
     declarations = []
     word = _FIRST_PARAM_WORD
-    for number, step in enumerate(plan.steps):
+    for number, step in enumerate(steps):
         kinds = [_LLVM_TYPES[param.kind] for param in step.params]
         declarations.append(f"declare i32 @{step.entry}({', '.join(['ptr', 'ptr', *kinds, 'i64', 'i64'])})")
         lines += [
@@ -440,7 +480,7 @@ def _run_ir(plan: LaunchPlan, threads: int) -> str:
             f"  br label %meet{number}",
             f"meet{number}:",
         ]
-        if threads > 1 and number < len(plan.steps) - 1:
+        if threads > 1 and number < len(steps) - 1:
             lines += [
                 f"  %goal{number} = add i64 %base, {threads * (number + 1)}",
                 f"  call void inttoptr (i64 {_native().barrier_address} to ptr)(ptr %counter, i64 %goal{number})",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.device import WeightWorkspaces
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Step, TensorMap
 from schedsearch.target import Target
@@ -250,8 +251,19 @@ class CudaKernel:
         for name in plan.zeroed:
             device.fill(self.workspaces[name], 0, plan.workspaces[name])
 
-    def bind(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> CudaBoundKernel:
-        return CudaBoundKernel(self, buffers, scalars)
+    def bind(
+        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: WeightWorkspaces | None = None
+    ) -> CudaBoundKernel:
+        left_out = prepared is not None
+        steps = [number for number, step in enumerate(self.artifact.plan.steps) if not (left_out and step.weight_only)]
+        return CudaBoundKernel(self, buffers, scalars, steps, prepared)
+
+    def prepare_weight(self, weight: int, stream: int = 0) -> WeightWorkspaces:
+        plan = self.artifact.plan
+        made = WeightWorkspaces(self.device, plan.weight_workspaces)
+        steps = [number for number, step in enumerate(plan.steps) if step.weight_only]
+        CudaBoundKernel(self, {"weight": weight}, {}, steps, made).launch(stream)
+        return made
 
     def close(self) -> None:
         for address in self.workspaces.values():
@@ -292,11 +304,18 @@ def _libcuda() -> ctypes.CDLL:
 
 
 class CudaBoundKernel:
-    """The packed argument blocks of all steps. Not thread-safe."""
+    """The packed argument blocks of the steps with these numbers. Not thread-safe."""
 
-    def __init__(self, kernel: CudaKernel, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        kernel: CudaKernel,
+        buffers: Mapping[str, int],
+        scalars: Mapping[str, float],
+        steps: list[int],
+        prepared: WeightWorkspaces | None,
+    ) -> None:
         plan, device = kernel.artifact.plan, kernel.device
-        self._kernel = kernel  # keeps the module and the workspaces alive
+        self._kernel, self._prepared = kernel, prepared  # keeps the module and the workspaces alive
         self._alignments = plan.alignments
         self._launch = _libcuda().cuLaunchKernelEx
         self._replace_address = _libcuda().cuTensorMapReplaceAddress
@@ -304,12 +323,11 @@ class CudaBoundKernel:
         self._maps: dict[str, list[int]] = {}
         self._scalars: dict[str, list[ctypes.c_float]] = {}
         self._keep: list[Any] = []
-        addresses = {**buffers, **kernel.workspaces}
+        addresses = {**buffers, **kernel.workspaces, **(prepared.addresses if prepared else {})}
         for name, address in buffers.items():
             self._check_alignment(name, address)
         self._launches = [
-            self._pack(function, step, addresses, scalars, device.target)
-            for function, step in zip(kernel.functions, plan.steps)
+            self._pack(kernel.functions[number], plan.steps[number], addresses, scalars, device.target) for number in steps
         ]
 
     def _pack(

@@ -99,8 +99,6 @@ class Runner:
         Raises:
             RuntimeError: the reference or this code failed, not the candidate.
         """
-        if refused := _refused(built):
-            return self._measurement(refused, built, 0.0)
         self._prepare(workload, seed=0)
         began = time.monotonic()
         ran = self._run(Run(workload, built.artifact, best_ns), self._timeout_s)
@@ -120,9 +118,6 @@ class Runner:
         errors: dict[int, float | None] = {}
         seed = next(self._seeds)
         for number, built in enumerate(finalists):
-            if refused := _refused(built):
-                results[number] = self._measurement(refused, built, 0.0)
-                continue
             self._prepare(workload, seed)
             began = time.monotonic()
             ran = self._run(Run(workload, built.artifact, launches=_STRESS_LAUNCHES), self._timeout_s)
@@ -264,15 +259,3 @@ class Runner:
                 raise DeviceError(
                     f"process {child.pid} hangs on {self._target.name} and cannot be killed; reset the device"
                 ) from error
-
-
-def _refused(built: Built) -> Ran | None:
-    """Why an artifact cannot be measured at all, or None."""
-    if not built.artifact.plan.prepared:
-        return None
-    names = ", ".join(sorted(built.artifact.plan.prepared))
-    message = (
-        f"the kernel wants {names} repacked beforehand, and measuring passes arguments as the workload has them; "
-        "repack in a step of the kernel, into a workspace"
-    )
-    return Ran(Outcome.REJECTED, message=message)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schedsearch.device import BoundKernel, LoadedKernel
+from schedsearch.device import BoundKernel, LoadedKernel, WeightWorkspaces
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.runtime import arrays
 from schedsearch.workload import Config, Workload
@@ -32,6 +32,23 @@ class Provenance:
     time_ns: float | None = None
     record_id: int | None = None
     why: tuple[str, ...] = ()
+
+
+class PreparedWeight:
+    """A weight whose repacking is done, for the kernel that made it. Goes where the weight would; see `prepare_weight`.
+
+    Attributes:
+        array: the weight itself, kept alive.
+        nbytes: device memory that the repacked weight takes; 0 where the kernel reads the weight as it is.
+    """
+
+    __slots__ = ("array", "kernel", "nbytes", "workspaces")
+
+    def __init__(self, kernel: Kernel, array: Any, workspaces: WeightWorkspaces | None, nbytes: int) -> None:
+        self.kernel, self.array, self.workspaces, self.nbytes = kernel, array, workspaces, nbytes
+
+    def __repr__(self) -> str:
+        return f"<weight of {self.kernel.workload.label}, {self.nbytes} bytes repacked>"
 
 
 class Kernel:
@@ -68,6 +85,7 @@ class Kernel:
         self._scalar_defaults = {scalar.name: scalar.default for scalar in workload.scalars}
         self._lock = threading.Lock()
         self._bound: BoundKernel | None = None
+        self._bound_weight: WeightWorkspaces | None = None  # what `_bound` was bound with
         self._scalars: dict[str, float] = {}
         self._seen: list[_SeenTensor] = []
         self._new_output: Callable[[], Any] | None = None
@@ -114,10 +132,46 @@ class Kernel:
             ArgumentError: as a call does.
         """
         arguments, scalars = self._split(args, named)
+        prepared = self._take_prepared(arguments)
         views, y = self._checked(arguments, out)
-        bound = self._loaded.bind({name: seen.address for name, seen in views.items()}, scalars)
+        bound = self._loaded.bind({name: seen.address for name, seen in views.items()}, scalars, prepared)
         library = views[self._names[0]].library
         return Step(bound, lambda stream: self._raw_stream(stream, library), y, tuple(arguments.values()))
+
+    def prepare_weight(self, weight: Any, stream: Any = None) -> PreparedWeight:
+        """Repacks the weight once, for many calls.
+
+        What is returned takes the weight's place in calls and in `bind`, which then leave out the steps that depend on the
+        weight alone. Where the kernel has no such steps nothing is done, and it means the weight itself. It holds the weight
+        as it was: prepare again after changing it. A record's time is that of the plain path, repacking included.
+
+        Args:
+            weight: as the argument of that name of a call.
+            stream: as of a call; launches on other streams must wait for it.
+
+        Raises:
+            ArgumentError: as a call does.
+            DeviceError: the launch failed, or there is no memory.
+        """
+        seen = arrays.view(weight, "weight")
+        arrays.check(next(spec for spec in self._specs if spec.name == "weight"), seen, self.device)
+        sizes = self._loaded.artifact.plan.weight_workspaces
+        if not sizes:
+            return PreparedWeight(self, weight, None, 0)
+        made = self._loaded.prepare_weight(seen.address, self._raw_stream(stream, seen.library))
+        return PreparedWeight(self, weight, made, sum(sizes.values()))
+
+    def _take_prepared(self, arguments: dict[str, Any]) -> WeightWorkspaces | None:
+        """Puts the array in the place of a prepared weight, and returns what was made of it."""
+        given = arguments.get("weight")
+        if not isinstance(given, PreparedWeight):
+            return None
+        if given.kernel is not self:
+            raise ArgumentError(
+                f"weight was prepared by another kernel ({given.kernel!r}); pass what this kernel's prepare_weight returns"
+            )
+        arguments["weight"] = given.array
+        return given.workspaces
 
     def _rebind(self, args: tuple[Any, ...]) -> bool:
         """The short path: torch tensors that look like those of the last call, at whatever address."""
@@ -141,19 +195,22 @@ class Kernel:
 
     def _call_checked(self, args: tuple[Any, ...], named: Mapping[str, Any], out: Any, stream: Any) -> Any:
         arguments, scalars = self._split(args, named)
+        prepared = self._take_prepared(arguments)
         views, y = self._checked(arguments, out)
         self._seen = []
-        if self._bound is None:
-            self._bound = self._loaded.bind({name: seen.address for name, seen in views.items()}, scalars)
+        if self._bound is None or self._bound_weight is not prepared:
+            self._bound = self._loaded.bind({name: seen.address for name, seen in views.items()}, scalars, prepared)
+            self._bound_weight = prepared
         else:
             for name, seen in views.items():
-                self._bound.set_pointer(name, seen.address)
+                if not (prepared and name == "weight"):  # nothing reads it
+                    self._bound.set_pointer(name, seen.address)
             for name, value in scalars.items():
                 self._bound.set_scalar(name, value)
         self._scalars = scalars
         library = views[self._names[0]].library
         self._bound.launch(self._raw_stream(stream, library))
-        if all(arrays.is_torch_tensor(array) for array in (*arguments.values(), y)):
+        if prepared is None and all(arrays.is_torch_tensor(array) for array in (*arguments.values(), y)):
             self._remember(arguments, y)
         return y
 

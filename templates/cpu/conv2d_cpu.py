@@ -157,7 +157,8 @@ class Conv2dCpu(Template):
         x = "x" if plan.direct else "x_packed"
         steps = [
             KernelStep(
-                _pack_weight(plan), (Pointer("weight"), Pointer("w_packed")), Grid(plan.weight_items), config["threads"]
+                _pack_weight(plan), (Pointer("weight"), Pointer("w_packed")), Grid(plan.weight_items), config["threads"],
+                weight_only=True,
             ),
             KernelStep(
                 _convolve(plan, workload.epilogue),
@@ -165,7 +166,7 @@ class Conv2dCpu(Template):
                 Grid(plan.items),
                 config["threads"],
             ),
-        ]
+        ]  # fmt: skip
         workspaces = {"w_packed": 4 * plan.weight_size}
         if not plan.direct:
             steps.insert(
