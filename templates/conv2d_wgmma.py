@@ -27,41 +27,31 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.launch import Grid, Param, Pointer
 from schedsearch.ops import DTYPE_BYTES
-from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
+from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates import cluster, hopper, ptx
+from schedsearch.templates.conv2d_wgmma_sizes import (
+    GROUP_ROWS,
+    derived_quantities,
+    evaluate,
+    octets_per_block,
+    store_segment,
+    stores_by_tma,
+    useful_bks,
+)
 from schedsearch.templates.epilogue import Epilogue
-from schedsearch.templates.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP, WGMMA_K, WGMMA_M
+from schedsearch.templates.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP, WGMMA_K
 from schedsearch.templates.im2col import ALIGNMENT_BYTES, Im2col, filter_map, image_map, output_map
 from schedsearch.workload import Config, Workload
 
-GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
-
 # Registers of a consumer thread beside its bn/2 accumulators: addresses, descriptors, temporaries; and with an epilogue.
 OVERHEAD_REGISTERS = (32, 48)
-
-# For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
-# of 1800 measurements on an H200 (13 layers, from 7x7 to 300x300 pixels). Fitted to half of the layers, the latencies come
-# out up to two thirds longer, rates within a third; what they choose for the other half is within 1.25 of the best.
-FILL_CYCLES = 900  # of a block's start: barriers, the tensor maps, the first load's latency
-LOAD_LATENCY_CYCLES = 630  # from issuing a load to its bytes being in shared memory, as far as rings wait for it
-STEP_CYCLES = 32  # of a step beside its multiplications: waiting for barriers, issuing
-TILE_CYCLES = 350  # draining the tensor cores, barriers between warpgroups
-STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through shared memory to L2
-L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
-ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
-SPLIT_L2_EXPONENT = 0.4  # of split_k: neighbours in a cluster multiply other steps, so that they ask for other bytes
-MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
-MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
-CLUSTER_CYCLES = 1100  # two barriers of a cluster and the latency of reading the other blocks' sums
-CLUSTER_BYTES_PER_CYCLE = 36  # of the sums, of one multiprocessor
 
 SHAPED_BY = frozenset({"accumulators", "own_sums", "split_k", "staged"})  # of what the kernel captures; see `KernelStep`
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-BKS = (16, 32, 64)
 STAGES = tuple(range(2, 13))
 BLOCKS_PER_SM = (1, 2, 3)
 SPLIT_KS = (1, 2, 4, 8)  # blocks of a cluster; 8 is the most that every device takes
@@ -158,103 +148,6 @@ class Conv2dWgmma(Template):
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
         return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
-
-
-# --- Sizes that follow from a configuration ---------------------------------------------------------------------------
-
-
-def useful_bks(channels: int) -> tuple[int, ...]:
-    """The k steps worth trying: none that is twice as wide as needed, none that pads as much as a wider one."""
-    widest = min((bk for bk in BKS if bk >= channels), default=max(BKS))
-    kept: list[int] = []
-    for bk in sorted((bk for bk in BKS if bk <= widest), reverse=True):
-        padded = math.ceil(channels / bk) * bk
-        if all(padded < math.ceil(channels / wider) * wider for wider in kept):
-            kept.append(bk)
-    return tuple(kept)
-
-
-def store_segment(bn: int) -> int:
-    """Columns that one TMA store writes: the widest of a swizzle's 128, 64 or 32 bytes that divides the tile."""
-    return math.gcd(bn, 64)
-
-
-def stores_by_tma(workload: Workload, q: Columns) -> Any:
-    """Whether tiles of y go through shared memory; else threads store what they hold: float32, or a cluster's sums."""
-    return (DTYPE_BYTES[workload.out_dtype] == 2) & (q["split_k"] == 1)
-
-
-def octets_per_block(q: Columns) -> Any:
-    """Of the tile's 8-column pieces, how many a block of a cluster adds up; the last blocks may have less work."""
-    return -(-q["bn"] // (8 * q["split_k"]))
-
-
-def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
-    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
-    w, gemm, out_bytes = workload, Im2col.of(workload), DTYPE_BYTES[workload.out_dtype]
-    operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
-    memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
-
-    def stage_bytes(q: Columns) -> Any:
-        return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
-
-    def ring_bytes(q: Columns) -> Any:
-        """Of the stages; a cluster's blocks write their float32 sums over them."""
-        sums = np.where(q["split_k"] == 1, 0, q["bm"] * octets_per_block(q) * q["split_k"] * 8 * 4)
-        return np.maximum(q["stages"] * stage_bytes(q), sums)
-
-    def shared_bytes(q: Columns) -> Any:
-        y = np.where(stores_by_tma(workload, q), q["bm"] * q["bn"] * out_bytes, 0)
-        return ring_bytes(q) + y + 2 * q["stages"] * BARRIER_BYTES
-
-    def predicted_cycles(q: Columns) -> Any:
-        """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
-        blocks = -(-q["blocks"] // target.sms)
-        at_once = np.minimum(q["blocks_per_sm"], blocks)
-        all_l2 = ALL_L2_BYTES_PER_CYCLE * target.sms * q["split_k"] ** -SPLIT_L2_EXPONENT
-        l2_rate = np.minimum(L2_BYTES_PER_CYCLE, all_l2 / np.minimum(q["blocks"], target.sms))
-        # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
-        wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
-        multiply = q["consumer_groups"] * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES
-        load = stage_bytes(q) / l2_rate
-        # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
-        load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + load + 2 * multiply) / q["stages"])
-        split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 / CLUSTER_BYTES_PER_CYCLE
-        store = TILE_CYCLES + q["bm"] * q["bn"] / q["split_k"] * out_bytes / STORE_BYTES_PER_CYCLE
-        store = store + np.where(q["split_k"] == 1, 0, split)
-        in_turn = FILL_CYCLES + q["block_steps"] * np.maximum(load_alone, multiply) + store
-        # Loads of a persistent block's next tile go on while this one is stored.
-        overlapped = np.maximum(q["block_steps"] * load_alone, q["block_steps"] * multiply + store)
-        persistent = q["grid"] == "persistent"
-        alone = -(-blocks // at_once) * np.where(persistent, overlapped, in_turn)
-        alone = alone + np.where(persistent, FILL_CYCLES + store, 0)
-        shared = blocks * q["block_steps"] * np.maximum(load, multiply) + FILL_CYCLES + store
-        busy = np.maximum(alone, shared)
-        # Memory rests while all blocks start or store at once, as those do that have but one tile.
-        memory = memory_cycles + np.where(blocks == at_once, FILL_CYCLES + store, 0)
-        slower, faster = np.maximum(busy, memory), np.minimum(busy, memory)
-        return LAUNCH_CYCLES + slower + (1 - MEMORY_OVERLAP) * faster
-
-    return {
-        "bm": lambda q: q["consumer_groups"] * GROUP_ROWS,
-        "threads": lambda q: (q["consumer_groups"] + 1) * WARPGROUP,
-        "k_steps": lambda q: gemm.taps * -(-gemm.channels // q["bk"]),
-        "block_steps": lambda q: -(-q["k_steps"] // q["split_k"]),
-        "row_tiles": lambda q: -(-gemm.rows // q["bm"]),
-        "column_tiles": lambda q: -(-gemm.columns // q["bn"]),
-        "tiles": lambda q: q["row_tiles"] * q["column_tiles"],
-        "blocks": lambda q: q["tiles"] * q["split_k"],
-        "waves": lambda q: -(-q["blocks"] // (target.sms * q["blocks_per_sm"])),
-        "ring_bytes": ring_bytes,
-        "shared_bytes": shared_bytes,
-        "registers": hopper.registers,
-        "predicted_cycles": predicted_cycles,
-    }
-
-
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs of one configuration with its derived quantities, as ints."""
-    return hopper.evaluated(derived_quantities(workload, target), config)
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from schedsearch.backend import compile_source
 from schedsearch.launch import TensorMap
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target, detect
-from schedsearch.templates.conv2d_wgmma import BNS, Conv2dWgmma, evaluate, store_segment, useful_bks
+from schedsearch.templates.conv2d_wgmma import BNS, Conv2dWgmma
+from schedsearch.templates.conv2d_wgmma_sizes import evaluate, store_segment, useful_bks
 from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
