@@ -102,7 +102,7 @@ class Grid:
 
     With `blocks_per_sm` the grid is persistent: min(work_items, sms * blocks_per_sm) blocks loop over the work items,
     computed from the card at hand. Otherwise there is one block a work item. A cluster rounds the grid up or, when
-    persistent, down to its multiple. Only x is used, so the sole limit is 2**31-1.
+    persistent, down to its multiple, and to what the card runs at once. Only x is used, so the sole limit is 2**31-1.
     """
 
     work_items: int

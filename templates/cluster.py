@@ -1,6 +1,8 @@
-"""Device operations among the blocks of a thread-block cluster, sm_90: a barrier, and sums through each other's memory.
+"""Device operations among the blocks of a thread-block cluster, sm_90: barriers, multicast, sums through shared memory.
 
-Source: PTX ISA, "barrier.cluster", "mapa" and "State spaces: shared::cluster".
+A block is named by its rank in the cluster. A mask of blocks has bit r for rank r.
+
+Source: PTX ISA, "barrier.cluster", "mapa", "State spaces: shared::cluster", "mbarrier" and "cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -20,6 +22,55 @@ cluster_arrive = device_op(
 cluster_wait = device_op("cluster_wait", "bar.warp.sync 0xffffffff; barrier.cluster.wait.acquire.aligned;", convergent=True)
 
 
+# --- Barriers in each other's memory ----------------------------------------------------------------------------------
+map_shared = device_op(  # the address, in another block's memory, of what lies at `shared` in one's own
+    "map_shared",
+    "mapa.shared::cluster.u32 $address, $shared, $rank;",
+    ins={"shared": "u32", "rank": "u32"},
+    outs={"address": "u32"},
+    pure=True,
+)
+# At an address of `map_shared`. It is what the thread has waited for that must come first (wgmma has read, TMA writes next),
+# not its own reads and writes: those a scope of the cluster would order, by waiting for all memory at each arrival.
+mbarrier_arrive_at_peer = device_op(
+    "mbarrier_arrive_at_peer", "mbarrier.arrive.shared::cluster.b64 _, [$shared];", ins={"shared": "u32"}
+)
+
+
+# --- Tensor copies to several blocks: to the same place in the memory of each, counted by the same barrier of each --------
+@functools.cache
+def tma_load_im2col(multicast: bool) -> Callable[..., Any]:
+    """Coordinates (channel, w, h, n) of the first pixel, offsets of the kernel's tap; a mask of blocks, or only this one."""
+    return device_op(
+        "tma_load_im2col",
+        _load("4d", ".im2col", "$c, $w, $h, $n", ", {$offset_w, $offset_h}", multicast),
+        ins={
+            "shared": "u32", "map": "u64", "c": "i32", "w": "i32", "h": "i32", "n": "i32", "barrier": "u32",
+            "offset_w": "u16", "offset_h": "u16", "blocks": "u16",
+        },
+    )  # fmt: skip
+
+
+@functools.cache
+def tma_load_tiled(multicast: bool) -> Callable[..., Any]:
+    """A box at three coordinates; a mask of blocks, or only this one."""
+    return device_op(
+        "tma_load_tiled",
+        _load("3d", "", "$c0, $c1, $c2", "", multicast),
+        ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "c2": "i32", "barrier": "u32", "blocks": "u16"},
+    )
+
+
+def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool) -> str:
+    """Without multicast `blocks` is not used: a kernel is the same but for the text, and that loads faster."""
+    to_many, blocks = (".multicast::cluster", ", $blocks;") if multicast else ("", "; // unused: $blocks")
+    return (
+        f"cp.async.bulk.tensor.{rank}.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{to_many} "
+        f"[$shared], [$map, {{{coordinates}}}], [$barrier]{offsets}{blocks}"
+    )
+
+
+# --- Sums ---------------------------------------------------------------------------------------------------------------
 @functools.cache
 def store_fragments(bn: int, stride_bytes: int) -> Callable[..., Any]:
     """Writes wgmma's accumulators to shared memory, 16 bytes for each 8 columns, `stride_bytes` from one 8 to the next.

@@ -9,6 +9,11 @@ One tile of y is bm pixels x bn channels; a k step is `bk` input channels of one
 With split_k > 1 the blocks of a cluster share a tile: each multiplies its part of the k steps, leaves its sums in its
 shared memory, and adds up all blocks' sums of its part of the columns, in the order of their ranks: deterministic.
 
+With cluster_m x cluster_n > 1 the blocks of a cluster have neighbouring tiles, cluster_m rows of cluster_n. Those in a row
+need the same x, those in a column the same weights: each loads a part of both and multicasts it to its row or column. So
+`empty` counts the consumers of all blocks that a block sends to, and tiles past the end are multiplied (and not stored),
+lest a block waits for what nobody sends.
+
 What is out of range is zero in both operands (channels past C) or not stored (rows past M, columns past K), so no size
 has to divide another. docs/kernels/conv2d_wgmma.md tells more, and what each knob is for.
 
@@ -41,27 +46,30 @@ from schedsearch.templates.conv2d_wgmma_sizes import (
     useful_bks,
 )
 from schedsearch.templates.epilogue import Epilogue
-from schedsearch.templates.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP, WGMMA_K
+from schedsearch.templates.hopper import BARRIER_BYTES, ELEMENT_BYTES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
 from schedsearch.templates.im2col import ALIGNMENT_BYTES, Im2col, filter_map, image_map, output_map
 from schedsearch.workload import Config, Workload
 
 # Registers of a consumer thread beside its bn/2 accumulators: addresses, descriptors, temporaries; and with an epilogue.
 OVERHEAD_REGISTERS = (32, 48)
 
-SHAPED_BY = frozenset({"accumulators", "own_sums", "split_k", "staged"})  # of what the kernel captures; see `KernelStep`
+# Of what the kernel captures; see `KernelStep`.
+SHAPED_BY = frozenset({"accumulators", "clustered", "own_sums", "split_k", "staged"})
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 STAGES = tuple(range(2, 13))
 BLOCKS_PER_SM = (1, 2, 3)
-SPLIT_KS = (1, 2, 4, 8)  # blocks of a cluster; 8 is the most that every device takes
+SPLIT_KS = (1, 2, 4, 8)
+CLUSTER_SIDES = (1, 2, 4)
+MAX_CLUSTER = 8  # blocks that every device takes
 
 
 class Conv2dWgmma(Template):
     """conv2d for compute capability 9.0: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_wgmma"
-    version = 3
+    version = 4
     op = "conv2d"
     kind = "cuda"
 
@@ -79,6 +87,8 @@ class Conv2dWgmma(Template):
             for split_k in SPLIT_KS
             if split_k == 1 or (most_k_steps >= 2 * split_k and fewest_tiles * split_k < 2 * target.sms * max(BLOCKS_PER_SM))
         ]
+        cluster_ms = [m for m in CLUSTER_SIDES if m <= most_row_tiles and gemm.fits(m * GROUP_ROWS * max(GROUPS))]
+        cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.k / min(BNS))]
         group_ms = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
         knobs = (
             Knob("consumer_groups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of a tile"),
@@ -86,9 +96,11 @@ class Conv2dWgmma(Template):
             Knob("bk", useful_bks(w.c), "input channels of a k step; more is better, less wastes less of the last step"),
             Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
             Knob("split_k", tuple(split_ks), "blocks that share a tile's k steps, as a cluster"),
+            Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; its blocks with the same columns share weights"),
+            Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; its blocks with the same rows share pixels"),
             Knob("grid", ("persistent", "split"), "blocks that loop over tiles, or split_k blocks a tile"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
-            Knob("group_m", tuple(group_ms), "row tiles that are walked before the next column tile; for reuse in L2"),
+            Knob("group_m", tuple(group_ms), "row tiles (of clusters) walked before the next column tile; for reuse in L2"),
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
         )
         constraints = (
@@ -106,44 +118,62 @@ class Conv2dWgmma(Template):
                 "split_k is 1 or half of it would leave multiprocessors idle",
                 lambda q: (q["split_k"] == 1) | (q["blocks"] < 2 * target.sms * q["blocks_per_sm"]),
             ),
+            Constraint(f"blocks of a cluster <= {MAX_CLUSTER}", lambda q: q["cluster"] <= MAX_CLUSTER),
+            Constraint(
+                "cluster_m and cluster_n are 1 where blocks share a tile",
+                lambda q: (q["split_k"] == 1) | (q["cluster_m"] * q["cluster_n"] == 1),
+            ),
+            Constraint(
+                f"each of cluster_m blocks loads a multiple of {SWIZZLE_ROWS} of the tile's columns, or all",
+                lambda q: (q["cluster_m"] == 1) | (q["bn"] % (SWIZZLE_ROWS * q["cluster_m"]) == 0),
+            ),
+            Constraint(
+                "cluster_m is at most the row tiles, cluster_n the column tiles",
+                lambda q: (q["cluster_m"] <= q["row_tiles"]) & (q["cluster_n"] <= q["column_tiles"]),
+            ),
             Constraint(
                 "a persistent grid has more tiles than resident blocks",
-                lambda q: (q["grid"] == "split") | (q["tiles"] > target.sms * q["blocks_per_sm"]),
+                lambda q: (q["grid"] == "split") | (q["blocks"] > target.sms * q["blocks_per_sm"]),
             ),
             Constraint(
                 "another block a multiprocessor only if there is work for it",
                 lambda q: (q["blocks_per_sm"] == 1) | (q["blocks"] > target.sms * (q["blocks_per_sm"] - 1)),
             ),
             Constraint(
-                "group_m is 1 with one column tile, and less than twice the row tiles",
-                lambda q: (q["group_m"] == 1) | ((q["column_tiles"] > 1) & (q["group_m"] < 2 * q["row_tiles"])),
+                "group_m is 1 with one column of clusters, and less than twice their rows",
+                lambda q: (q["group_m"] == 1) | ((q["cluster_columns"] > 1) & (q["group_m"] < 2 * q["cluster_rows"])),
             ),
         )
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target) -> Config:
-        """The configuration of the least predicted time; the deepest ring and the fewest threads among equals."""
+        """The configuration of the least predicted time; the deepest ring and the fewest threads among equals.
+
+        Of those that share no operands in clusters: the terms for that are not fitted yet.
+        """
         space = self.space(workload, target)
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
         # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are no multiple of 128 bytes.
-        space = space.restrict({"l2_promotion": [128], "group_m": sorted({1, group_m})})
-        return hopper.least_predicted(space, lambda q: (-q["stages"], q["threads"], -q["group_m"]))
+        few = {"l2_promotion": [128], "group_m": sorted({1, group_m}), "cluster_m": [1], "cluster_n": [1]}
+        return hopper.least_predicted(space.restrict(few), lambda q: (-q["stages"], q["threads"], -q["group_m"]))
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)
         epilogue = Epilogue(workload)
-        bm, bn, bk, l2_bytes = plan["bm"], plan["bn"], plan["bk"], plan["l2_promotion"]
+        bn, bk, l2_bytes = plan["bn"], plan["bk"], plan["l2_promotion"]
+        image = image_map(workload, plan["bm"] // plan["cluster_n"], bk, l2_bytes)
+        weights = filter_map(workload, bn // plan["cluster_m"], bk, l2_bytes)
         output: Param = Pointer("y")
         if stores_by_tma(workload, plan):
             output = output_map(workload, store_segment(bn), GROUP_ROWS)
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
-            (image_map(workload, bm, bk, l2_bytes), filter_map(workload, bn, bk, l2_bytes), output, *epilogue.params),
+            (image, weights, output, *epilogue.params),
             Grid(plan["blocks"], plan["blocks_per_sm"] if config["grid"] == "persistent" else 0),
             plan["threads"],
             plan["shared_bytes"],
-            cluster=plan["split_k"],
+            cluster=plan["cluster"],
             min_blocks_per_sm=plan["blocks_per_sm"],
             shaped_by=SHAPED_BY,
         )
@@ -164,11 +194,16 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     stride_h, stride_w = gemm.stride
     dilation_h, dilation_w = gemm.dilation
     left, top = -gemm.lower[0], -gemm.lower[1]
-    k_steps, tiles, row_tiles, column_tiles = plan["k_steps"], plan["tiles"], plan["row_tiles"], plan["column_tiles"]
-    group_m, split_k = plan["group_m"], plan["split_k"]
+    k_steps, group_m, split_k = plan["k_steps"], plan["group_m"], plan["split_k"]
+    # Clusters of cluster_m x cluster_n tiles; a block that shares its tile, or nothing, is or is in a cluster of one tile.
+    cluster_m, cluster_n, cluster_blocks = plan["cluster_m"], plan["cluster_n"], plan["cluster"]
+    cluster_rows, cluster_columns = plan["cluster_rows"], plan["cluster_columns"]
+    clusters = cluster_rows * cluster_columns
+    clustered = cluster_m * cluster_n > 1
+    peers = cluster_m + cluster_n - 1  # blocks that a block sends to, itself among them
     channel_steps = -(-channels // bk)
-    group_tiles = group_m * column_tiles
-    uneven_groups = row_tiles % group_m != 0
+    group_clusters = group_m * cluster_columns
+    uneven_groups = cluster_rows % group_m != 0
 
     # Shared memory: `stages` times (bm x bk of x, bn x bk of weight), then y of each consumer group, then the barriers.
     # At the end of a split tile, sums over the stages: for each 8 columns 16 bytes a thread, two columns of two rows.
@@ -176,6 +211,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     row_bytes = bk * ELEMENT_BYTES
     a_bytes = bm * row_bytes
     stage_bytes = a_bytes + bn * row_bytes
+    own_pixels, own_filters = bm // cluster_n, bn // cluster_m  # that a block loads
     group_a_bytes = GROUP_ROWS * row_bytes
     staged = bool(stores_by_tma(workload, plan))
     y_offset = plan["ring_bytes"]
@@ -183,6 +219,11 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     full_offset = y_offset + groups * group_y_bytes
     empty_offset = full_offset + stages * BARRIER_BYTES
     assert empty_offset + stages * BARRIER_BYTES == plan["shared_bytes"]
+
+    load_image, load_filters = cluster.tma_load_im2col(cluster_n > 1), cluster.tma_load_tiled(cluster_m > 1)
+    arrive_empty = cluster.mbarrier_arrive_at_peer if clustered else ptx.mbarrier_arrive
+    column_mask = (1 << cluster_m) - 1  # of the blocks with the first tile's columns, and below with its rows
+    row_mask = sum(1 << (n * cluster_m) for n in range(cluster_n))
 
     descriptor = hopper.matrix_descriptor(row_bytes)
     accumulators = bn // 2
@@ -216,17 +257,22 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         xmap, wmap, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
         slope, clip_min, clip_max,
     ) -> None:  # fmt: skip
+        in_cluster = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(cluster_blocks))
+        rank = types.uint32(in_cluster % types.uint32(split_k))  # among the blocks that share a tile
+        rank_m = types.uint32(in_cluster % types.uint32(cluster_m))
+        rank_n = types.uint32(in_cluster // types.uint32(cluster_m) % types.uint32(cluster_n))
+
         def tile_origin(tile: Any) -> Any:
-            """(first row, first column) of a tile: groups of group_m row tiles, column by column within a group."""
+            """(first row, first column) of the block's tile: groups of group_m rows of clusters, each column by column."""
             tile = types.uint32(tile)
-            group = types.uint32(tile // types.uint32(group_tiles))
-            within = types.uint32(tile - group * types.uint32(group_tiles))
+            group = types.uint32(tile // types.uint32(group_clusters))
+            within = types.uint32(tile - group * types.uint32(group_clusters))
             height = types.uint32(group_m)
             if uneven_groups:
-                height = types.uint32(min(group_m, row_tiles - group * group_m))
+                height = types.uint32(min(group_m, cluster_rows - group * group_m))
             column = ptx.divide_u32(within, height)
             row = types.uint32(group * group_m + within - column * height)
-            return types.int32(row * bm), types.int32(column * bn)
+            return types.int32((row * cluster_m + rank_m) * bm), types.int32((column * cluster_n + rank_n) * bn)
 
         def store_pairs(values: Any, octets: Any, inside_columns: Any, first_row: Any, first_offset: Any) -> None:
             """Stores what a thread holds of `octets` times 8 columns; `first_offset` in elements."""
@@ -243,26 +289,35 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         full = types.uint32(shared + full_offset)
         empty = types.uint32(shared + empty_offset)
         thread = types.int32(cuda.threadIdx.x)
-        rank = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(split_k))
-        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(split_k))
-        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(split_k))
+        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(cluster_blocks))
+        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(cluster_blocks))
         first_step = types.int32(rank * k_steps // split_k)
         stop_step = types.int32((rank + 1) * k_steps // split_k)
         if thread == 0:
             for stage in range(stages):
                 ptx.mbarrier_init(full + stage * BARRIER_BYTES, 1)
-                ptx.mbarrier_init(empty + stage * BARRIER_BYTES, groups)
+                ptx.mbarrier_init(empty + stage * BARRIER_BYTES, groups * peers)
             ptx.mbarrier_init_fence()
-        cuda.syncthreads()
+        if clustered:  # no block sends to another, or arrives there, before that one's barriers exist
+            cluster.cluster_arrive()
+            cluster.cluster_wait()
+        else:
+            cuda.syncthreads()
 
         stage = types.uint32(0)
         if thread >= consumers:
             # ---- load
             if thread == consumers:
                 parity = types.uint32(1)  # of the phase before the first: every stage starts empty
+                same_rows = types.uint16(row_mask << rank_m)
+                same_columns = types.uint16(column_mask << (rank_n * cluster_m))
+                x_offset = types.uint32(rank_n * own_pixels * row_bytes)
+                weight_offset = types.uint32(a_bytes + rank_m * own_filters * row_bytes)
                 tile = first_tile
-                while tile < tiles:
+                while tile < clusters:
                     row, column = tile_origin(tile)
+                    row = types.int32(row + rank_n * own_pixels)
+                    column = types.int32(column + rank_m * own_filters)
                     image = types.int32(types.uint32(row) // types.uint32(out_hw))
                     pixel = types.uint32(row - image * out_hw)
                     out_row = types.uint32(pixel // types.uint32(out_w))
@@ -278,8 +333,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         a = types.uint32(shared + stage * stage_bytes)
                         ptx.mbarrier_expect_bytes(barrier, stage_bytes)
                         tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
-                        ptx.tma_load_im2col_4d(a, xmap, channel, w, h, image, barrier, tap_x, tap_y)
-                        ptx.tma_load_3d(a + a_bytes, wmap, channel, tap, column, barrier)
+                        load_image(a + x_offset, xmap, channel, w, h, image, barrier, tap_x, tap_y, same_rows)
+                        load_filters(a + weight_offset, wmap, channel, tap, column, barrier, same_columns)
                         channel = types.int32(channel + bk)
                         if channel >= channels:
                             channel = types.int32(0)
@@ -293,11 +348,28 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                             stage = types.uint32(0)
                             parity = types.uint32(parity ^ 1)
                     tile = types.int32(tile + next_tile)
+                if clustered:
+                    # Other blocks' consumers arrive here, and still read what was sent: stay until all have.
+                    for _ in range(stages):
+                        ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
+                        stage = types.uint32(stage + 1)
+                        if stage == stages:
+                            stage = types.uint32(0)
+                            parity = types.uint32(parity ^ 1)
         else:
             group = thread >> 7
             lane = thread & 31
             warp_row = types.int32(((thread >> 5) & 3) * 16)
             leader = (thread & 127) == 0
+            releases, empty_at = leader, empty
+            if clustered:  # a thread for each block to tell: those with the same columns, then the others with the same rows
+                releases = (thread & 127) < peers
+                peer = types.uint32(min(thread & 127, peers - 1))
+                peer_m, peer_n = peer, rank_n
+                if peer >= cluster_m:
+                    other_n = types.uint32(peer - cluster_m)
+                    peer_m, peer_n = rank_m, types.uint32(other_n + types.uint32(other_n >= rank_n))
+                empty_at = cluster.map_shared(empty, types.uint32(peer_n * cluster_m + peer_m))
             group_y = types.uint32(shared + y_offset + group * group_y_bytes)
             segment_row = types.uint32(warp_row + (lane & 15))
             row_address = types.uint32(group_y + segment_row * segment_row_bytes)
@@ -306,7 +378,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             parity = types.uint32(0)
             previous = types.uint32(0)
             tile = first_tile
-            while tile < tiles:
+            while tile < clusters:
                 row, column = tile_origin(tile)
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
@@ -321,16 +393,16 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         types.int32(step > first_step),
                     )
                     wait_previous(acc)
-                    if leader and step > first_step:
-                        ptx.mbarrier_arrive(empty + previous * BARRIER_BYTES)
+                    if releases and step > first_step:
+                        arrive_empty(empty_at + previous * BARRIER_BYTES)
                     previous = stage
                     stage = types.uint32(stage + 1)
                     if stage == stages:
                         stage = types.uint32(0)
                         parity = types.uint32(parity ^ 1)
                 wait_all(acc)
-                if leader:
-                    ptx.mbarrier_arrive(empty + previous * BARRIER_BYTES)
+                if releases:
+                    arrive_empty(empty_at + previous * BARRIER_BYTES)
 
                 if split_k > 1:
                     all_consumers(0)  # what the tensor cores have read is written over

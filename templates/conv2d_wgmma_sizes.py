@@ -31,9 +31,10 @@ STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through sha
 L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
 ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
 L2_SECTOR_SHARE, L2_LINE_COST = 0.64, 46  # of a row's sectors in bytes, and of each line it touches; 128 for one line
-SPLIT_L2_EXPONENT = 0.4  # of split_k: neighbours in a cluster multiply other steps, so that they ask for other bytes
+UNLIKE_L2_EXPONENT = 0.4  # of split_k, or of the sharing by multicast (not fitted): neighbours then ask for other bytes
 MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
 MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
+PEER_CYCLES = 300  # by which the last of blocks that wait for each other is late; a guess, not fitted
 CLUSTER_CYCLES = 1100  # two barriers of a cluster and the latency of reading the other blocks' sums
 CLUSTER_BYTES_PER_CYCLE = 36  # of the sums, of one multiprocessor
 
@@ -92,31 +93,41 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         y = np.where(stores_by_tma(workload, q), q["bm"] * q["bn"] * out_bytes, 0)
         return ring_bytes(q) + y + 2 * q["stages"] * BARRIER_BYTES
 
+    def at_once(q: Columns, blocks_per_sm: Any) -> Any:
+        """Blocks that all multiprocessors run at a time: whole clusters."""
+        return np.maximum(1, target.sms * blocks_per_sm // q["cluster"]) * q["cluster"]
+
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
-        blocks = -(-q["blocks"] // target.sms)
-        at_once = np.minimum(q["blocks_per_sm"], blocks)
-        all_l2 = ALL_L2_BYTES_PER_CYCLE * target.sms * q["split_k"] ** -SPLIT_L2_EXPONENT
-        l2_rate = np.minimum(L2_BYTES_PER_CYCLE, all_l2 / np.minimum(q["blocks"], target.sms))
+        one_each = at_once(q, 1)
+        blocks = -(-q["blocks"] // one_each)
+        neighbours = np.minimum(q["blocks_per_sm"], blocks)
+        # Of a step all bytes come in by the multiprocessor's port, but L2 reads once what is multicast.
+        l2_rows = q["bm"] / q["cluster_n"] + q["bn"] / q["cluster_m"]
+        from_l2 = l2_rows * sum(np.where(q["bk"] == bk, cost, 0) for bk, cost in row_costs.items())
+        unlike = q["split_k"] * (q["bm"] + q["bn"]) / l2_rows
+        all_l2 = ALL_L2_BYTES_PER_CYCLE * target.sms * unlike**-UNLIKE_L2_EXPONENT
+        load = np.maximum(stage_bytes(q) / L2_BYTES_PER_CYCLE, from_l2 * np.minimum(q["blocks"], one_each) / all_l2)
+        late = np.where(q["cluster_m"] * q["cluster_n"] == 1, 0, PEER_CYCLES)
         # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
         wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
         multiply = q["consumer_groups"] * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES
-        load = (q["bm"] + q["bn"]) * sum(np.where(q["bk"] == bk, cost, 0) for bk, cost in row_costs.items()) / l2_rate
         # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
-        load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + load + 2 * multiply) / q["stages"])
+        load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + late + load + 2 * multiply) / q["stages"])
         split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 / CLUSTER_BYTES_PER_CYCLE
         store = TILE_CYCLES + q["bm"] * q["bn"] / q["split_k"] * out_bytes / STORE_BYTES_PER_CYCLE
         store = store + np.where(q["split_k"] == 1, 0, split)
-        in_turn = FILL_CYCLES + q["block_steps"] * np.maximum(load_alone, multiply) + store
+        fill = FILL_CYCLES + late
+        in_turn = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
         # Loads of a persistent block's next tile go on while this one is stored.
         overlapped = np.maximum(q["block_steps"] * load_alone, q["block_steps"] * multiply + store)
         persistent = q["grid"] == "persistent"
-        alone = -(-blocks // at_once) * np.where(persistent, overlapped, in_turn)
-        alone = alone + np.where(persistent, FILL_CYCLES + store, 0)
-        shared = blocks * q["block_steps"] * np.maximum(load, multiply) + FILL_CYCLES + store
+        alone = -(-blocks // neighbours) * np.where(persistent, overlapped, in_turn)
+        alone = alone + np.where(persistent, fill + store, 0)
+        shared = blocks * q["block_steps"] * np.maximum(load, multiply) + fill + store
         busy = np.maximum(alone, shared)
         # Memory rests while all blocks start or store at once, as those do that have but one tile.
-        memory = memory_cycles + np.where(blocks == at_once, FILL_CYCLES + store, 0)
+        memory = memory_cycles + np.where(blocks == neighbours, fill + store, 0)
         slower, faster = np.maximum(busy, memory), np.minimum(busy, memory)
         return LAUNCH_CYCLES + slower + (1 - MEMORY_OVERLAP) * faster
 
@@ -128,8 +139,11 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "row_tiles": lambda q: -(-gemm.rows // q["bm"]),
         "column_tiles": lambda q: -(-gemm.columns // q["bn"]),
         "tiles": lambda q: q["row_tiles"] * q["column_tiles"],
-        "blocks": lambda q: q["tiles"] * q["split_k"],
-        "waves": lambda q: -(-q["blocks"] // (target.sms * q["blocks_per_sm"])),
+        "cluster": lambda q: q["cluster_m"] * q["cluster_n"] * q["split_k"],
+        "cluster_rows": lambda q: -(-q["row_tiles"] // q["cluster_m"]),
+        "cluster_columns": lambda q: -(-q["column_tiles"] // q["cluster_n"]),
+        "blocks": lambda q: q["cluster_rows"] * q["cluster_columns"] * q["cluster"],  # those past the end, too
+        "waves": lambda q: -(-q["blocks"] // at_once(q, q["blocks_per_sm"])),
         "ring_bytes": ring_bytes,
         "shared_bytes": shared_bytes,
         "registers": hopper.registers,

@@ -64,6 +64,10 @@ class Im2col:
     def taps(self) -> int:
         return self.kernel_h * self.kernel_w
 
+    def fits(self, rows_past_end: int) -> bool:
+        """Whether tiles that end so far past the last row have 32-bit coordinates."""
+        return self.rows + rows_past_end <= MAX_COORDINATE
+
     def problem(self, max_tile_rows: int) -> str | None:
         """Which limit of TMA the convolution breaks (one sentence: what, got, allowed), or None."""
         for axis, number, kernel in (("horizontal", 1, self.kernel_w), ("vertical", 0, self.kernel_h)):
@@ -79,7 +83,7 @@ class Im2col:
             ):
                 if not least <= corner <= most:
                     return f"the {axis} {meaning} is {corner}; allowed: {least} to {most}, TMA's im2col corners"
-        if self.rows + max_tile_rows > MAX_COORDINATE:
+        if not self.fits(max_tile_rows):
             return f"the output has {self.rows} pixels; allowed: less than 2**31 - {max_tile_rows}, TMA's 32-bit coordinates"
         return None
 

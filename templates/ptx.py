@@ -228,15 +228,6 @@ grid_dependency_launch = device_op("grid_dependency_launch", "griddepcontrol.lau
 grid_dependency_wait = device_op("grid_dependency_wait", "griddepcontrol.wait;")
 
 # --- Tensor copies, sm_90 ("Data Movement: cp.async.bulk.tensor") ------------------------------------------------------
-tma_load_im2col_4d = device_op(  # coordinates (channel, w, h, n) of the first pixel, offsets of the kernel's tap
-    "tma_load_im2col_4d",
-    "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
-    "[$shared], [$map, {$c, $w, $h, $n}], [$barrier], {$offset_w, $offset_h};",
-    ins={
-        "shared": "u32", "map": "u64", "c": "i32", "w": "i32", "h": "i32", "n": "i32", "barrier": "u32",
-        "offset_w": "u16", "offset_h": "u16",
-    },
-)  # fmt: skip
 tma_load_2d = device_op(
     "tma_load_2d",
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [$shared], [$map, {$c0, $c1}], [$barrier];",

@@ -12,6 +12,7 @@ from emulator import TYPES, Block
 from hopper_emulator import WAIT_S, HopperEmulator
 
 Array = np.ndarray[Any, Any]
+MAPPED = 1 << 24  # addresses in other blocks' memory are multiples of this further on
 SWIZZLE_BYTES = {1: 128, 2: 64, 3: 32}  # by the code in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
 
 
@@ -66,11 +67,17 @@ class ClusterEmulator(HopperEmulator):
         return self.block.groups
 
     def _start(self, copy: Callable[[], None]) -> None:
-        block = self.block
+        self._start_in(self.block, copy)
+
+    def _start_in(self, block: ClusterBlock, copy: Callable[[], None]) -> None:
+        """A copy to or from the memory of any block of the cluster."""
 
         def within() -> None:
-            self.here.block = block
-            copy()
+            caller, self.here.block = getattr(self.here, "block", None), block
+            try:
+                copy()
+            finally:
+                self.here.block = caller
 
         super()._start(within)
 
@@ -92,26 +99,45 @@ class ClusterEmulator(HopperEmulator):
         assert shared % (8 * width_bytes) == 0 and shared >= 0 and shared + size <= self.block.shared.nbytes
         return swizzled(np.arange(size // 16) * 16 + shared, width_bytes) // 16
 
-    def _land(self, shared: int, box: Array, width_bytes: int, barrier: int) -> None:
+    def _land(self, shared: int, box: Array, width_bytes: int, barrier: int, blocks: list[ClusterBlock]) -> None:
         def copy() -> None:
             data = np.ascontiguousarray(box).view(np.uint8).reshape(-1, 16)
+            assert self.block.running, "sends to a block that has left"
             self.block.shared.reshape(-1, 16)[self._chunks(shared, data.size, width_bytes)] = data
             self._update(barrier, 0, -data.size)
 
-        self._start(copy)
+        for block in blocks:
+            self._start_in(block, copy)
 
-    def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
-        param, array = tensor
-        box = np.zeros(param.box[::-1], np.float16)
-        inside, at = self._box(param, array, coordinates)
-        box[at] = array[inside]
-        self._land(shared, box, param.swizzle_bytes, barrier)
+    def _receivers(self, multicast: bool, mask: int) -> list[ClusterBlock]:
+        blocks = self.block.cluster.blocks
+        if not multicast:
+            return [self.block]
+        assert mask < 1 << len(blocks) and mask >> blocks.index(self.block) & 1, "sends to no such block, or not to itself"
+        return [block for rank, block in enumerate(blocks) if mask >> rank & 1]
 
-    def tma_load_im2col_4d(
-        self, shared: int, tensor: Any, c: int, w: int, h: int, n: int, barrier: int, offset_w: int, offset_h: int
-    ) -> None:
+    def tma_load_tiled(self, multicast: bool) -> Callable[..., None]:
+        def load(shared: int, tensor: Any, c0: int, c1: int, c2: int, barrier: int, mask: int) -> None:
+            param, array = tensor
+            box = np.zeros(param.box[::-1], np.float16)
+            inside, at = self._box(param, array, (c0, c1, c2))
+            box[at] = array[inside]
+            self._land(int(shared), box, param.swizzle_bytes, barrier, self._receivers(multicast, mask))
+
+        return load
+
+    def tma_load_im2col(self, multicast: bool) -> Callable[..., None]:
+        def load(
+            shared: int, tensor: Any, c: int, w: int, h: int, n: int, barrier: int, offset_w: int, offset_h: int, mask: int
+        ) -> None:
+            columns = self._im2col(*tensor, c, w, h, n, offset_w, offset_h)
+            self._land(int(shared), columns, tensor[0].swizzle_bytes, barrier, self._receivers(multicast, mask))
+
+        return load
+
+    @staticmethod
+    def _im2col(param: Any, array: Array, c: int, w: int, h: int, n: int, offset_w: int, offset_h: int) -> Array:
         """PTX ISA, "im2col mode": walks the base pixels between the corners, with the strides, from (n, h, w) on."""
-        param, array = tensor
         channels, width, height, images = param.dims
         _, stride_w, stride_h, _ = param.element_strides
         first_w, first_h = param.lower
@@ -128,7 +154,7 @@ class ClusterEmulator(HopperEmulator):
                 w, h = first_w, h + stride_h
             if h >= stop_h:
                 h, n = first_h, n + 1
-        self._land(int(shared), columns, param.swizzle_bytes, barrier)
+        return columns
 
     def tma_store_2d(self, tensor: Any, shared: int, c0: int, c1: int) -> None:
         param, array = tensor
@@ -163,6 +189,18 @@ class ClusterEmulator(HopperEmulator):
         return self.block.shared.reshape(-1, 16)[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
 
     # --- cluster ----------------------------------------------------------------------------------------------------
+    def map_shared(self, shared: int, rank: int) -> int:
+        assert 0 <= shared < MAPPED and rank < len(self.block.cluster.blocks)
+        return (int(rank) + 1) * MAPPED + int(shared)
+
+    def mbarrier_arrive_at_peer(self, address: int) -> None:
+        rank, shared = divmod(int(address), MAPPED)
+        peer = self.block.cluster.blocks[rank - 1]
+        with self.changed:
+            assert peer.running, "arrives at a barrier of a block that has left"
+            peer.barriers[shared].update(1, 0)
+            self.changed.notify_all()
+
     def cluster_arrive(self) -> None:
         cluster, local = self.block.cluster, self.block.local
         with self.changed:
@@ -237,6 +275,8 @@ class ClusterEmulator(HopperEmulator):
             worker.start()
         for worker in workers:
             worker.join()
+        if self.failure:  # of a copy
+            raise self.failure
         real = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
         if failures:
             raise (real or failures)[0]

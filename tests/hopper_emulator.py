@@ -36,7 +36,8 @@ class Mbarrier:
     def update(self, arrivals: int, nbytes: int) -> None:
         self.pending -= arrivals
         self.bytes += nbytes
-        assert self.pending >= 0 and self.bytes >= 0, "more arrivals or bytes than the phase expects"
+        # Bytes that another block sends may land before this block has said how many it expects.
+        assert self.pending >= 0 and (self.bytes >= 0 or self.pending), "more arrivals or bytes than the phase expects"
         if self.pending == 0 and self.bytes == 0:
             self.phase ^= 1
             self.pending = self.arrivals
@@ -52,6 +53,7 @@ class Warpgroup:
 
 class HopperEmulator(Emulator):
     late_s = 0.002  # between two copies of late mode
+    wait_s = WAIT_S
 
     def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
         super().__init__(memory, epilogue, late)
@@ -74,7 +76,7 @@ class HopperEmulator(Emulator):
     # --- waiting ----------------------------------------------------------------------------------------------------
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         with self.changed:
-            deadline = time.monotonic() + WAIT_S
+            deadline = time.monotonic() + self.wait_s
             while not condition():
                 if self.failed:
                     raise threading.BrokenBarrierError

@@ -26,8 +26,9 @@ RANDOM_SHAPES, SHARDS = 200, 8
 GPU_SHAPES = 60
 
 # Opcodes of sm_90 machine code: the low 12 bits of a 16-byte instruction (as nvdisasm names them).
-HGMMA, TMA_LOAD_IM2COL, TMA_LOAD_TILED, TMA_STORE, LOCAL_STORE, LOCAL_LOAD = 0x9F0, 0x3B4, 0x5B4, 0x3B5, 0x387, 0x983
+HGMMA, TMA_LOAD, TMA_LOAD_TO_SELF, TMA_STORE, LOCAL_STORE, LOCAL_LOAD = 0x9F0, 0x3B4, 0x5B4, 0x3B5, 0x387, 0x983
 CLUSTER_ARRIVE, CLUSTER_WAIT, EXIT = 0x9C7, 0xDC7, 0x94D
+MULTICAST = 1 << 75  # a flag of TMA_LOAD (of im2col and multicast loads; TMA_LOAD_TO_SELF is any other)
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
@@ -56,15 +57,15 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
     return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
 
 
-def opcodes(code: bytes) -> Counter[int]:
-    """How often each opcode stands in the .text sections of a cubin (ELF64)."""
+def instructions(code: bytes) -> list[int]:
+    """The 128-bit instructions in the .text sections of a cubin (ELF64)."""
     (offset,), (count, names) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3C)
     sections = [struct.unpack_from("<IIQQQQIIQQ", code, offset + 64 * i) for i in range(count)]
-    found: Counter[int] = Counter()
+    found: list[int] = []
     for section in sections:
         if code[sections[names][4] + section[0] :].startswith(b".text"):
             text = code[section[4] : section[4] + section[5]]
-            found.update(struct.unpack_from("<H", text, i)[0] & 0xFFF for i in range(0, len(text), 16))
+            found += [int.from_bytes(text[i : i + 16], "little") for i in range(0, len(text), 16)]
     return found
 
 
@@ -86,11 +87,17 @@ def check_tensor_map(param: TensorMap) -> None:
     assert inner * size % 16 == 0 and inner * size <= param.swizzle_bytes in (32, 64, 128)
 
 
+def tiles_of_cluster(config: Config) -> int:
+    return int(config["cluster_m"] * config["cluster_n"])
+
+
 @functools.cache
 def random_candidates() -> list[tuple[Workload, Config]]:
     """Those whose kernels share a run of Numba stand together."""
     candidates = map(random_candidate, range(RANDOM_SHAPES))
-    return sorted(candidates, key=lambda c: (c[1]["bn"], c[1]["split_k"], c[0].out_dtype == "float32"))
+    return sorted(
+        candidates, key=lambda c: (c[1]["bn"], c[1]["split_k"], c[0].out_dtype == "float32", tiles_of_cluster(c[1]))
+    )
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -109,25 +116,36 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
             built.resources.shared_bytes == step.dynamic_shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
         )
         assert built.resources.registers * step.block_threads * config["blocks_per_sm"] <= H200.registers_per_sm
-        assert step.cluster == config["split_k"]
-        assert step.grid.blocks(H200.sms, step.cluster) <= plan["tiles"] * config["split_k"]
+        assert step.cluster == config["split_k"] * tiles_of_cluster(config) <= 8
+        assert step.grid.blocks(H200.sms, step.cluster) <= plan["blocks"] and plan["blocks"] % step.cluster == 0
+        assert plan["tiles"] * config["split_k"] <= plan["blocks"] < 4 * plan["tiles"] * config["split_k"]
         assert step.grid.blocks(H200.sms, step.cluster) % step.cluster == 0
-        found = opcodes(built.artifact.code)
+        code = instructions(built.artifact.code)
+        found = Counter(instruction & 0xFFF for instruction in code)
         assert found[HGMMA] and found[HGMMA] % (config["bk"] // 16) == 0
-        assert found[TMA_LOAD_IM2COL] and found[TMA_LOAD_TILED]
+        # As many loads of pixels as of weights, and those are multicast that a row or a column of blocks shares.
+        loads = found[TMA_LOAD] + found[TMA_LOAD_TO_SELF]
+        multicast = sum(instruction & 0xFFF == TMA_LOAD and instruction & MULTICAST > 0 for instruction in code)
+        assert loads and multicast == loads // 2 * ((config["cluster_m"] > 1) + (config["cluster_n"] > 1))
         assert bool(found[TMA_STORE]) == (workload.out_dtype != "float32" and config["split_k"] == 1)
-        # Two barriers of the cluster, on the one path that all threads take: none that a warp could miss or meet twice.
-        assert (found[CLUSTER_ARRIVE], found[CLUSTER_WAIT]) == ((2, 2) if config["split_k"] > 1 else (0, 0))
+        # Barriers of the cluster, on the one path that all threads take: none that a warp could miss or meet twice.
+        barriers = 2 if config["split_k"] > 1 else int(tiles_of_cluster(config) > 1)
+        assert (found[CLUSTER_ARRIVE], found[CLUSTER_WAIT]) == (barriers, barriers)
         assert found[EXIT] == 1 or config["split_k"] == 1
         assert built.resources.local_bytes == 0 and not found[LOCAL_STORE] and not found[LOCAL_LOAD]
 
 
-@pytest.mark.parametrize(("bn", "split_k"), [(192, 1), (256, 1), (256, 2)])
+@pytest.mark.parametrize(("bn", "split_k", "cluster_m"), [(192, 1, 2), (256, 1, 1), (256, 2, 1)])
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
-def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(bn: int, split_k: int, out_dtype: str) -> None:
+def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
+    bn: int, split_k: int, cluster_m: int, out_dtype: str
+) -> None:
     workload = Workload.conv2d(n=4, h=28, w=28, c=256, k=512, r=3, s=3, padding=1, dtype="bfloat16", out_dtype=out_dtype,
                                epilogue=["bias", "scale_shift", "residual", "leaky_relu", "clip"])  # fmt: skip
-    fixed = dict(bn=bn, bk=64, stages=3, consumer_groups=1, split_k=split_k, blocks_per_sm=1, group_m=8)
+    fixed = dict(
+        bn=bn, bk=64, stages=3, consumer_groups=1, split_k=split_k, cluster_m=cluster_m, cluster_n=1, blocks_per_sm=1,
+        group_m=8,
+    )  # fmt: skip
     space = TEMPLATE.space(workload, H200).restrict({name: [value] for name, value in fixed.items()})
     config = space.sample(1, np.random.default_rng(0))[0]
     assert compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources.local_bytes == 0
@@ -291,6 +309,20 @@ def test_a_tile_that_a_cluster_shares_is_exact(gpu: Target, split_k: int, out_dt
     for epilogue in ([], ["bias", "residual", "relu"], ["scale_shift", "clip"]):
         workload = Workload.conv2d(n=2, h=9, w=7, c=136, k=200, r=3, s=3, padding=1, out_dtype=out_dtype, epilogue=epilogue)
         for config in TEMPLATE.space(workload, gpu).restrict({"split_k": [split_k]}).sample(4, rng):
+            check(workload, gpu, config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("grid", ["split", "persistent"])
+@pytest.mark.parametrize(("cluster_m", "cluster_n"), [(2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
+def test_tiles_of_a_cluster_that_share_operands_are_exact(gpu: Target, cluster_m: int, cluster_n: int, grid: str) -> None:
+    """Rows and columns of tiles that the cluster's do not divide; several rounds a block where the grid is persistent."""
+    rng = np.random.default_rng([23, cluster_m, cluster_n])
+    images = 8 if grid == "split" else 150
+    for shape in (dict(c=136, r=3, s=3, padding=1), dict(c=64, r=1, s=1, stride=2, epilogue=["bias", "residual", "relu"])):
+        workload = Workload.conv2d(n=images, h=13, w=11, k=200, **shape)  # type: ignore[arg-type]
+        only: dict[str, list[Any]] = {"cluster_m": [cluster_m], "cluster_n": [cluster_n], "grid": [grid]}
+        for config in TEMPLATE.space(workload, gpu).restrict(only).sample(4, rng):
             check(workload, gpu, config)
 
 

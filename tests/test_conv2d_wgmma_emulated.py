@@ -1,14 +1,15 @@
-"""conv2d_wgmma's own source, run thread by thread without a GPU: index maps, pipeline, and the sum within a cluster."""
+"""conv2d_wgmma's own source, run thread by thread without a GPU: index maps, pipeline, and what a cluster's blocks share."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster_emulator import ClusterEmulator
+from cluster_emulator import MAPPED, ClusterEmulator
 from conv2d_numpy import convolve, integers, to_bits
 from emulator import Memory
 
@@ -19,9 +20,11 @@ from schedsearch.workload import Config, Workload
 H200 = PRESETS["h200"]
 TEMPLATE = module.Conv2dWgmma()
 SMALL = dict(
-    consumer_groups=1, bn=32, bk=64, stages=3, split_k=1, grid="split", blocks_per_sm=1, group_m=1, l2_promotion=256
-)
+    consumer_groups=1, bn=32, bk=64, stages=3, split_k=1, cluster_m=1, cluster_n=1, grid="split", blocks_per_sm=1,
+    group_m=1, l2_promotion=256,
+)  # fmt: skip
 SHAPE = dict(n=1, h=7, w=7, c=64, k=64, r=3, s=3, padding=1)
+ROWS = dict(n=3, h=7, w=7, c=128, k=64, r=1, s=1)  # of tiles: one an image, and a bit
 TAILS = dict(n=3, h=9, w=7, c=40, k=56, r=3, s=3, padding=1)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a block a tile": (SHAPE, SMALL),
@@ -40,7 +43,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**TAILS, "out_dtype": "float32"},
         {**SMALL, "split_k": 2, "consumer_groups": 2, "group_m": 2},
     ),
+    "two rows share weights, fewer steps than stages": ({**ROWS, "n": 2, "k": 24}, {**SMALL, "cluster_m": 2}),
+    "two columns share pixels, float32 out": (
+        {**ROWS, "n": 1, "k": 72, "out_dtype": "float32"},
+        {**SMALL, "cluster_n": 2, "stages": 2, "grid": "persistent"},
+    ),
+    "2 x 2 tiles, past both ends, more than blocks": (
+        {**ROWS, "n": 3, "c": 24, "k": 40, "r": 2, "s": 2, "padding": (0, 1, 1, 0)},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2, "grid": "persistent", "group_m": 2},
+    ),
 }
+PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, whose loads never wait for its consumers
 
 
 class BiasInMemory:
@@ -71,9 +84,12 @@ class BiasInMemory:
 def test_the_kernel_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], late: bool
 ) -> None:
-    workload = Workload.conv2d(**shape)
-    memory = Memory()
-    emulator = ClusterEmulator(memory, lambda value, *_: value, late)
+    run(monkeypatch, shape, config, ClusterEmulator(Memory(), lambda value, *_: value, late))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], emulator: ClusterEmulator) -> None:
+    """Runs the kernel and compares the result with NumPy's."""
+    workload, memory = Workload.conv2d(**shape), emulator.memory
     for name in ("cuda", "types", "shared_base"):
         monkeypatch.setattr(module, name, getattr(emulator, name))
     monkeypatch.setattr(module, "ptx", emulator)
@@ -91,3 +107,51 @@ def test_the_kernel_computes_the_convolution(
 
     right = convolve(workload, arrays["x"], arrays["weight"]) + bias.astype(np.float32)
     np.testing.assert_array_equal(to_bits(y, workload.out_dtype), to_bits(right, workload.out_dtype))
+
+
+# --- What keeps the blocks of a cluster together ------------------------------------------------------------------------
+
+
+class Forgetful(ClusterEmulator):
+    """Blocks do not tell others that they have read a stage."""
+
+    def mbarrier_wait(self, shared: int, parity: int) -> None:
+        self.wait_s = 1.0  # from now on: all threads have started
+        super().mbarrier_wait(shared, parity)
+
+    def mbarrier_arrive_at_peer(self, address: int) -> None:
+        if address == self.map_shared(address % MAPPED, self.block.index):
+            super().mbarrier_arrive_at_peer(address)
+
+
+def test_a_block_that_does_not_tell_its_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="waits for ever: mbarrier"):
+        run(monkeypatch, *PEERS, Forgetful(Memory(), lambda value, *_: value, late=False))
+
+
+class Slow(ClusterEmulator):
+    """The second block tells the first one late: after that has left, or `patience_s`."""
+
+    patience_s = 0.3
+
+    def mbarrier_arrive_at_peer(self, address: int) -> None:
+        first, deadline = self.block.cluster.blocks[0], time.monotonic() + self.patience_s
+        while self.block.index and address < 2 * MAPPED and first.running and time.monotonic() < deadline:
+            time.sleep(0.01)
+        super().mbarrier_arrive_at_peer(address)
+
+
+class Hasty(Slow):
+    """The loading thread waits for nobody, in the end neither."""
+
+    patience_s = 20.0
+
+    def mbarrier_wait(self, shared: int, parity: int) -> None:
+        if self.block.local.thread != 128 * PEERS[1]["consumer_groups"]:
+            super().mbarrier_wait(shared, parity)
+
+
+def test_a_block_stays_until_its_peers_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, *PEERS, Slow(Memory(), lambda value, *_: value, late=False))
+    with pytest.raises(AssertionError, match="a block that has left"):
+        run(monkeypatch, *PEERS, Hasty(Memory(), lambda value, *_: value, late=False))

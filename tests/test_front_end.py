@@ -119,7 +119,11 @@ def test_candidates_of_a_template_are_the_same_with_and_without_sharing(template
     """Of one tile size, so that the second shares with the first; with other tensors and another epilogue, too."""
     shapes = [dict(n=4, h=28, w=28, c=64, k=96, r=3, s=3, padding=1), dict(n=2, h=17, w=9, c=128, k=72, r=1, s=1)]
     epilogues: list[list[str]] = [["bias", "relu"], ["residual"]]
-    tile = dict(bn=32, bk=64) if template.name == "conv2d_wgmma" else dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)
+    tile = (
+        dict(bn=32, bk=64, cluster_m=2)
+        if template.name == "conv2d_wgmma"
+        else dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)
+    )
     _front_end.cache_clear()
     for shape, epilogue in zip(shapes, epilogues):
         workload = Workload.conv2d(**shape, epilogue=epilogue)

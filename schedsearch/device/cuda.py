@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -337,6 +337,8 @@ class CudaBoundKernel:
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
         blocks = step.grid.blocks(target.sms, step.cluster)
         config = _LaunchConfig(blocks, 1, 1, step.block_threads, 1, 1, step.dynamic_shared_bytes)
+        if step.grid.blocks_per_sm and step.cluster > 1:
+            config.grid_x = min(blocks, step.cluster * _clusters_at_once(function, config))
         if step.overlaps:
             attribute = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
             config.attributes, config.attribute_count = ctypes.addressof(attribute), 1
@@ -376,11 +378,7 @@ class CudaBoundKernel:
             config.stream = stream
             code = self._launch(config_reference, function, parameters, None)
             if code:
-                self._raise(code)
-
-    def _raise(self, code: int) -> None:
-        driver = _driver()
-        raise DriverError("cuLaunchKernelEx", code, _text(driver, driver.CUresult(code)))
+                _raise("cuLaunchKernelEx", code)
 
     def set_pointer(self, buffer: str, address: int) -> None:
         """Raises ArgumentError when the address is not aligned as the plan wants it."""
@@ -391,12 +389,29 @@ class CudaBoundKernel:
         for tensor_map in self._maps.get(buffer, ()):
             code = self._replace_address(ctypes.c_void_p(tensor_map), ctypes.c_void_p(address))
             if code:
-                driver = _driver()
-                raise DriverError("cuTensorMapReplaceAddress", code, _text(driver, driver.CUresult(code)))
+                _raise("cuTensorMapReplaceAddress", code)
 
     def set_scalar(self, name: str, value: float) -> None:
         for scalar in self._scalars.get(name, ()):
             scalar.value = value
+
+
+def _clusters_at_once(function: Any, config: _LaunchConfig) -> int:
+    """Clusters of a kernel that run at once: each within one group of multiprocessors, whose size it may not divide.
+
+    Raises:
+        DriverError: the driver refuses the kernel.
+    """
+    clusters, handle = ctypes.c_int(), ctypes.c_void_p(int(function))
+    code = _libcuda().cuOccupancyMaxActiveClusters(ctypes.byref(clusters), handle, ctypes.byref(config))
+    if code:
+        _raise("cuOccupancyMaxActiveClusters", code)
+    return max(clusters.value, 1)  # if none fits, the launch says why
+
+
+def _raise(call: str, code: int) -> NoReturn:
+    driver = _driver()
+    raise DriverError(call, code, _text(driver, driver.CUresult(code)))
 
 
 def _aligned_storage(nbytes: int, alignment: int) -> Any:
