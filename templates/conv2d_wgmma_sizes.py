@@ -18,11 +18,13 @@ from schedsearch.workload import Workload
 
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
+GROUP_SMS = 16  # multiprocessors of a group (GPC), in which a cluster must find room; some have two more
 BKS = (16, 32, 64)
 
 # For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
 # of 1800 measurements on an H200 (13 layers, from 7x7 to 300x300 pixels). Fitted to half of the layers, the latencies come
-# out up to two thirds longer, rates within a third; what they choose for the other half is within 1.25 of the best.
+# out up to two thirds longer, rates within a third; what they choose for the other half is within 1.25 of the best. Costs of
+# rows and of peers come from 1800 more, of six layers, half of them with clusters that multicast.
 FILL_CYCLES = 900  # of a block's start: barriers, the tensor maps, the first load's latency
 LOAD_LATENCY_CYCLES = 630  # from issuing a load to its bytes being in shared memory, as far as rings wait for it
 STEP_CYCLES = 32  # of a step beside its multiplications: waiting for barriers, issuing
@@ -31,10 +33,11 @@ STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through sha
 L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
 ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
 L2_SECTOR_SHARE, L2_LINE_COST = 0.64, 46  # of a row's sectors in bytes, and of each line it touches; 128 for one line
-UNLIKE_L2_EXPONENT = 0.4  # of split_k, or of the sharing by multicast (not fitted): neighbours then ask for other bytes
+UNLIKE_L2_EXPONENT = 0.4  # of split_k, or of the sharing by multicast: neighbours then ask for other bytes
 MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
 MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
-PEER_CYCLES = 300  # by which the last of blocks that wait for each other is late; a guess, not fitted
+PEER_CYCLES = 600  # by which the last of blocks that wait for each other is late
+PEER_STEP_CYCLES = 25  # of a step, for each block more that waits
 CLUSTER_CYCLES = 1100  # two barriers of a cluster and the latency of reading the other blocks' sums
 CLUSTER_BYTES_PER_CYCLE = 36  # of the sums, of one multiprocessor
 
@@ -94,8 +97,9 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         return ring_bytes(q) + y + 2 * q["stages"] * BARRIER_BYTES
 
     def at_once(q: Columns, blocks_per_sm: Any) -> Any:
-        """Blocks that all multiprocessors run at a time: whole clusters."""
-        return np.maximum(1, target.sms * blocks_per_sm // q["cluster"]) * q["cluster"]
+        """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
+        sms = np.where(q["cluster"] <= 2, target.sms, max(target.sms // GROUP_SMS, 1) * GROUP_SMS)
+        return np.maximum(1, sms * blocks_per_sm // q["cluster"]) * q["cluster"]
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
@@ -108,10 +112,11 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         unlike = q["split_k"] * (q["bm"] + q["bn"]) / l2_rows
         all_l2 = ALL_L2_BYTES_PER_CYCLE * target.sms * unlike**-UNLIKE_L2_EXPONENT
         load = np.maximum(stage_bytes(q) / L2_BYTES_PER_CYCLE, from_l2 * np.minimum(q["blocks"], one_each) / all_l2)
-        late = np.where(q["cluster_m"] * q["cluster_n"] == 1, 0, PEER_CYCLES)
+        peers = q["cluster_m"] * q["cluster_n"] - 1
+        late = np.where(peers == 0, 0, PEER_CYCLES)
         # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
         wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
-        multiply = q["consumer_groups"] * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES
+        multiply = q["consumer_groups"] * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES + peers * PEER_STEP_CYCLES
         # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
         load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + late + load + 2 * multiply) / q["stages"])
         split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 / CLUSTER_BYTES_PER_CYCLE
