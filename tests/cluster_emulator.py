@@ -275,11 +275,8 @@ class ClusterEmulator(HopperEmulator):
             worker.start()
         for worker in workers:
             worker.join()
-        if self.failure:  # of a copy
-            raise self.failure
-        real = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
-        if failures:
-            raise (real or failures)[0]
+        if self.failure or failures:
+            raise self.failure or failures[0]
 
     def _run_thread(self, block: Any, function: Any, arguments: list[Any], number: int, failures: list[Any]) -> None:
         self.here.block = block
@@ -288,9 +285,7 @@ class ClusterEmulator(HopperEmulator):
             function(*arguments)
         except BaseException as failure:
             failures.append(failure)
-            with self.changed:
-                self.failed = True
-                self.changed.notify_all()
+            self._fail(None if isinstance(failure, threading.BrokenBarrierError) else failure)
             for other in block.cluster.blocks:
                 for barrier in (other.barrier, *other.warps, *other.named.values()):
                     barrier.abort()

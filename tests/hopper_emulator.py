@@ -65,8 +65,8 @@ class HopperEmulator(Emulator):
         self.failure: BaseException | None = None  # the first
         self.group_barriers: list[threading.Barrier] = []
 
-    def _fail(self, failure: BaseException) -> None:
-        """Ends every wait, so that all threads end."""
+    def _fail(self, failure: BaseException | None) -> None:
+        """Ends every wait, so that all threads end; None: for a failure elsewhere."""
         with self.changed:
             self.failed, self.failure = True, self.failure or failure
             self.changed.notify_all()
