@@ -153,6 +153,24 @@ def resnet50_chain(data: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def profile(data: dict[str, Any]) -> str:
+    """Nsight Compute's figures of one kernel of ours and of PyTorch's."""
+    (task,) = data["tasks"]
+    rows = []
+    for profile in task["profiles"]:
+        q, ours = profile["all"], profile["subject"] == "kernel"
+        name = f"ours, {task['template']}" if ours else "PyTorch, " + profile["launches"][0]["kernel"].partition("_nhwc")[0]
+        rows.append(
+            (
+                name, f"{q['tensor_active_pct']:.1f} %", f"{q['tensor_elapsed_pct']:.1f} %", f"{q['occupancy_pct']:.0f} %",
+                f"{q['l2_pct']:.0f} %", f"{q['l2_bytes'] / 1e6:.0f}", f"{q['dram_pct']:.0f} %",
+                f"{q['duration_ns'] / 1e3:.0f}",
+            )
+        )  # fmt: skip
+    header = (_layer(task["label"]), "tensor pipe, active", "elapsed", "occupancy", "L2", "MB of L2", "DRAM", "us")
+    return markdown(header, rows)
+
+
 def cpu_conv2d(data: dict[str, Any]) -> str:
     rows = [
         (
@@ -215,6 +233,7 @@ TABLES = {
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
     "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --networks FILE --trials 64", networks),
+    "profile": Table("profile_h200", "", profile),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
