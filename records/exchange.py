@@ -153,7 +153,7 @@ def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Re
             for number, line in enumerate(file, 1):
                 try:
                     importer.line(number, line)
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                     problems.append(f"{path}:{number}: {_reason(error)}")
                     if len(problems) == _MAX_PROBLEMS:
                         problems.append("... (later lines were not looked at)")
@@ -272,7 +272,7 @@ class _Importer:
         self._artifacts_before = self._count(schema.artifact)
 
     def line(self, number: int, text: str) -> None:
-        """One line of an exchange file. Raises ValueError, KeyError, TypeError or AttributeError when it is wrong."""
+        """One line of an exchange file. Raises whatever Python raises when it is wrong; `import_jsonl` names the line."""
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ValueError(f"a JSON object is wanted, got {type(data).__name__}")

@@ -275,8 +275,9 @@ def _records(recording: Recording, entry: Entry) -> Iterator[Record]:
 def _embedded(recording: Recording, entry: Entry, data: Mapping[str, Any]) -> Record:
     place = Place(recording.source)[entry.config.json]
     try:
-        record = rows.from_json(dict(data))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        record = rows.from_json(data)
+        rows.to_row(record)  # finds what the database cannot hold
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         place.fail(f"the record that schedsearch put beside this configuration is wrong: {error}; remove it")
     if record.config != entry.config:
         place.fail(

@@ -147,6 +147,18 @@ class TestOurRecords:
             import_file(store, tmp_path / "bent.json")
         assert len(store.history()) == 10, "nothing was added"
 
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("batch", 2**63), ("batch", 1e999), ("prediction", 1e999), ("toolchain", 3), ("measurement", "x")],
+    )
+    def test_what_no_database_can_hold_is_named(self, store: Store, tmp_path: Path, field: str, value: Any) -> None:
+        export_file(store, tmp_path / "some.json", "kernel-tuner")
+        data = json.loads((tmp_path / "some.json").read_text())
+        data["cache"]["2,row,False"]["schedsearch"][0][field] = value
+        support.write(tmp_path / "bent.json", data)
+        with pytest.raises(UsageError, match=r"bent\.json: .*the record that schedsearch put beside"):
+            import_file(store, tmp_path / "bent.json")
+
 
 class TestFilesOfOthers:
     def imported(self, tmp_path: Path, path: Path, **options: Any) -> list[Record]:
