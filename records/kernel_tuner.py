@@ -1,8 +1,8 @@
 """Kernel Tuner's cache file: JSON or gzip of it, times in milliseconds.
 
-`tune_params` has names and values; `cache` has, under the comma-joined values, an object with the values, `time` (a number,
-or the name of an error for a failure, which newer versions put into `__error__`), often `times` (single repetitions),
-durations, and metrics, which are not kept. What is not in the cache was not allowed.
+`tune_params` has names and values; `cache` has, under the comma-joined values, an object with the values, `time`, often
+`times` (single repetitions), durations, and metrics, which are not kept. A failure has the name of an error as `time`, in
+newer versions as `__error__`, or where another objective's value would be. What is not in the cache was not allowed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _key_order(top: Mapping[str, Any], params: Mapping[str, Any], place: Place) 
 
 
 def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
-    time = fields["__error__"] if "__error__" in fields else at.need(fields, "time")  # its newer and its older way
+    time = _time(fields, at)
     outcome, message, time_ns = Outcome.OK, "", None
     times_ns: tuple[float, ...] = ()
     if isinstance(time, str):
@@ -121,6 +121,17 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
     )
 
 
+def _time(fields: Mapping[str, Any], at: Place) -> Any:
+    """The time in milliseconds, or the name of an error."""
+    if "__error__" in fields:
+        return fields["__error__"]
+    if "time" not in fields:
+        for value in fields.values():
+            if value in (*_FAILURES, "ErrorConfig"):
+                return value
+    return at.need(fields, "time")
+
+
 def to_json(recording: Recording) -> dict[str, Any]:
     """The JSON value of a cache; `entry.extra` goes along, which Kernel Tuner passes over."""
     names = [knob.name for knob in recording.knobs]
@@ -137,10 +148,16 @@ def to_json(recording: Recording) -> dict[str, Any]:
 
 def _problem_size(recording: Recording) -> Any:
     """As the cache had it that the recording came from: a number, a list or a text."""
+    if recording.tuner != "kernel-tuner":
+        return recording.problem
     try:
-        return json.loads(recording.problem) if recording.tuner == "kernel-tuner" else recording.problem
+        return json.loads(recording.problem, parse_constant=_refuse)
     except ValueError:
         return recording.problem
+
+
+def _refuse(token: str) -> None:
+    raise ValueError(f"{token} is not JSON")
 
 
 def _fields(entry: Entry, names: list[str]) -> dict[str, Any]:

@@ -349,9 +349,9 @@ def replay(
     # Without noise the repetitions, most of the data, stay out of what goes to other processes.
     searched = spaces if noise else [replace(space, repetitions_ns=()) for space in spaces]
     tasks = [
-        (i, seed, (searched[i], tuner, seed, max(evaluations)), {"warm": sources[i], "noise": noise})
+        (i, seed, (space, tuner, seed, min(max(evaluations), len(space.rows))), {"warm": sources[i], "noise": noise})
         for seed in range(seeds)
-        for i in range(len(spaces))
+        for i, space in enumerate(searched)
     ]
     runs: dict[tuple[int, int], Run] = {}
     for number, (i, seed, result) in enumerate(_execute(tasks, jobs), 1):
@@ -392,7 +392,7 @@ def _execute(tasks: Sequence[tuple[int, int, Any, Any]], jobs: int) -> Iterator[
 def summarise(
     spaces: Sequence[RecordedSpace], tuner: str, evaluations: Sequence[int], runs: Sequence[Sequence[Run]]
 ) -> Report:
-    """Figures of runs that were made already, for each space one per seed, as long as the greatest budget."""
+    """Figures of runs that were made already, for each space one per seed, as long as the greatest budget or the space."""
     budgets = sorted(set(evaluations))
     fractions = _fractions(runs, budgets)
     means = fractions.mean(axis=1)
@@ -465,8 +465,8 @@ def differences(
 
 def _fractions(runs: Sequence[Sequence[Run]], budgets: Sequence[int]) -> NDArray[np.float64]:
     """(spaces, seeds, budgets)"""
-    columns = np.array(budgets) - 1
-    return np.array([[one.fractions[columns] for one in of_space] for of_space in runs])
+    asked = np.array(budgets)  # a run over a space that holds no more ends, and stays at its last fraction
+    return np.array([[one.fractions[np.minimum(asked, len(one.fractions)) - 1] for one in of_space] for of_space in runs])
 
 
 def _by_budget(budgets: Sequence[int], values: NDArray[np.float64]) -> dict[int, float]:

@@ -189,6 +189,27 @@ class TestFilesOfOthers:
         assert [entry.outcome for entry in entries[:2]] == [Outcome.REJECTED, Outcome.LAUNCH_ERROR]
         assert [entry.message for entry in entries[:2]] == ["InvalidConfig", "failed; the cache does not say why"]
 
+    def test_an_error_under_the_name_of_another_objective(self) -> None:
+        """As caches of searches for GFLOP/s have it; without any of the ways the time is missing."""
+        data = support.cache()
+        data["objective"] = "GFLOP/s"
+        failed = next(fields for fields in data["cache"].values() if fields["time"] == "CompilationFailedConfig")
+        failed["GFLOP/s"] = failed.pop("time")
+        entries = {entry.config: entry for entry in kernel_tuner.parse(data, "some.json").entries}
+        entry = entries[Config({name: failed[name] for name in support.PARAMS})]
+        assert (entry.outcome, entry.message) == (Outcome.COMPILE_ERROR, "CompilationFailedConfig")
+        failed["GFLOP/s"] = 3.0
+        with pytest.raises(UsageError, match="the field 'time' is missing"):
+            kernel_tuner.parse(data, "some.json")
+
+    def test_a_problem_size_that_is_no_number_stays_json(self, tmp_path: Path) -> None:
+        data = support.cache()
+        data["problem_size"] = float("nan")
+        with Store.open(tmp_path / "foreign.db") as store:
+            import_file(store, support.write(tmp_path / "some.json", data))
+            export_file(store, tmp_path / "again.json", "kernel-tuner")
+        assert json.loads((tmp_path / "again.json").read_text())["problem_size"] == "NaN"
+
     def test_t4_results_and_their_description(self, tmp_path: Path) -> None:
         support.write(tmp_path / "other_T1.json", support.t1("bx > 0"))
         path = support.write(tmp_path / "some_T4.json", support.t4(support.cache(), "microseconds", 1e3))

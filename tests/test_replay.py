@@ -164,6 +164,10 @@ class TestFigures:
         many = figures(cache, "--seeds", "3", "--evaluations", "10,20,3")["spaces"][0]["fractions"]
         assert {key: many[key] for key in few} == few
 
+    def test_a_budget_beyond_the_space_costs_nothing(self, cache: Path) -> None:
+        report = replay(load([cache]).spaces, "random", evaluations=[1, 18, 10**12], seeds=2)
+        assert report.geomean[18] == report.geomean[10**12] == 1.0 > report.geomean[1]
+
     def test_every_run_starts_from_fresh_objects(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import schedsearch.replay as module
 
@@ -200,6 +204,16 @@ class TestFiles:
             assert mine.pop(key) == pytest.approx(theirs.pop(key), rel=1e-12)
         assert mine.pop("best_ns") == pytest.approx(theirs.pop("best_ns"))
         assert mine == theirs
+
+    def test_conditions_calculate_with_the_numbers_of_the_file(self, tmp_path: Path) -> None:
+        """A parameter of floats is one of texts here, not in its conditions."""
+        params = {**support.PARAMS, "fixed": [0.5, 1]}
+        path = support.write(tmp_path / "some_T4.json", support.t4(support.cache(params)))
+        support.write(tmp_path / "some_T1.json", support.t1("fixed * bx >= 8", params=params))
+        assert len(load([path]).spaces[0].rows) == 36
+        support.write(tmp_path / "some_T1.json", support.t1("fixed * bx >= 8.5", params=params))
+        with pytest.raises(UsageError, match=r"results\[0\]: .*fixed='0\.5'.* breaks the condition 'fixed \* bx >= 8\.5'"):
+            load([path])
 
     def test_the_same_data_twice_counts_once(self, cache: Path, tmp_path: Path) -> None:
         support.write(tmp_path / "some_T1.json", support.t1())
@@ -396,6 +410,7 @@ class TestBadCaches:
             (("--evaluations", "0"), "no list of whole numbers"),
             (("--seeds", "0"), "--seeds"),
             (("--tuner", "xbg"), "did you mean 'xgb'"),
+            (("--t1", "nowhere_T1.json"), "nowhere_T1.json"),
         ],
     )
     def test_mistakes_in_options(self, cache: Path, options: tuple[str, ...], message: str) -> None:
