@@ -59,17 +59,19 @@ def recordings(
         workload: only those whose id begins so, or whose label is this.
         template, target: only this one.
     """
-    found: dict[Task, list[Record]] = {}
+    found: dict[tuple[Task, tuple[str, ...]], list[Record]] = {}
     for record in store.history(template=template, target=target):
         w = record.workload
         if workload is None or w.label == workload or w.id.startswith(workload):
             task = Task(w, record.template, record.template_version, record.target, record.measurement.mode)
-            found.setdefault(task, []).append(record)
+            # Files of others have no version of a template to tell when a kernel got other knobs.
+            names = tuple(record.config) if w.op == _FOREIGN else ()
+            found.setdefault((task, names), []).append(record)
     newest: dict[Task, int] = {}
-    for task in found:
+    for task, _ in found:
         key = dataclasses.replace(task, template_version=0)
         newest[key] = max(newest.get(key, 0), task.template_version)
-    for task, records in found.items():
+    for (task, _), records in found.items():
         if task.template_version == newest[dataclasses.replace(task, template_version=0)]:
             yield task, _recording(task, records)
 

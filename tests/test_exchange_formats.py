@@ -274,6 +274,17 @@ class TestFilesOfOthers:
         with Store.open(tmp_path / "foreign.db") as store:
             assert store.history() == []
 
+    def test_a_kernel_that_got_another_knob_keeps_what_it_had(self, tmp_path: Path) -> None:
+        """Both searches come back; one of them used to be left out without a word."""
+        new = self.LOG.splitlines()[0].replace('["unroll", "ot", 512]', '["unroll", "ot", 512], ["vec", "ot", 4]')
+        path = support.write(tmp_path / "some.log", self.LOG + new)
+        first = self.imported(tmp_path, path)
+        with Store.open(tmp_path / "foreign.db") as store:
+            export_file(store, tmp_path / "again.log", "autotvm")
+        with Store.open(tmp_path / "again.db") as store:
+            import_file(store, tmp_path / "again.log")
+            assert sorted(map(repr, bare(store.history()))) == sorted(map(repr, bare(first))) and len(first) == 4
+
     @pytest.mark.parametrize("form", FORMATS)
     def test_what_came_from_one_tuner_goes_to_any_and_comes_back(self, tmp_path: Path, form: str) -> None:
         first = self.imported(tmp_path, support.write(tmp_path / "some.json", support.cache()))
