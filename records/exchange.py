@@ -33,6 +33,7 @@ from schedsearch.profile import Profile
 from schedsearch.records import dbfile, rows, schema
 from schedsearch.records import trust as trust_marks
 from schedsearch.records.lookup import Lookup
+from schedsearch.records.recording import Place, parse_json
 from schedsearch.records.sqlite import Database, new_meta
 from schedsearch.records.store import Store, put_artifact, put_profile, set_best
 from schedsearch.records.trust import trust
@@ -153,8 +154,9 @@ def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Re
             for number, line in enumerate(file, 1):
                 try:
                     importer.line(number, line)
-                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-                    problems.append(f"{path}:{number}: {_reason(error)}")
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                    at = f"{path}:{number}: "
+                    problems.append(at + _reason(error).removeprefix(at))
                     if len(problems) == _MAX_PROBLEMS:
                         problems.append("... (later lines were not looked at)")
                         break
@@ -189,8 +191,6 @@ def add_records(store: Store, records: Iterable[Record], *, source: str) -> Repo
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON: {error.msg} at column {error.colno}"
     if isinstance(error, KeyError):
         return f"the field {error.args[0]!r} is missing"
     if isinstance(error, TypeError | AttributeError):
@@ -273,9 +273,8 @@ class _Importer:
 
     def line(self, number: int, text: str) -> None:
         """One line of an exchange file. Raises whatever Python raises when it is wrong; `import_jsonl` names the line."""
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError(f"a JSON object is wanted, got {type(data).__name__}")
+        place = Place(self._source).line(number)
+        data = place.object(parse_json(text.encode(), place))
         kind = data.pop("kind")
         if number == 1:
             if kind != "header":
