@@ -181,7 +181,9 @@ def parse_json(data: bytes, place: Place) -> Any:
     except UnicodeDecodeError as error:
         place.fail(f"not a text file in UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
-        place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}")
+        unfinished = data.rstrip().endswith(b",")
+        remedy = "; a cache that Kernel Tuner did not finish wants }} in place of its last comma" if unfinished else ""
+        place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}{remedy}")
     except RecursionError:
         place.fail("not the JSON of any known format: nested too deeply")
     except UsageError:

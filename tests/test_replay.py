@@ -367,6 +367,10 @@ BAD_CACHES = {
     "a list": (lambda: "[1, 2]", "neither a Kernel Tuner cache"),
     "another object": (lambda: '{"a": 1}', "neither a Kernel Tuner cache"),
     "not JSON": (lambda: '{"cache": {', "not JSON: Expecting property name enclosed in double quotes at line 1 column 12"),
+    "an unfinished cache": (
+        lambda: json.dumps(support.cache())[:-2] + ",\n",
+        "at line 2 column 1; a cache that Kernel Tuner did not finish wants }} in place of its last comma",
+    ),
     "empty file": (lambda: "", "not JSON: Expecting value at line 1 column 1"),
     "nested too deeply": (lambda: "[" * 200_000, "nested too deeply"),
 }
