@@ -172,12 +172,15 @@ def _read_database(path: str | Path, left_out: list[str]) -> Iterator[RecordedSp
             if len(recording.entries) < MIN_RECORDS:
                 left_out.append(f"{path} ({task}): {len(recording.entries)} configurations, fewer than {MIN_RECORDS}")
                 continue
+            if all(entry.time_ns is None for entry in recording.entries):
+                left_out.append(f"{path} ({task}): all {len(recording.entries)} configurations failed")
+                continue
             found = True
-            yield RecordedSpace.of(recording, str(task))
+            yield RecordedSpace.of(replace(recording, source=str(path)), str(task))
     if not found:
         raise UsageError(
-            f"{path}: no workload has {MIN_RECORDS} or more recorded configurations of one template, target and mode; "
-            "record more with: schedsearch tune --trials N"
+            f"{path}: no workload has {MIN_RECORDS} or more recorded configurations of one template, target and mode, "
+            "one of them valid; record more with: schedsearch tune --trials N"
         )
 
 

@@ -240,13 +240,19 @@ class TestFiles:
                 store.append(make_record(1000.0 + i, outcome, number=i, config=config))
                 if i < 20:
                     store.append(make_record(5.0, number=i, config=config, workload=conv(k=128)))
+                failed = make_record(5.0, Outcome.COMPILE_ERROR, number=i, config=config, workload=conv(k=32))
+                store.append(failed)
             best = Config(bm=2, order="row", stages=1)  # number 1, the fastest that works
             store.append(make_record(1.0, number=90, config=best, final_race=True))
         loaded = load([tmp_path / "records.db"])
         (space,) = loaded.spaces
+        assert space.file == str(tmp_path / "records.db") and "conv2d" in space.name
         assert (len(space.rows), np.count_nonzero(~np.isnan(space.times_ns))) == (60, 51)
         assert space.best_ns == 1001.0, "a final race is measured under other circumstances and does not count"
-        assert "20 configurations, fewer than 50" in loaded.left_out[0]
+        few, all_failed = loaded.left_out
+        assert "20 configurations, fewer than 50" in few and "all 60 configurations failed" in all_failed
+        options = ("--tuner", "random", "--seeds", "1", "--evaluations", "5")
+        assert f"\nrecords.db: {space.name} " in schedsearch("replay", tmp_path / "records.db", *options).stdout
         assert replay(loaded.spaces, "random", evaluations=[60], seeds=1).geomean == {60: 1.0}
 
     def test_a_database_without_enough_records(self, tmp_path: Path) -> None:

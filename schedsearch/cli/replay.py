@@ -129,5 +129,5 @@ def _interval(mean: float, low: float, high: float) -> str:
 
 
 def _short(file: str, name: str) -> str:
-    stem = file.rpartition("/")[2].removesuffix(".gz").removesuffix(".json")
-    return f"{stem}: {name}" if stem.endswith(".db") else stem
+    base = file.rpartition("/")[2].removesuffix(".gz")
+    return base.removesuffix(".json") if base.endswith(".json") else f"{base}: {name}"  # a database has several
