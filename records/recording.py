@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import io
 import json
 import math
 import re
@@ -150,7 +151,7 @@ def read_bytes(path: str | Path) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
     try:
-        with gzip.open(path) as file:
+        with gzip.open(io.BytesIO(data)) as file:
             data = file.read(MAX_BYTES + 1)
     except (EOFError, OSError, zlib.error) as error:
         reason = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"

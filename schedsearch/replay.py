@@ -138,7 +138,7 @@ def load(paths: Sequence[str | Path], t1: str | Path | None = None) -> Loaded:
 
 
 def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Iterator[RecordedSpace]:
-    if _starts_with(path, _SQLITE):
+    if _is_database(path):
         yield from _read_database(path, left_out)
         return
     data = read_json(path)
@@ -154,12 +154,14 @@ def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Itera
     yield RecordedSpace.of(recording, " ".join(text for text in (recording.kernel, recording.device) if text) or "space")
 
 
-def _starts_with(path: str | Path, magic: bytes) -> bool:
+def _is_database(path: str | Path) -> bool:
+    if not Path(path).is_file():
+        return False  # a pipe can be read once only; whoever reads what is not there says so
     try:
         with Path(path).open("rb") as file:
-            return file.read(len(magic)) == magic
+            return file.read(len(_SQLITE)) == _SQLITE
     except OSError:
-        return False  # whoever reads it says what is wrong
+        return False
 
 
 def _read_database(path: str | Path, left_out: list[str]) -> Iterator[RecordedSpace]:

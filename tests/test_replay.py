@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,6 +262,16 @@ class TestFiles:
             store.append(make_record())
         result = schedsearch("replay", tmp_path / "records.db")
         assert result.exit_code == 2 and "50 or more recorded configurations" in result.stderr
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_a_pipe_is_read_once(self, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+        """As in `schedsearch replay <(zcat some.json.gz)`."""
+        os.mkfifo(tmp_path / "pipe")
+        writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(pack(json.dumps(support.cache()).encode()),))
+        writer.start()
+        (space,) = load([tmp_path / "pipe"]).spaces
+        writer.join()
+        assert len(space.rows) == 18
 
     def test_the_same_figures_in_another_process_and_with_several(self, cache: Path) -> None:
         options = ("--seeds", "2", "--evaluations", "10,18", "--json")
