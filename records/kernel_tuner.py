@@ -28,6 +28,7 @@ from schedsearch.records.recording import (
 
 NS_PER_MS = 1e6
 OLD_FAILURE_MS = 1e20  # what versions before 0.4 wrote instead of an error's name
+OTHER_UNIT = 100  # repetitions that exceed the time spent on them by this factor are not in milliseconds
 _FAILURES = {
     "InvalidConfig": Outcome.REJECTED,
     "CompilationFailedConfig": Outcome.COMPILE_ERROR,
@@ -107,6 +108,12 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
         repetitions = at["times"].list(fields.get("times", []))
         times_ns = tuple(at["times"][i].positive(one, "a time", NS_PER_MS) for i, one in enumerate(repetitions))
         check_repetitions(time_ns, times_ns, at)
+        spent_ns = at.seconds(fields.get("benchmark_time"), NS_PER_MS)
+        if spent_ns and sum(times_ns) > OTHER_UNIT * spent_ns:
+            at.fail(
+                f"its {len(times_ns)} repetitions take {sum(times_ns) / NS_PER_MS:g} ms, but benchmark_time, which holds "
+                f"them all, is {spent_ns / NS_PER_MS:g} ms; they are in different units: give both in milliseconds"
+            )
     embedded = at[_EMBEDDED].list(fields.get(_EMBEDDED, []))
     return Entry(
         config=config,
@@ -123,7 +130,7 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
 
 def _time(fields: Mapping[str, Any], at: Place) -> Any:
     """The time in milliseconds, or the name of an error."""
-    if "__error__" in fields:
+    if fields.get("__error__") is not None:
         return fields["__error__"]
     if "time" not in fields:
         for value in fields.values():

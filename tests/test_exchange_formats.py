@@ -181,11 +181,14 @@ class TestFilesOfOthers:
 
     def test_newer_and_older_ways_of_saying_that_it_failed(self, tmp_path: Path) -> None:
         data = support.cache()
-        newer, older, *_ = data["cache"].values()
+        newer, older, *rest = data["cache"].values()
         del newer["time"], newer["times"]
         newer["__error__"] = "InvalidConfig"
         older["time"] = 1e20
+        for valid in (fields for fields in rest if not isinstance(fields["time"], str)):
+            valid["__error__"] = None  # none
         entries = kernel_tuner.parse(data, "some.json").entries
+        assert sum(entry.outcome is Outcome.OK for entry in entries) == 14 - 2
         assert [entry.outcome for entry in entries[:2]] == [Outcome.REJECTED, Outcome.LAUNCH_ERROR]
         assert [entry.message for entry in entries[:2]] == ["InvalidConfig", "failed; the cache does not say why"]
 

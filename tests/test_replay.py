@@ -344,6 +344,14 @@ BAD_CACHES = {
         lambda: edit(lambda d: first(d).update(time=first(d)["time"] * 1e6)),
         f"{AT}: the time, 3.5e+12 ns, is not that of its 3 repetitions",
     ),
+    "times and repetitions in another unit": (
+        lambda: edit(
+            lambda d: first(d).update(
+                time=first(d)["time"] * 1e3, times=[each * 1e3 for each in first(d)["times"]], benchmark_time=10.6
+            )
+        ),
+        f"{AT}: its 3 repetitions take 10500 ms, but benchmark_time, which holds them all, is 10.6 ms",
+    ),
     "a value of a parameter is missing": (lambda: edit(lambda d: first(d).pop("bx")), f"{AT}: the value of 'bx' is missing"),
     "unknown value": (
         lambda: edit(lambda d: first(d).update(bx=48)),
