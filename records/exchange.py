@@ -20,7 +20,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -79,18 +80,22 @@ def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: 
     """
     if not isinstance(destination, str | Path):
         return _write_lines(store, destination, artifacts)
-    path = Path(destination)
+    with new_file(Path(destination)) as temporary, temporary.open("w", encoding="utf-8") as file:
+        return _write_lines(store, file, artifacts)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """An empty file to write to, which gets the name `path` when the block ends well; raises UsageError where it cannot."""
     try:
         temporary = _temporary_beside(path)
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                records = _write_lines(store, file, artifacts)
+            yield temporary
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
-    return records
 
 
 def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:

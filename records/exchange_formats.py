@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,15 +188,8 @@ def _write(path: str | Path, text: str) -> None:
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
+    with exchange.new_file(path) as temporary:
+        temporary.write_bytes(data)
 
 
 # ---- in
