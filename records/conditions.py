@@ -35,8 +35,8 @@ _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 _UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {
     ast.Not: np.logical_not,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
+    ast.USub: lambda value: -_number(value),
+    ast.UAdd: lambda value: +_number(value),
 }
 _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
@@ -123,7 +123,7 @@ class _Compiler:
             return lambda k: apply(inner(k))
         if isinstance(tree, ast.BinOp) and type(tree.op) in _ARITHMETIC:
             left, right, compute = self.node(tree.left), self.node(tree.right), _ARITHMETIC[type(tree.op)]
-            return lambda k: compute(left(k), right(k))
+            return lambda k: compute(_number(left(k)), _number(right(k)))
         if isinstance(tree, ast.Compare):
             return self._comparison(tree)
         if isinstance(tree, ast.Call):
@@ -170,6 +170,14 @@ class _Compiler:
 
 def _read(name: str, columns: Columns) -> Any:
     return columns[name]
+
+
+def _number(value: Any) -> Any:
+    """A bool counts 0 or 1. Refuses texts: one times 10**9, or formatted to that width, is a way to fill the memory."""
+    kind = np.asarray(value).dtype.kind
+    if kind not in "bif":
+        raise TypeError("texts can be compared, not calculated with")
+    return np.asarray(value, dtype=np.int64) if kind == "b" else value
 
 
 def _compare(compute: Callable[[Any, Any], Any], left: Node, right: Node, columns: Columns) -> Any:

@@ -20,7 +20,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +34,7 @@ from schedsearch.profile import Profile
 from schedsearch.records import dbfile, rows, schema
 from schedsearch.records import trust as trust_marks
 from schedsearch.records.lookup import Lookup
+from schedsearch.records.recording import Place, parse_json
 from schedsearch.records.sqlite import Database, new_meta
 from schedsearch.records.store import Store, put_artifact, put_profile, set_best
 from schedsearch.records.trust import trust
@@ -78,18 +80,22 @@ def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: 
     """
     if not isinstance(destination, str | Path):
         return _write_lines(store, destination, artifacts)
-    path = Path(destination)
+    with new_file(Path(destination)) as temporary, temporary.open("w", encoding="utf-8") as file:
+        return _write_lines(store, file, artifacts)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """An empty file to write to, which gets the name `path` when the block ends well; raises UsageError where it cannot."""
     try:
         temporary = _temporary_beside(path)
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                records = _write_lines(store, file, artifacts)
+            yield temporary
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
-    return records
 
 
 def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
@@ -153,8 +159,9 @@ def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Re
             for number, line in enumerate(file, 1):
                 try:
                     importer.line(number, line)
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    problems.append(f"{path}:{number}: {_reason(error)}")
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                    at = f"{path}:{number}: "
+                    problems.append(at + _reason(error).removeprefix(at))
                     if len(problems) == _MAX_PROBLEMS:
                         problems.append("... (later lines were not looked at)")
                         break
@@ -189,8 +196,6 @@ def add_records(store: Store, records: Iterable[Record], *, source: str) -> Repo
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON: {error.msg} at column {error.colno}"
     if isinstance(error, KeyError):
         return f"the field {error.args[0]!r} is missing"
     if isinstance(error, TypeError | AttributeError):
@@ -272,10 +277,9 @@ class _Importer:
         self._artifacts_before = self._count(schema.artifact)
 
     def line(self, number: int, text: str) -> None:
-        """One line of an exchange file. Raises ValueError, KeyError, TypeError or AttributeError when it is wrong."""
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError(f"a JSON object is wanted, got {type(data).__name__}")
+        """One line of an exchange file. Raises whatever Python raises when it is wrong; `import_jsonl` names the line."""
+        place = Place(self._source).line(number)
+        data = place.object(parse_json(text.encode(), place))
         kind = data.pop("kind")
         if number == 1:
             if kind != "header":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,17 +58,19 @@ def recordings(
         workload: only those whose id begins so, or whose label is this.
         template, target: only this one.
     """
-    found: dict[Task, list[Record]] = {}
+    found: dict[tuple[Task, tuple[str, ...]], list[Record]] = {}
     for record in store.history(template=template, target=target):
         w = record.workload
         if workload is None or w.label == workload or w.id.startswith(workload):
             task = Task(w, record.template, record.template_version, record.target, record.measurement.mode)
-            found.setdefault(task, []).append(record)
+            # Files of others have no version of a template to tell when a kernel got other knobs.
+            names = tuple(record.config) if w.op == _FOREIGN else ()
+            found.setdefault((task, names), []).append(record)
     newest: dict[Task, int] = {}
-    for task in found:
+    for task, _ in found:
         key = dataclasses.replace(task, template_version=0)
         newest[key] = max(newest.get(key, 0), task.template_version)
-    for task, records in found.items():
+    for (task, _), records in found.items():
         if task.template_version == newest[dataclasses.replace(task, template_version=0)]:
             yield task, _recording(task, records)
 
@@ -187,15 +188,8 @@ def _write(path: str | Path, text: str) -> None:
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
+    with exchange.new_file(path) as temporary:
+        temporary.write_bytes(data)
 
 
 # ---- in
@@ -275,8 +269,9 @@ def _records(recording: Recording, entry: Entry) -> Iterator[Record]:
 def _embedded(recording: Recording, entry: Entry, data: Mapping[str, Any]) -> Record:
     place = Place(recording.source)[entry.config.json]
     try:
-        record = rows.from_json(dict(data))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        record = rows.from_json(data)
+        rows.to_row(record)  # finds what the database cannot hold
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         place.fail(f"the record that schedsearch put beside this configuration is wrong: {error}; remove it")
     if record.config != entry.config:
         place.fail(

@@ -1,8 +1,8 @@
 """Kernel Tuner's cache file: JSON or gzip of it, times in milliseconds.
 
-`tune_params` has names and values; `cache` has, under the comma-joined values, an object with the values, `time` (a number,
-or the name of an error for a failure, which newer versions put into `__error__`), often `times` (single repetitions),
-durations, and metrics, which are not kept. What is not in the cache was not allowed.
+`tune_params` has names and values; `cache` has, under the comma-joined values, an object with the values, `time`, often
+`times` (single repetitions), durations, and metrics, which are not kept. A failure has the name of an error as `time`, in
+newer versions as `__error__`, or where another objective's value would be. What is not in the cache was not allowed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from schedsearch.records.recording import (
 
 NS_PER_MS = 1e6
 OLD_FAILURE_MS = 1e20  # what versions before 0.4 wrote instead of an error's name
+OTHER_UNIT = 100  # repetitions that exceed the time spent on them by this factor are not in milliseconds
 _FAILURES = {
     "InvalidConfig": Outcome.REJECTED,
     "CompilationFailedConfig": Outcome.COMPILE_ERROR,
@@ -92,7 +93,7 @@ def _key_order(top: Mapping[str, Any], params: Mapping[str, Any], place: Place) 
 
 
 def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
-    time = fields["__error__"] if "__error__" in fields else at.need(fields, "time")  # its newer and its older way
+    time = _time(fields, at)
     outcome, message, time_ns = Outcome.OK, "", None
     times_ns: tuple[float, ...] = ()
     if isinstance(time, str):
@@ -107,6 +108,12 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
         repetitions = at["times"].list(fields.get("times", []))
         times_ns = tuple(at["times"][i].positive(one, "a time", NS_PER_MS) for i, one in enumerate(repetitions))
         check_repetitions(time_ns, times_ns, at)
+        spent_ns = at.seconds(fields.get("benchmark_time"), NS_PER_MS)
+        if spent_ns and sum(times_ns) > OTHER_UNIT * spent_ns:
+            at.fail(
+                f"its {len(times_ns)} repetitions take {sum(times_ns) / NS_PER_MS:g} ms, but benchmark_time, which holds "
+                f"them all, is {spent_ns / NS_PER_MS:g} ms; they are in different units: give both in milliseconds"
+            )
     embedded = at[_EMBEDDED].list(fields.get(_EMBEDDED, []))
     return Entry(
         config=config,
@@ -119,6 +126,17 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
         finished_at=parse_stamp(fields.get("timestamp")),
         extra=tuple(at[_EMBEDDED][i].object(one) for i, one in enumerate(embedded)),
     )
+
+
+def _time(fields: Mapping[str, Any], at: Place) -> Any:
+    """The time in milliseconds, or the name of an error."""
+    if fields.get("__error__") is not None:
+        return fields["__error__"]
+    if "time" not in fields:
+        for value in fields.values():
+            if value in (*_FAILURES, "ErrorConfig"):
+                return value
+    return at.need(fields, "time")
 
 
 def to_json(recording: Recording) -> dict[str, Any]:
@@ -137,10 +155,16 @@ def to_json(recording: Recording) -> dict[str, Any]:
 
 def _problem_size(recording: Recording) -> Any:
     """As the cache had it that the recording came from: a number, a list or a text."""
+    if recording.tuner != "kernel-tuner":
+        return recording.problem
     try:
-        return json.loads(recording.problem) if recording.tuner == "kernel-tuner" else recording.problem
+        return json.loads(recording.problem, parse_constant=_refuse)
     except ValueError:
         return recording.problem
+
+
+def _refuse(token: str) -> None:
+    raise ValueError(f"{token} is not JSON")
 
 
 def _fields(entry: Entry, names: list[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import io
 import json
 import math
 import re
@@ -150,7 +151,7 @@ def read_bytes(path: str | Path) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
     try:
-        with gzip.open(path) as file:
+        with gzip.open(io.BytesIO(data)) as file:
             data = file.read(MAX_BYTES + 1)
     except (EOFError, OSError, zlib.error) as error:
         reason = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
@@ -181,7 +182,9 @@ def parse_json(data: bytes, place: Place) -> Any:
     except UnicodeDecodeError as error:
         place.fail(f"not a text file in UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
-        place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}")
+        unfinished = data.rstrip().endswith(b",")
+        remedy = "; a cache that Kernel Tuner did not finish wants }} in place of its last comma" if unfinished else ""
+        place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}{remedy}")
     except RecursionError:
         place.fail("not the JSON of any known format: nested too deeply")
     except UsageError:
@@ -214,10 +217,12 @@ class KnobTable:
         if not params:
             place.fail("there is no tunable parameter; at least one is wanted")
         self._known: dict[str, dict[tuple[bool, Any], Value]] = {}
+        self._given: dict[str, dict[tuple[bool, Any], Any]] = {}
         knobs = []
         for name, values in params.items():
             own = _own_values(place[name].list(values), place[name])
             self._known[name] = {_key(value): mine for value, mine in zip(values, own)}
+            self._given[name] = {_key(mine): value for value, mine in zip(values, own)}
             try:
                 knobs.append(Knob(name, tuple(own)))
             except ConfigError as error:
@@ -240,6 +245,10 @@ class KnobTable:
             config[name] = known[_key(value)]
         return Config(config)
 
+    def given(self, config: Config, name: str) -> Any:
+        """The value of a knob as the file has it."""
+        return self._given[name][_key(config[name])]
+
 
 def _own_values(values: list[Any], place: Place) -> list[Value]:
     if not values:
@@ -249,11 +258,11 @@ def _own_values(values: list[Any], place: Place) -> list[Value]:
             place.fail(f"value {value!r} is {_kind(value)}; allowed are numbers, texts and true or false")
         if isinstance(value, float) and not math.isfinite(value):
             place.fail(f"value {value!r} is not a finite number")
-    if any(isinstance(value, float) and not value.is_integer() for value in values):
-        return [value if isinstance(value, bool) else str(value) for value in values]
-    own = [int(value) if isinstance(value, float) else value for value in values]
+    own = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     if large := [value for value in own if isinstance(value, int) and abs(value) >= _INT64]:
         place.fail(f"value {large[0]} does not fit into 64 bits")
+    if any(isinstance(value, float) for value in own):
+        return [value if isinstance(value, bool) else str(value) for value in values]
     return own
 
 

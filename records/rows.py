@@ -24,7 +24,7 @@ def to_row(record: Record) -> dict[str, Any]:
     """The row of table record without its id, with `workload_json` and `toolchain_json` as `RecordReader.select` has them.
 
     Raises:
-        ValueError: a time, score or stamp is not a finite number.
+        ValueError: a time, score or stamp is not a finite number, or a count does not fit into 64 bits.
     """
     measurement = record.measurement
     resources = measurement.resources
@@ -36,7 +36,7 @@ def to_row(record: Record) -> dict[str, Any]:
         "workload_json": record.workload.json,
         "target_key": record.target,
         "template": record.template,
-        "template_version": int(record.template_version),
+        "template_version": _whole("template_version", record.template_version),
         "config": record.config.json,
         "mode": measurement.mode,
         "toolchain_id": sha256_hex(toolchain_json),
@@ -44,11 +44,11 @@ def to_row(record: Record) -> dict[str, Any]:
         "outcome": str(measurement.outcome),
         "time_ns": measurement.time_ns,
         "times_ns": canonical_json(times_ns) if times_ns else None,
-        "registers": int(resources.registers),
-        "shared_bytes": int(resources.shared_bytes),
-        "local_bytes": int(resources.local_bytes),
-        "spill_bytes": int(resources.spill_bytes),
-        "code_bytes": int(resources.code_bytes),
+        "registers": _whole("registers", resources.registers),
+        "shared_bytes": _whole("shared_bytes", resources.shared_bytes),
+        "local_bytes": _whole("local_bytes", resources.local_bytes),
+        "spill_bytes": _whole("spill_bytes", resources.spill_bytes),
+        "code_bytes": _whole("code_bytes", resources.code_bytes),
         # An output with NaN is infinitely wrong: SQL has no NaN.
         "max_error": None if error is None else float(error) if math.isfinite(error) else math.inf,
         "message": measurement.message,
@@ -56,7 +56,7 @@ def to_row(record: Record) -> dict[str, Any]:
         "run_s": _finite("run_s", measurement.run_s),
         "clocks": canonical_json(dict(measurement.clocks)),
         "run": record.run,
-        "batch": int(record.batch),
+        "batch": _whole("batch", record.batch),
         "prediction": None if record.prediction is None else _finite("prediction", record.prediction),
         "started_at": _finite("started_at", record.started_at),
         "finished_at": _finite("finished_at", record.finished_at),
@@ -114,11 +114,17 @@ def from_json(data: Mapping[str, Any]) -> Record:
 
     Raises:
         WorkloadError: the workload is not possible.
-        KeyError, TypeError, ValueError: a field is missing or of the wrong kind.
+        KeyError, TypeError, ValueError, OverflowError: a field is missing or of the wrong kind.
     """
     measured = dict(data["measurement"])
     error = measured["max_error"]
     measured["max_error"] = None if error is None else float(error)
+    for name, kind in (("mode", str), ("message", str), ("times_ns", list), ("clocks", dict), ("resources", dict)):
+        if not isinstance(measured[name], kind):
+            raise TypeError(f"{name} is {measured[name]!r}, a {kind.__name__} is wanted")
+    measured["times_ns"] = [float(time_ns) for time_ns in measured["times_ns"]]
+    if wrong := [time_ns for time_ns in measured["times_ns"] if not time_ns > 0]:
+        raise ValueError(f"times_ns of a record must be positive, got {wrong[0]!r}")
     config = data["config"]
     if not isinstance(config, dict) or not all(isinstance(value, int | str | bool) for value in config.values()):
         raise TypeError(f"config must map knobs to whole numbers, texts or true/false, got {config!r}")
@@ -198,6 +204,12 @@ class RecordReader:
             source=row.source,
             final_race=bool(row.final_race),
         )
+
+
+def _whole(name: str, value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} of a record must fit into 64 bits, got {value!r}")
+    return int(value)
 
 
 def _finite(name: str, value: float) -> float:

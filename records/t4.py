@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schedsearch.errors import UsageError
 from schedsearch.measurement import Outcome
@@ -112,8 +113,7 @@ class Description:
     def require(self, entries: Sequence[Entry], places: Sequence[Place]) -> None:
         """Raises UsageError when an entry breaks a condition: then the description is of something else."""
         columns = {
-            knob.name: np.array([entry.config[knob.name] for entry in entries], dtype=_dtype(knob))
-            for knob in self.table.knobs
+            knob.name: _column([self.table.given(entry.config, knob.name) for entry in entries]) for knob in self.table.knobs
         }
         for number, condition in enumerate(self.conditions):
             broken = np.flatnonzero(~condition.holds(columns, len(entries)))
@@ -124,8 +124,10 @@ class Description:
                 )
 
 
-def _dtype(knob: Knob) -> Any:
-    return np.int64 if knob.ordered else object if len({type(value) for value in knob.values}) > 1 else None
+def _column(values: list[Any]) -> NDArray[Any]:
+    """Numbers of one kind, or objects where texts and numbers are mixed, which NumPy would turn into texts."""
+    kinds = {type(value) for value in values}
+    return np.array(values, dtype=None if len(kinds) == 1 or kinds == {int, float} else object)
 
 
 def _values(value: Any, place: Place) -> list[Any]:

@@ -138,7 +138,7 @@ def load(paths: Sequence[str | Path], t1: str | Path | None = None) -> Loaded:
 
 
 def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Iterator[RecordedSpace]:
-    if _starts_with(path, _SQLITE):
+    if _is_database(path):
         yield from _read_database(path, left_out)
         return
     data = read_json(path)
@@ -154,12 +154,14 @@ def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Itera
     yield RecordedSpace.of(recording, " ".join(text for text in (recording.kernel, recording.device) if text) or "space")
 
 
-def _starts_with(path: str | Path, magic: bytes) -> bool:
+def _is_database(path: str | Path) -> bool:
+    if not Path(path).is_file():
+        return False  # a pipe can be read once only; whoever reads what is not there says so
     try:
         with Path(path).open("rb") as file:
-            return file.read(len(magic)) == magic
+            return file.read(len(_SQLITE)) == _SQLITE
     except OSError:
-        return False  # whoever reads it says what is wrong
+        return False
 
 
 def _read_database(path: str | Path, left_out: list[str]) -> Iterator[RecordedSpace]:
@@ -172,12 +174,15 @@ def _read_database(path: str | Path, left_out: list[str]) -> Iterator[RecordedSp
             if len(recording.entries) < MIN_RECORDS:
                 left_out.append(f"{path} ({task}): {len(recording.entries)} configurations, fewer than {MIN_RECORDS}")
                 continue
+            if all(entry.time_ns is None for entry in recording.entries):
+                left_out.append(f"{path} ({task}): all {len(recording.entries)} configurations failed")
+                continue
             found = True
-            yield RecordedSpace.of(recording, str(task))
+            yield RecordedSpace.of(replace(recording, source=str(path)), str(task))
     if not found:
         raise UsageError(
-            f"{path}: no workload has {MIN_RECORDS} or more recorded configurations of one template, target and mode; "
-            "record more with: schedsearch tune --trials N"
+            f"{path}: no workload has {MIN_RECORDS} or more recorded configurations of one template, target and mode, "
+            "one of them valid; record more with: schedsearch tune --trials N"
         )
 
 
@@ -349,9 +354,9 @@ def replay(
     # Without noise the repetitions, most of the data, stay out of what goes to other processes.
     searched = spaces if noise else [replace(space, repetitions_ns=()) for space in spaces]
     tasks = [
-        (i, seed, (searched[i], tuner, seed, max(evaluations)), {"warm": sources[i], "noise": noise})
+        (i, seed, (space, tuner, seed, min(max(evaluations), len(space.rows))), {"warm": sources[i], "noise": noise})
         for seed in range(seeds)
-        for i in range(len(spaces))
+        for i, space in enumerate(searched)
     ]
     runs: dict[tuple[int, int], Run] = {}
     for number, (i, seed, result) in enumerate(_execute(tasks, jobs), 1):
@@ -392,7 +397,7 @@ def _execute(tasks: Sequence[tuple[int, int, Any, Any]], jobs: int) -> Iterator[
 def summarise(
     spaces: Sequence[RecordedSpace], tuner: str, evaluations: Sequence[int], runs: Sequence[Sequence[Run]]
 ) -> Report:
-    """Figures of runs that were made already, for each space one per seed, as long as the greatest budget."""
+    """Figures of runs that were made already, for each space one per seed, as long as the greatest budget or the space."""
     budgets = sorted(set(evaluations))
     fractions = _fractions(runs, budgets)
     means = fractions.mean(axis=1)
@@ -465,8 +470,8 @@ def differences(
 
 def _fractions(runs: Sequence[Sequence[Run]], budgets: Sequence[int]) -> NDArray[np.float64]:
     """(spaces, seeds, budgets)"""
-    columns = np.array(budgets) - 1
-    return np.array([[one.fractions[columns] for one in of_space] for of_space in runs])
+    asked = np.array(budgets)  # a run over a space that holds no more ends, and stays at its last fraction
+    return np.array([[one.fractions[np.minimum(asked, len(one.fractions)) - 1] for one in of_space] for of_space in runs])
 
 
 def _by_budget(budgets: Sequence[int], values: NDArray[np.float64]) -> dict[int, float]:

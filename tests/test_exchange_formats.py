@@ -147,6 +147,18 @@ class TestOurRecords:
             import_file(store, tmp_path / "bent.json")
         assert len(store.history()) == 10, "nothing was added"
 
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("batch", 2**63), ("batch", 1e999), ("prediction", 1e999), ("toolchain", 3), ("measurement", "x")],
+    )
+    def test_what_no_database_can_hold_is_named(self, store: Store, tmp_path: Path, field: str, value: Any) -> None:
+        export_file(store, tmp_path / "some.json", "kernel-tuner")
+        data = json.loads((tmp_path / "some.json").read_text())
+        data["cache"]["2,row,False"]["schedsearch"][0][field] = value
+        support.write(tmp_path / "bent.json", data)
+        with pytest.raises(UsageError, match=r"bent\.json: .*the record that schedsearch put beside"):
+            import_file(store, tmp_path / "bent.json")
+
 
 class TestFilesOfOthers:
     def imported(self, tmp_path: Path, path: Path, **options: Any) -> list[Record]:
@@ -169,13 +181,37 @@ class TestFilesOfOthers:
 
     def test_newer_and_older_ways_of_saying_that_it_failed(self, tmp_path: Path) -> None:
         data = support.cache()
-        newer, older, *_ = data["cache"].values()
+        newer, older, *rest = data["cache"].values()
         del newer["time"], newer["times"]
         newer["__error__"] = "InvalidConfig"
         older["time"] = 1e20
+        for valid in (fields for fields in rest if not isinstance(fields["time"], str)):
+            valid["__error__"] = None  # none
         entries = kernel_tuner.parse(data, "some.json").entries
+        assert sum(entry.outcome is Outcome.OK for entry in entries) == 14 - 2
         assert [entry.outcome for entry in entries[:2]] == [Outcome.REJECTED, Outcome.LAUNCH_ERROR]
         assert [entry.message for entry in entries[:2]] == ["InvalidConfig", "failed; the cache does not say why"]
+
+    def test_an_error_under_the_name_of_another_objective(self) -> None:
+        """As caches of searches for GFLOP/s have it; without any of the ways the time is missing."""
+        data = support.cache()
+        data["objective"] = "GFLOP/s"
+        failed = next(fields for fields in data["cache"].values() if fields["time"] == "CompilationFailedConfig")
+        failed["GFLOP/s"] = failed.pop("time")
+        entries = {entry.config: entry for entry in kernel_tuner.parse(data, "some.json").entries}
+        entry = entries[Config({name: failed[name] for name in support.PARAMS})]
+        assert (entry.outcome, entry.message) == (Outcome.COMPILE_ERROR, "CompilationFailedConfig")
+        failed["GFLOP/s"] = 3.0
+        with pytest.raises(UsageError, match="the field 'time' is missing"):
+            kernel_tuner.parse(data, "some.json")
+
+    def test_a_problem_size_that_is_no_number_stays_json(self, tmp_path: Path) -> None:
+        data = support.cache()
+        data["problem_size"] = float("nan")
+        with Store.open(tmp_path / "foreign.db") as store:
+            import_file(store, support.write(tmp_path / "some.json", data))
+            export_file(store, tmp_path / "again.json", "kernel-tuner")
+        assert json.loads((tmp_path / "again.json").read_text())["problem_size"] == "NaN"
 
     def test_t4_results_and_their_description(self, tmp_path: Path) -> None:
         support.write(tmp_path / "other_T1.json", support.t1("bx > 0"))
@@ -240,6 +276,17 @@ class TestFilesOfOthers:
         assert message in str(caught.value)
         with Store.open(tmp_path / "foreign.db") as store:
             assert store.history() == []
+
+    def test_a_kernel_that_got_another_knob_keeps_what_it_had(self, tmp_path: Path) -> None:
+        """Both searches come back; one of them used to be left out without a word."""
+        new = self.LOG.splitlines()[0].replace('["unroll", "ot", 512]', '["unroll", "ot", 512], ["vec", "ot", 4]')
+        path = support.write(tmp_path / "some.log", self.LOG + new)
+        first = self.imported(tmp_path, path)
+        with Store.open(tmp_path / "foreign.db") as store:
+            export_file(store, tmp_path / "again.log", "autotvm")
+        with Store.open(tmp_path / "again.db") as store:
+            import_file(store, tmp_path / "again.log")
+            assert sorted(map(repr, bare(store.history()))) == sorted(map(repr, bare(first))) and len(first) == 4
 
     @pytest.mark.parametrize("form", FORMATS)
     def test_what_came_from_one_tuner_goes_to_any_and_comes_back(self, tmp_path: Path, form: str) -> None:

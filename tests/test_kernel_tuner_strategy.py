@@ -21,7 +21,7 @@ from schedsearch.replay import load, run
 from schedsearch.workload import Config
 
 
-def simulate(cache: Path, strategy: Strategy, evaluations: int, *restrictions: str) -> list[dict[str, Any]]:
+def simulate(cache: Path, strategy: Strategy, evaluations: int, *restrictions: str, **options: Any) -> list[dict[str, Any]]:
     """Runs Kernel Tuner over a recorded cache; the restrictions are those that the cache was made with."""
     kernel_tuner = pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
     data = json.loads(cache.read_text())
@@ -39,6 +39,7 @@ def simulate(cache: Path, strategy: Strategy, evaluations: int, *restrictions: s
         lang="C",
         quiet=True,
         block_size_names=list(data["tune_params"])[:1],
+        **options,
     )
     return list(results)
 
@@ -65,6 +66,30 @@ def test_a_search_in_kernel_tuner_is_the_search_of_our_replay(tmp_path: Path, tu
 def test_the_whole_space_ends_the_search(tmp_path: Path) -> None:
     path = support.write(tmp_path / "some.json", support.cache())
     assert len(simulate(path, Strategy("ga"), 99, "bx * unroll != 64")) == 18
+
+
+def with_rates(folder: Path) -> Path:
+    data = support.cache()
+    for fields in data["cache"].values():
+        if not isinstance(fields["time"], str):
+            fields["GFLOP/s"] = 100 / fields["time"]
+    return support.write(folder / "rates.json", data)
+
+
+@pytest.mark.parametrize("tuner", ["xgb", "ga"])
+def test_maximising_a_rate_is_minimising_its_time(tmp_path: Path, tuner: str) -> None:
+    path, rate = with_rates(tmp_path), {"objective": "GFLOP/s", "objective_higher_is_better": True}
+    by_rate = simulate(path, Strategy(tuner), 15, "bx * unroll != 64", **rate)
+    by_time = simulate(path, Strategy(tuner), 15, "bx * unroll != 64")
+    assert [[result[name] for name in support.PARAMS] for result in by_rate] == [
+        [result[name] for name in support.PARAMS] for result in by_time
+    ]
+
+
+def test_several_objectives_at_once_are_a_mistake(tmp_path: Path) -> None:
+    both = {"objective": ["time", "GFLOP/s"], "objective_higher_is_better": [False, True]}
+    with pytest.raises(UsageError, match=r"objective is \['time', 'GFLOP/s'\]; our tuners search for one"):
+        simulate(with_rates(tmp_path), Strategy("ga"), 5, "bx * unroll != 64", **both)
 
 
 def test_a_recorded_space(tmp_path: Path, shared: Path) -> None:

@@ -85,7 +85,7 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
     ("change", "wanted"),
     [
         (lambda line: line[: len(line) // 2], "not JSON: "),
-        (lambda line: "[1]", "a JSON object is wanted, got list"),
+        (lambda line: "[1]", "a JSON object is wanted, got a list"),
         (lambda line: line.replace('"kind": "record"', '"kind": "rekord"'), "unknown kind 'rekord'; allowed: header"),
         (lambda line: line.replace('"target"', '"tarket"'), "the field 'target' is missing"),
         (lambda line: line.replace('"h": 14', '"h": -14'), "h must be a whole number of at least 1, got -14"),
@@ -101,6 +101,13 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
             "config must map knobs to whole numbers, texts or true/false",
         ),
         (lambda line: line.replace('"batch": 3', '"batch": [3]'), "a field is of the wrong kind"),
+        (lambda line: line.replace('"batch": 3', '"batch": Infinity'), "cannot convert float infinity to integer"),
+        (lambda line: line.replace('"batch": 3', f'"batch": {2**63}'), "batch of a record must fit into 64 bits"),
+        (lambda line: line.replace('"message": ""', '"message": {}'), "message is {}, a str is wanted"),
+        (lambda line: line.replace('"times_ns": [', '"times_ns": [-1.0, '), "times_ns of a record must be positive"),
+        (lambda line: "[" * 100_000, "nested too deeply"),
+        (lambda line: line.replace('"run": "', '"run": "\\ud800'), "a text holds half of a character"),
+        (lambda line: line.replace('"batch": 3', '"batch": 3, "batch": 4'), "the key 'batch' occurs twice"),
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_imported(store: Store, tmp_path: Path, change, wanted: str) -> None:

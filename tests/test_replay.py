@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,10 @@ class TestFigures:
         many = figures(cache, "--seeds", "3", "--evaluations", "10,20,3")["spaces"][0]["fractions"]
         assert {key: many[key] for key in few} == few
 
+    def test_a_budget_beyond_the_space_costs_nothing(self, cache: Path) -> None:
+        report = replay(load([cache]).spaces, "random", evaluations=[1, 18, 10**12], seeds=2)
+        assert report.geomean[18] == report.geomean[10**12] == 1.0 > report.geomean[1]
+
     def test_every_run_starts_from_fresh_objects(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import schedsearch.replay as module
 
@@ -201,6 +207,16 @@ class TestFiles:
         assert mine.pop("best_ns") == pytest.approx(theirs.pop("best_ns"))
         assert mine == theirs
 
+    def test_conditions_calculate_with_the_numbers_of_the_file(self, tmp_path: Path) -> None:
+        """A parameter of floats is one of texts here, not in its conditions."""
+        params = {**support.PARAMS, "fixed": [0.5, 1]}
+        path = support.write(tmp_path / "some_T4.json", support.t4(support.cache(params)))
+        support.write(tmp_path / "some_T1.json", support.t1("fixed * bx >= 8", params=params))
+        assert len(load([path]).spaces[0].rows) == 36
+        support.write(tmp_path / "some_T1.json", support.t1("fixed * bx >= 8.5", params=params))
+        with pytest.raises(UsageError, match=r"results\[0\]: .*fixed='0\.5'.* breaks the condition 'fixed \* bx >= 8\.5'"):
+            load([path])
+
     def test_the_same_data_twice_counts_once(self, cache: Path, tmp_path: Path) -> None:
         support.write(tmp_path / "some_T1.json", support.t1())
         results = support.write(tmp_path / "some_T4.json", support.t4(support.cache(), "seconds", 1e-3))
@@ -226,13 +242,19 @@ class TestFiles:
                 store.append(make_record(1000.0 + i, outcome, number=i, config=config))
                 if i < 20:
                     store.append(make_record(5.0, number=i, config=config, workload=conv(k=128)))
+                failed = make_record(5.0, Outcome.COMPILE_ERROR, number=i, config=config, workload=conv(k=32))
+                store.append(failed)
             best = Config(bm=2, order="row", stages=1)  # number 1, the fastest that works
             store.append(make_record(1.0, number=90, config=best, final_race=True))
         loaded = load([tmp_path / "records.db"])
         (space,) = loaded.spaces
+        assert space.file == str(tmp_path / "records.db") and "conv2d" in space.name
         assert (len(space.rows), np.count_nonzero(~np.isnan(space.times_ns))) == (60, 51)
         assert space.best_ns == 1001.0, "a final race is measured under other circumstances and does not count"
-        assert "20 configurations, fewer than 50" in loaded.left_out[0]
+        few, all_failed = loaded.left_out
+        assert "20 configurations, fewer than 50" in few and "all 60 configurations failed" in all_failed
+        options = ("--tuner", "random", "--seeds", "1", "--evaluations", "5")
+        assert f"\nrecords.db: {space.name} " in schedsearch("replay", tmp_path / "records.db", *options).stdout
         assert replay(loaded.spaces, "random", evaluations=[60], seeds=1).geomean == {60: 1.0}
 
     def test_a_database_without_enough_records(self, tmp_path: Path) -> None:
@@ -240,6 +262,16 @@ class TestFiles:
             store.append(make_record())
         result = schedsearch("replay", tmp_path / "records.db")
         assert result.exit_code == 2 and "50 or more recorded configurations" in result.stderr
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_a_pipe_is_read_once(self, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+        """As in `schedsearch replay <(zcat some.json.gz)`."""
+        os.mkfifo(tmp_path / "pipe")
+        writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(pack(json.dumps(support.cache()).encode()),))
+        writer.start()
+        (space,) = load([tmp_path / "pipe"]).spaces
+        writer.join()
+        assert len(space.rows) == 18
 
     def test_the_same_figures_in_another_process_and_with_several(self, cache: Path) -> None:
         options = ("--seeds", "2", "--evaluations", "10,18", "--json")
@@ -312,6 +344,14 @@ BAD_CACHES = {
         lambda: edit(lambda d: first(d).update(time=first(d)["time"] * 1e6)),
         f"{AT}: the time, 3.5e+12 ns, is not that of its 3 repetitions",
     ),
+    "times and repetitions in another unit": (
+        lambda: edit(
+            lambda d: first(d).update(
+                time=first(d)["time"] * 1e3, times=[each * 1e3 for each in first(d)["times"]], benchmark_time=10.6
+            )
+        ),
+        f"{AT}: its 3 repetitions take 10500 ms, but benchmark_time, which holds them all, is 10.6 ms",
+    ),
     "a value of a parameter is missing": (lambda: edit(lambda d: first(d).pop("bx")), f"{AT}: the value of 'bx' is missing"),
     "unknown value": (
         lambda: edit(lambda d: first(d).update(bx=48)),
@@ -353,6 +393,10 @@ BAD_CACHES = {
     "a list": (lambda: "[1, 2]", "neither a Kernel Tuner cache"),
     "another object": (lambda: '{"a": 1}', "neither a Kernel Tuner cache"),
     "not JSON": (lambda: '{"cache": {', "not JSON: Expecting property name enclosed in double quotes at line 1 column 12"),
+    "an unfinished cache": (
+        lambda: json.dumps(support.cache())[:-2] + ",\n",
+        "at line 2 column 1; a cache that Kernel Tuner did not finish wants }} in place of its last comma",
+    ),
     "empty file": (lambda: "", "not JSON: Expecting value at line 1 column 1"),
     "nested too deeply": (lambda: "[" * 200_000, "nested too deeply"),
 }
@@ -396,6 +440,7 @@ class TestBadCaches:
             (("--evaluations", "0"), "no list of whole numbers"),
             (("--seeds", "0"), "--seeds"),
             (("--tuner", "xbg"), "did you mean 'xgb'"),
+            (("--t1", "nowhere_T1.json"), "nowhere_T1.json"),
         ],
     )
     def test_mistakes_in_options(self, cache: Path, options: tuple[str, ...], message: str) -> None:

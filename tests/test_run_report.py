@@ -181,5 +181,7 @@ class TestOutput:
         lines = render.search_table(World().tune(*layers, trials=12), {}).splitlines()
         assert len(lines) == 2 + 8 + 1 and lines[-1] == "and 4 tasks more (--json has all)"
 
-    def test_few_trials_make_no_table(self) -> None:
-        assert render.search_table(World().tune(trials=6), {}) == ""
+    def test_few_trials_are_looked_at_more_closely(self) -> None:
+        """A quick first run, too, shows how its budget was shared."""
+        header, _, *rows = render.search_table(World().tune(WORKLOAD, OTHER, trials=4), {}).splitlines()
+        assert header.split()[3:7] == ["at", "1", "at", "2"] and header.endswith("of trials  of time") and len(rows) == 2

@@ -243,7 +243,7 @@ def export(
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 @_db_option
 @click.option("--format", "form", type=click.Choice(_FORMATS), help="Of the file; recognised from its content unless given.")
-@click.option("--t1", metavar="FILE", type=click.Path(dir_okay=False), help="T1 description of T4 results.")
+@click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
 @click.option("--trusted", is_flag=True, help="Take machine code that another machine wrote; it is dropped otherwise.")
 @_json_option
 def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:

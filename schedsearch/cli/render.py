@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 _MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
+_FEW_MARKS = (1, 2, 5)  # where no task had as many
 _REPORTED_TASKS = 8
 
 
@@ -164,14 +165,14 @@ def _rate(count_bytes: float | None, time_ns: float | None) -> str:
 def search_table(summary: RunSummary, names: Mapping[str, str]) -> str:
     """How the search went: the best time after so many trials of this run; of several tasks also how they shared the budget.
 
-    '' when there were too few trials to tell. Of many tasks only those that got most of the trials.
+    '' when there were no trials. Of many tasks only those that got most of the trials.
     """
     tasks = sorted(summary.tasks, key=lambda task: -task.new_trials)[:_REPORTED_TASKS]
     tasks = [task for task in summary.tasks if task.new_trials and any(task is one for one in tasks)]
     most = max((task.new_trials for task in tasks), default=0)
-    marks = [int(mark) for mark in _MARKS if mark <= most]
-    if not marks:
+    if not most:
         return ""
+    marks = [int(mark) for mark in (_FEW_MARKS if most < _MARKS[0] else _MARKS) if mark <= most]
     several = len(summary.tasks) > 1
     rows = []
     for task in tasks:

@@ -42,7 +42,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     type=click.Path(dir_okay=False),
     help="Learn from this recording beforehand; may be given several times.",
 )
-@click.option("--t1", metavar="FILE", type=click.Path(dir_okay=False), help="T1 description of T4 results.")
+@click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
 @click.option("--noise", is_flag=True, help="Answer with single recorded repetitions, drawn at random.")
 @click.option("--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -129,5 +129,5 @@ def _interval(mean: float, low: float, high: float) -> str:
 
 
 def _short(file: str, name: str) -> str:
-    stem = file.rpartition("/")[2].removesuffix(".gz").removesuffix(".json")
-    return f"{stem}: {name}" if stem.endswith(".db") else stem
+    base = file.rpartition("/")[2].removesuffix(".gz")
+    return base.removesuffix(".json") if base.endswith(".json") else f"{base}: {name}"  # a database has several

@@ -192,8 +192,7 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
     click.echo(f"{summary.new_trials} new trials in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
     click.echo(f"of that time: {summary.shares}")
     if summary.new_trials:
-        if search := render.search_table(summary, _names(file)):
-            click.echo(f"\n{search}")
+        click.echo(f"\n{render.search_table(summary, _names(file))}")
         click.echo(render.model_line(summary))
 
 

@@ -14,6 +14,7 @@ import math
 import sys
 from typing import Any
 
+from schedsearch.errors import UsageError
 from schedsearch.listed_space import ListedSpace
 from schedsearch.records.recording import KnobTable, Place
 from schedsearch.space import ConfigSpace
@@ -44,11 +45,14 @@ class Strategy:
         """Called by Kernel Tuner. Returns its results, in order of evaluation.
 
         Raises:
-            UsageError: a parameter has a value that is no number, text or boolean.
+            UsageError: a parameter has a value that is no number, text or boolean, or there are several objectives.
         """
         from kernel_tuner.strategies.common import CostFunc
         from kernel_tuner.util import StopCriterionReached
 
+        objective = tuning_options.objective
+        if isinstance(objective, list | tuple) and len(objective) != 1:
+            raise UsageError(f"objective is {objective!r}; our tuners search for one: give objective='time' or another one")
         names = list(searchspace.tune_params)
         params = {name: [_plain(value) for value in values] for name, values in searchspace.tune_params.items()}
         table = KnobTable(params, Place("tune_params"))
