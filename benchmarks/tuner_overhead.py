@@ -1,17 +1,22 @@
 """What a tuner costs per 64 proposals: CPU seconds (all threads) of ask and tell, fits included, nothing measured.
 
+What is imported once a process, scipy and xgboost, is counted apart: where scikit-learn is installed xgboost imports that
+too, which takes longer than all the rest.
+
 Run: python benchmarks/tuner_overhead.py [--tuners xgb,ga,annealing,random,grid] [--trials 512] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
+import importlib.util
 import math
 import resource
 import time
-from pathlib import Path
 from typing import Any
+
+from common import write
 
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.tuner import TUNERS, make_tuner
@@ -50,6 +55,15 @@ def synthetic_time_ns(config: Config) -> float | None:
     return 1000 * (1 + 0.2 * (log[0] + log[1] - 8) ** 2 + 0.1 * (log[2] - 6) ** 2 + 0.1 * sum(abs(x - 3) for x in log[3:]))
 
 
+def imports_cpu_s(name: str) -> float:
+    """CPU seconds for what a tuner imports, itself included."""
+    started = time.process_time()
+    importlib.import_module(TUNERS[name].partition(":")[0])
+    if name == "xgb":
+        importlib.import_module("xgboost")
+    return time.process_time() - started
+
+
 def overhead(name: str, space: ConfigSpace, trials: int) -> list[dict[str, Any]]:
     """One row per 64 proposals, asked and told in the tuner's own batches."""
     tuner = make_tuner(name, space, seed=0)
@@ -73,19 +87,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tuners", default=",".join(TUNERS))
     parser.add_argument("--trials", type=int, default=512)
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--json", help="write the rows to this file")
     args = parser.parse_args()
     space = tiled_space()
     print(f"space: {space.size} legal configurations of {space.cardinality:.2e}")
     print(f"{'tuner':8} {'until trial':>12} {'CPU s / 64':>12} {'wall s / 64':>12}")
     every: list[dict[str, Any]] = []
+    imports: dict[str, float] = {}
     for name in args.tuners.split(","):
+        imports[name] = imports_cpu_s(name)
+        print(f"{name:8} {'imports':>12} {imports[name]:12.4f}")
         for row in overhead(name, space, args.trials):
             print(f"{row['tuner']:8} {row['until_trial']:12} {row['cpu_s']:12.4f} {row['wall_s']:12.4f}")
             every.append(row)
     print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
-    if args.json:
-        args.json.write_text(json.dumps(every, indent=1) + "\n")
+    scikit_learn = importlib.util.find_spec("sklearn") is not None
+    write(args.json, {"scikit_learn_installed": scikit_learn, "imports_cpu_s": imports, "rows": every})
 
 
 if __name__ == "__main__":

@@ -83,6 +83,14 @@ def test_expected_improvement_is_the_mean_of_samples(data: Any) -> None:
     np.testing.assert_allclose(posterior.expected_improvement(best), sampled, atol=3e-3)
 
 
+def test_means_by_weights_are_those_of_the_posterior(data: tuple[Any, Any, Any]) -> None:
+    X, y, fresh = data
+    process = GaussianProcess(3)
+    process.learn_scales(X, y)
+    means = process.mean(X, process.weights(X, y), fresh)
+    assert means == pytest.approx(process.posterior(X, y, fresh).mean, abs=1e-9)
+
+
 def test_representatives_keep_the_lowest_and_the_range() -> None:
     y = np.random.default_rng(0).permutation(1000).astype(np.float64)
     kept = y[representatives(y, 100)]
@@ -98,28 +106,43 @@ class TestOtherTasks:
         return rows, np.exp(time(rows.astype(np.float64) / 20))
 
     def test_without_results_the_tasks_count_alike_and_order_what_is_unknown(self) -> None:
-        others = OtherTasks(self.space, [self.rows_and(lambda at: at[:, 0]), self.rows_and(lambda at: at[:, 1])])
+        others = OtherTasks.learn(self.space, [self.rows_and(lambda at: at[:, 0]), self.rows_and(lambda at: at[:, 1])])
         unknown = np.array([[0, 0], [0, 19], [19, 0], [19, 19]], dtype=np.int32)
         _, expected = others.expect(unknown[:0], np.empty(0), unknown)
         assert expected[0] < min(expected[1:3]) and max(expected[1:3]) < expected[3]
         assert abs(expected[1] - expected[2]) < 0.3
 
     def test_results_tell_which_task_is_like_this_one(self) -> None:
-        others = OtherTasks(self.space, [self.rows_and(lambda at: at[:, 0]), self.rows_and(lambda at: at[:, 1])])
+        others = OtherTasks.learn(self.space, [self.rows_and(lambda at: at[:, 0]), self.rows_and(lambda at: at[:, 1])])
         rows = self.space.sample_indices(15, np.random.default_rng(1))
         here, _ = others.expect(rows, standardised(np.exp(rows[:, 1] / 20)), rows)
         assert np.corrcoef(here, rows[:, 1])[0, 1] > 0.95
 
     def test_a_task_that_is_the_opposite_is_soon_left_alone(self) -> None:
-        others = OtherTasks(self.space, [self.rows_and(lambda at: -at[:, 0])])
+        others = OtherTasks.learn(self.space, [self.rows_and(lambda at: -at[:, 0])])
         rows = self.space.sample_indices(15, np.random.default_rng(1))
         here, _ = others.expect(rows, standardised(np.exp(rows[:, 0] / 20)), rows)
         assert np.ptp(here) == 0
 
+    def test_only_tasks_that_explain_half_of_the_results_are_believed(self) -> None:
+        others = OtherTasks.learn(self.space, [self.rows_and(lambda at: at[:, 0]), self.rows_and(lambda at: at[:, 1])])
+        rows = self.space.sample_indices(40, np.random.default_rng(1))
+        a, b = rows.T / 20
+
+        def believed(log_time: Any, n: int = 40) -> int:
+            values = standardised(np.exp(log_time))[:n]
+            few = others.believed(rows[:n], values)
+            return few.values(rows).shape[1] if few.known else 0
+
+        assert [believed(a), believed(b), believed(-a), believed(0 * a)] == [1, 1, 0, 0]
+        assert believed(a + 0.5 * b) == 1, "a explains four fifths, b one fifth"
+        assert believed(0.1 * a + np.sin(40 * a * b)) == 0
+        assert believed(-a - b, n=3) == 2, "three results are too few to doubt anybody"
+
     def test_too_few_results_are_not_learnt_from(self) -> None:
         rows, times_ns = self.rows_and(lambda at: at[:, 0])
         times_ns[7:] = np.nan
-        assert not OtherTasks(self.space, [(rows, times_ns)]).known
+        assert not OtherTasks.learn(self.space, [(rows, times_ns)]).known
 
 
 def test_failures_count_as_the_slowest() -> None:

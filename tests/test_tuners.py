@@ -8,6 +8,7 @@ import math
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,26 @@ class TestXgb(SearchContract):
         speed = np.array([-(outcome(config) or 0) for config in fresh])
         better = speed[:, None] > speed[None, :]
         assert (scores[:, None] > scores[None, :])[better].mean() > 0.7
+
+    def test_what_a_task_led_to_is_not_learnt_from_once_the_task_is_not_believed(self) -> None:
+        """From then on it proposes what it would without that task, but for what is measured already."""
+        space = ConfigSpace([Knob("a", tuple(range(1, 33))), Knob("b", tuple(range(1, 33)))])
+        liar = [(config, 1e6 / (config["a"] + 3 * config["b"])) for config in space.sample(200, np.random.default_rng(0))]
+        hint = min(liar, key=lambda result: result[1])[0]
+        measured = [(config, float(config["a"] + 3 * config["b"])) for config in space.sample(12, np.random.default_rng(1))]
+
+        def proposals(told: Sequence[tuple[Config, float]], tasks: Sequence[Any]) -> list[Config]:
+            tuner = make_tuner("xgb", space, seed=0, hints=[hint])
+            tuner.transfer(tasks)
+            assert tuner.ask(1) == [hint]
+            tuner.ask(4)  # the space-filling design
+            tuner.tell(told)
+            return tuner.ask(2)
+
+        slow = float(hint["a"] + 3 * hint["b"])
+        led = [*measured, (hint, slow)]
+        assert proposals(led, [liar]) == proposals([*measured, (hint, slow / 1000)], [liar]), "the hint's time is ignored"
+        assert proposals(led, []) != proposals([*measured, (hint, slow / 1000)], []), "where nobody is doubted it counts"
 
     def test_batches_grow_slowly(self) -> None:
         space = billion_space()

@@ -51,6 +51,20 @@ class GaussianProcess:
         )
         self._log = found.x
 
+    def weights(self, X: Matrix, y: Vector) -> Vector:
+        """What `mean` multiplies: solved for once where many candidates are asked for later."""
+        length_scales, signal, noise = self._hyperparameters()
+        covariance = signal * _correlation(X / length_scales, X / length_scales)[0]
+        covariance[np.diag_indices(len(y))] += noise + JITTER
+        result: Vector = np.linalg.solve(covariance, y)
+        return result
+
+    def mean(self, X: Matrix, weights: Vector, candidates: Matrix) -> Vector:
+        """Means of the posterior at `candidates`, (m,), given `weights` at X."""
+        length_scales, signal, _ = self._hyperparameters()
+        result: Vector = signal * _correlation(candidates / length_scales, X / length_scales)[0] @ weights
+        return result
+
     def posterior(self, X: Matrix, y: Vector, candidates: Matrix) -> Posterior:
         """What is known of the values at `candidates`, (m, dimensions), from the values y at X."""
         length_scales, signal, noise = self._hyperparameters()

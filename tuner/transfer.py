@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,18 @@ Vector = NDArray[np.float64]
 FEWEST = 8  # valid results that make a task worth learning from
 MOST = 400  # results of a task that are learnt from, the fastest
 ROUNDS = 3  # of learning a task's scales
-TRUST = 4.0  # how many own results it takes to doubt the other tasks
+TRUST = 4.0  # how many own results it takes to doubt the other tasks' scale
+AGREEMENT = 0.7  # correlation with own results from which on a task is believed: it explains half of their variance
+FEWEST_TO_DOUBT = 4  # own results before that is asked
+
+
+@dataclass(frozen=True)
+class _Landscape:
+    """A Gaussian process of another task: its coordinates (n, d) and their weights, (n,)."""
+
+    process: GaussianProcess
+    X: NDArray[np.float64]
+    weights: Vector
 
 
 class OtherTasks:
@@ -24,12 +36,17 @@ class OtherTasks:
 
     Args:
         space: of this task.
-        sources: rows of the space and times in ns or NaN, per task.
+        landscapes: of the other tasks; `learn` makes them.
     """
 
-    def __init__(self, space: ConfigSpace, sources: Sequence[tuple[Rows, Vector]]) -> None:
+    def __init__(self, space: ConfigSpace, landscapes: Sequence[_Landscape]) -> None:
         self._space = space
-        self._models: list[tuple[GaussianProcess, NDArray[np.float64], Vector]] = []
+        self._landscapes = landscapes
+
+    @classmethod
+    def learn(cls, space: ConfigSpace, sources: Sequence[tuple[Rows, Vector]]) -> OtherTasks:
+        """From rows of the space and times in ns or NaN, per task; tasks with too few valid results are left out."""
+        landscapes = []
         for rows, times_ns in sources:
             if np.count_nonzero(~np.isnan(times_ns)) < FEWEST:
                 continue
@@ -39,17 +56,28 @@ class OtherTasks:
             process = GaussianProcess(X.shape[1])
             for _ in range(ROUNDS):
                 process.learn_scales(X, values)
-            self._models.append((process, X, values))
+            landscapes.append(_Landscape(process, X, process.weights(X, values)))
+        return cls(space, landscapes)
 
     @property
     def known(self) -> bool:
-        """Whether any task could be learnt from."""
-        return bool(self._models)
+        """Whether there is any task to learn from."""
+        return bool(self._landscapes)
+
+    def believed(self, rows: Rows, values: Vector) -> OtherTasks:
+        """Those of the tasks whose predictions agree with this task's results; all while there are few results."""
+        if len(rows) < FEWEST_TO_DOUBT or not self.known:
+            return self
+        predicted = self.values(rows)
+        predicted, values = predicted - predicted.mean(axis=0), values - values.mean()
+        norm = np.sqrt((predicted**2).sum(axis=0) * (values**2).sum())
+        agrees = values @ predicted >= AGREEMENT * np.maximum(norm, np.finfo(np.float64).tiny)
+        return OtherTasks(self._space, [one for one, good in zip(self._landscapes, agrees) if good])
 
     def values(self, rows: Rows) -> NDArray[np.float64]:
         """Predicted log times of rows, (n, tasks), each task's standardised."""
         X = self._space.coordinates(rows)
-        return np.stack([process.posterior(known, values, X).mean for process, known, values in self._models], axis=1)
+        return np.stack([one.process.mean(one.X, one.weights, X) for one in self._landscapes], axis=1)
 
     def expect(self, rows: Rows, values: Vector, unknown: Rows) -> tuple[Vector, Vector]:
         """Expected values at `rows` and at `unknown`, relative to the mean of `values`.

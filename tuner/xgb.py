@@ -28,6 +28,7 @@ POLISH = 6  # fastest results whose single-knob neighbours are candidates
 MOST_RESULTS = 400  # for the Gaussian process, whose cost is their cube: the fastest half and some others
 GROWTH = 1.1  # of the number of results, after which its scales are learnt anew
 BORROW = 16  # own results from which on those of other tasks are left alone: they point to another task's optimum
+FORGET = 48  # results from which on even what tasks led to that are not believed counts: other valleys are known then
 
 
 class XgbTuner(Tuner):
@@ -53,6 +54,8 @@ class XgbTuner(Tuner):
         self._process = GaussianProcess(space.coordinates(self._no_rows()).shape[1])
         self._scales_learnt_at = 0  # number of results at that time
         self._others: OtherTasks | None = None
+        self._believed: OtherTasks | None = None  # those of them that agree with the results so far
+        self._led = set(self._keys(self._rows_in_space(hints)[0]))  # keys of what other tasks led to
         self._designed = 0  # proposals of the space-filling design so far
         self._batches = 0  # proposed by a model so far
         self._blas = ThreadpoolController()  # matrices this small are no faster with more threads, which burn their time
@@ -102,10 +105,8 @@ class XgbTuner(Tuner):
 
     def _by_model(self, n: int, besides: Rows) -> Rows:
         """At most n rows that the model whose turn it is wants; none while there is nothing to learn from."""
-        if self._elsewhere and self._others is None:
-            self._others = OtherTasks(self.space, self._elsewhere)
-        others = self._others if self._others and self._others.known and len(self._results) < BORROW else None
-        rows, times_ns = self._result_arrays()
+        others = self._advisers()
+        rows, times_ns = self._own_arrays()
         if np.isnan(times_ns).all() and others is None:
             return self._no_rows()
         values = standardised(times_ns)
@@ -115,7 +116,32 @@ class XgbTuner(Tuner):
         if trees_turn and self.trees.fit(self.space.encode(rows), -np.log(times_ns)):
             scores = self.trees.predict(self.space.encode(candidates))
             return candidates[np.argsort(-scores, kind="stable")[:n]]
-        return candidates[self._most_promising(n, rows, values, candidates, besides, others)]
+        chosen = candidates[self._most_promising(n, rows, values, candidates, besides, others)]
+        if others is not None:
+            self._led.update(self._keys(chosen))
+        return chosen
+
+    def _advisers(self) -> OtherTasks | None:
+        """The other tasks to be asked: those that agree with the results, as long as these are few."""
+        if not self._elsewhere or len(self._results) >= BORROW:
+            return None
+        if self._others is None:
+            self._others = OtherTasks.learn(self.space, self._elsewhere)
+        rows, times_ns = self._result_arrays()
+        self._believed = self._others.believed(rows, standardised(times_ns))
+        return self._believed if self._believed.known else None
+
+    def _own_arrays(self) -> tuple[Rows, Vector]:
+        """The results to learn from: all, but while no other task is believed, none that these led to.
+
+        Two good results in a valley that is another task's best would hold a search there for a hundred evaluations.
+        """
+        rows, times_ns = self._result_arrays()
+        doubted = self._others is not None and self._others.known and not (self._believed and self._believed.known)
+        if not doubted or len(rows) >= FORGET:
+            return rows, times_ns
+        own = np.array([key not in self._led for key in self._keys(rows)], dtype=np.bool_)
+        return (rows[own], times_ns[own]) if np.count_nonzero(own) >= INITIAL else (rows, times_ns)
 
     def _candidates(self, ranked: Rows, besides: Rows, others: OtherTasks | None) -> Rows:
         """Rows to choose from, none of them taken or in `besides`, given the results with the fastest first."""
