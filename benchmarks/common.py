@@ -32,9 +32,14 @@ L2_FACTOR = 2.5  # all operands rotate over sets that together exceed this many 
 MAX_LAUNCHES = 600
 
 
-@functools.cache
 def facts() -> dict[str, Any]:
     """Command, versions and card."""
+    command = " ".join(["python", *(shlex.quote(word) for word in [os.path.relpath(sys.argv[0]), *sys.argv[1:]])])
+    return {"command": command, **_machine()}
+
+
+@functools.cache
+def _machine() -> dict[str, Any]:
     versions = {}
     for name in _PACKAGES:
         try:
@@ -46,14 +51,7 @@ def facts() -> dict[str, Any]:
         card = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         card = ""
-    command = " ".join(["python", *(shlex.quote(word) for word in [os.path.relpath(sys.argv[0]), *sys.argv[1:]])])
-    return {
-        "command": command,
-        "card": card,
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": versions,
-    }
+    return {"card": card, "cpus": os.cpu_count(), "python": platform.python_version(), "versions": versions}
 
 
 def write(path: str | None, data: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from emulator import FLOATS, Block, Emulator
 
 Array = np.ndarray[Any, Any]
-WAIT_S = 20.0
+WAIT_S = 60.0
 WARPGROUP = 128
 
 

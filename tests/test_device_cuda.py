@@ -45,5 +45,5 @@ def test_a_persistent_grid_has_the_clusters_that_the_card_runs_at_once(
     loaded: Any = SimpleNamespace(
         artifact=Artifact(b"", plan), device=SimpleNamespace(target=PRESETS["h200"]), functions=[7], workspaces={}
     )
-    module.CudaBoundKernel(loaded, {}, {}).launch()
+    module.CudaBoundKernel(loaded, {}, {}, [0], None).launch()
     assert launched == [blocks]
