@@ -1,4 +1,4 @@
-"""Sizes of conv2d_halo: what follows from the workload, what from a configuration, and the predicted time.
+"""Sizes of conv2d_halo: what follows from the workload, what from a configuration, the predicted time; its tensor maps.
 
 Words (rectangle, patch, position, chunk) as in `conv2d_halo.py`, which has the kernel.
 """
@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.launch import TensorMap
 from schedsearch.ops import DTYPE_BYTES
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates import hopper
+from schedsearch.templates.conv2d_wgmma_sizes import GROUP_SMS, PEER_CYCLES, PEER_STEP_CYCLES, UNLIKE_L2_EXPONENT
 from schedsearch.templates.hopper import BARRIER_BYTES, LAUNCH_CYCLES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
 from schedsearch.workload import Workload
 
@@ -24,6 +26,11 @@ MAX_POSITIONS = 256  # of a wgmma, its N
 CHUNK = 64  # input channels that a patch holds
 ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
 MAX_BOX = 256  # of TMA, along each axis
+L2_PROMOTION_BYTES = 256
+
+# Registers of a consumer thread beside its accumulators: addresses, descriptors, temporaries; more with an epilogue, and
+# most with a residual of 32 bits, of which several loads are under way.
+PLAIN_REGISTERS, EPILOGUE_REGISTERS, WIDE_RESIDUAL_REGISTERS = 36, 48, 72
 
 # For the predicted time only: what a multiprocessor does in a clock cycle, and delays in cycles.
 L2_BYTES_PER_CYCLE = (32, 64)  # when all multiprocessors load at once, and at most
@@ -67,6 +74,29 @@ def loads_residual(workload: Workload) -> bool:
     return "residual" in workload.epilogue and DTYPE_BYTES[workload.out_dtype] == 2
 
 
+def overhead_registers(workload: Workload) -> int:
+    if "residual" in workload.epilogue and not loads_residual(workload):
+        return WIDE_RESIDUAL_REGISTERS
+    return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
+
+
+def pixel_map(buffer: str, workload: Workload, channels: int, width: int, height: int) -> TensorMap:
+    """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled."""
+    spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
+    n, h, w, c = spec.shape
+    size = DTYPE_BYTES[spec.dtype]
+    return TensorMap(
+        buffer,
+        spec.dtype,
+        dims=(c, w, h, n),
+        strides_bytes=(c * size, w * c * size, h * w * c * size),
+        element_strides=(1, 1, 1, 1),
+        box=(channels, width, height, 1),
+        swizzle_bytes=ROW_BYTES,
+        l2_promotion_bytes=L2_PROMOTION_BYTES,
+    )
+
+
 def even_splits(size: int, most: int) -> list[int]:
     """The part sizes worth trying, up to `most`: the least for each number of parts."""
     return sorted({part for parts in range(1, size + 1) if (part := math.ceil(size / parts)) <= most})
@@ -77,7 +107,7 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
     geometry = Geometry.of(workload)
     found = {}
     sizes = derived_quantities(workload, target)
-    least = {"channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "weight_stages": 2}
+    least = {"channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "weight_stages": 2, "cluster": 1}
     for tile_w in even_splits(geometry.out_w, MAX_BOX - geometry.halo_w):
         for tile_h in even_splits(geometry.out_h, MAX_BOX - geometry.halo_h):
             q: dict[str, Any] = {**least, "tile_h": tile_h, "tile_w": tile_w, "blocks_per_sm": 1}
@@ -107,29 +137,39 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         residual = q["groups"] * BARRIER_BYTES if loads_residual(w) else 0
         return patches + weights + staged + residual
 
+    def at_once(q: Columns, blocks_per_sm: Any) -> Any:
+        """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
+        sms = np.where(q["cluster"] <= 2, target.sms, max(target.sms // GROUP_SMS, 1) * GROUP_SMS)
+        return np.maximum(1, sms * blocks_per_sm // q["cluster"]) * q["cluster"]
+
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
-        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
+        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], at_once(q, 1))
         l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
         wgmmas = all_k_steps * q["groups"] / q["turns"]
-        loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
+        # All bytes come in by the multiprocessor's port, but L2 reads once what is multicast; blocks of different clusters
+        # ask for the same bytes less often.
+        pixels, weights = geometry.chunks * q["patch_bytes"], np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
+        loaded, from_l2 = pixels + weights, pixels + weights / q["cluster"]
+        load = np.maximum(loaded / L2_BYTES_PER_CYCLE[1], from_l2 / l2_rate * (loaded / from_l2) ** UNLIKE_L2_EXPONENT)
+        late = np.where(q["cluster"] == 1, 0, PEER_CYCLES)
         stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
-        multiply = wgmmas * q["positions"] / 2
+        multiply = wgmmas * q["positions"] / 2 + steps * (q["cluster"] - 1) * PEER_STEP_CYCLES
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
-        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, loaded / l2_rate))
+        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, load))
         store = stored / l2_rate + TILE_OVERHEAD_CYCLES
         if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
-        latency = np.where(streamed, steps * LOAD_LATENCY_CYCLES / np.maximum(q["weight_stages"] - 1, 1), 0)
-        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + loaded / l2_rate, 0)
+        latency = np.where(streamed, steps * (LOAD_LATENCY_CYCLES + late) / np.maximum(q["weight_stages"] - 1, 1), 0)
+        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + load, 0)
         alone = np.where(
             in_turn,
             np.maximum(tile, (tile + store + waiting) / q["turns"]),
             np.maximum(tile, latency) + waiting + store,
         )
         waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
-        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + np.where(in_turn, store, 0)
+        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + late + np.where(in_turn, store, 0)
 
     return {
         "bn": lambda q: q["channel_groups"] * WGMMA_CHANNELS,
@@ -146,8 +186,9 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "row_tiles": lambda q: -(-geometry.out_h // q["block_rows"]),
         "strips": lambda q: -(-geometry.out_w // q["tile_w"]),
         "column_tiles": lambda q: -(-w.k // q["bn"]),
-        "tiles": lambda q: w.n * q["row_tiles"] * q["strips"] * q["column_tiles"],
-        "waves": lambda q: -(-q["tiles"] // (target.sms * q["blocks_per_sm"])),
+        "pixel_tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
+        "tiles": lambda q: -(-q["pixel_tiles"] // q["cluster"]) * q["cluster"] * q["column_tiles"],  # some past the end
+        "waves": lambda q: -(-q["tiles"] // at_once(q, q["blocks_per_sm"])),
         "registers": hopper.registers,
         "predicted_cycles": predicted_cycles,
     }

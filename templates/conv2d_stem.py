@@ -31,7 +31,7 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates import hopper, ptx
-from schedsearch.templates.conv2d_halo import pixel_map
+from schedsearch.templates.conv2d_halo_sizes import pixel_map
 from schedsearch.templates.conv2d_stem_sizes import (
     GROUP_PIXELS,
     MAX_BOX,

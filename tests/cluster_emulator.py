@@ -1,4 +1,4 @@
-"""`HopperEmulator` with what conv2d_wgmma needs besides: im2col copies, every swizzle, and blocks that run as a cluster."""
+"""`HopperEmulator` with im2col copies, every swizzle, and blocks that run as a cluster."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ClusterEmulator(HopperEmulator):
         def copy() -> None:
             data = np.ascontiguousarray(box).view(np.uint8).reshape(-1, 16)
             assert self.block.running, "sends to a block that has left"
-            self.block.shared.reshape(-1, 16)[self._chunks(shared, data.size, width_bytes)] = data
+            self._shared_chunks()[self._chunks(shared, data.size, width_bytes)] = data
             self._update(barrier, 0, -data.size)
 
         for block in blocks:
@@ -186,7 +186,7 @@ class ClusterEmulator(HopperEmulator):
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * width
         chunks = swizzled(lines[:, None] + np.array([0, 16]), width) // 16
-        return self.block.shared.reshape(-1, 16)[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        return self._shared_chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
 
     # --- cluster ----------------------------------------------------------------------------------------------------
     def map_shared(self, shared: int, rank: int) -> int:

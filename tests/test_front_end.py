@@ -137,7 +137,7 @@ def test_candidates_of_a_template_are_the_same_with_and_without_sharing(template
 
 @pytest.mark.parametrize(
     ("template", "channels"),
-    [(Conv2dHalo(), 64), (Conv2dStem(), 4), (Conv2dUnfold(), 4)],
+    [(Conv2dHalo(), 128), (Conv2dStem(), 4), (Conv2dUnfold(), 4)],
     ids=["conv2d_halo", "conv2d_stem", "conv2d_unfold"],
 )
 def test_sampled_candidates_are_the_same_with_and_without_sharing(template: Template, channels: int) -> None:
