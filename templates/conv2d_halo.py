@@ -64,7 +64,6 @@ PATCHES = (1, 2, 3, 4, 6)
 WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
 BLOCKS_PER_SM = (1, 2, 3)
 CLUSTERS = (1, 2, 4)
-CLUSTER_GAIN = 1.05  # that the default asks of each doubling of a cluster
 
 
 class Conv2dHalo(Template):
@@ -162,12 +161,11 @@ class Conv2dHalo(Template):
     def default(self, workload: Workload, target: Target) -> Config:
         """The configuration of the least predicted time; the fewest threads and the most patches among equals.
 
-        A cluster only where it gains clearly: what sharing costs was measured with conv2d_wgmma, not here.
+        Without a cluster: what sharing costs was measured with conv2d_wgmma, not here.
         """
         return hopper.least_predicted(
-            self.space(workload, target),
+            self.space(workload, target).restrict({"cluster": [1]}),
             lambda q: (q["threads"], -q["patches"], -q["weight_stages"]),
-            lambda q: CLUSTER_GAIN ** np.log2(q["cluster"]),
         )
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:

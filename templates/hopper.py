@@ -81,19 +81,13 @@ def matrix_descriptor(row_bytes: int) -> int:
     return ({128: 1, 64: 2, 32: 3}[row_bytes] << 62) | ((SWIZZLE_ROWS * row_bytes // 16) << 32) | (1 << 16)
 
 
-def least_predicted(
-    space: ConfigSpace, ties: Callable[[Columns], Sequence[Any]], doubt: Callable[[Columns], Any] = lambda q: 1
-) -> Config:
-    """The configuration of the least `predicted_cycles`; among equals of the least `ties`, the most important first.
-
-    Args:
-        doubt: a factor on the prediction, above 1 where it is less certain.
-    """
+def least_predicted(space: ConfigSpace, ties: Callable[[Columns], Sequence[Any]]) -> Config:
+    """The configuration of the least `predicted_cycles`; among equals of the least `ties`, the most important first."""
     rows = np.concatenate(list(space.walk()))
     q: dict[str, Any] = {knob.name: np.array(knob.values)[rows[:, i]] for i, knob in enumerate(space.knobs)}
     for name, formula in space.derived.items():
         q[name] = formula(q)
-    order = np.lexsort((*reversed(ties(q)), np.round(q["predicted_cycles"] * doubt(q))))
+    order = np.lexsort((*reversed(ties(q)), np.round(q["predicted_cycles"])))
     return space.config(rows[order[0]])
 
 
