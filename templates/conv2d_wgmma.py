@@ -6,13 +6,15 @@ One tile of y is bm pixels x bn channels; a k step is `bk` input channels of one
 - `consumer_groups` warpgroups of 64 rows each, which multiply, apply the epilogue and store;
 - per stage two mbarriers: `full` (the bytes have landed) and `empty` (every consumer has read them).
 
-With split_k > 1 the blocks of a cluster share a tile: each multiplies its part of the k steps, leaves its sums in its
+With split_k > 1 blocks of a cluster share a tile: each multiplies its part of the k steps, leaves its sums in its
 shared memory, and adds up all blocks' sums of its part of the columns, in the order of their ranks: deterministic.
 
-With cluster_m x cluster_n > 1 the blocks of a cluster have neighbouring tiles, cluster_m rows of cluster_n. Those in a row
-need the same x, those in a column the same weights: each loads a part of both and multicasts it to its row or column. So
-`empty` counts the consumers of all blocks that a block sends to, and tiles past the end are multiplied (and not stored),
-lest a block waits for what nobody sends.
+With cluster_m x cluster_n > 1 a cluster has neighbouring tiles, cluster_m rows of cluster_n. Blocks in a row need the same
+x, those in a column the same weights: each loads a part of both and multicasts it to its row or column. So `empty` counts
+the consumers of all blocks that a block sends to, and tiles past the end are multiplied (and not stored), lest a block waits
+for what nobody sends.
+
+With both, a cluster has split_k blocks for each of its tiles, and those with the same part of the k steps share loads.
 
 What is out of range is zero in both operands (channels past C) or not stored (rows past M, columns past K), so no size
 has to divide another. docs/kernels/conv2d_wgmma.md tells more, and what each knob is for.
@@ -69,7 +71,7 @@ class Conv2dWgmma(Template):
     """conv2d for compute capability 9.0: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_wgmma"
-    version = 4
+    version = 5
     op = "conv2d"
     kind = "cuda"
 
@@ -95,9 +97,9 @@ class Conv2dWgmma(Template):
             Knob("bn", tuple(bn for bn in BNS if bn <= smallest_covering_k), "columns (output channels) of a tile"),
             Knob("bk", useful_bks(w.c), "input channels of a k step; more is better, less wastes less of the last step"),
             Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
-            Knob("split_k", tuple(split_ks), "blocks that share a tile's k steps, as a cluster"),
-            Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; its blocks with the same columns share weights"),
-            Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; its blocks with the same rows share pixels"),
+            Knob("split_k", tuple(split_ks), "blocks of a cluster that share a tile's k steps"),
+            Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; blocks with the same columns share weights"),
+            Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; blocks with the same rows share pixels"),
             Knob("grid", ("persistent", "split"), "blocks that loop over tiles, or split_k blocks a tile"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
             Knob("group_m", tuple(group_ms), "row tiles (of clusters) walked before the next column tile; for reuse in L2"),
@@ -119,10 +121,6 @@ class Conv2dWgmma(Template):
                 lambda q: (q["split_k"] == 1) | (q["blocks"] < 2 * target.sms * q["blocks_per_sm"]),
             ),
             Constraint(f"blocks of a cluster <= {MAX_CLUSTER}", lambda q: q["cluster"] <= MAX_CLUSTER),
-            Constraint(
-                "cluster_m and cluster_n are 1 where blocks share a tile",
-                lambda q: (q["split_k"] == 1) | (q["cluster_m"] * q["cluster_n"] == 1),
-            ),
             Constraint(
                 f"each of cluster_m blocks loads a multiple of {SWIZZLE_ROWS} of the tile's columns, or all",
                 lambda q: (q["cluster_m"] == 1) | (q["bn"] % (SWIZZLE_ROWS * q["cluster_m"]) == 0),
@@ -147,8 +145,16 @@ class Conv2dWgmma(Template):
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target) -> Config:
-        """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals."""
+        """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals.
+
+        Of those that share either a tile or operands: what both together cost has not been measured yet.
+        """
         space = self.space(workload, target)
+        either = Constraint(
+            "split_k is 1, or cluster_m and cluster_n are",
+            lambda q: (q["split_k"] == 1) | (q["cluster_m"] * q["cluster_n"] == 1),
+        )
+        space = ConfigSpace(space.knobs, (*space.constraints, either), space.derived)
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
         # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are no multiple of 128 bytes.
@@ -194,7 +200,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     dilation_h, dilation_w = gemm.dilation
     left, top = -gemm.lower[0], -gemm.lower[1]
     k_steps, group_m, split_k = plan["k_steps"], plan["group_m"], plan["split_k"]
-    # Clusters of cluster_m x cluster_n tiles; a block that shares its tile, or nothing, is or is in a cluster of one tile.
+    # Clusters of cluster_m x cluster_n tiles with split_k blocks each; their ranks run over split_k, then cluster_m.
     cluster_m, cluster_n, cluster_blocks = plan["cluster_m"], plan["cluster_n"], plan["cluster"]
     cluster_rows, cluster_columns = plan["cluster_rows"], plan["cluster_columns"]
     clusters = cluster_rows * cluster_columns
@@ -221,8 +227,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
 
     load_image, load_filters = cluster.tma_load_im2col(cluster_n > 1), cluster.tma_load_tiled(cluster_m > 1)
     arrive_empty = cluster.mbarrier_arrive_at_peer if clustered else ptx.mbarrier_arrive
-    column_mask = (1 << cluster_m) - 1  # of the blocks with the first tile's columns, and below with its rows
-    row_mask = sum(1 << (n * cluster_m) for n in range(cluster_n))
+    # Of the blocks with the first tile's columns, or rows, and the first part of the k steps.
+    column_mask = sum(1 << (m * split_k) for m in range(cluster_m))
+    row_mask = sum(1 << (n * split_k * cluster_m) for n in range(cluster_n))
 
     descriptor = hopper.matrix_descriptor(row_bytes)
     accumulators = bn // 2
@@ -258,8 +265,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     ) -> None:  # fmt: skip
         in_cluster = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(cluster_blocks))
         rank = types.uint32(in_cluster % types.uint32(split_k))  # among the blocks that share a tile
-        rank_m = types.uint32(in_cluster % types.uint32(cluster_m))
-        rank_n = types.uint32(in_cluster // types.uint32(cluster_m) % types.uint32(cluster_n))
+        tile_in_cluster = types.uint32(in_cluster // types.uint32(split_k))
+        rank_m = types.uint32(tile_in_cluster % types.uint32(cluster_m))
+        rank_n = types.uint32(tile_in_cluster // types.uint32(cluster_m))
 
         def tile_origin(tile: Any) -> Any:
             """(first row, first column) of the block's tile: groups of group_m rows of clusters, each column by column."""
@@ -308,8 +316,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             # ---- load
             if thread == consumers:
                 parity = types.uint32(1)  # of the phase before the first: every stage starts empty
-                same_rows = types.uint16(row_mask << rank_m)
-                same_columns = types.uint16(column_mask << (rank_n * cluster_m))
+                same_rows = types.uint16(row_mask << (rank + rank_m * split_k))
+                same_columns = types.uint16(column_mask << (rank + rank_n * (split_k * cluster_m)))
                 x_offset = types.uint32(rank_n * own_pixels * row_bytes)
                 weight_offset = types.uint32(a_bytes + rank_m * own_filters * row_bytes)
                 tile = first_tile
@@ -368,7 +376,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 if peer >= cluster_m:
                     other_n = types.uint32(peer - cluster_m)
                     peer_m, peer_n = rank_m, types.uint32(other_n + types.uint32(other_n >= rank_n))
-                empty_at = cluster.map_shared(empty, types.uint32(peer_n * cluster_m + peer_m))
+                empty_at = cluster.map_shared(empty, types.uint32((peer_n * cluster_m + peer_m) * split_k + rank))
             group_y = types.uint32(shared + y_offset + group * group_y_bytes)
             segment_row = types.uint32(warp_row + (lane & 15))
             row_address = types.uint32(group_y + segment_row * segment_row_bytes)
@@ -448,13 +456,13 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
         if split_k > 1:
-            # ---- add up the cluster's sums of this block's columns, epilogue and store; all threads meet at the barriers
+            # ---- add up the tile's sums of this block's columns, epilogue and store; all threads meet at the barriers
             cluster.cluster_arrive()
             cluster.cluster_wait()
             octet = types.int32(rank * own_octets)
             sums = cuda.local.array(own_sums, types.float32)
             if thread < consumers:
-                sum_fragments(sums, shared + octet * octet_bytes + thread * 16)
+                sum_fragments(sums, shared + octet * octet_bytes + thread * 16, types.uint32(in_cluster - rank))
             cluster.cluster_arrive()  # done with the other blocks' memory
             if thread < consumers:
                 row, column = tile_origin(first_tile)

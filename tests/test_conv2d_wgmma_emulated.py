@@ -52,6 +52,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ROWS, "n": 3, "c": 24, "k": 40, "r": 2, "s": 2, "padding": (0, 1, 1, 0)},
         {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2, "grid": "persistent", "group_m": 2},
     ),
+    "split by 2, two rows share weights, uneven steps": (
+        {**ROWS, "n": 2, "c": 40, "k": 24, "r": 5, "padding": (2, 0, 2, 0)},
+        {**SMALL, "split_k": 2, "cluster_m": 2, "stages": 2},
+    ),
+    "split by 2, two columns share pixels, one past the end, float32 out": (
+        {**ROWS, "n": 1, "c": 24, "k": 40, "s": 5, "padding": (0, 1, 0, 3), "out_dtype": "float32"},
+        {**SMALL, "split_k": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2},
+    ),
+    "split by 2, 2 x 2 tiles": (
+        {**ROWS, "n": 2, "c": 64, "k": 24},
+        {**SMALL, "split_k": 2, "cluster_m": 2, "cluster_n": 2, "bn": 16, "bk": 16, "stages": 2},
+    ),
 }
 PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, whose loads never wait for its consumers
 
