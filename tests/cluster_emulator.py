@@ -109,7 +109,7 @@ class ClusterEmulator(HopperEmulator):
         def copy() -> None:
             data = np.ascontiguousarray(box).view(np.uint8).reshape(-1, 16)
             assert self.block.running, "sends to a block that has left"
-            self.block.shared.reshape(-1, 16)[self._chunks(shared, data.size, width_bytes)] = data
+            self._shared_chunks()[self._chunks(shared, data.size, width_bytes)] = data
             self._update(barrier, 0, -data.size)
 
         for block in blocks:
@@ -171,7 +171,7 @@ class ClusterEmulator(HopperEmulator):
         def copy() -> None:
             columns, rows = param.box
             chunks = self._chunks(int(shared), columns * rows * 2, param.swizzle_bytes)
-            box = self.block.shared.reshape(-1, 16)[chunks].reshape(-1).view(np.float16).reshape(rows, columns)
+            box = self._shared_chunks()[chunks].reshape(-1).view(np.float16).reshape(rows, columns)
             inside, at = self._box(param, array, (c0, c1))
             assert np.isnan(array[inside]).all(), "an output is stored twice"
             array[inside] = box[at]
@@ -192,7 +192,7 @@ class ClusterEmulator(HopperEmulator):
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * width
         chunks = swizzled(lines[:, None] + np.array([0, 16]), width) // 16
-        return self.block.shared.reshape(-1, 16)[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        return self._shared_chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
 
     # --- cluster ----------------------------------------------------------------------------------------------------
     def map_shared(self, shared: int, rank: int) -> int:

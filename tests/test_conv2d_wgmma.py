@@ -151,6 +151,18 @@ def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
     assert compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources.local_bytes == 0
 
 
+@pytest.mark.parametrize(("groups", "bn", "cluster_m"), [(2, 224, 1), (4, 96, 2)])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_accumulators_of_groups_in_turn_stay_in_registers(groups: int, bn: int, cluster_m: int, out_dtype: str) -> None:
+    workload = Workload.conv2d(n=32, h=28, w=28, c=256, k=512, r=1, s=1, dtype="bfloat16", out_dtype=out_dtype,
+                               epilogue=["bias", "residual", "relu"])  # fmt: skip
+    fixed = dict(schedule="in_turn", consumer_groups=groups, bn=bn, bk=64, stages=3, cluster_m=cluster_m, cluster_n=1)
+    space = TEMPLATE.space(workload, H200).restrict({name: [value] for name, value in fixed.items()})
+    source = TEMPLATE.kernel(workload, H200, space.sample(1, np.random.default_rng(0))[0])
+    assert source.steps[0].block_threads == 128 * (groups + 1)
+    assert compile_source(source, H200).resources.local_bytes == 0
+
+
 @pytest.mark.parametrize("number", range(0, RANDOM_SHAPES, 5))
 def test_the_default_is_legal(number: int) -> None:
     workload, _ = random_candidate(number)
@@ -337,6 +349,20 @@ def test_blocks_that_share_a_tile_and_operands_are_exact(gpu: Target, split_k: i
         only: dict[str, list[Any]] = {"split_k": [split_k], "cluster_m": [cluster_m], "cluster_n": [cluster_n]}
         for config in TEMPLATE.space(workload, gpu).restrict(only).sample(4, rng):
             check(workload, gpu, config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+def test_groups_that_take_tiles_in_turn_are_exact(gpu: Target, groups: int, out_dtype: str) -> None:
+    """Blocks with few tiles and with many, of fewer and more steps than stages."""
+    rng = np.random.default_rng([25, groups])
+    for shape in (dict(n=150, c=136, r=3, s=3, padding=1), dict(n=400, c=72, r=1, s=1, epilogue=["bias", "residual"])):
+        workload = Workload.conv2d(h=13, w=11, k=200, out_dtype=out_dtype, **shape)  # type: ignore[arg-type]
+        for cluster_m in (1, 2):
+            only: dict[str, list[Any]] = {"schedule": ["in_turn"], "consumer_groups": [groups], "cluster_m": [cluster_m]}
+            for config in TEMPLATE.space(workload, gpu).restrict(only).sample(4, rng):
+                check(workload, gpu, config)
 
 
 @pytest.mark.gpu
