@@ -86,19 +86,22 @@ def store_fragments(bn: int, stride_bytes: int) -> Callable[..., Any]:
 
 @functools.cache
 def sum_fragments(blocks: int, octets: int, stride_bytes: int) -> Callable[..., Any]:
-    """Sums over the blocks of a cluster, in the order of their ranks, of what `store_fragments` wrote at one address.
+    """Sums over blocks of neighbouring ranks, in their order, of what `store_fragments` wrote at one address.
 
-    Called as (sums[4 * octets], shared), with the address in this block's own memory of the first of `octets`.
+    Called as (sums[4 * octets], shared, rank), with the address in this block's own memory of the first of `octets`, and the
+    first block's rank.
     """
     lines = [f"{{ .reg .b32 at<{blocks}>; .reg .f32 v<{4 * blocks}>;"]
-    lines += [f"mapa.shared::cluster.u32 at{rank}, $shared, {rank};" for rank in range(blocks)]
+    for number in range(blocks):
+        lines.append(f"add.u32 at{number}, $rank, {number}; mapa.shared::cluster.u32 at{number}, $shared, at{number};")
     for octet in range(octets):
-        for rank in range(blocks):
-            values = ", ".join(f"v{4 * rank + i}" for i in range(4))
-            lines.append(f"ld.shared::cluster.v4.f32 {{{values}}}, [at{rank}+{octet * stride_bytes}];")
+        for number in range(blocks):
+            values = ", ".join(f"v{4 * number + i}" for i in range(4))
+            lines.append(f"ld.shared::cluster.v4.f32 {{{values}}}, [at{number}+{octet * stride_bytes}];")
         for i in range(4):
             lines.append(f"add.f32 $sums[{4 * octet + i}], v{i}, v{4 + i};")
             lines += [
-                f"add.f32 $sums[{4 * octet + i}], $sums[{4 * octet + i}], v{4 * rank + i};" for rank in range(2, blocks)
+                f"add.f32 $sums[{4 * octet + i}], $sums[{4 * octet + i}], v{4 * number + i};" for number in range(2, blocks)
             ]
-    return device_op("sum_fragments", "\n".join([*lines, "}"]), inout={"sums": ("f32", 4 * octets)}, ins={"shared": "u32"})
+    ins = {"shared": "u32", "rank": "u32"}
+    return device_op("sum_fragments", "\n".join([*lines, "}"]), inout={"sums": ("f32", 4 * octets)}, ins=ins)

@@ -6,13 +6,18 @@ One tile of y is bm pixels x bn channels; a k step is `bk` input channels of one
 - `consumer_groups` warpgroups of 64 rows each, which multiply, apply the epilogue and store;
 - per stage two mbarriers: `full` (the bytes have landed) and `empty` (every consumer has read them).
 
-With split_k > 1 the blocks of a cluster share a tile: each multiplies its part of the k steps, leaves its sums in its
+With split_k > 1 blocks of a cluster share a tile: each multiplies its part of the k steps, leaves its sums in its
 shared memory, and adds up all blocks' sums of its part of the columns, in the order of their ranks: deterministic.
 
-With cluster_m x cluster_n > 1 the blocks of a cluster have neighbouring tiles, cluster_m rows of cluster_n. Those in a row
-need the same x, those in a column the same weights: each loads a part of both and multicasts it to its row or column. So
-`empty` counts the consumers of all blocks that a block sends to, and tiles past the end are multiplied (and not stored),
-lest a block waits for what nobody sends.
+With cluster_m x cluster_n > 1 a cluster has neighbouring tiles, cluster_m rows of cluster_n. Blocks in a row need the same
+x, those in a column the same weights: each loads a part of both and multicasts it to its row or column. So `empty` counts
+the consumers of all blocks that a block sends to, and tiles past the end are multiplied (and not stored), lest a block waits
+for what nobody sends.
+
+With both, a cluster has split_k blocks for each of its tiles, and those with the same part of the k steps share loads.
+
+With schedule in_turn, each half of the consumer groups has a block's every other tile, so that one half stores while the
+other multiplies. The ring is filled tile after tile, which is what gives the halves their turns.
 
 What is out of range is zero in both operands (channels past C) or not stored (rows past M, columns past K), so no size
 has to divide another. docs/kernels/conv2d_wgmma.md tells more, and what each knob is for.
@@ -54,7 +59,7 @@ from schedsearch.workload import Config, Workload
 OVERHEAD_REGISTERS = (32, 48)
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "clustered", "own_sums", "split_k", "staged"})
+SHAPED_BY = frozenset({"accumulators", "clustered", "in_turn", "own_sums", "split_k", "staged"})
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -69,7 +74,7 @@ class Conv2dWgmma(Template):
     """conv2d for compute capability 9.0: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_wgmma"
-    version = 4
+    version = 5
     op = "conv2d"
     kind = "cuda"
 
@@ -91,13 +96,18 @@ class Conv2dWgmma(Template):
         cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.k / min(BNS))]
         group_ms = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
         knobs = (
-            Knob("consumer_groups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of a tile"),
+            Knob("consumer_groups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of its tile"),
+            Knob(
+                "schedule",
+                ("together", "in_turn"),
+                "groups share a tile, or each half of them takes the block's next: one stores while the other multiplies",
+            ),
             Knob("bn", tuple(bn for bn in BNS if bn <= smallest_covering_k), "columns (output channels) of a tile"),
             Knob("bk", useful_bks(w.c), "input channels of a k step; more is better, less wastes less of the last step"),
             Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
-            Knob("split_k", tuple(split_ks), "blocks that share a tile's k steps, as a cluster"),
-            Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; its blocks with the same columns share weights"),
-            Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; its blocks with the same rows share pixels"),
+            Knob("split_k", tuple(split_ks), "blocks of a cluster that share a tile's k steps"),
+            Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; blocks with the same columns share weights"),
+            Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; blocks with the same rows share pixels"),
             Knob("grid", ("persistent", "split"), "blocks that loop over tiles, or split_k blocks a tile"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
             Knob("group_m", tuple(group_ms), "row tiles (of clusters) walked before the next column tile; for reuse in L2"),
@@ -111,6 +121,10 @@ class Conv2dWgmma(Template):
                 lambda q: q["stages"] <= np.maximum(2, q["block_steps"] * np.where(q["grid"] == "split", 1, q["waves"])),
             ),
             Constraint(
+                "groups in turn are an even number, of a persistent grid",
+                lambda q: (q["turns"] == 1) | ((q["consumer_groups"] % 2 == 0) & (q["grid"] == "persistent")),
+            ),
+            Constraint(
                 "split_k is 1 or leaves each block at least 2 k steps, with grid split",
                 lambda q: (q["split_k"] == 1) | ((q["k_steps"] >= 2 * q["split_k"]) & (q["grid"] == "split")),
             ),
@@ -119,10 +133,6 @@ class Conv2dWgmma(Template):
                 lambda q: (q["split_k"] == 1) | (q["blocks"] < 2 * target.sms * q["blocks_per_sm"]),
             ),
             Constraint(f"blocks of a cluster <= {MAX_CLUSTER}", lambda q: q["cluster"] <= MAX_CLUSTER),
-            Constraint(
-                "cluster_m and cluster_n are 1 where blocks share a tile",
-                lambda q: (q["split_k"] == 1) | (q["cluster_m"] * q["cluster_n"] == 1),
-            ),
             Constraint(
                 f"each of cluster_m blocks loads a multiple of {SWIZZLE_ROWS} of the tile's columns, or all",
                 lambda q: (q["cluster_m"] == 1) | (q["bn"] % (SWIZZLE_ROWS * q["cluster_m"]) == 0),
@@ -147,12 +157,20 @@ class Conv2dWgmma(Template):
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target) -> Config:
-        """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals."""
+        """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals.
+
+        Of those whose blocks share either a tile or operands, and whose groups share a tile: others are not measured yet.
+        """
         space = self.space(workload, target)
+        either = Constraint(
+            "split_k is 1, or cluster_m and cluster_n are",
+            lambda q: (q["split_k"] == 1) | (q["cluster_m"] * q["cluster_n"] == 1),
+        )
+        space = ConfigSpace(space.knobs, (*space.constraints, either), space.derived)
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
         # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are no multiple of 128 bytes.
-        few = {"l2_promotion": [128], "group_m": sorted({1, group_m})}
+        few: dict[str, list[Any]] = {"l2_promotion": [128], "group_m": sorted({1, group_m}), "schedule": ["together"]}
         return hopper.least_predicted(
             space.restrict(few), lambda q: (q["cluster"], -q["stages"], q["threads"], -q["group_m"])
         )
@@ -194,12 +212,16 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     dilation_h, dilation_w = gemm.dilation
     left, top = -gemm.lower[0], -gemm.lower[1]
     k_steps, group_m, split_k = plan["k_steps"], plan["group_m"], plan["split_k"]
-    # Clusters of cluster_m x cluster_n tiles; a block that shares its tile, or nothing, is or is in a cluster of one tile.
+    # Clusters of cluster_m x cluster_n tiles with split_k blocks each; their ranks run over split_k, then cluster_m.
     cluster_m, cluster_n, cluster_blocks = plan["cluster_m"], plan["cluster_n"], plan["cluster"]
     cluster_rows, cluster_columns = plan["cluster_rows"], plan["cluster_columns"]
     clusters = cluster_rows * cluster_columns
     clustered = cluster_m * cluster_n > 1
     peers = cluster_m + cluster_n - 1  # blocks that a block sends to, itself among them
+    turns = plan["turns"]
+    in_turn = turns > 1
+    tile_groups = groups // turns  # that share a tile
+    next_turn = (turns - 1) * k_steps % stages  # stages of the tiles that the others take
     channel_steps = -(-channels // bk)
     group_clusters = group_m * cluster_columns
     uneven_groups = cluster_rows % group_m != 0
@@ -216,13 +238,15 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     y_offset = plan["ring_bytes"]
     group_y_bytes = GROUP_ROWS * bn * DTYPE_BYTES[workload.out_dtype] if staged else 0
     full_offset = y_offset + groups * group_y_bytes
-    empty_offset = full_offset + stages * BARRIER_BYTES
+    # Each half has `full` barriers of its own: of a shared one it would miss phases, and parities be ambiguous.
+    empty_offset = full_offset + turns * stages * BARRIER_BYTES
     assert empty_offset + stages * BARRIER_BYTES == plan["shared_bytes"]
 
     load_image, load_filters = cluster.tma_load_im2col(cluster_n > 1), cluster.tma_load_tiled(cluster_m > 1)
     arrive_empty = cluster.mbarrier_arrive_at_peer if clustered else ptx.mbarrier_arrive
-    column_mask = (1 << cluster_m) - 1  # of the blocks with the first tile's columns, and below with its rows
-    row_mask = sum(1 << (n * cluster_m) for n in range(cluster_n))
+    # Of the blocks with the first tile's columns, or rows, and the first part of the k steps.
+    column_mask = sum(1 << (m * split_k) for m in range(cluster_m))
+    row_mask = sum(1 << (n * split_k * cluster_m) for n in range(cluster_n))
 
     descriptor = hopper.matrix_descriptor(row_bytes)
     accumulators = bn // 2
@@ -258,8 +282,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     ) -> None:  # fmt: skip
         in_cluster = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(cluster_blocks))
         rank = types.uint32(in_cluster % types.uint32(split_k))  # among the blocks that share a tile
-        rank_m = types.uint32(in_cluster % types.uint32(cluster_m))
-        rank_n = types.uint32(in_cluster // types.uint32(cluster_m) % types.uint32(cluster_n))
+        tile_in_cluster = types.uint32(in_cluster // types.uint32(split_k))
+        rank_m = types.uint32(tile_in_cluster % types.uint32(cluster_m))
+        rank_n = types.uint32(tile_in_cluster // types.uint32(cluster_m))
 
         def tile_origin(tile: Any) -> Any:
             """(first row, first column) of the block's tile: groups of group_m rows of clusters, each column by column."""
@@ -293,9 +318,10 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         first_step = types.int32(rank * k_steps // split_k)
         stop_step = types.int32((rank + 1) * k_steps // split_k)
         if thread == 0:
-            for stage in range(stages):
+            for stage in range(turns * stages):
                 ptx.mbarrier_init(full + stage * BARRIER_BYTES, 1)
-                ptx.mbarrier_init(empty + stage * BARRIER_BYTES, groups * peers)
+            for stage in range(stages):
+                ptx.mbarrier_init(empty + stage * BARRIER_BYTES, tile_groups * peers)
             ptx.mbarrier_init_fence()
         if clustered:  # no block sends to another, or arrives there, before that one's barriers exist
             cluster.cluster_arrive()
@@ -308,8 +334,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             # ---- load
             if thread == consumers:
                 parity = types.uint32(1)  # of the phase before the first: every stage starts empty
-                same_rows = types.uint16(row_mask << rank_m)
-                same_columns = types.uint16(column_mask << (rank_n * cluster_m))
+                same_rows = types.uint16(row_mask << (rank + rank_m * split_k))
+                same_columns = types.uint16(column_mask << (rank + rank_n * (split_k * cluster_m)))
                 x_offset = types.uint32(rank_n * own_pixels * row_bytes)
                 weight_offset = types.uint32(a_bytes + rank_m * own_filters * row_bytes)
                 tile = first_tile
@@ -346,6 +372,10 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         if stage == stages:
                             stage = types.uint32(0)
                             parity = types.uint32(parity ^ 1)
+                    if in_turn:
+                        full = types.uint32(full + stages * BARRIER_BYTES)
+                        if full == empty:
+                            full = types.uint32(shared + full_offset)
                     tile = types.int32(tile + next_tile)
                 if clustered:
                     # Other blocks' consumers arrive here, and still read what was sent: stay until all have.
@@ -368,23 +398,34 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 if peer >= cluster_m:
                     other_n = types.uint32(peer - cluster_m)
                     peer_m, peer_n = rank_m, types.uint32(other_n + types.uint32(other_n >= rank_n))
-                empty_at = cluster.map_shared(empty, types.uint32(peer_n * cluster_m + peer_m))
+                empty_at = cluster.map_shared(empty, types.uint32((peer_n * cluster_m + peer_m) * split_k + rank))
             group_y = types.uint32(shared + y_offset + group * group_y_bytes)
+            tile_group = types.int32(group)  # among those that share a tile
             segment_row = types.uint32(warp_row + (lane & 15))
             row_address = types.uint32(group_y + segment_row * segment_row_bytes)
             flip = types.uint32((segment_row * segment_row_bytes >> 7) & (segment_chunks - 1))
             acc = cuda.local.array(accumulators, types.float32)
-            parity = types.uint32(0)
+            parity = types.uint32(0)  # in turn a bit for each stage
             previous = types.uint32(0)
             tile = first_tile
+            if in_turn:
+                turn = types.int32(tile_group // tile_groups)
+                tile_group = types.int32(tile_group - turn * tile_groups)
+                full = types.uint32(full + turn * (stages * BARRIER_BYTES))
+                stage = types.uint32(turn * k_steps) % types.uint32(stages)
+                tile = types.int32(tile + turn * next_tile)
             while tile < clusters:
                 row, column = tile_origin(tile)
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
-                    ptx.mbarrier_wait(full + stage * BARRIER_BYTES, parity)
+                    if in_turn:
+                        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, (parity >> stage) & types.uint32(1))
+                        parity = types.uint32(parity ^ (types.uint32(1) << stage))
+                    else:
+                        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, parity)
                     a = types.uint32(shared + stage * stage_bytes)
                     b = types.uint32(a + a_bytes)
-                    a = types.uint32(a + group * group_a_bytes)
+                    a = types.uint32(a + tile_group * group_a_bytes)
                     multiply(
                         acc,
                         types.uint64(descriptor) | types.uint64(a >> 4),
@@ -398,7 +439,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                     stage = types.uint32(stage + 1)
                     if stage == stages:
                         stage = types.uint32(0)
-                        parity = types.uint32(parity ^ 1)
+                        if not in_turn:
+                            parity = types.uint32(parity ^ 1)
                 wait_all(acc)
                 if releases:
                     arrive_empty(empty_at + previous * BARRIER_BYTES)
@@ -409,7 +451,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 else:
                     # ---- epilogue and store: of each 8 columns, a thread holds two neighbours in row lane / 4 and in
                     # the row 8 below
-                    first_row = types.int32(row + group * GROUP_ROWS + warp_row + (lane >> 2))
+                    first_row = types.int32(row + tile_group * GROUP_ROWS + warp_row + (lane >> 2))
                     first_column = types.int32(column + (lane & 3) * 2)
                     first_offset = types.int64(first_row) * columns + first_column
                     if fused:
@@ -440,21 +482,23 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         if leader:
                             for part in range(segments):
                                 ptx.tma_store_2d(
-                                    y, group_y + part * segment_bytes, column + part * segment, row + group * GROUP_ROWS
+                                    y, group_y + part * segment_bytes, column + part * segment, row + tile_group * GROUP_ROWS
                                 )
                             ptx.bulk_commit()
-                tile = types.int32(tile + next_tile)
+                if in_turn:
+                    stage = types.uint32(stage + next_turn) % types.uint32(stages)
+                tile = types.int32(tile + next_tile * turns)
             if leader:
                 ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
         if split_k > 1:
-            # ---- add up the cluster's sums of this block's columns, epilogue and store; all threads meet at the barriers
+            # ---- add up the tile's sums of this block's columns, epilogue and store; all threads meet at the barriers
             cluster.cluster_arrive()
             cluster.cluster_wait()
             octet = types.int32(rank * own_octets)
             sums = cuda.local.array(own_sums, types.float32)
             if thread < consumers:
-                sum_fragments(sums, shared + octet * octet_bytes + thread * 16)
+                sum_fragments(sums, shared + octet * octet_bytes + thread * 16, types.uint32(in_cluster - rank))
             cluster.cluster_arrive()  # done with the other blocks' memory
             if thread < consumers:
                 row, column = tile_origin(first_tile)

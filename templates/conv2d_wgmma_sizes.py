@@ -92,8 +92,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         return np.maximum(q["stages"] * stage_bytes(q), sums)
 
     def shared_bytes(q: Columns) -> Any:
-        y = np.where(stores_by_tma(workload, q), q["bm"] * q["bn"] * out_bytes, 0)
-        return ring_bytes(q) + y + 2 * q["stages"] * BARRIER_BYTES
+        y = np.where(stores_by_tma(workload, q), q["turns"] * q["bm"] * q["bn"] * out_bytes, 0)
+        return ring_bytes(q) + y + (q["turns"] + 1) * q["stages"] * BARRIER_BYTES
 
     def at_once(q: Columns, blocks_per_sm: Any) -> Any:
         """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
@@ -115,18 +115,19 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         late = np.where(peers == 0, 0, PEER_CYCLES)
         # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
         wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
-        multiply = q["consumer_groups"] * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES + peers * PEER_STEP_CYCLES
+        multiply = q["bm"] // GROUP_ROWS * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES + peers * PEER_STEP_CYCLES
         # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
         load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + late + load + 2 * multiply) / q["stages"])
         split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 / CLUSTER_BYTES_PER_CYCLE
         store = TILE_CYCLES + q["bm"] * q["bn"] / q["split_k"] * out_bytes / STORE_BYTES_PER_CYCLE
         store = store + np.where(q["split_k"] == 1, 0, split)
         fill = FILL_CYCLES + late
-        in_turn = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
-        # Loads of a persistent block's next tile go on while this one is stored.
-        overlapped = np.maximum(q["block_steps"] * load_alone, q["block_steps"] * multiply + store)
+        serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
+        # Loads of a persistent block's next tile go on while this one is stored, and so, in turn, does multiplying.
+        tensor = q["block_steps"] * multiply
+        overlapped = np.maximum(q["block_steps"] * load_alone, np.maximum(tensor, (tensor + store) / q["turns"]))
         persistent = q["grid"] == "persistent"
-        alone = -(-blocks // neighbours) * np.where(persistent, overlapped, in_turn)
+        alone = -(-blocks // neighbours) * np.where(persistent, overlapped, serial)
         alone = alone + np.where(persistent, fill + store, 0)
         shared = blocks * q["block_steps"] * np.maximum(load, multiply) + fill + store
         busy = np.maximum(alone, shared)
@@ -136,7 +137,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         return LAUNCH_CYCLES + slower + (1 - MEMORY_OVERLAP) * faster
 
     return {
-        "bm": lambda q: q["consumer_groups"] * GROUP_ROWS,
+        "turns": lambda q: np.where(q["schedule"] == "in_turn", 2, 1),
+        "bm": lambda q: -(-q["consumer_groups"] // q["turns"]) * GROUP_ROWS,
         "threads": lambda q: (q["consumer_groups"] + 1) * WARPGROUP,
         "k_steps": lambda q: gemm.taps * -(-gemm.channels // q["bk"]),
         "block_steps": lambda q: -(-q["k_steps"] // q["split_k"]),

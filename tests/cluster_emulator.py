@@ -44,6 +44,7 @@ class ClusterEmulator(HopperEmulator):
     def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
         self.here = threading.local()
         super().__init__(memory, epilogue, late, seed)
+        self.met = threading.Condition(self.lock)  # at a cluster's barrier, where most threads wait most of the time
         emulator = self
 
         class Cuda(type(self.cuda)):  # type: ignore[misc]
@@ -80,6 +81,11 @@ class ClusterEmulator(HopperEmulator):
                 self.here.block = caller
 
         super()._start(within)
+
+    def _fail(self, failure: BaseException | None) -> None:
+        super()._fail(failure)
+        with self.met:
+            self.met.notify_all()
 
     def group_barrier(self, groups: int, threads: int) -> Callable[[int], None]:
         def wait(group: int) -> None:
@@ -165,7 +171,7 @@ class ClusterEmulator(HopperEmulator):
         def copy() -> None:
             columns, rows = param.box
             chunks = self._chunks(int(shared), columns * rows * 2, param.swizzle_bytes)
-            box = self.block.shared.reshape(-1, 16)[chunks].reshape(-1).view(np.float16).reshape(rows, columns)
+            box = self._shared_chunks()[chunks].reshape(-1).view(np.float16).reshape(rows, columns)
             inside, at = self._box(param, array, (c0, c1))
             assert np.isnan(array[inside]).all(), "an output is stored twice"
             array[inside] = box[at]
@@ -209,11 +215,11 @@ class ClusterEmulator(HopperEmulator):
             cluster.arrived += 1
             if cluster.arrived == cluster.threads:
                 cluster.phase, cluster.arrived = cluster.phase + 1, 0
-                self.changed.notify_all()
+                self.met.notify_all()
 
     def cluster_wait(self) -> None:
         cluster, phase = self.block.cluster, self.block.local.phase
-        self._wait_until(lambda: cluster.phase > phase, "a cluster's barrier")
+        self._wait_until(lambda: cluster.phase > phase, "a cluster's barrier", self.met)
         self.block.local.phase = None
 
     def store_fragments(self, bn: int, stride_bytes: int) -> Callable[..., None]:
@@ -225,14 +231,16 @@ class ClusterEmulator(HopperEmulator):
         return store
 
     def sum_fragments(self, blocks: int, octets: int, stride_bytes: int) -> Callable[..., None]:
-        def add(sums: list[Any], shared: int) -> None:
+        def add(sums: list[Any], shared: int, rank: int) -> None:
             cluster = self.block.cluster
-            assert blocks == len(cluster.blocks) and cluster.phase > 0
-            assert all(block.running == len(block.warps) * 32 for block in cluster.blocks), "a thread has left already"
+            own = cluster.blocks.index(self.block)
+            assert rank <= own < rank + blocks <= len(cluster.blocks) and cluster.phase > 0
+            summed = cluster.blocks[rank : rank + blocks]
+            assert all(block.running == len(block.warps) * 32 for block in summed), "a thread has left already"
             for octet in range(octets):
                 at = int(shared) + octet * stride_bytes
                 assert at % 16 == 0 and at + 16 <= self.block.shared.nbytes
-                parts = [block.shared[at : at + 16].view(np.float32) for block in cluster.blocks]
+                parts = [block.shared[at : at + 16].view(np.float32) for block in summed]
                 sums[4 * octet : 4 * octet + 4] = np.sum(parts, axis=0).tolist()
 
         return add

@@ -58,7 +58,8 @@ class HopperEmulator(Emulator):
     def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
         super().__init__(memory, epilogue, late)
         self.late = late
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.random = random.Random(seed)
         self.queue: list[Callable[[], None]] = []
         self.failed = False
@@ -74,13 +75,14 @@ class HopperEmulator(Emulator):
             barrier.abort()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
-    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        with self.changed:
+    def _wait_until(self, condition: Callable[[], bool], what: str, changed: threading.Condition | None = None) -> None:
+        changed = changed or self.changed
+        with changed:
             deadline = time.monotonic() + self.wait_s
             while not condition():
                 if self.failed:
                     raise threading.BrokenBarrierError
-                if not self.changed.wait(deadline - time.monotonic()):
+                if not changed.wait(deadline - time.monotonic()):
                     raise AssertionError(f"waits for ever: {what}")
 
     def mbarrier_init(self, shared: int, arrivals: int) -> None:

@@ -129,13 +129,13 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         assert loads and multicast == loads // 2 * ((config["cluster_m"] > 1) + (config["cluster_n"] > 1))
         assert bool(found[TMA_STORE]) == (workload.out_dtype != "float32" and config["split_k"] == 1)
         # Barriers of the cluster, on the one path that all threads take: none that a warp could miss or meet twice.
-        barriers = 2 if config["split_k"] > 1 else int(tiles_of_cluster(config) > 1)
+        barriers = 2 * (config["split_k"] > 1) + (tiles_of_cluster(config) > 1)
         assert (found[CLUSTER_ARRIVE], found[CLUSTER_WAIT]) == (barriers, barriers)
         assert found[EXIT] == 1 or config["split_k"] == 1
         assert built.resources.local_bytes == 0 and not found[LOCAL_STORE] and not found[LOCAL_LOAD]
 
 
-@pytest.mark.parametrize(("bn", "split_k", "cluster_m"), [(192, 1, 2), (256, 1, 1), (256, 2, 1)])
+@pytest.mark.parametrize(("bn", "split_k", "cluster_m"), [(192, 1, 2), (256, 1, 1), (256, 2, 2)])
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
 def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
     bn: int, split_k: int, cluster_m: int, out_dtype: str
@@ -149,6 +149,18 @@ def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
     space = TEMPLATE.space(workload, H200).restrict({name: [value] for name, value in fixed.items()})
     config = space.sample(1, np.random.default_rng(0))[0]
     assert compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources.local_bytes == 0
+
+
+@pytest.mark.parametrize(("groups", "bn", "cluster_m"), [(2, 224, 1), (4, 96, 2)])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_accumulators_of_groups_in_turn_stay_in_registers(groups: int, bn: int, cluster_m: int, out_dtype: str) -> None:
+    workload = Workload.conv2d(n=32, h=28, w=28, c=256, k=512, r=1, s=1, dtype="bfloat16", out_dtype=out_dtype,
+                               epilogue=["bias", "residual", "relu"])  # fmt: skip
+    fixed = dict(schedule="in_turn", consumer_groups=groups, bn=bn, bk=64, stages=3, cluster_m=cluster_m, cluster_n=1)
+    space = TEMPLATE.space(workload, H200).restrict({name: [value] for name, value in fixed.items()})
+    source = TEMPLATE.kernel(workload, H200, space.sample(1, np.random.default_rng(0))[0])
+    assert source.steps[0].block_threads == 128 * (groups + 1)
+    assert compile_source(source, H200).resources.local_bytes == 0
 
 
 @pytest.mark.parametrize("number", range(0, RANDOM_SHAPES, 5))
@@ -324,6 +336,33 @@ def test_tiles_of_a_cluster_that_share_operands_are_exact(gpu: Target, cluster_m
         only: dict[str, list[Any]] = {"cluster_m": [cluster_m], "cluster_n": [cluster_n], "grid": [grid]}
         for config in TEMPLATE.space(workload, gpu).restrict(only).sample(4, rng):
             check(workload, gpu, config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("split_k", "cluster_m", "cluster_n"), [(2, 2, 1), (2, 1, 2), (2, 2, 2), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 1, 4)]
+)
+def test_blocks_that_share_a_tile_and_operands_are_exact(gpu: Target, split_k: int, cluster_m: int, cluster_n: int) -> None:
+    rng = np.random.default_rng([24, split_k, cluster_m, cluster_n])
+    for shape in (dict(c=136, r=3, s=3, padding=1), dict(c=520, r=1, s=1, epilogue=["bias", "residual", "relu"])):
+        workload = Workload.conv2d(n=5, h=13, w=11, k=200, **shape)  # type: ignore[arg-type]
+        only: dict[str, list[Any]] = {"split_k": [split_k], "cluster_m": [cluster_m], "cluster_n": [cluster_n]}
+        for config in TEMPLATE.space(workload, gpu).restrict(only).sample(4, rng):
+            check(workload, gpu, config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+def test_groups_that_take_tiles_in_turn_are_exact(gpu: Target, groups: int, out_dtype: str) -> None:
+    """Blocks with few tiles and with many, of fewer and more steps than stages."""
+    rng = np.random.default_rng([25, groups])
+    for shape in (dict(n=150, c=136, r=3, s=3, padding=1), dict(n=400, c=72, r=1, s=1, epilogue=["bias", "residual"])):
+        workload = Workload.conv2d(h=13, w=11, k=200, out_dtype=out_dtype, **shape)  # type: ignore[arg-type]
+        for cluster_m in (1, 2):
+            only: dict[str, list[Any]] = {"schedule": ["in_turn"], "consumer_groups": [groups], "cluster_m": [cluster_m]}
+            for config in TEMPLATE.space(workload, gpu).restrict(only).sample(4, rng):
+                check(workload, gpu, config)
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ H200 = PRESETS["h200"]
 TEMPLATE = module.Conv2dWgmma()
 SMALL = dict(
     consumer_groups=1, bn=32, bk=64, stages=3, split_k=1, cluster_m=1, cluster_n=1, grid="split", blocks_per_sm=1,
-    group_m=1, l2_promotion=256,
+    schedule="together", group_m=1, l2_promotion=256,
 )  # fmt: skip
 SHAPE = dict(n=1, h=7, w=7, c=64, k=64, r=3, s=3, padding=1)
 ROWS = dict(n=3, h=7, w=7, c=128, k=64, r=1, s=1)  # of tiles: one an image, and a bit
@@ -51,6 +51,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "2 x 2 tiles, past both ends, more than blocks": (
         {**ROWS, "n": 3, "c": 24, "k": 40, "r": 2, "s": 2, "padding": (0, 1, 1, 0)},
         {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2, "grid": "persistent", "group_m": 2},
+    ),
+    "split by 2, two rows share weights, uneven steps": (
+        {**ROWS, "n": 2, "c": 40, "k": 24, "r": 5, "padding": (2, 0, 2, 0)},
+        {**SMALL, "split_k": 2, "cluster_m": 2, "stages": 2},
+    ),
+    "split by 2, two columns share pixels, one past the end, float32 out": (
+        {**ROWS, "n": 1, "c": 24, "k": 40, "s": 5, "padding": (0, 1, 0, 3), "out_dtype": "float32"},
+        {**SMALL, "split_k": 2, "cluster_n": 2, "bn": 16, "bk": 32, "stages": 2},
+    ),
+    "groups in turn, more steps than stages": (
+        {**TAILS, "n": 6, "k": 24},
+        {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "stages": 4},
+    ),
+    "two groups in turn with two, fewer steps than stages, float32 out": (
+        {**ROWS, "n": 16, "c": 40, "k": 24, "out_dtype": "float32"},
+        {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 4, "stages": 3},
+    ),
+    "groups in turn, of blocks that share weights": (
+        {**ROWS, "n": 7, "c": 72, "k": 24, "r": 2, "padding": (1, 0, 0, 0)},
+        {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "cluster_m": 2},
     ),
 }
 PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, whose loads never wait for its consumers
