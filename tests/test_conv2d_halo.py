@@ -31,7 +31,7 @@ from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dHalo()
-RANDOM_SHAPES, SHARDS = 32, 4
+RANDOM_SHAPES, SHARDS = 16, 4
 GPU_SHAPES = 60
 
 TOGETHER = {

@@ -28,7 +28,7 @@ from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dStem()
-RANDOM_SHAPES, SHARDS = 24, 4
+RANDOM_SHAPES, SHARDS = 12, 4
 GPU_SHAPES = 40
 
 RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)

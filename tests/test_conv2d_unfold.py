@@ -24,7 +24,7 @@ from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dUnfold()
-RANDOM_SHAPES, SHARDS = 24, 2
+RANDOM_SHAPES, SHARDS = 12, 2
 GPU_SHAPES = 20
 
 RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)

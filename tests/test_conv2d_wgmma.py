@@ -22,7 +22,7 @@ from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dWgmma()
-RANDOM_SHAPES, SHARDS = 120, 8
+RANDOM_SHAPES, SHARDS = 64, 8
 GPU_SHAPES = 60
 
 # Opcodes of sm_90 machine code: the low 12 bits of a 16-byte instruction (as nvdisasm names them).
