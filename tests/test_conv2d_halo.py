@@ -216,13 +216,17 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
     def no_wait(self: HopperEmulator, *_: Any) -> Any:
         return (lambda acc: None) if operation == "wgmma_wait" else None
 
+    def noticed() -> bool:
+        try:
+            y, reference = emulate(monkeypatch, workload, config, sms, late=True)
+        except AssertionError:
+            return True
+        return not np.array_equal(y, reference)
+
     monkeypatch.setattr(HopperEmulator, operation, no_wait)
+    monkeypatch.setattr(HopperEmulator, "late_s", 0.05)
     workload, config, sms = EMULATED["in turn"]
-    try:
-        y, reference = emulate(monkeypatch, workload, config, sms, late=True)
-    except AssertionError:
-        return
-    assert not np.array_equal(y, reference)
+    assert any(noticed() for _ in range(5))  # a copy may happen to be in time
 
 
 class Slow(ClusterEmulator):
