@@ -17,7 +17,7 @@ from schedsearch.ops import DTYPE_BYTES
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates import hopper
-from schedsearch.templates.conv2d_wgmma_sizes import GROUP_SMS, PEER_CYCLES, PEER_STEP_CYCLES, UNLIKE_L2_EXPONENT
+from schedsearch.templates.conv2d_wgmma_sizes import PEER_CYCLES, PEER_STEP_CYCLES, UNLIKE_L2_EXPONENT
 from schedsearch.templates.hopper import BARRIER_BYTES, LAUNCH_CYCLES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
 from schedsearch.workload import Workload
 
@@ -137,14 +137,9 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         residual = q["groups"] * BARRIER_BYTES if loads_residual(w) else 0
         return patches + weights + staged + residual
 
-    def at_once(q: Columns, blocks_per_sm: Any) -> Any:
-        """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
-        sms = np.where(q["cluster"] <= 2, target.sms, max(target.sms // GROUP_SMS, 1) * GROUP_SMS)
-        return np.maximum(1, sms * blocks_per_sm // q["cluster"]) * q["cluster"]
-
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
-        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], at_once(q, 1))
+        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], hopper.blocks_at_once(target, q["cluster"], 1))
         l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
         wgmmas = all_k_steps * q["groups"] / q["turns"]
@@ -188,7 +183,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "column_tiles": lambda q: -(-w.k // q["bn"]),
         "pixel_tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
         "tiles": lambda q: -(-q["pixel_tiles"] // q["cluster"]) * q["cluster"] * q["column_tiles"],  # some past the end
-        "waves": lambda q: -(-q["tiles"] // at_once(q, q["blocks_per_sm"])),
+        "waves": lambda q: -(-q["tiles"] // hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])),
         "registers": hopper.registers,
         "predicted_cycles": predicted_cycles,
     }

@@ -18,7 +18,6 @@ from schedsearch.workload import Workload
 
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
-GROUP_SMS = 16  # multiprocessors of a group (GPC), in which a cluster must find room; some have two more
 BKS = (16, 32, 64)
 
 # For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
@@ -95,14 +94,9 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         y = np.where(stores_by_tma(workload, q), q["turns"] * q["bm"] * q["bn"] * out_bytes, 0)
         return ring_bytes(q) + y + (q["turns"] + 1) * q["stages"] * BARRIER_BYTES
 
-    def at_once(q: Columns, blocks_per_sm: Any) -> Any:
-        """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
-        sms = np.where(q["cluster"] <= 2, target.sms, max(target.sms // GROUP_SMS, 1) * GROUP_SMS)
-        return np.maximum(1, sms * blocks_per_sm // q["cluster"]) * q["cluster"]
-
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
-        one_each = at_once(q, 1)
+        one_each = hopper.blocks_at_once(target, q["cluster"], 1)
         blocks = -(-q["blocks"] // one_each)
         neighbours = np.minimum(q["blocks_per_sm"], blocks)
         # Of a step all bytes come in by the multiprocessor's port, but L2 reads once what is multicast.
@@ -149,7 +143,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "cluster_rows": lambda q: -(-q["row_tiles"] // q["cluster_m"]),
         "cluster_columns": lambda q: -(-q["column_tiles"] // q["cluster_n"]),
         "blocks": lambda q: q["cluster_rows"] * q["cluster_columns"] * q["cluster"],  # those past the end, too
-        "waves": lambda q: -(-q["blocks"] // at_once(q, q["blocks_per_sm"])),
+        "waves": lambda q: -(-q["blocks"] // hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])),
         "ring_bytes": ring_bytes,
         "shared_bytes": shared_bytes,
         "registers": hopper.registers,

@@ -27,6 +27,7 @@ BARRIER_BYTES = 8
 SWIZZLE_ROWS = 8  # a swizzle repeats after these
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each resident block
+GROUP_SMS = 16  # multiprocessors of a group (GPC), in which a cluster must find room; some have two more
 LAUNCH_CYCLES = 4200  # from a kernel's end to the next one's first load in a chain, and its last store; see conv2d_wgmma
 
 
@@ -70,6 +71,12 @@ def block_constraints(target: Target, columns: str, overhead_registers: int) -> 
 def registers(q: Columns) -> Any:
     """Of a thread: an even share of the register file in units of 8, at most 255."""
     return np.minimum(255, REGISTER_FILE // (q["threads"] * q["blocks_per_sm"]) // 8 * 8)
+
+
+def blocks_at_once(target: Target, cluster: Any, blocks_per_sm: Any) -> Any:
+    """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
+    sms = np.where(cluster <= 2, target.sms, max(target.sms // GROUP_SMS, 1) * GROUP_SMS)
+    return np.maximum(1, sms * blocks_per_sm // cluster) * cluster
 
 
 def matrix_descriptor(row_bytes: int) -> int:
