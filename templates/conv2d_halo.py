@@ -12,10 +12,6 @@ A block has consumer warpgroups that multiply and store, and a producer warpgrou
 another weights, each into a ring of buffers with two mbarriers a buffer: `full` (the bytes have landed) and `empty` (every
 consumer has read them). docs/kernels/conv2d_halo.md tells more, and what each knob is for.
 
-With cluster > 1 the blocks of a cluster have neighbouring tiles of pixels and the same output channels: each loads a part of
-every tap's weights and multicasts it to all. So weights' `empty` counts the consumers of the whole cluster, and tiles past
-the last one are multiplied (and not stored), lest a block waits for what nobody sends. Patches are each block's own.
-
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
 """
 
@@ -33,7 +29,7 @@ from schedsearch.launch import Grid, Param, Pointer
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates import cluster, hopper, ptx
+from schedsearch.templates import hopper, ptx
 from schedsearch.templates.conv2d_halo_sizes import (
     CHUNK,
     L2_PROMOTION_BYTES,
@@ -57,20 +53,19 @@ from schedsearch.workload import Config, Workload
 MAX_PIXELS = 2**31 - 1
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "clustered", "fused", "in_turn", "resident", "staged"})
+SHAPED_BY = frozenset({"accumulators", "fused", "in_turn", "resident", "staged"})
 
 MAX_GROUPS = 4
 PATCHES = (1, 2, 3, 4, 6)
 WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
 BLOCKS_PER_SM = (1, 2, 3)
-CLUSTERS = (1, 2, 4)
 
 
 class Conv2dHalo(Template):
     """conv2d for compute capability 9.0, stride 1, R * S > 1: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_halo"
-    version = 3
+    version = 4
     op = "conv2d"
     kind = "cuda"
 
@@ -98,8 +93,6 @@ class Conv2dHalo(Template):
         tiles = usable_tiles(w, target)
         least_positions = min(64, max(tiles.values()))
         channel_groups = math.ceil(w.k / WGMMA_CHANNELS)
-        # Those that fill but half of shared memory had better stay than be sent to and fro.
-        weight_bytes = geometry.taps * geometry.chunks * channel_groups * WGMMA_CHANNELS * ROW_BYTES
         knobs = (
             Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
             Knob("tile_w", tuple(sorted({w for _, w in tiles})), "output pixels of such a row"),
@@ -112,8 +105,6 @@ class Conv2dHalo(Template):
             Knob("weight_stages", WEIGHT_STAGES,
                  "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
-            Knob("cluster", CLUSTERS if weight_bytes > target.shared_bytes_per_block // 2 else CLUSTERS[:1],
-                 "blocks with neighbouring pixels and the same output channels, which share the loads of weights"),
         )  # fmt: skip
         constraints = (
             Constraint(
@@ -135,8 +126,6 @@ class Conv2dHalo(Template):
             ),
             Constraint("weights that stay are those of all output channels",
                        lambda q: (q["weight_stages"] > 0) | (q["column_tiles"] == 1)),
-            Constraint("cluster is 1 where weights stay, at most the tiles of pixels else",
-                       lambda q: (q["cluster"] == 1) | ((q["weight_stages"] > 0) & (q["cluster"] <= q["pixel_tiles"]))),
             *hopper.block_constraints(target, "positions", overhead_registers(w)),
             Constraint(
                 "no warpgroup whose rows all lie past the output",
@@ -159,13 +148,9 @@ class Conv2dHalo(Template):
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target) -> Config:
-        """The configuration of the least predicted time; the fewest threads and the most patches among equals.
-
-        Without a cluster: what sharing costs was measured with conv2d_wgmma, not here.
-        """
+        """The configuration of the least predicted time; the fewest threads and the most patches among equals."""
         return hopper.least_predicted(
-            self.space(workload, target).restrict({"cluster": [1]}),
-            lambda q: (q["threads"], -q["patches"], -q["weight_stages"]),
+            self.space(workload, target), lambda q: (q["threads"], -q["patches"], -q["weight_stages"])
         )
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
@@ -184,14 +169,13 @@ class Conv2dHalo(Template):
             build_kernel(workload, plan, epilogue),
             (
                 pixel_map("x", workload, CHUNK, plan["patch_w"], plan["patch_h"]),
-                filter_map(workload, plan["bn"] // plan["cluster"], CHUNK, L2_PROMOTION_BYTES),
+                filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES),
                 output,
                 *epilogue_params,
             ),
             Grid(plan["tiles"], plan["blocks_per_sm"]),
             plan["threads"],
             plan["shared_bytes"],
-            cluster=plan["cluster"],
             min_blocks_per_sm=plan["blocks_per_sm"],
             shaped_by=SHAPED_BY,
         )
@@ -209,10 +193,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     taps, chunks, kernel_w = geometry.taps, geometry.chunks, workload.s
     tile_h, tile_w, positions, block_rows = plan["tile_h"], plan["tile_w"], plan["positions"], plan["block_rows"]
     patch_w, bn, groups, channel_groups = plan["patch_w"], plan["bn"], plan["groups"], plan["channel_groups"]
-    row_tiles, strips, column_tiles = plan["row_tiles"], plan["strips"], plan["column_tiles"]
-    cluster_blocks, images = plan["cluster"], workload.n
-    clustered = cluster_blocks > 1
-    rounds = plan["tiles"] // cluster_blocks  # of clusters: a tile for each of its blocks
+    tiles, row_tiles, strips, column_tiles = plan["tiles"], plan["row_tiles"], plan["strips"], plan["column_tiles"]
     patches, stages, turns = plan["patches"], plan["stages"], plan["turns"]
     resident = plan["weight_stages"] == 0
     in_turn = turns > 1
@@ -223,7 +204,6 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     loaded_patch_bytes = patch_w * plan["patch_h"] * ROW_BYTES
     patch_bytes, stage_bytes = plan["patch_bytes"], bn * ROW_BYTES
     weights_offset = patches * patch_bytes
-    own_filters = bn // cluster_blocks  # that a block loads
     staged = workload.out_dtype != "float32"
     in_place = staged and in_turn
     y_offset = weights_offset + stages * stage_bytes
@@ -250,9 +230,6 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     tap_row_bytes = (workload.dilation[0] * patch_w - (kernel_w - 1) * workload.dilation[1]) * ROW_BYTES
     group_patch_bytes = 0 if in_turn else tile_h * patch_w * ROW_BYTES
 
-    load_weights = cluster.tma_load_tiled(clustered)
-    release_weights = cluster.mbarrier_arrive_at_peer if clustered else ptx.mbarrier_arrive
-
     blocks_of_8 = positions // 8
     pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
     tile_rows = TileRows(patch_w, out_w * out_channels, out_channels)
@@ -265,14 +242,12 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         xmap, wmap, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
         slope, clip_min, clip_max,
     ) -> None:  # fmt: skip
-        rank = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(cluster_blocks))
-
         def tile_origin(tile: Any) -> Any:
-            """(image, first row, first column, first channel) of a cluster's tile: channels fastest, then along a row."""
+            """(image, first row, first column, first channel) of a tile: channels fastest, then along a row."""
             tile = types.uint32(tile)
             rest = types.uint32(tile // types.uint32(column_tiles))
             channel = types.int32((tile - rest * types.uint32(column_tiles)) * bn)
-            tile = types.uint32(rest * types.uint32(cluster_blocks) + rank)
+            tile = rest
             rest = types.uint32(tile // types.uint32(strips))
             column = types.int32((tile - rest * types.uint32(strips)) * tile_w)
             image = types.uint32(rest // types.uint32(row_tiles))
@@ -294,8 +269,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         weight_full = types.uint32(shared + weight_full_offset)
         weight_empty = types.uint32(shared + weight_empty_offset)
         thread = types.int32(cuda.threadIdx.x)
-        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(cluster_blocks))
-        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(cluster_blocks))
+        blocks = types.int32(cuda.gridDim.x)
         if thread == 0:
             for buffer in range(turns * patches):
                 ptx.mbarrier_init(patch_full + buffer * BARRIER_BYTES, 1)
@@ -303,25 +277,21 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 ptx.mbarrier_init(patch_empty + buffer * BARRIER_BYTES, groups // turns)
             for stage in range(stages):
                 ptx.mbarrier_init(weight_full + stage * BARRIER_BYTES, 1)
-                ptx.mbarrier_init(weight_empty + stage * BARRIER_BYTES, groups * cluster_blocks)
+                ptx.mbarrier_init(weight_empty + stage * BARRIER_BYTES, groups)
             if staged_residual:
                 for number in range(groups):
                     ptx.mbarrier_init(shared + (residual_full_offset + number * BARRIER_BYTES), 1)
             ptx.mbarrier_init_fence()
-        if clustered:  # no block sends to another, or arrives there, before that one's barriers exist
-            cluster.cluster_arrive()
-            cluster.cluster_wait()
-        else:
-            cuda.syncthreads()
+        cuda.syncthreads()
 
         if thread >= consumers:
-            tile = first_tile
+            tile = types.int32(cuda.blockIdx.x)
             if thread == consumers:
                 # ---- load patches
                 buffer = types.uint32(0)
                 parity = types.uint32(1)  # of the phase before the first: every buffer starts empty
                 turn_full = patch_full
-                while tile < rounds:
+                while tile < tiles:
                     image, row, column, _ = tile_origin(tile)
                     for chunk in range(chunks):
                         ptx.mbarrier_wait(patch_empty + buffer * BARRIER_BYTES, parity)
@@ -337,43 +307,29 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         turn_full = types.uint32(turn_full + patches * BARRIER_BYTES)
                         if turn_full == patch_empty:
                             turn_full = patch_full
-                    tile = types.int32(tile + next_tile)
+                    tile = types.int32(tile + blocks)
             elif thread == consumers + 32:
-                # ---- load weights: all of them once, or those of every tile; a cluster's block its part, for all blocks
-                everyone = types.uint16((1 << cluster_blocks) - 1)
-                own = types.uint32(rank * own_filters)
+                # ---- load weights: all of them once, or those of every tile
                 stage = types.uint32(0)
                 parity = types.uint32(1)
-                while tile < rounds:
+                while tile < tiles:
                     _, _, _, channel = tile_origin(tile)
                     for chunk in range(chunks):
                         for tap in range(taps):
                             ptx.mbarrier_wait(weight_empty + stage * BARRIER_BYTES, parity)
                             barrier = types.uint32(weight_full + stage * BARRIER_BYTES)
                             ptx.mbarrier_expect_bytes(barrier, stage_bytes)
-                            weights = types.uint32(shared + weights_offset + stage * stage_bytes + own * ROW_BYTES)
-                            load_weights(weights, wmap, chunk * CHUNK, tap, channel + own, barrier, everyone)
+                            weights = types.uint32(shared + weights_offset + stage * stage_bytes)
+                            ptx.tma_load_3d(weights, wmap, chunk * CHUNK, tap, channel, barrier)
                             stage = types.uint32(stage + 1)
                             if stage == stages:
                                 stage = types.uint32(0)
                                 parity = types.uint32(parity ^ 1)
-                    tile = types.int32(rounds if resident else tile + next_tile)
-                if clustered:
-                    # Other blocks' consumers arrive here, and still read what was sent: stay until all have.
-                    for _ in range(stages):
-                        ptx.mbarrier_wait(weight_empty + stage * BARRIER_BYTES, parity)
-                        stage = types.uint32(stage + 1)
-                        if stage == stages:
-                            stage = types.uint32(0)
-                            parity = types.uint32(parity ^ 1)
+                    tile = types.int32(tiles if resident else tile + blocks)
         else:
             group = thread >> 7
             lane = thread & 31
             leader = (thread & 127) == 0
-            releases = leader
-            if clustered:  # a thread for each block to tell
-                releases = (thread & 127) < cluster_blocks
-                weight_empty = cluster.map_shared(weight_empty, types.uint32(min(thread & 127, cluster_blocks - 1)))
             row_group = types.int32(group // channel_groups)
             group_channel = types.int32((group - row_group * channel_groups) * WGMMA_CHANNELS)
             group_row = types.int32(0 if in_turn else row_group * tile_h)
@@ -403,16 +359,14 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             residual_full = types.uint32(shared + residual_full_offset + group * BARRIER_BYTES)
             residual_parity = types.uint32(0)
             held = types.int32(0)  # whether the last tile's patch is still to be handed back
-            tile = first_tile
+            tile = types.int32(cuda.blockIdx.x)
             if in_turn:
-                tile = types.int32(tile + row_group * next_tile)
-            while tile < rounds:
+                tile = types.int32(tile + row_group * blocks)
+            while tile < tiles:
                 image, row, column, channel = tile_origin(tile)
                 row = types.int32(row + group_row)
                 channel = types.int32(channel + group_channel)
                 rows_left = types.int32(min(tile_h, out_h - row))
-                if clustered and image >= images:
-                    rows_left = types.int32(0)
 
                 # ---- multiply; a buffer is handed back when the next step has been issued and its own has finished
                 step = types.int32(0)
@@ -431,9 +385,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         else:
                             multiply_last(acc, descriptor_a, descriptor_b, types.int32(step > 0))
                         wait_previous(acc)
-                        if not resident and releases and step > 0:
-                            release_weights(weight_empty + previous_stage * BARRIER_BYTES)
                         if leader:
+                            if not resident and step > 0:
+                                ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
                             if patches > 1 and tap == 0 and chunk > 0:
                                 ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
                             if late_release and held != 0 and step == 0:
@@ -463,10 +417,11 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         if leader:
                             ptx.mbarrier_arrive(patch_empty)
                 wait_all(acc)
-                if not resident and releases:
-                    release_weights(weight_empty + previous_stage * BARRIER_BYTES)
-                if leader and not in_place:
-                    ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
+                if leader:
+                    if not resident:
+                        ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
+                    if not in_place:
+                        ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
 
                 # ---- epilogue and store
                 columns_left = types.int32(min(tile_w, out_w - column))
@@ -523,7 +478,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 held = types.int32(1)
                 if in_turn:
                     buffer = types.uint32(buffer + (turns - 1) * chunks) % types.uint32(patches)
-                tile = types.int32(tile + next_tile * turns)
+                tile = types.int32(tile + blocks * turns)
             if staged and leader:
                 ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 

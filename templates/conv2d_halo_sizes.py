@@ -17,7 +17,6 @@ from schedsearch.ops import DTYPE_BYTES
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates import hopper
-from schedsearch.templates.conv2d_wgmma_sizes import PEER_CYCLES, PEER_STEP_CYCLES, UNLIKE_L2_EXPONENT
 from schedsearch.templates.hopper import BARRIER_BYTES, LAUNCH_CYCLES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
 from schedsearch.workload import Workload
 
@@ -107,7 +106,7 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
     geometry = Geometry.of(workload)
     found = {}
     sizes = derived_quantities(workload, target)
-    least = {"channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "weight_stages": 2, "cluster": 1}
+    least = {"channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "weight_stages": 2}
     for tile_w in even_splits(geometry.out_w, MAX_BOX - geometry.halo_w):
         for tile_h in even_splits(geometry.out_h, MAX_BOX - geometry.halo_h):
             q: dict[str, Any] = {**least, "tile_h": tile_h, "tile_w": tile_w, "blocks_per_sm": 1}
@@ -139,32 +138,27 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
-        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], hopper.blocks_at_once(target, q["cluster"], 1))
+        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
         l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
         wgmmas = all_k_steps * q["groups"] / q["turns"]
-        # All bytes come in by the multiprocessor's port, but L2 reads once what is multicast; blocks of different clusters
-        # ask for the same bytes less often.
-        pixels, weights = geometry.chunks * q["patch_bytes"], np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
-        loaded, from_l2 = pixels + weights, pixels + weights / q["cluster"]
-        load = np.maximum(loaded / L2_BYTES_PER_CYCLE[1], from_l2 / l2_rate * (loaded / from_l2) ** UNLIKE_L2_EXPONENT)
-        late = np.where(q["cluster"] == 1, 0, PEER_CYCLES)
+        loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
         stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
-        multiply = wgmmas * q["positions"] / 2 + steps * (q["cluster"] - 1) * PEER_STEP_CYCLES
+        multiply = wgmmas * q["positions"] / 2
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
-        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, load))
+        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, loaded / l2_rate))
         store = stored / l2_rate + TILE_OVERHEAD_CYCLES
         if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
-        latency = np.where(streamed, steps * (LOAD_LATENCY_CYCLES + late) / np.maximum(q["weight_stages"] - 1, 1), 0)
-        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + load, 0)
+        latency = np.where(streamed, steps * LOAD_LATENCY_CYCLES / np.maximum(q["weight_stages"] - 1, 1), 0)
+        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + loaded / l2_rate, 0)
         alone = np.where(
             in_turn,
             np.maximum(tile, (tile + store + waiting) / q["turns"]),
             np.maximum(tile, latency) + waiting + store,
         )
         waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
-        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + late + np.where(in_turn, store, 0)
+        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + np.where(in_turn, store, 0)
 
     return {
         "bn": lambda q: q["channel_groups"] * WGMMA_CHANNELS,
@@ -181,9 +175,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "row_tiles": lambda q: -(-geometry.out_h // q["block_rows"]),
         "strips": lambda q: -(-geometry.out_w // q["tile_w"]),
         "column_tiles": lambda q: -(-w.k // q["bn"]),
-        "pixel_tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
-        "tiles": lambda q: -(-q["pixel_tiles"] // q["cluster"]) * q["cluster"] * q["column_tiles"],  # some past the end
-        "waves": lambda q: -(-q["tiles"] // hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])),
+        "tiles": lambda q: w.n * q["row_tiles"] * q["strips"] * q["column_tiles"],
+        "waves": lambda q: -(-q["tiles"] // (target.sms * q["blocks_per_sm"])),
         "registers": hopper.registers,
         "predicted_cycles": predicted_cycles,
     }
