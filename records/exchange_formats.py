@@ -22,6 +22,7 @@ from typing import Any
 from schedsearch.errors import UsageError
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records import autotvm, exchange, kernel_tuner, rows, t4
+from schedsearch.records.output import new_file
 from schedsearch.records.recording import Entry, Place, Recording, read_bytes, read_json
 from schedsearch.records.store import Store
 from schedsearch.space import Knob
@@ -188,7 +189,7 @@ def _write(path: str | Path, text: str) -> None:
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    with exchange.new_file(path) as temporary:
+    with new_file(path) as temporary:
         temporary.write_bytes(data)
 
 
