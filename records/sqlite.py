@@ -142,8 +142,8 @@ class Database:
     def _version(self, found: dict[str, str]) -> int:
         if not found and self.readonly:
             raise DatabaseError(
-                f"{self.path} is a database without tables: nothing was recorded in it, e.g. because the disk was full as it "
-                "was created; delete it, or let schedsearch tune or records import fill it"
+                f"{self.path} is a database without tables: nothing was recorded in it, e.g. because the disk was full when "
+                "it was made; delete it, or let schedsearch tune or records import fill it"
             )
         version = int(found.get("schema_version", 0))
         dbfile.check_version(self.path, version)

@@ -23,6 +23,7 @@ from records_support import record as make_record
 from schedsearch.errors import ConfigError, UsageError
 from schedsearch.listed_space import ListedSpace
 from schedsearch.measurement import Outcome
+from schedsearch.records.exchange_formats import import_file
 from schedsearch.records.store import Store
 from schedsearch.replay import Run, _best_so_far, load, replay, run, summarise
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -230,6 +231,27 @@ class TestFiles:
         assert [space["file"] for space in data["spaces"]] == [str(results)]
         assert len(data["left_out"]) == 2 and "the same data as" in data["left_out"][0]
         assert "left out" in result.stderr
+
+    def test_imported_records_are_the_same_data_as_their_file(self, tmp_path: Path) -> None:
+        """Kernel Tuner's time is the mean of its repetitions, not their median."""
+        data = support.cache({**support.PARAMS, "fixed": list(range(7, 14))})
+        for i, fields in enumerate(entry for entry in data["cache"].values() if "times" in entry):
+            fields["times"] = [20 + 0.1 * i, 30 + 0.1 * i, 43 + 0.1 * i]
+            fields["time"] = sum(fields["times"]) / 3
+        path = support.write(tmp_path / "some.json", data)
+        with Store.open(tmp_path / "records.db") as store:
+            import_file(store, path)
+        loaded = load([path, tmp_path / "records.db"])
+        assert len(loaded.spaces) == 1 and "the same data as" in loaded.left_out[0]
+        (again,) = load([tmp_path / "records.db"]).spaces
+        assert again.best_ns == pytest.approx(1e6 * min(e["time"] for e in data["cache"].values() if "times" in e))
+
+    def test_times_are_the_same_whatever_their_last_bit(self, tmp_path: Path) -> None:
+        text = json.dumps(support.cache()).replace('"time": 1.0,', '"time": 29.94895,')
+        text = text.replace('"times": [0.99, 1.0, 1.01]', '"times": []')
+        one = support.write(tmp_path / "one.json", text)
+        other = support.write(tmp_path / "other.json", text.replace("29.94895", "29.948949999999996"))
+        assert len(load([one, other]).spaces) == 1 and len(load([one]).spaces[0].rows) == 18
 
     def test_the_recorded_cache_and_its_t4_twin(self, shared: Path) -> None:
         options = ("--seeds", "1", "--evaluations", "25,50")
