@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from emulator import TYPES, Block
-from hopper_emulator import WAIT_S, HopperEmulator
+from emulator import TYPES
+from hopper_emulator import HopperBlock, HopperEmulator
 
 Array = np.ndarray[Any, Any]
 MAPPED = 1 << 24  # addresses in other blocks' memory are multiples of this further on
@@ -22,81 +21,10 @@ def swizzled(addresses: Array, width_bytes: int) -> Array:
     return addresses ^ (((addresses >> 7) & (width_bytes // 16 - 1)) << 4)
 
 
-class ClusterBlock(Block):
-    """A block among others that run at the same time."""
-
-    def __init__(self, threads: int, shared_bytes: int, index: int, cluster: Cluster) -> None:
-        super().__init__(threads, shared_bytes)
-        self.index, self.cluster, self.running = index, cluster, threads
-        self.barriers: dict[int, Any] = {}
-        self.groups: dict[int, Any] = {}
-        self.named: dict[int, threading.Barrier] = {}
-        self.sent: dict[int, list[Any]] = {}  # sums, by the block of the tile that adds them up
-
-
-class Cluster:
-    def __init__(self, threads: int) -> None:
-        self.threads, self.arrived, self.phase = threads, 0, 0
-        self.blocks: list[ClusterBlock] = []
-
-
 class ClusterEmulator(HopperEmulator):
-    """Every thread of the blocks of one cluster at a time is a Python thread; `block` is the calling thread's."""
-
     def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
-        self.here = threading.local()
         super().__init__(memory, epilogue, late, seed)
-        self.met = threading.Condition(self.lock)  # at a cluster's barrier, where most threads wait most of the time
-        emulator = self
-
-        class Cuda(type(self.cuda)):  # type: ignore[misc]
-            @property
-            def blockIdx(self) -> Any:
-                return SimpleNamespace(x=emulator.block.index)
-
-        self.cuda = Cuda()
         self.types = SimpleNamespace(**{**vars(TYPES), "uint16": lambda value: int(value) % 2**16})
-
-    @property
-    def block(self) -> Any:
-        return self.here.block
-
-    @property
-    def barriers(self) -> Any:
-        return self.block.barriers
-
-    @property
-    def groups(self) -> Any:
-        return self.block.groups
-
-    def _start(self, copy: Callable[[], None]) -> None:
-        self._start_in(self.block, copy)
-
-    def _start_in(self, block: ClusterBlock, copy: Callable[[], None]) -> None:
-        """A copy to or from the memory of any block of the cluster."""
-
-        def within() -> None:
-            caller, self.here.block = getattr(self.here, "block", None), block
-            try:
-                copy()
-            finally:
-                self.here.block = caller
-
-        super()._start(within)
-
-    def _fail(self, failure: BaseException | None) -> None:
-        super()._fail(failure)
-        with self.met:
-            self.met.notify_all()
-
-    def group_barrier(self, groups: int, threads: int) -> Callable[[int], None]:
-        def wait(group: int) -> None:
-            assert 0 <= group < groups
-            with self.changed:
-                barrier = self.block.named.setdefault(group + 1, threading.Barrier(threads))
-            barrier.wait(WAIT_S)
-
-        return wait
 
     @staticmethod
     def divide_u32(a: int, b: int) -> int:
@@ -104,21 +32,23 @@ class ClusterEmulator(HopperEmulator):
 
     # --- tensor copies ----------------------------------------------------------------------------------------------
     def _chunks(self, shared: int, size: int, width_bytes: int) -> Array:
-        width_bytes = width_bytes or 16  # of a row that is not swizzled
-        assert shared % (8 * width_bytes) == 0 and shared >= 0 and shared + size <= self.block.shared.nbytes
-        return swizzled(np.arange(size // 16) * 16 + shared, width_bytes) // 16
+        """Where the 16-byte chunks of rows of `width_bytes` lie in shared memory, swizzled over them; 0: not swizzled."""
+        assert shared % (8 * (width_bytes or 16)) == 0 and shared >= 0 and shared + size <= self.block.shared.nbytes
+        return swizzled(np.arange(size // 16) * 16 + shared, width_bytes or 16) // 16
 
-    def _land(self, shared: int, box: Array, width_bytes: int, barrier: int, blocks: list[ClusterBlock]) -> None:
-        def copy() -> None:
-            data = np.ascontiguousarray(box).view(np.uint8).reshape(-1, 16)
-            assert self.block.running, "sends to a block that has left"
-            self._shared_chunks()[self._chunks(shared, data.size, width_bytes)] = data
-            self._update(barrier, 0, -data.size)
+    def _land(self, shared: int, box: Array, width_bytes: int, barrier: int, blocks: list[HopperBlock]) -> None:
+        data = np.ascontiguousarray(box).view(np.uint8).reshape(-1, 16)
+        chunks = self._chunks(shared, data.size, width_bytes)
+
+        def copy_to(block: HopperBlock) -> None:
+            assert block.running, "sends to a block that has left"
+            block.chunks()[chunks] = data
+            block.barriers[int(barrier)].update(0, -data.size)
 
         for block in blocks:
-            self._start_in(block, copy)
+            self._start(functools.partial(copy_to, block))
 
-    def _receivers(self, multicast: bool, mask: int) -> list[ClusterBlock]:
+    def _receivers(self, multicast: bool, mask: int) -> list[HopperBlock]:
         blocks = self.block.cluster.blocks
         if not multicast:
             return [self.block]
@@ -168,23 +98,13 @@ class ClusterEmulator(HopperEmulator):
     def tma_store_2d(self, tensor: Any, shared: int, c0: int, c1: int) -> None:
         param, array = tensor
         array = array.reshape(-1, array.shape[-1])
-        done = threading.Event()
-        self.stores().append(done)
-
-        def copy() -> None:
-            columns, rows = param.box
-            chunks = self._chunks(int(shared), columns * rows * 2, param.swizzle_bytes)
-            box = self._shared_chunks()[chunks].reshape(-1).view(np.float16).reshape(rows, columns)
-            inside, at = self._box(param, array, (c0, c1))
-            assert np.isnan(array[inside]).all(), "an output is stored twice"
-            array[inside] = box[at]
-            done.set()
-
-        self._start(copy)
+        columns, rows = param.box
+        chunks = self._chunks(int(shared), columns * rows * 2, param.swizzle_bytes)
+        self._store(array, self._box(param, array, (c0, c1)), chunks, (rows, columns))
 
     def stmatrix_x4(self, shared: int, *registers: int) -> None:
         lanes = self.block.exchange((shared, registers))
-        matrix, row = divmod(self.block.local.thread % 32, 8)
+        matrix, row = divmod(self.thread.number % 32, 8)
         if matrix < len(registers):
             words = [lanes[4 * row + quarter][1][matrix] for quarter in range(4)]
             self._shared(int(shared), 16).view(np.uint32)[:] = words
@@ -192,13 +112,13 @@ class ClusterEmulator(HopperEmulator):
     stmatrix_x2 = stmatrix_x4
 
     # --- wgmma ------------------------------------------------------------------------------------------------------
-    def _operand(self, descriptor: int, rows: int) -> Array:
+    def _operand(self, block: HopperBlock, descriptor: int, rows: int) -> Array:
         width = SWIZZLE_BYTES[descriptor >> 62]
         start, stride = (descriptor & 0x3FFF) << 4, ((descriptor >> 32) & 0x3FFF) << 4
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * width
         chunks = swizzled(lines[:, None] + np.array([0, 16]), width) // 16
-        return self._shared_chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        return block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
 
     # --- cluster ----------------------------------------------------------------------------------------------------
     def map_shared(self, shared: int, rank: int) -> int:
@@ -208,58 +128,47 @@ class ClusterEmulator(HopperEmulator):
     def mbarrier_arrive_at_peer(self, address: int) -> None:
         rank, shared = divmod(int(address), MAPPED)
         peer = self.block.cluster.blocks[rank - 1]
-        with self.changed:
-            assert peer.running, "arrives at a barrier of a block that has left"
-            peer.barriers[shared].update(1, 0)
-            self.changed.notify_all()
+        assert peer.running, "arrives at a barrier of a block that has left"
+        peer.barriers[shared].update(1, 0)
 
     def cluster_arrive(self) -> None:
-        cluster, local = self.block.cluster, self.block.local
-        with self.changed:
-            assert getattr(local, "phase", None) is None, "a thread arrives twice without waiting"
-            local.phase = cluster.phase
-            cluster.arrived += 1
-            if cluster.arrived == cluster.threads:
-                cluster.phase, cluster.arrived = cluster.phase + 1, 0
-                self.met.notify_all()
+        cluster = self.block.cluster
+        assert self.thread.cluster_phase is None, "a thread arrives twice without waiting"
+        self.thread.cluster_phase = cluster.phase
+        cluster.arrived += 1
+        if cluster.arrived == cluster.threads:
+            cluster.phase, cluster.arrived = cluster.phase + 1, 0
 
     def cluster_wait(self) -> None:
-        cluster, phase = self.block.cluster, self.block.local.phase
-        self._wait_until(lambda: cluster.phase > phase, "a cluster's barrier", self.met)
-        self.block.local.phase = None
+        cluster, phase = self.block.cluster, self.thread.cluster_phase
+        assert phase is not None, "a thread waits without having arrived"
+        self.threads.wait_until(lambda: cluster.phase > phase, "a cluster's barrier")
+        self.thread.cluster_phase = None
 
     def exchange_fragments(self, blocks: int, octets: int, own_octets: int, stride_bytes: int) -> Callable[..., None]:
-        """What a block sends to another leaves as one, when its last thread has brought its part."""
-
         def exchange(acc: list[Any], own: list[Any], shared: int, barrier: int, rank: int, first: int) -> None:
-            sender, cluster = self.block, self.block.cluster
-            assert cluster.blocks.index(sender) == first + rank < first + blocks <= len(cluster.blocks)
+            cluster = self.block.cluster
+            assert cluster.blocks.index(self.block) == first + rank < first + blocks <= len(cluster.blocks)
             assert cluster.phase > 0, "another block may still read what is written over"
             for owner in range(blocks):
                 sums = np.array(acc[4 * own_octets * owner : min(4 * own_octets * (owner + 1), 4 * octets)], np.float32)
                 if owner == rank:
                     own[: len(sums)] = sums.tolist()
-                    continue
-                slot = int(shared) + (rank - (rank > owner)) * own_octets * stride_bytes
-                with self.changed:
-                    parts = sender.sent.setdefault(owner, [])
-                    parts.append((slot, sums))
-                    complete = len(parts) == stride_bytes // 16
-                if complete and len(sums):
-                    self._start_in(
-                        cluster.blocks[first + owner], functools.partial(self._receive, parts, barrier, stride_bytes)
-                    )
+                elif len(sums):
+                    slot = int(shared) + (rank - (rank > owner)) * own_octets * stride_bytes
+                    to = cluster.blocks[first + owner], slot, int(barrier)
+                    self._start(functools.partial(self._receive, *to, sums.reshape(-1, 4), stride_bytes))
 
         return exchange
 
-    def _receive(self, parts: list[tuple[int, Array]], barrier: int, stride_bytes: int) -> None:
-        assert self.block.running, "sends to a block that has left"
-        for slot, sums in parts:
-            for octet, values in enumerate(sums.reshape(-1, 4)):
-                at = slot + octet * stride_bytes
-                assert at % 16 == 0 and at + 16 <= self.block.shared.nbytes
-                self.block.shared[at : at + 16] = values.view(np.uint8)
-        self._update(barrier, 0, -sum(sums.nbytes for _, sums in parts))
+    @staticmethod
+    def _receive(block: HopperBlock, slot: int, barrier: int, sums: Array, stride_bytes: int) -> None:
+        assert block.running, "sends to a block that has left"
+        for octet, values in enumerate(sums):
+            at = slot + octet * stride_bytes
+            assert at % 16 == 0 and at + 16 <= block.shared.nbytes
+            block.shared[at : at + 16] = values.view(np.uint8)
+        block.barriers[barrier].update(0, -sums.nbytes)
 
     def add_fragments(self, slots: int, octets: int, stride_bytes: int) -> Callable[..., None]:
         def add(sums: list[Any], shared: int) -> None:
@@ -269,58 +178,3 @@ class ClusterEmulator(HopperEmulator):
                     sums[4 * octet : 4 * octet + 4] += part
 
         return add
-
-    # --- running ----------------------------------------------------------------------------------------------------
-    def run(self, step: Any, buffers: Mapping[str, int], sms: int, tensors: Mapping[str, Array] | None = None) -> None:
-        """Executes every block of a kernel step, cluster by cluster; tensor maps are over `tensors` by buffer name."""
-        arguments = [
-            (param, (tensors or {})[param.buffer])
-            if param.kind == "tensor_map"
-            else buffers[param.buffer]
-            if param.kind == "pointer"
-            else getattr(param, "value", 0.0)
-            for param in step.params
-        ]
-        self.grid = step.grid.blocks(sms, step.cluster)
-        self.stopped = False
-        engine = threading.Thread(target=self._engine)
-        engine.start()
-        try:
-            for first in range(0, self.grid, step.cluster):
-                cluster = Cluster(step.cluster * step.block_threads)
-                cluster.blocks = [
-                    ClusterBlock(step.block_threads, step.dynamic_shared_bytes, index, cluster)
-                    for index in range(first, first + step.cluster)
-                ]
-                self._run_cluster(step, arguments, cluster)
-        finally:
-            self.stopped = True
-            engine.join()
-
-    def _run_cluster(self, step: Any, arguments: list[Any], cluster: Cluster) -> None:
-        failures: list[BaseException] = []
-        workers = [
-            threading.Thread(target=self._run_thread, args=(block, step.function, arguments, number, failures))
-            for block in cluster.blocks
-            for number in range(step.block_threads)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        if self.failure or failures:
-            raise self.failure or failures[0]
-
-    def _run_thread(self, block: Any, function: Any, arguments: list[Any], number: int, failures: list[Any]) -> None:
-        self.here.block = block
-        block.local.thread = number
-        try:
-            function(*arguments)
-        except BaseException as failure:
-            failures.append(failure)
-            self._fail(None if isinstance(failure, threading.BrokenBarrierError) else failure)
-            for other in block.cluster.blocks:
-                for barrier in (other.barrier, *other.warps, *other.named.values()):
-                    barrier.abort()
-        with self.changed:
-            block.running -= 1

@@ -1,4 +1,4 @@
-"""Runs a CUDA template's kernel without a GPU: every thread of a block is a Python thread, device operations are NumPy.
+"""Runs a CUDA template's kernel without a GPU: every thread is a greenlet (`kernel_threads`), device operations are NumPy.
 
 The kernels are plain Python functions over `cuda.threadIdx`, `types` casts and device operations. Here those names are
 replaced by stand-ins with the same meaning, so that index maps, masks and synchronisation are tested as written. Memory
@@ -8,12 +8,14 @@ waits allow, so that a wait or a barrier that is missing shows in one of the two
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from greenlet import getcurrent
+from kernel_threads import KernelThread, Threads
 
 FLOATS = {"float16": np.float16, "float32": np.float32}
 _GAP = 1 << 20  # unmapped bytes between buffers
@@ -41,33 +43,61 @@ class Memory:
         raise AssertionError(f"access of {nbytes} bytes outside every buffer, at {address:#x}")
 
 
+class Meeting:
+    """Threads that wait for one another, and what they bring."""
+
+    def __init__(self, parties: int) -> None:
+        self.brought: list[Any] = [None] * parties
+        self.missing = parties
+        self.result: Any = None
+
+
 class Block:
-    """The shared memory, barriers and lanes of one thread block."""
+    """A thread block: its shared memory, and where its threads meet."""
 
-    def __init__(self, threads: int, shared_bytes: int) -> None:
+    def __init__(self, threads: Threads, size: int, shared_bytes: int, index: int) -> None:
+        self.threads, self.size, self.index = threads, size, index
+        self.running = size  # threads that have not ended
         self.shared = np.full(shared_bytes, 0xFF, np.uint8)  # NaN: what was not written shows
-        self.barrier = threading.Barrier(threads)
-        self.warps = [threading.Barrier(32) for _ in range(threads // 32)]
-        self.lanes = [[()] * 32 for _ in range(threads // 32)]
-        self.local = threading.local()
+        self.cluster: Cluster
+        self._meetings: dict[Any, Meeting] = {}
 
-    def exchange(self, value: Any) -> list[Any]:
-        """What all lanes of the calling warp passed."""
-        warp, lane = divmod(self.local.thread, 32)
-        self.warps[warp].wait()
-        self.lanes[warp][lane] = value
-        self.warps[warp].wait()
-        return self.lanes[warp]
+    def meet(
+        self, name: Any, parties: int, position: int = 0, value: Any = None, make: Callable[[list[Any]], Any] = list
+    ) -> Any:
+        """Waits for `parties` threads; returns what `make` makes of their values by position, once for all of them."""
+        meeting = self._meetings.get(name)
+        if meeting is None:
+            meeting = self._meetings[name] = Meeting(parties)
+        meeting.brought[position] = value
+        meeting.missing -= 1
+        if meeting.missing:
+            self.threads.wait_until(lambda: not meeting.missing, f"threads that do not all come to {name}")
+        else:
+            del self._meetings[name]
+            meeting.result = make(meeting.brought)
+        return meeting.result
+
+    def exchange(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
+        """What all lanes of the calling warp passed, or what is made of it."""
+        warp, lane = divmod(getcurrent().number, 32)  # type: ignore[attr-defined]
+        return self.meet(("warp", warp), 32, lane, value, make)
+
+
+class Cluster:
+    """Blocks that run at the same time, by rank, and their barrier."""
+
+    def __init__(self, blocks: list[Any]) -> None:
+        self.blocks = blocks
+        self.threads = sum(block.size for block in blocks)
+        self.arrived, self.phase = 0, 0
+        for block in blocks:
+            block.cluster = self
 
 
 def _cast(dtype: Any) -> Callable[[Any], Any]:
-    bits, signed = np.dtype(dtype).itemsize * 8, np.dtype(dtype).kind == "i"
-
-    def cast(value: Any) -> int:
-        value = int(value) % 2**bits
-        return value - 2**bits if signed and value >= 2 ** (bits - 1) else value
-
-    return cast
+    lowest, values = int(np.iinfo(dtype).min), 2 ** np.iinfo(dtype).bits
+    return lambda value: (int(value) - lowest) % values + lowest
 
 
 TYPES = SimpleNamespace(
@@ -78,11 +108,10 @@ TYPES = SimpleNamespace(
 class Emulator:
     """Stand-ins for what a kernel of mma.sync type uses; `run` executes a kernel step over buffers."""
 
-    def __init__(self, memory: Memory, epilogue: Callable[..., Any], late_copies: bool) -> None:
+    def __init__(self, memory: Memory, epilogue: Callable[..., Any], late_copies: bool, seed: int = 0) -> None:
         self.memory = memory
         self.late_copies = late_copies
-        self.block: Block
-        self.block_index = 0
+        self.threads = Threads(seed)
         self.grid = 1
         emulator = self
 
@@ -91,18 +120,18 @@ class Emulator:
 
             @property
             def threadIdx(self) -> Any:
-                return SimpleNamespace(x=emulator.block.local.thread)
+                return SimpleNamespace(x=emulator.thread.number)
 
             @property
             def blockIdx(self) -> Any:
-                return SimpleNamespace(x=emulator.block_index)
+                return SimpleNamespace(x=emulator.block.index)
 
             @property
             def gridDim(self) -> Any:
                 return SimpleNamespace(x=emulator.grid)
 
             def syncthreads(self) -> None:
-                emulator.block.barrier.wait()
+                emulator.block.meet("the block's barrier", emulator.block.size)
 
         self.cuda = Cuda()
         self.types = TYPES
@@ -110,6 +139,16 @@ class Emulator:
             epilogue(v, k + i, offset + i, *params) for i, v in enumerate((v0, v1))
         )
         self.single = epilogue
+
+    @property
+    def thread(self) -> KernelThread:
+        """The one that runs."""
+        return getcurrent()  # type: ignore[return-value]
+
+    @property
+    def block(self) -> Any:
+        """Of the thread that runs."""
+        return getcurrent().block  # type: ignore[attr-defined]
 
     def shared_base(self) -> int:
         return 0
@@ -121,7 +160,7 @@ class Emulator:
             to = self._shared(shared, nbytes)
             data = self.memory.at(address, nbytes) if count else np.zeros(nbytes, np.uint8)
             if self.late_copies and nbytes > 2:
-                self.block.local.open.append((to, data))
+                self.thread.open_copies.append((to, data))
             else:
                 to[:] = data
 
@@ -134,7 +173,7 @@ class Emulator:
 
     def cp_async_wait(self, groups: int) -> Callable[[], None]:
         def wait() -> None:
-            pending = self.block.local.groups
+            pending = self.thread.copy_groups
             while len(pending) > groups:
                 for to, data in pending.pop(0):
                     to[:] = data
@@ -142,17 +181,15 @@ class Emulator:
         return wait
 
     def cp_async_commit(self) -> None:
-        self.block.local.groups.append(self.block.local.open)
-        self.block.local.open = []
+        self.thread.copy_groups.append(self.thread.open_copies)
+        self.thread.open_copies = []
 
     def _ldmatrix(self, addresses: list[int], dtype: Any) -> np.ndarray[Any, Any]:
         """Four 8x8 matrices: (4, 8, 8); matrix q's row r is at the address of lane 8 q + r."""
         return np.array([self._shared(a, 16).view(dtype) for a in addresses]).reshape(4, 8, 8).astype(np.float32)
 
     def mma_warp_tile(self, wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[..., None]:
-        def multiply(acc: list[Any], a: int, b: int) -> None:
-            lanes = self.block.exchange((a, b))
-            lane = self.block.local.thread % 32
+        def product(lanes: list[tuple[int, int]]) -> np.ndarray[Any, Any]:
             rows = []
             for i in range(wm // 16):  # PTX ISA, m16n8k16: a0 upper left, a1 lower left, a2 upper right, a3 lower right
                 q = self._ldmatrix([at + i * 16 * row_bytes for at, _ in lanes], FLOATS[dtype])
@@ -161,12 +198,17 @@ class Emulator:
             for j in range(wn // 16):  # b0 is k 0-7 and b1 k 8-15 of eight columns; the next two of the next eight
                 q = self._ldmatrix([at + j * 16 * row_bytes for _, at in lanes], FLOATS[dtype])
                 columns.append(np.block([[q[0], q[1]], [q[2], q[3]]]))
-            product = np.concatenate(rows) @ np.concatenate(columns).T
+            sums: np.ndarray[Any, Any] = np.concatenate(rows) @ np.concatenate(columns).T
+            return sums
+
+        def multiply(acc: list[Any], a: int, b: int) -> None:
+            sums = self.block.exchange((a, b), product)
+            lane = self.thread.number % 32
             for i in range(wm // 16):
                 for j in range(wn // 8):
                     for c in range(4):
-                        at = product[i * 16 + lane // 4 + c // 2 * 8, j * 8 + lane % 4 * 2 + c % 2]
-                        acc[4 * (i * (wn // 8) + j) + c] += at
+                        row, column = i * 16 + lane // 4 + c // 2 * 8, j * 8 + lane % 4 * 2 + c % 2
+                        acc[4 * (i * (wn // 8) + j) + c] += sums[row, column]
 
         return multiply
 
@@ -218,31 +260,37 @@ class Emulator:
         self.memory.at(address, 16).view(np.uint32)[:] = values
 
     # --- running ----------------------------------------------------------------------------------------------------
-    def run(self, step: Any, buffers: Mapping[str, int], sms: int) -> None:
-        """Executes every block of a kernel step, one after the other; pointers by buffer name, other params by value."""
-        arguments = [buffers[p.buffer] if p.kind == "pointer" else getattr(p, "value", 0.0) for p in step.params]
-        self.grid = step.grid.blocks(sms)
-        for index in range(self.grid):
-            self.block_index = index
-            self.block = Block(step.block_threads, step.dynamic_shared_bytes)
-            failures: list[BaseException] = []
-            workers = [
-                threading.Thread(target=self._thread, args=(step.function, arguments, number, failures))
-                for number in range(step.block_threads)
-            ]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-            real = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
-            if failures:
-                raise (real or failures)[0]
+    def run(self, step: Any, buffers: Mapping[str, int], sms: int, tensors: Mapping[str, Any] | None = None) -> None:
+        """Executes every block of a kernel step, cluster by cluster.
 
-    def _thread(self, function: Callable[..., None], arguments: list[Any], number: int, failures: list[Any]) -> None:
-        self.block.local.thread, self.block.local.open, self.block.local.groups = number, [], []
-        try:
-            function(*arguments)
-        except BaseException as failure:
-            failures.append(failure)
-            for barrier in (self.block.barrier, *self.block.warps):
-                barrier.abort()
+        Pointers are to `buffers`, tensor maps over the arrays `tensors`, both by buffer name; other params by value.
+        """
+        arguments = [
+            (param, (tensors or {})[param.buffer])
+            if param.kind == "tensor_map"
+            else buffers[param.buffer]
+            if param.kind == "pointer"
+            else getattr(param, "value", 0.0)
+            for param in step.params
+        ]
+        self.grid = step.grid.blocks(sms, step.cluster)
+        for first in range(0, self.grid, step.cluster):
+            self.run_blocks(step, arguments, range(first, first + step.cluster))
+
+    def run_blocks(self, step: Any, arguments: Sequence[Any], indices: Sequence[int]) -> None:
+        """Executes the blocks of one cluster."""
+        blocks = [self.new_block(step.block_threads, step.dynamic_shared_bytes, index) for index in indices]
+        Cluster(blocks)
+        threads = [
+            KernelThread(functools.partial(self._run_thread, step.function, arguments), number, block)
+            for block in blocks
+            for number in range(block.size)
+        ]
+        self.threads.run(threads)
+
+    def new_block(self, size: int, shared_bytes: int, index: int) -> Block:
+        return Block(self.threads, size, shared_bytes, index)
+
+    def _run_thread(self, function: Callable[..., None], arguments: Sequence[Any]) -> None:
+        function(*arguments)
+        self.block.running -= 1

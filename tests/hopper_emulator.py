@@ -1,7 +1,8 @@
 """Runs a warp-specialised Hopper kernel without a GPU: TMA, mbarriers and wgmma on top of `emulator.Emulator`.
 
-Asynchronous operations take place either at once or as late as the kernel's waits allow (and then copies in random order),
-so that a barrier which is missing, or arrives too early, shows in one of the two. A wait that never ends raises.
+Asynchronous operations take place either at once or as late as the kernel's waits allow: a wgmma when it is waited for, a
+copy when no thread can go on without one, in random order. So a barrier which is missing, or arrives too early, shows in
+one of the two.
 
 Model, after the PTX ISA: an mbarrier's phase completes when its arrivals and its bytes are in; a wgmma is done for the whole
 warpgroup when one of its threads has waited for it; matrices are swizzled by address.
@@ -9,18 +10,15 @@ warpgroup when one of its threads has waited for it; matrices are swizzled by ad
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from emulator import FLOATS, Block, Emulator
+from emulator import Block, Emulator
+from kernel_threads import Threads
 
 Array = np.ndarray[Any, Any]
-WAIT_S = 60.0
 WARPGROUP = 128
 
 
@@ -48,93 +46,73 @@ class Warpgroup:
 
     def __init__(self, positions: int) -> None:
         self.sums = np.zeros((64, positions), np.float32)
-        self.issued: list[list[Any]] = []  # [threads that have issued it, operation or None when done]
+        self.operations: list[Callable[[], None]] = []
+        self.issued: list[int] = []  # by how many threads, for each operation
+        self.finished = 0  # operations
+
+    def finish(self, number: int) -> None:
+        while self.finished <= number:
+            self.operations[self.finished]()
+            self.finished += 1
+
+
+class Store:
+    """A bulk store that a thread has started."""
+
+    done = False
+
+
+class HopperBlock(Block):
+    def __init__(self, threads: Threads, size: int, shared_bytes: int, index: int) -> None:
+        super().__init__(threads, size, shared_bytes, index)
+        self.barriers: dict[int, Mbarrier] = {}
+        self.groups: dict[int, Warpgroup] = {}
+
+    def chunks(self) -> Array:
+        """Shared memory as 16-byte chunks."""
+        return self.shared[: self.shared.nbytes // 16 * 16].reshape(-1, 16)
 
 
 class HopperEmulator(Emulator):
-    late_s = 0.002  # between two copies of late mode
-    wait_s = WAIT_S
-
     def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
-        super().__init__(memory, epilogue, late)
+        super().__init__(memory, epilogue, late, seed)
         self.late = late
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.random = random.Random(seed)
-        self.queue: list[Callable[[], None]] = []
-        self.failed = False
-        self.failure: BaseException | None = None  # the first
-        self.group_barriers: list[threading.Barrier] = []
 
-    def _fail(self, failure: BaseException | None) -> None:
-        """Ends every wait, so that all threads end; None: for a failure elsewhere."""
-        with self.changed:
-            self.failed, self.failure = True, self.failure or failure
-            self.changed.notify_all()
-        for barrier in self.group_barriers:
-            barrier.abort()
+    def new_block(self, size: int, shared_bytes: int, index: int) -> HopperBlock:
+        return HopperBlock(self.threads, size, shared_bytes, index)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
-    def _wait_until(self, condition: Callable[[], bool], what: str, changed: threading.Condition | None = None) -> None:
-        changed = changed or self.changed
-        with changed:
-            deadline = time.monotonic() + self.wait_s
-            while not condition():
-                if self.failed:
-                    raise threading.BrokenBarrierError
-                if not changed.wait(deadline - time.monotonic()):
-                    raise AssertionError(f"waits for ever: {what}")
-
     def mbarrier_init(self, shared: int, arrivals: int) -> None:
-        assert shared % 8 == 0 and shared + 8 <= self.block.shared.nbytes and shared not in self.barriers
-        self.barriers[shared] = Mbarrier(arrivals)
+        assert shared % 8 == 0 and shared + 8 <= self.block.shared.nbytes and shared not in self.block.barriers
+        self.block.barriers[shared] = Mbarrier(arrivals)
 
     def mbarrier_init_fence(self) -> None:
         pass
 
-    def _update(self, shared: int, arrivals: int, nbytes: int) -> None:
-        with self.changed:
-            self.barriers[int(shared)].update(arrivals, nbytes)
-            self.changed.notify_all()
-
     def mbarrier_expect_bytes(self, shared: int, nbytes: int) -> None:
-        self._update(shared, 1, nbytes)
+        self.block.barriers[int(shared)].update(1, nbytes)
 
     def mbarrier_arrive(self, shared: int) -> None:
-        self._update(shared, 1, 0)
+        self.block.barriers[int(shared)].update(1, 0)
 
     def mbarrier_wait(self, shared: int, parity: int) -> None:
-        barrier = self.barriers[int(shared)]
+        barrier = self.block.barriers[int(shared)]
         assert parity in (0, 1)
-        self._wait_until(lambda: barrier.phase != parity, f"mbarrier at {shared}, parity {parity}")
+        self.threads.wait_until(lambda: barrier.phase != parity, f"mbarrier at {shared}, parity {parity}")
 
     def group_barrier(self, groups: int, threads: int) -> Callable[[int], None]:
-        self.group_barriers = [threading.Barrier(threads) for _ in range(groups)]
-        return lambda group: self.group_barriers[group].wait(WAIT_S) and None
+        def wait(group: int) -> None:
+            assert 0 <= group < groups
+            self.block.meet(f"the barrier of group {group}", threads)
 
-    def _shared_chunks(self) -> Array:
-        """Shared memory as 16-byte chunks."""
-        return self.block.shared[: self.block.shared.nbytes // 16 * 16].reshape(-1, 16)
+        return wait
 
     # --- tensor copies ----------------------------------------------------------------------------------------------
     def _start(self, copy: Callable[[], None]) -> None:
         if self.late:
-            with self.changed:
-                self.queue.append(copy)
+            self.threads.start_late(copy)
         else:
             copy()
-
-    def _engine(self) -> None:
-        """Carries out the copies of late mode, in random order, each after a while."""
-        while not self.stopped:
-            time.sleep(self.late_s)
-            with self.changed:
-                copy = self.queue.pop(self.random.randrange(len(self.queue))) if self.queue else None
-            if copy:
-                try:
-                    copy()
-                except BaseException as failure:
-                    self._fail(failure)
 
     @staticmethod
     def _box(param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
@@ -154,13 +132,15 @@ class HopperEmulator(Emulator):
         box = np.zeros(param.box[::-1], np.float16)
         inside, at = self._box(param, array, coordinates)
         box[at] = array[inside]
+        block = self.block
 
         def copy() -> None:
             data = box.view(np.uint8).reshape(-1, 16)
-            assert shared >= 0 and shared + data.size <= self.block.shared.nbytes
+            assert shared >= 0 and shared + data.size <= block.shared.nbytes
+            assert block.running, "sends to a block that has left"
             chunks = swizzled(np.arange(len(data)) * 16 + shared) // 16
-            self._shared_chunks()[chunks] = data
-            self._update(barrier, 0, -data.size)
+            block.chunks()[chunks] = data
+            block.barriers[int(barrier)].update(0, -data.size)
 
         self._start(copy)
 
@@ -173,88 +153,82 @@ class HopperEmulator(Emulator):
     def tma_store_4d(self, tensor: Any, shared: int, c0: int, c1: int, c2: int, c3: int) -> None:
         param, array = tensor
         assert param.box[0] * 2 == param.swizzle_bytes == 128 and shared % 128 == 0
-        done = threading.Event()
-        self.stores().append(done)
+        size = int(np.prod(param.box)) * 2
+        chunks = swizzled(np.arange(size // 16) * 16 + int(shared)) // 16
+        self._store(array, self._box(param, array, (c0, c1, c2, c3)), chunks, param.box[::-1])
+
+    def _store(self, array: Array, indices: tuple[Any, Any], chunks: Array, box: tuple[int, ...]) -> None:
+        """Copies a box of halves from `chunks` of shared memory to where `_box` says."""
+        block, inside, at = self.block, *indices
+        assert chunks.min() >= 0 and chunks.max() * 16 + 16 <= block.shared.nbytes
+        store = Store()
+        self.thread.stores.append(store)
 
         def copy() -> None:
-            size = int(np.prod(param.box)) * 2
-            assert shared >= 0 and shared + size <= self.block.shared.nbytes
-            chunks = swizzled(np.arange(size // 16) * 16 + int(shared)) // 16
-            box = self._shared_chunks()[chunks].reshape(-1).view(np.float16).reshape(param.box[::-1])
-            inside, at = self._box(param, array, (c0, c1, c2, c3))
+            assert block.running, "reads from a block that has left"
             assert np.isnan(array[inside]).all(), "an output is stored twice"
-            array[inside] = box[at]
-            done.set()
+            array[inside] = block.chunks()[chunks].reshape(-1).view(np.float16).reshape(box)[at]
+            store.done = True
 
         self._start(copy)
-
-    def stores(self) -> list[threading.Event]:
-        return self.block.local.__dict__.setdefault("stores", [])
 
     def bulk_commit(self) -> None:
         pass
 
     def bulk_wait_read_all(self) -> None:
-        for done in self.stores():
-            assert done.wait(WAIT_S), "a store never ends"
-        self.stores().clear()
+        stores = self.thread.stores
+        self.threads.wait_until(lambda: all(store.done for store in stores), "a store")
+        stores.clear()
 
     def fence_async_shared(self) -> None:
         pass
 
     # --- wgmma ------------------------------------------------------------------------------------------------------
-    def _operand(self, descriptor: int, rows: int) -> Array:
+    def _operand(self, block: HopperBlock, descriptor: int, rows: int) -> Array:
         """`rows` x 16 values, K-major, from a matrix descriptor."""
         assert descriptor >> 62 == 1 and (descriptor >> 49) & 7 == 0
         start, stride = (descriptor & 0x3FFF) << 4, ((descriptor >> 32) & 0x3FFF) << 4
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * 128
         chunks = swizzled(lines[:, None] + np.array([0, 16])) // 16
-        assert chunks.max() * 16 < self.block.shared.nbytes
-        return self._shared_chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        assert chunks.max() * 16 < block.shared.nbytes
+        return block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
 
     def wgmma_steps(self, positions: int, k_steps: int, dtype: str) -> Callable[..., None]:
         assert dtype == "float16"
 
-        def multiply(acc: list[Any], a: int, b: int, accumulate: int) -> None:
-            def operation() -> None:
-                with np.errstate(invalid="ignore", over="ignore"):
-                    for step in range(k_steps):
-                        product = self._operand(a + 2 * step, 64) @ self._operand(b + 2 * step, positions).T
-                        group.sums = product if step == 0 and not accumulate else group.sums + product
+        def operation(block: HopperBlock, group: Warpgroup, a: int, b: int, accumulate: int) -> None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                for step in range(k_steps):
+                    product = self._operand(block, a + 2 * step, 64) @ self._operand(block, b + 2 * step, positions).T
+                    group.sums = product if step == 0 and not accumulate else group.sums + product
 
-            number = self.block.local.__dict__.setdefault("issued", 0)
-            self.block.local.issued = number + 1
-            with self.changed:
-                group = self.groups.setdefault(self.block.local.thread // WARPGROUP, Warpgroup(positions))
-                if number == len(group.issued):
-                    group.issued.append([0, operation])
-                group.issued[number][0] += 1
-                if group.issued[number][0] == WARPGROUP:
-                    if not self.late:
-                        self._finish(group, number)
-                    self.changed.notify_all()
+        def multiply(acc: list[Any], a: int, b: int, accumulate: int) -> None:
+            thread = self.thread
+            block, number = thread.block, thread.issued
+            thread.issued += 1
+            group = block.groups.get(thread.number // WARPGROUP)
+            if group is None:
+                group = block.groups[thread.number // WARPGROUP] = Warpgroup(positions)
+            if number == len(group.issued):
+                group.issued.append(0)
+                group.operations.append(functools.partial(operation, block, group, a, b, accumulate))
+            group.issued[number] += 1
+            if group.issued[number] == WARPGROUP and not self.late:
+                group.finish(number)
 
         return multiply
 
-    @staticmethod
-    def _finish(group: Warpgroup, number: int) -> None:
-        for entry in group.issued[: number + 1]:
-            if entry[1] is not None:
-                entry[1]()
-                entry[1] = None
-
     def wgmma_wait(self, pending: int, positions: int) -> Callable[[list[Any]], None]:
         def wait(acc: list[Any]) -> None:
-            number = self.block.local.issued - 1 - pending
+            number = self.thread.issued - 1 - pending
             if number < 0:
                 return
-            group = self.groups[self.block.local.thread // WARPGROUP]
-            self._wait_until(lambda: group.issued[number][0] == WARPGROUP, "a wgmma that not all threads issue")
-            with self.changed:
-                self._finish(group, number)
+            group = self.block.groups[self.thread.number // WARPGROUP]
+            self.threads.wait_until(lambda: group.issued[number] == WARPGROUP, "a wgmma that not all threads issue")
+            group.finish(number)
             if pending == 0:
-                warp, lane = divmod(self.block.local.thread % WARPGROUP, 32)
+                warp, lane = divmod(self.thread.number % WARPGROUP, 32)
                 rows = group.sums[warp * 16 + lane // 4 :: 8][:2]  # PTX ISA, wgmma's D fragment
                 columns = rows.reshape(2, -1, 8)[:, :, lane % 4 * 2 : lane % 4 * 2 + 2]
                 acc[:] = columns.transpose(1, 0, 2).reshape(-1).tolist()
@@ -264,7 +238,7 @@ class HopperEmulator(Emulator):
     # --- between lanes ----------------------------------------------------------------------------------------------
     def _stmatrix_trans(self, shared: int, *registers: int) -> None:
         lanes = self.block.exchange((shared, registers))
-        matrix, row = divmod(self.block.local.thread % 32, 8)
+        matrix, row = divmod(self.thread.number % 32, 8)
         if matrix < len(registers):
             words = [lanes[4 * j + row // 2][1][matrix] for j in range(8)]
             values = [(word >> (16 * (row % 2))) & 0xFFFF for word in words]
@@ -276,49 +250,8 @@ class HopperEmulator(Emulator):
     def ldmatrix_trans(self, shared: int, matrices: int) -> list[int]:
         """The inverse of `_stmatrix_trans`: words of two neighbouring rows' values in column lane / 4."""
         addresses = self.block.exchange(int(shared))
-        row, column = self.block.local.thread % 4 * 2, self.block.local.thread % 32 // 4
+        row, column = self.thread.number % 4 * 2, self.thread.number % 32 // 4
         return [
             sum(int(self._shared(addresses[8 * m + row + i], 16).view(np.uint16)[column]) << (16 * i) for i in range(2))
             for m in range(matrices)
         ]
-
-    # --- running ----------------------------------------------------------------------------------------------------
-    def run(self, step: Any, buffers: Mapping[str, int], sms: int, tensors: Mapping[str, Array] | None = None) -> None:
-        """As in `Emulator`, and tensor maps over `tensors` by buffer name."""
-        params = [
-            SimpleNamespace(kind="map", value=(param, (tensors or {})[param.buffer]))
-            if param.kind == "tensor_map"
-            else param
-            for param in step.params
-        ]
-        emulated = SimpleNamespace(**{**step.__dict__, "params": params})
-        blocks = emulated.grid.blocks(sms)
-        emulated.grid = SimpleNamespace(blocks=lambda _: blocks)
-        self.stopped = False
-        engine = threading.Thread(target=self._engine)
-        engine.start()
-        try:
-            super().run(emulated, buffers, sms)
-        finally:
-            self.stopped = True
-            engine.join()
-            if self.failure:
-                raise self.failure
-
-    @property
-    def block(self) -> Block:
-        return self._block
-
-    @block.setter
-    def block(self, block: Block) -> None:
-        self._block = block
-        self.barriers: dict[int, Mbarrier] = {}
-        self.groups: dict[int, Warpgroup] = {}
-
-    def _thread(self, function: Callable[..., None], arguments: list[Any], number: int, failures: list[Any]) -> None:
-        super()._thread(function, arguments, number, failures)
-        if failures:
-            self._fail(failures[0])
-
-
-__all__ = ["FLOATS", "HopperEmulator"]

@@ -4,7 +4,6 @@ results on a GPU."""
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from cluster_emulator import ClusterEmulator
 from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
 from emulator import Memory
-from hopper_emulator import WAIT_S, HopperEmulator
+from hopper_emulator import HopperBlock, HopperEmulator
 
 import schedsearch.templates.conv2d_stem as module
 from schedsearch.backend import compile_source
@@ -74,20 +73,19 @@ class StemEmulator(ClusterEmulator):
 
         def copy() -> None:
             block.shared[shared : shared + box.nbytes] = box.reshape(-1).view(np.uint8)
-            self._update(barrier, 0, -box.nbytes)
+            block.barriers[int(barrier)].update(0, -box.nbytes)
 
         self._start(copy)
 
     def store_shared_v4(self, shared: int, *values: int) -> None:
         self._shared(int(shared), 16).view(np.uint32)[:] = values
 
-    def _operand(self, descriptor: int, rows: int) -> Any:
-        return HopperEmulator._operand(self, descriptor, rows)
+    def _operand(self, block: HopperBlock, descriptor: int, rows: int) -> Any:
+        return HopperEmulator._operand(self, block, descriptor, rows)
 
     def multiply_patch(self, workload: Workload, patch_w: int, register_steps: int) -> Callable[..., None]:
         offsets = module.octet_offsets(workload, patch_w)
         runs = module.Runs.of(workload)
-        fragments: dict[int, np.ndarray[Any, Any]] = {}
 
         def pair(pixel: int, shift: int, first_mask: int, last_mask: int, number: int) -> int:
             offset = offsets[number]
@@ -104,27 +102,30 @@ class StemEmulator(ClusterEmulator):
         def multiply(
             acc: list[Any], pixel: int, pixel_8: int, shift: int, shift_8: int, first: int, last: int, weights: int
         ) -> None:
-            block = self.block
-            group, thread = divmod(block.local.thread, 128)
-            with self.changed:
-                barrier = block.named.setdefault(f"multiply {group}", threading.Barrier(128))
-                a = fragments.setdefault(group, np.zeros((64, len(offsets), 8), np.float16))
-            warp, lane = divmod(thread, 32)
-            for half, (at, by) in enumerate(((pixel, shift), (pixel_8, shift_8))):
+            block, (group, thread) = self.block, divmod(self.thread.number, 128)
+            rows = []
+            for at, by in ((pixel, shift), (pixel_8, shift_8)):
                 words = [pair(int(at), int(by), int(first), int(last), number) for number in range(len(offsets))]
-                values = np.array(words, np.uint32).view(np.float16).reshape(-1, 2)
-                a[warp * 16 + lane // 4 + 8 * half, :, lane % 4 * 2 : lane % 4 * 2 + 2] = values
-            barrier.wait(WAIT_S)
-            b = np.concatenate(
-                [
-                    self._operand(weights + (step // 4 * runs.columns * 128 + step % 4 * 32) // 16, runs.columns)
-                    for step in range(len(offsets) // 2)
-                ],
-                axis=1,
-            )
-            rows = a.reshape(64, -1)[warp * 16 + lane // 4 :: 8][:2].astype(np.float32) @ b.T
-            acc[:] = rows.reshape(2, -1, 8)[:, :, lane % 4 * 2 : lane % 4 * 2 + 2].transpose(1, 0, 2).reshape(-1).tolist()
-            barrier.wait(WAIT_S)
+                rows.append(np.array(words, np.uint32).view(np.float16).reshape(-1, 2))
+
+            def product(fragments: list[Any]) -> Any:
+                a = np.zeros((64, len(offsets), 8), np.float16)  # by the fragment of A in registers, PTX ISA, wgmma
+                for number, halves in enumerate(fragments):
+                    for half, values in enumerate(halves):
+                        a[number // 32 * 16 + number % 32 // 4 + 8 * half, :, number % 4 * 2 : number % 4 * 2 + 2] = values
+                b = np.concatenate(
+                    [
+                        self._operand(block, weights + (step // 4 * runs.columns * 128 + step % 4 * 32) // 16, runs.columns)
+                        for step in range(len(offsets) // 2)
+                    ],
+                    axis=1,
+                )
+                return a.reshape(64, -1).astype(np.float32) @ b.T
+
+            sums = block.meet(f"the product of group {group}", 128, thread, rows, product)
+            warp, lane = divmod(thread, 32)
+            own = sums[warp * 16 + lane // 4 :: 8][:2]
+            acc[:] = own.reshape(2, -1, 8)[:, :, lane % 4 * 2 : lane % 4 * 2 + 2].transpose(1, 0, 2).reshape(-1).tolist()
 
         return multiply
 
@@ -228,7 +229,6 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
         return (lambda group: None) if operation == "group_barrier" else None
 
     monkeypatch.setattr(StemEmulator, operation, no_wait)
-    monkeypatch.setattr(StemEmulator, "late_s", 1.0)
     workload, config, sms = EMULATED["rgb, stride 2"]
     try:
         y, reference = emulate(monkeypatch, workload.replace(n=4), config, sms, late=True)

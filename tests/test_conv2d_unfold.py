@@ -158,11 +158,8 @@ def test_offsets_past_32_bits_are_right(monkeypatch: pytest.MonkeyPatch, c: int)
     chunks = workload.n * workload.h * workload.w * pixel_chunks
     assert chunks > 2**32
     for block in (2**25, 2**26 + 12345, chunks // 64 - 1):
-        emulator.block_index = block
         memory.written.clear()
-        for thread in range(64):
-            emulator.block = type("Block", (), {"local": type("Local", (), {"thread": thread})})  # type: ignore[assignment]
-            step.function(memory.X, memory.UNFOLDED, 0, 0)
+        emulator.run_blocks(step, [memory.X, memory.UNFOLDED, 0, 0], [block])
         assert sorted(memory.written) == [16 * (64 * block + i) for i in range(64)]
         for address, chunk in memory.written.items():
             pixel, part = divmod(address // 16, pixel_chunks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -135,10 +134,6 @@ def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str
 class Forgetful(ClusterEmulator):
     """Blocks do not tell others that they have read a stage."""
 
-    def mbarrier_wait(self, shared: int, parity: int) -> None:
-        self.wait_s = 1.0  # from now on: all threads have started
-        super().mbarrier_wait(shared, parity)
-
     def mbarrier_arrive_at_peer(self, address: int) -> None:
         if address == self.map_shared(address % MAPPED, self.block.index):
             super().mbarrier_arrive_at_peer(address)
@@ -150,24 +145,19 @@ def test_a_block_that_does_not_tell_its_peer_is_noticed(monkeypatch: pytest.Monk
 
 
 class Slow(ClusterEmulator):
-    """The second block tells the first one late: after that has left, or `patience_s`."""
-
-    patience_s = 0.3
+    """The second block tells the first one when nobody can do anything else."""
 
     def mbarrier_arrive_at_peer(self, address: int) -> None:
-        first, deadline = self.block.cluster.blocks[0], time.monotonic() + self.patience_s
-        while self.block.index and address < 2 * MAPPED and first.running and time.monotonic() < deadline:
-            time.sleep(0.01)
+        if self.block.index and address < 2 * MAPPED:
+            self.threads.idle()
         super().mbarrier_arrive_at_peer(address)
 
 
 class Hasty(Slow):
     """The loading thread waits for nobody, in the end neither."""
 
-    patience_s = 20.0
-
     def mbarrier_wait(self, shared: int, parity: int) -> None:
-        if self.block.local.thread != 128 * PEERS[1]["consumer_groups"]:
+        if self.thread.number != 128 * PEERS[1]["consumer_groups"]:
             super().mbarrier_wait(shared, parity)
 
 

@@ -177,6 +177,53 @@ print(out[0], out[999])
     assert (done.stdout.split(), done.stderr) == (["1998.0", "0.0"], "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="arranges memory by Linux's flags of mmap")
+def test_code_is_loaded_wherever_memory_is_free(tmp_path):
+    """Also where a free gap takes the code, and its constants come gigabytes further on."""
+
+    def count(x, y, start, stop):
+        source, target = as_array(x, (N,), F32), as_array(y, (N,), F32)
+        for i in range(start, stop):
+            target[i] = source[i] + F32(i)  # i of a whole vector at once, from the constants 0, 1, 2 ...
+
+    artifact = compile_source(simple(count, (Pointer("x"), Pointer("y")), items=N), TARGET).artifact
+    (tmp_path / "code").write_bytes(artifact.code)
+    (tmp_path / "plan").write_text(artifact.plan.to_json())
+    program = """
+import ctypes, pathlib, sys
+from schedsearch.device import open_device
+from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.target import detect
+folder = pathlib.Path(sys.argv[1])
+artifact = Artifact((folder / "code").read_bytes(), LaunchPlan.from_json((folder / "plan").read_text()))
+libc, size = ctypes.CDLL(None), ctypes.c_size_t
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, size]
+reserve = lambda nbytes: libc.mmap(None, nbytes, 0, 0x4022, -1, 0)  # no access; private, anonymous, without swap space
+device, kernels = open_device(detect("cpu")), []
+for pages in range(1, 5):
+    gap = reserve(pages << 12)
+    below = reserve(5 << 30)
+    for filler in (256, 16, 4, 1):  # of all other gaps
+        while reserve(filler << 12) > below:
+            pass
+    libc.munmap(gap, pages << 12)
+    kernels.append(device.load(artifact))
+x, y = device.allocate(4000), device.allocate(4000)
+device.copy_in(x, memoryview((ctypes.c_float * 1000)(*range(1000))).cast("B"))
+for kernel in kernels:
+    device.fill(y, 0xFF, 4000)
+    kernel.bind({"x": x, "y": y}, {}).launch()
+    out = (ctypes.c_float * 1000)()
+    device.copy_out(memoryview(out).cast("B"), y)
+    assert list(out) == [2 * i for i in range(1000)]
+device.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def allocates(y, start, stop):
     as_array(y, (N,), F32)[0] = np.zeros(3)[start]
 

@@ -197,12 +197,13 @@ def _check_externals(module: llvm.ModuleRef, entry: str) -> None:
 def _target_machine() -> llvm.TargetMachine:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    # MCJIT may put code and its constants more than 2 GB apart, and a shorter reference than the large model's then aborts.
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
         opt=3,
-        reloc="pic",
-        codemodel="small",
+        reloc="static",
+        codemodel="large",
     )
 
 

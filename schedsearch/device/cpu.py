@@ -425,7 +425,7 @@ def _target_machine() -> llvm.TargetMachine:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
-    return llvm.Target.from_default_triple().create_target_machine(opt=2, reloc="pic", codemodel="small")
+    return llvm.Target.from_default_triple().create_target_machine(opt=2, reloc="static", codemodel="large")
 
 
 def _link(artifact: Artifact, steps: Sequence[Step], threads: int) -> tuple[llvm.ExecutionEngine, int]:
