@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,15 @@ def run_on_cpu(
     return results
 
 
-def covering(drawn: Iterable[tuple[Workload, Config]]) -> list[tuple[Workload, Config]]:
-    """A few of the candidates in which every knob value, dtype and epilogue stage of all of them occurs."""
+def covering(
+    drawn: Iterable[tuple[Workload, Config]], also: Callable[[Workload, Config], set[Any]] = lambda *_: set()
+) -> list[tuple[Workload, Config]]:
+    """A few of the candidates in which every knob value, dtype and epilogue stage of all of them occurs, and what `also`
+    says of them."""
     facets = {
         candidate: {*candidate[1].items(), *candidate[0].epilogue, not candidate[0].epilogue}
         | {("dtypes", candidate[0].dtype, candidate[0].out_dtype)}
+        | also(*candidate)
         for candidate in drawn
     }
     missing: set[Any] = set().union(*facets.values())

@@ -313,7 +313,7 @@ def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
     def resources(workload: Workload, config: Config) -> Resources:
         return compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources
 
-    for epilogue in EPILOGUES:
+    for epilogue in EPILOGUES if layer == "28x28x128" else EPILOGUES[-1:]:
         for out_dtype in ["float16", "float32"] if epilogue == EPILOGUES[-1] else ["float16"]:
             workload = LAYERS[layer].replace(epilogue=epilogue, out_dtype=out_dtype)
             config = TEMPLATE.default(workload, H200)

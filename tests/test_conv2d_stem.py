@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cluster_emulator import ClusterEmulator
 from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
+from conv2d_support import covering
 from emulator import Memory
 from hopper_emulator import HopperBlock, HopperEmulator
 
@@ -27,7 +28,7 @@ from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dStem()
-RANDOM_SHAPES, SHARDS = 12, 4
+RANDOM_SHAPES, SHARDS = 24, 4
 GPU_SHAPES = 40
 
 RGB_7X7 = Workload.conv2d(n=1, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3)
@@ -295,14 +296,16 @@ def test_bank_rounds_are_the_most_words_of_a_bank(pixel_values: int, rounds: int
 # --- Compiled -----------------------------------------------------------------------------------------------------------
 
 
+def random_candidate(number: int) -> tuple[Workload, Config]:
+    rng = np.random.default_rng([50, number])
+    workload = random_workload(rng)
+    return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
+
+
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
-    for number in range(shard, RANDOM_SHAPES, SHARDS):
-        rng = np.random.default_rng([50, number])
-        workload = random_workload(rng)
-        space = TEMPLATE.space(workload, H200)
-        assert space.check(TEMPLATE.default(workload, H200)) == []
-        config = space.sample(1, rng)[0]
+    for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
+        assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
         source = TEMPLATE.kernel(workload, H200, config)
         box = next(p for p in source.steps[0].params if isinstance(p, TensorMap) and p.buffer == "x").box
         assert box[0] * 2 % 16 == 0 and max(box) <= 256  # CUDA driver API, cuTensorMapEncodeTiled

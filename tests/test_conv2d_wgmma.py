@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import check_schedules
+from conv2d_support import covering
 
 from schedsearch.backend import compile_source
 from schedsearch.launch import TensorMap
@@ -93,17 +94,18 @@ def tiles_of_cluster(config: Config) -> int:
 
 @functools.cache
 def random_candidates() -> list[tuple[Workload, Config]]:
-    """Those whose kernels share a run of Numba stand together."""
-    candidates = map(random_candidate, range(RANDOM_SHAPES))
-    return sorted(
-        candidates, key=lambda c: (c[1]["bn"], c[1]["split_k"], c[0].out_dtype == "float32", tiles_of_cluster(c[1]))
-    )
+    """Those in which every way to share tiles and operands occurs with every schedule and kind of output."""
+
+    def sharing(workload: Workload, config: Config) -> set[Any]:
+        cluster = config["split_k"], config["cluster_m"] > 1, config["cluster_n"] > 1
+        return {(cluster, config["schedule"]), (cluster, workload.out_dtype == "float32")}
+
+    return covering(map(random_candidate, range(RANDOM_SHAPES)), sharing)
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
-    length = RANDOM_SHAPES // SHARDS
-    for workload, config in random_candidates()[shard * length : (shard + 1) * length]:
+    for workload, config in random_candidates()[shard::SHARDS]:
         assert TEMPLATE.validate(workload, H200) is None, workload
         source = TEMPLATE.kernel(workload, H200, config)
         for param in source.steps[0].params:
