@@ -24,8 +24,11 @@ from schedsearch.workload import Workload
 WGMMA_CHANNELS = hopper.WGMMA_M  # output channels of a wgmma
 MAX_POSITIONS = 256  # of a wgmma, its N
 CHUNK = 64  # input channels that a patch holds
+OCTET = 8  # channels of 16 bytes: TMA's unit
 ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
 MAX_BOX = 256  # of TMA, along each axis
+MAX_ELEMENT_STRIDE = 8  # of TMA
+MAX_MERGED_TAPS = 25  # of a kernel whose weights, merged, stay in shared memory: 8 KiB a tap
 L2_PROMOTION_BYTES = 256
 
 # Registers of a consumer thread beside its accumulators: addresses, descriptors, temporaries; more with an epilogue, and
@@ -46,7 +49,12 @@ class Geometry:
     Attributes:
         out_h, out_w: output pixels of an image.
         taps: of the kernel.
-        halo_h, halo_w: input pixels that a tile depends on beyond its own size.
+        merged: groups of the workload that are computed as one, with zeros for the weights between them.
+        groups, inputs, outputs: such groups, and input and output channels of each.
+        stride: (vertical, horizontal).
+        period_h, period_w: taps after which a row or column of the kernel reads the same phase again.
+        phases_h, phases_w: phases that the kernel reads, rows and columns of them.
+        halo_h, halo_w: pixels of a phase that a tile depends on beyond its own size.
         chunks: of CHUNK input channels, the last of them perhaps of fewer.
         k_steps: wgmma steps along k of a whole chunk, and of the last.
     """
@@ -54,6 +62,15 @@ class Geometry:
     out_h: int
     out_w: int
     taps: int
+    merged: int
+    groups: int
+    inputs: int
+    outputs: int
+    stride: tuple[int, int]
+    period_h: int
+    period_w: int
+    phases_h: int
+    phases_w: int
     halo_h: int
     halo_w: int
     chunks: int
@@ -61,12 +78,39 @@ class Geometry:
 
     @classmethod
     def of(cls, workload: Workload) -> Geometry:
-        w = workload
-        chunks = math.ceil(w.c / CHUNK)
-        last = math.ceil((w.c - (chunks - 1) * CHUNK) / WGMMA_K)
+        w, merged = workload, merged_groups(workload)
+        groups = w.groups // merged
+        chunks = math.ceil(w.c // groups / CHUNK)
+        last = math.ceil((w.c // groups - (chunks - 1) * CHUNK) / WGMMA_K)
         _, out_h, out_w, _ = w.output.shape
-        halo_h, halo_w = (w.r - 1) * w.dilation[0], (w.s - 1) * w.dilation[1]
-        return cls(out_h, out_w, w.r * w.s, halo_h, halo_w, chunks, (CHUNK // WGMMA_K, last))
+        period_h, period_w = (stride // math.gcd(stride, dilation) for stride, dilation in zip(w.stride, w.dilation))
+        halo_h, halo_w = (w.r - 1) * w.dilation[0] // w.stride[0], (w.s - 1) * w.dilation[1] // w.stride[1]
+        return cls(
+            out_h, out_w, w.r * w.s, merged, groups, w.c // groups, w.k // groups, w.stride, period_h, period_w,
+            min(w.r, period_h), min(w.s, period_w), halo_h, halo_w, chunks, (CHUNK // WGMMA_K, last),
+        )  # fmt: skip
+
+    @property
+    def phases(self) -> int:
+        return self.phases_h * self.phases_w
+
+
+def merged_groups(workload: Workload) -> int:
+    """How many neighbouring groups to compute as one: the most whose channels fill no more than a wgmma; 0 if none can be.
+
+    TMA wants channels of a group in octets. More groups at once load longer rows and, up to a wgmma's size, take the tensor
+    cores no longer. The weights that they make must stay in shared memory.
+    """
+    w = workload
+    inputs, outputs = w.c // w.groups, w.k // w.groups
+    fitting = [
+        merged
+        for merged in range(1, min(w.groups, CHUNK) + 1)
+        if w.groups % merged == 0
+        and merged * inputs % OCTET == merged * outputs % OCTET == 0
+        and (merged == 1 or (merged * max(inputs, outputs) <= CHUNK and w.r * w.s <= MAX_MERGED_TAPS))
+    ]
+    return max(fitting, default=0)
 
 
 def loads_residual(workload: Workload) -> bool:
@@ -80,18 +124,37 @@ def overhead_registers(workload: Workload) -> int:
     return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
 
 
-def pixel_map(buffer: str, workload: Workload, channels: int, width: int, height: int) -> TensorMap:
-    """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled."""
+def weight_piece(workload: Workload) -> int:
+    """Weights that are neighbours in memory, where they are merged, and in shared memory, at most 16 bytes of them."""
+    return math.gcd(workload.c // workload.groups, OCTET)
+
+
+def pixel_map(
+    buffer: str,
+    workload: Workload,
+    channels: int,
+    width: int,
+    height: int,
+    *,
+    groups: int = 1,
+    stride: tuple[int, int] = (1, 1),
+) -> TensorMap:
+    """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled.
+
+    With several groups as (channels of a group, groups, w, h, n), so that a box ends in zeros and not in the next group's
+    channels. A box has every `stride`-th pixel (vertical, horizontal).
+    """
     spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
     n, h, w, c = spec.shape
-    size = DTYPE_BYTES[spec.dtype]
+    size, group = DTYPE_BYTES[spec.dtype], c // groups
+    several = groups > 1
     return TensorMap(
         buffer,
         spec.dtype,
-        dims=(c, w, h, n),
-        strides_bytes=(c * size, w * c * size, h * w * c * size),
-        element_strides=(1, 1, 1, 1),
-        box=(channels, width, height, 1),
+        dims=(group, *(groups,) * several, w, h, n),
+        strides_bytes=(*(group * size,) * several, c * size, w * c * size, h * w * c * size),
+        element_strides=(1, *(1,) * several, stride[1], stride[0], 1),
+        box=(channels, *(1,) * several, width * stride[1], height * stride[0], 1),
         swizzle_bytes=ROW_BYTES,
         l2_promotion_bytes=L2_PROMOTION_BYTES,
     )
@@ -107,12 +170,16 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
     geometry = Geometry.of(workload)
     found = {}
     sizes = derived_quantities(workload, target)
-    least = {"channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "weight_stages": 2, "cluster": 1}
-    for tile_w in even_splits(geometry.out_w, MAX_BOX - geometry.halo_w):
-        for tile_h in even_splits(geometry.out_h, MAX_BOX - geometry.halo_h):
+    least = {
+        "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "cluster": 1,
+        "weight_stages": 2 if geometry.merged == 1 else 0,
+    }  # fmt: skip
+    most_h, most_w = (MAX_BOX // stride for stride in geometry.stride)
+    for tile_w in even_splits(geometry.out_w, most_w - geometry.halo_w):
+        for tile_h in even_splits(geometry.out_h, most_h - geometry.halo_h):
             q: dict[str, Any] = {**least, "tile_h": tile_h, "tile_w": tile_w, "blocks_per_sm": 1}
             for name in sizes:
-                if name == "waves":
+                if name == "column_blocks":
                     break
                 q[name] = sizes[name](q)
             if q["positions"] <= MAX_POSITIONS and q["shared_bytes"] <= target.shared_bytes_per_block:
@@ -156,6 +223,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         store = stored / l2_rate + TILE_OVERHEAD_CYCLES
         if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
+        # Weights that are merged are written before the first multiplication, which the first patch's load hides in part.
+        merging = 0 if geometry.merged == 1 else steps * q["bn"] * ROW_BYTES / SHARED_BYTES_PER_CYCLE
         latency = np.where(streamed, steps * (LOAD_LATENCY_CYCLES + late) / np.maximum(q["weight_stages"] - 1, 1), 0)
         waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + load, 0)
         alone = np.where(
@@ -164,7 +233,22 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
             np.maximum(tile, latency) + waiting + store,
         )
         waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
-        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + late + np.where(in_turn, store, 0)
+        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + late + merging + np.where(in_turn, store, 0)
+
+    def resident_blocks(q: Columns) -> Any:
+        return hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])
+
+    def column_blocks(q: Columns) -> Any:
+        """Where weights stay, the blocks that share the tiles of each column; else 0: all share all."""
+        apart = np.minimum(q["pixel_tiles"], np.maximum(1, resident_blocks(q) // q["column_tiles"]))
+        return np.where(q["weight_stages"] == 0, apart, 0)
+
+    def waves(q: Columns) -> Any:
+        """Tiles of the busiest block; times the turns that blocks take, where not all are resident."""
+        together = -(-q["tiles"] // resident_blocks(q))
+        apart = -(-q["pixel_tiles"] // np.maximum(1, q["column_blocks"]))
+        apart = apart * -(-q["column_blocks"] * q["column_tiles"] // resident_blocks(q))
+        return np.where(q["column_blocks"] == 0, together, apart)
 
     return {
         "bn": lambda q: q["channel_groups"] * WGMMA_CHANNELS,
@@ -174,16 +258,19 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "patch_h": lambda q: q["block_rows"] + geometry.halo_h,
         "patch_w": lambda q: q["tile_w"] + geometry.halo_w,
         "positions": lambda q: rounded((q["tile_h"] - 1) * q["patch_w"] + q["tile_w"]),
-        "patch_bytes": lambda q: rounded(q["patch_h"] * q["patch_w"]) * ROW_BYTES,
+        "phase_bytes": lambda q: rounded(q["patch_h"] * q["patch_w"]) * ROW_BYTES,
+        "patch_bytes": lambda q: geometry.phases * q["phase_bytes"],
         "stages": lambda q: np.where(q["weight_stages"] == 0, steps, q["weight_stages"]),
         "shared_bytes": shared_bytes,
         "threads": lambda q: (q["groups"] + 1) * WARPGROUP,
         "row_tiles": lambda q: -(-geometry.out_h // q["block_rows"]),
         "strips": lambda q: -(-geometry.out_w // q["tile_w"]),
-        "column_tiles": lambda q: -(-w.k // q["bn"]),
+        "group_tiles": lambda q: -(-geometry.outputs // q["bn"]),
+        "column_tiles": lambda q: geometry.groups * q["group_tiles"],
         "pixel_tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
         "tiles": lambda q: -(-q["pixel_tiles"] // q["cluster"]) * q["cluster"] * q["column_tiles"],  # some past the end
-        "waves": lambda q: -(-q["tiles"] // hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])),
+        "column_blocks": column_blocks,
+        "waves": waves,
         "registers": hopper.registers,
         "predicted_cycles": predicted_cycles,
     }

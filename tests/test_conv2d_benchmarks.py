@@ -91,6 +91,17 @@ def test_the_epilogue_is_that_of_every_shape(conv2d: ModuleType) -> None:
     assert {workload.epilogue for workload in fused} == {("bias", "relu")}
 
 
+def test_the_grouped_layers_are_those_of_known_networks(conv2d: ModuleType) -> None:
+    """(groups, channels of each, pixels): ResNeXt doubles channels from stage to stage, RegNet keeps its groups' width."""
+    workloads, layers = conv2d.chosen(conv2d.arguments(["--suite", "grouped"]))
+    assert layers == [] and len(workloads) == len(conv2d.GROUPED)
+    assert {workload.n for workload in workloads} == {1, 32}
+    assert {(workload.groups, workload.c // workload.groups, workload.h) for workload in workloads} >= {
+        (32, 4, 56), (32, 8, 28), (32, 16, 14), (32, 32, 7), (64, 4, 56), (64, 16, 14), (7, 24, 28), (4, 48, 28),
+        (11, 112, 14),
+    }  # fmt: skip
+
+
 def test_one_network_is_picked_and_all_are_known(conv2d: ModuleType, networks: str) -> None:
     words = ["--suite", "networks", "--networks", networks, "--network", "resnet50 batch 32"]
     workloads, layers = conv2d.chosen(conv2d.arguments(words))

@@ -25,7 +25,7 @@ from schedsearch.measurement import Resources
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d_halo import Conv2dHalo
-from schedsearch.templates.conv2d_halo_sizes import evaluate, even_splits
+from schedsearch.templates.conv2d_halo_sizes import Geometry, evaluate, even_splits, merged_groups
 from schedsearch.templates.epilogue import TileRows
 from schedsearch.workload import Config, Workload
 
@@ -41,6 +41,7 @@ TOGETHER = {
 IN_TURN = {**TOGETHER, "row_groups": 2, "schedule": "in_turn", "weight_stages": 0}
 SMALL = Workload.conv2d(n=2, h=7, w=11, c=24, k=24, r=3, s=3, padding=1)
 TWO_CHUNKS = SMALL.replace(n=1, c=72)
+GROUPS = SMALL.replace(h=5, w=6, c=48, k=48, groups=12)  # of 4 channels: all are merged
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
@@ -48,14 +49,18 @@ def random_workload(rng: np.random.Generator) -> Workload:
     while True:
         r, s = (int(v) for v in rng.integers(1, 8, 2))
         h, w = (int(v) for v in rng.integers(1, 70, 2))
+        stride = [int(v) for v in np.minimum(rng.integers(1, 5, 2), rng.integers(1, 5, 2))]
+        groups = int(rng.choice([1, rng.integers(2, 41)]))
+        most = max(2, 192 // groups)  # channels of a group
+        inputs, outputs = (int(rng.integers(1, most)) if groups > 1 else 8 * int(rng.integers(1, 33)) for _ in range(2))
         dilation = [int(v) for v in np.minimum(rng.integers(1, 5, 2), rng.integers(1, 5, 2))]
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
         stages = list(EPILOGUE_STAGES)
         workload = Workload.conv2d(
-            n=int(rng.integers(1, 9)), h=h, w=w, c=8 * int(rng.integers(1, 25)), k=8 * int(rng.integers(1, 33)), r=r, s=s,
-            padding=padding, dilation=dilation,
+            n=int(rng.integers(1, 9)), h=h, w=w, c=groups * inputs, k=groups * outputs, r=r, s=s, groups=groups,
+            stride=stride, padding=padding, dilation=dilation,
             dtype=["float16", "bfloat16"][rng.integers(2)],
             out_dtype=["float16", "bfloat16", "float32"][rng.integers(3)],
             epilogue=[stages[i] for i in rng.permutation(len(stages))[: rng.integers(0, 4)]],
@@ -92,7 +97,8 @@ class StandInEpilogue:
             offset: int,
             *params: Any,
         ) -> None:
-            assert k + channels == k_all and position == self.emulator.block.local.thread % 4 * 2
+            assert (k + channels) % Geometry.of(self.workload).outputs == 0
+            assert position == self.emulator.block.local.thread % 4 * 2
             for octet in range(octets):
                 values = [0.0] * 4
                 if "residual" not in self.workload.epilogue:
@@ -147,11 +153,13 @@ def emulate(
     source = TEMPLATE.kernel(workload, dataclasses.replace(H200, sms=sms), Config(config))
     tensors = {
         "x": arrays["x"].astype(np.float16),
-        "weight": arrays["weight"].astype(np.float16).reshape(workload.k, -1, workload.c),
+        "weight": arrays["weight"].astype(np.float16),
         "residual": residual,
         "y": y,
     }
-    emulator.run(source.steps[0], {"y": memory.add(y), "residual": memory.add(residual)}, sms, tensors)
+    pointers = {name: memory.add(tensors[name]) for name in ("weight", "residual", "y")}
+    views = {p.buffer: tensors[p.buffer].reshape(p.dims[::-1]) for p in source.steps[0].params if p.kind == "tensor_map"}
+    emulator.run(source.steps[0], pointers, sms, views)
     reference = convolve(workload, arrays["x"], arrays["weight"])
     if workload.epilogue:
         reference += (np.arange(workload.k) % 5 + arrays.get("residual", 0)).astype(np.float32)
@@ -183,6 +191,31 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
     "a cluster of 4, three tiles past the end, fewer steps than stages": (
         SMALL.replace(n=1, h=7, w=3, s=1, padding=0, out_dtype="float32", epilogue=["residual"]),
         {**TOGETHER, "tile_h": 1, "weight_stages": 12, "cluster": 4}, 4),
+    "merged groups": (GROUPS, {**TOGETHER, "weight_stages": 0}, 2),
+    "merged groups in turn, half a row of weights": (
+        GROUPS.replace(k=24), {**IN_TURN, "patches": 3, "tile_w": 3}, 1),
+    "merged groups of single channels, two columns": (
+        SMALL.replace(n=1, h=5, w=6, c=96, k=96, groups=96, s=1, padding=(1, 0, 1, 0)),
+        {**IN_TURN, "tile_h": 3}, 4),
+    "merged groups of 3 and 2 channels": (
+        SMALL.replace(n=1, h=5, w=6, c=72, k=48, groups=24, r=1, padding=(0, 1, 0, 1)),
+        {**TOGETHER, "row_groups": 2, "weight_stages": 0}, 3),
+    "groups as they are, ring of weights": (SMALL.replace(n=1, h=5, c=80, k=144, groups=2), TOGETHER, 2),
+    "groups of two column tiles, weights stay": (
+        SMALL.replace(n=1, h=5, c=80, k=160, groups=2, s=1, padding=(1, 0, 1, 0)), {**IN_TURN, "patches": 4}, 9),
+    "groups of 40 channels, 1x1": (
+        SMALL.replace(c=120, k=120, groups=3, r=1, s=1, padding=0), {**TOGETHER, "weight_stages": 0}, 2),
+    "columns of output channels, weights stay, uneven": (
+        SMALL.replace(k=136, n=1), {**IN_TURN, "tile_h": 4, "tile_w": 4}, 8),
+    "strided": (SMALL.replace(stride=2), {**TOGETHER, "tile_w": 3}, 2),
+    "strided more one way, dilated, in turn": (
+        SMALL.replace(h=12, w=13, stride=(2, 3), dilation=(3, 2), padding=(2, 1, 3, 0)), {**IN_TURN, "tile_w": 4}, 1),
+    "strided, an even dilation, two chunks, rows": (
+        TWO_CHUNKS.replace(h=13, stride=(4, 2), dilation=2, padding=2), {**TOGETHER, "row_groups": 2, "tile_w": 3}, 1),
+    "merged groups, strided, 1x1": (
+        GROUPS.replace(stride=2, r=1, s=1, padding=0), {**TOGETHER, "weight_stages": 0, "tile_w": 3}, 1),
+    "merged groups, strided, in turn": (
+        GROUPS.replace(h=9, w=8, stride=2, out_dtype="float32"), {**IN_TURN, "tile_w": 4}, 1),
     "tiles larger than the image": (SMALL.replace(h=3, w=3, n=3), {**TOGETHER, "tile_h": 5, "tile_w": 6}, 1),
 }  # fmt: skip
 
@@ -201,6 +234,7 @@ def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "name",
     ["one warpgroup, ring of weights", "channels and rows", "in turn, two chunks", "in turn, two chunks, late release",
+     "merged groups in turn, half a row of weights", "groups of two column tiles, weights stay", "strided",
      "tiles larger than the image"],
 )  # fmt: skip
 def test_the_emulated_epilogue_sees_its_channels_and_pixels(
@@ -278,9 +312,10 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
         (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
         (BASE.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
         (BASE.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
-        (BASE.replace(groups=2), H200, ["groups", "2"]),
-        (BASE.replace(r=1, s=1, padding=0), H200, ["1x1"]),
-        (BASE.replace(stride=(1, 2)), H200, ["stride", "(1, 2)"]),
+        (BASE.replace(r=1, s=1, padding=0), H200, ["1x1", "groups"]),
+        (BASE.replace(stride=(1, 9)), H200, ["stride", "(1, 9)", "1 to 8"]),
+        (BASE.replace(c=72, k=144, groups=8), H200, ["8 groups have 9 input and 18 output channels", "multiples of 8"]),
+        (BASE.replace(groups=16, r=7, s=7, padding=3), H200, ["4 input", "49 taps", "25 taps"]),
         (BASE.replace(c=12), H200, ["c is 12", "8"]),
         (BASE.replace(k=4), H200, ["k is 4", "8"]),
         (BASE.replace(padding=128, dilation=128), H200, ["256 x 256"]),
@@ -302,6 +337,14 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
         BASE.replace(h=1, w=1, n=64),
         BASE.replace(h=3, w=100_000),
         BASE.replace(c=4096, k=4096),
+        BASE.replace(stride=2),
+        BASE.replace(stride=(8, 3), padding=20),
+        BASE.replace(groups=64),
+        BASE.replace(groups=16, r=5, s=5, padding=2),
+        BASE.replace(c=2048, k=2048, groups=32, stride=2),
+        BASE.replace(c=1392, k=1392, groups=6),
+        BASE.replace(c=16384, k=16384, groups=2048),
+        BASE.replace(c=240, k=480, groups=3, r=1, s=1, padding=0),
     ],
 )
 def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
@@ -321,6 +364,47 @@ def test_weights_are_shared_where_they_cannot_stay_and_by_no_more_tiles_than_the
     workload: Workload, clusters: set[int]
 ) -> None:
     assert {config["cluster"] for config in TEMPLATE.space(workload, H200).sample(200, np.random.default_rng(0))} == clusters
+
+
+@pytest.mark.parametrize(
+    ("shape", "merged"),
+    [
+        (dict(c=128, k=128, groups=32), 16),  # ResNeXt-50 32x4d's stages
+        (dict(c=256, k=256, groups=32), 8),
+        (dict(c=512, k=512, groups=32), 4),
+        (dict(c=1024, k=1024, groups=32), 2),
+        (dict(c=2048, k=2048, groups=32), 1),  # groups of 64
+        (dict(c=240, k=240, groups=10), 2),  # of 24, of which 2 fit
+        (dict(c=168, k=168, groups=7), 1),  # of 24, and 2 do not divide 7
+        (dict(c=144, k=144, groups=144), 48),
+        (dict(c=128, k=512, groups=32), 4),  # of 4 and 16
+        (dict(c=256, k=64, groups=16), 4),  # of 16 and 4
+        (dict(c=120, k=120, groups=1), 1),
+        (dict(c=384, k=384, groups=32, r=7, s=7, padding=3), 0),  # of 12 channels
+        (dict(c=512, k=512, groups=32, r=7, s=7, padding=3), 1),  # of 16
+    ],
+)
+def test_groups_are_merged_up_to_a_wgmma(shape: dict[str, int], merged: int) -> None:
+    assert merged_groups(BASE.replace(**shape)) == merged
+
+
+@pytest.mark.parametrize(("stride", "dilation", "phases"), [(1, 1, 1), (2, 1, 4), (2, 2, 1), (2, 3, 4), (3, 1, 9), (4, 1, 9),
+                                                            (4, 2, 4), ((2, 1), 1, 2)])  # fmt: skip
+def test_a_phase_that_no_tap_reads_is_not_loaded(stride: Any, dilation: int, phases: int) -> None:
+    """Of 3x3 taps: remainders of row and column, times the dilation, modulo the stride, counted one by one."""
+    workload = BASE.replace(stride=stride, dilation=dilation, padding=dilation)
+    counted = {(r * dilation % workload.stride[0], s * dilation % workload.stride[1]) for r in range(3) for s in range(3)}
+    assert Geometry.of(workload).phases == len(counted) == phases
+
+
+def test_columns_have_equal_numbers_of_blocks_on_every_card() -> None:
+    """432 channels in 9 groups: 14 blocks for each group, whatever the card, where 132 multiprocessors would be 14.7."""
+    workload = BASE.replace(n=32, c=432, k=432, groups=9)
+    for config in TEMPLATE.space(workload, H200).restrict({"weight_stages": [0]}).sample(20, np.random.default_rng(0)):
+        grid = TEMPLATE.kernel(workload, H200, config).steps[0].grid
+        tiles = evaluate(workload, H200, config)["pixel_tiles"]
+        each = min(tiles, 132 * config["blocks_per_sm"] // 9)
+        assert {grid.blocks(sms) for sms in (78, 132)} == {9 * each}
 
 
 @pytest.mark.parametrize(("size", "most", "parts"), [(7, 7, [1, 2, 3, 4, 7]), (7, 3, [1, 2, 3]), (1, 9, [1]),
@@ -442,6 +526,34 @@ def test_blocks_that_share_weights_are_exact(hopper: Target, cluster: int, image
         space = TEMPLATE.space(workload, hopper).restrict({"cluster": [cluster]})
         for config in space.sample(4, np.random.default_rng([32, number])):
             exactly(TEMPLATE, workload, hopper)(config)
+
+
+GROUPED = {
+    "groups of 4": dict(c=128, k=128, groups=32),
+    "groups of 4, strided": dict(c=256, k=256, groups=64, stride=2, epilogue=["bias", "relu"]),
+    "groups of 8 and 16": dict(c=128, k=256, groups=16, epilogue=["bias", "residual"]),
+    "groups of 32, dilated": dict(c=256, k=256, groups=8, dilation=2, padding=2, dtype="bfloat16"),
+    "groups of 64, strided": dict(c=512, k=512, groups=8, stride=2),
+    "groups of 24, not merged": dict(c=168, k=168, groups=7, out_dtype="float32"),
+    "groups of 112": dict(c=336, k=336, groups=3, stride=(1, 2)),
+    "groups of 232": dict(c=464, k=464, groups=2),
+    "single channels": dict(c=144, k=144, groups=144),
+    "single channels, 5x5, strided": dict(c=96, k=96, groups=96, r=5, s=5, padding=2, stride=2),
+    "groups of 80, 1x1": dict(c=240, k=240, groups=3, r=1, s=1, padding=0),
+    "groups of 3 and 2, 1x1": dict(c=72, k=48, groups=24, r=1, s=1, padding=0, epilogue=["residual", "relu"]),
+    "one group, strided": dict(c=72, k=136, stride=2, epilogue=["scale_shift"]),
+    "one group, strided by 3, 7x7": dict(c=64, k=64, r=7, s=7, padding=3, stride=3),
+    "one group, weights of several columns stay": dict(c=40, k=200),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(2, 9, 13), (24, 29, 28)], ids=["few tiles", "many tiles"])
+@pytest.mark.parametrize("shape", GROUPED.values(), ids=GROUPED)
+def test_groups_and_strides_are_exact(hopper: Target, shape: dict[str, Any], size: tuple[int, int, int]) -> None:
+    n, h, w = size
+    workload = Workload.conv2d(**{**dict(n=n, h=h, w=w, r=3, s=3, padding=1), **shape})
+    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, np.random.default_rng(33))
 
 
 @pytest.mark.gpu
