@@ -46,11 +46,12 @@ GROUPS = SMALL.replace(h=5, w=6, c=48, k=48, groups=12)  # of 4 channels: all ar
 
 def random_workload(rng: np.random.Generator) -> Workload:
     """A small convolution of any kind that the template takes."""
+    strides, grouped = int(rng.choice([2, 5])), bool(rng.integers(2))
     while True:
         r, s = (int(v) for v in rng.integers(1, 8, 2))
         h, w = (int(v) for v in rng.integers(1, 70, 2))
-        stride = [int(v) for v in np.minimum(rng.integers(1, 5, 2), rng.integers(1, 5, 2))]
-        groups = int(rng.choice([1, rng.integers(2, 41)]))
+        stride = [int(v) for v in np.minimum(rng.integers(1, strides, 2), rng.integers(1, strides, 2))]
+        groups = int(rng.integers(2, 41)) if grouped else 1
         most = max(2, 192 // groups)  # channels of a group
         inputs, outputs = (int(rng.integers(1, most)) if groups > 1 else 8 * int(rng.integers(1, 33)) for _ in range(2))
         dilation = [int(v) for v in np.minimum(rng.integers(1, 5, 2), rng.integers(1, 5, 2))]
