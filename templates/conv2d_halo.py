@@ -20,8 +20,8 @@ every tap's weights and multicasts it to all. So weights' `empty` counts the con
 the last one are multiplied (and not stored), lest a block waits for what nobody sends. Patches are each block's own.
 
 Of several groups a tile has output channels of one, and loads that one's input channels. Groups of few channels are merged:
-as many as fill a wgmma count as one, with weights of zero where input and output channel are of different groups. These
-weights stay in shared memory, where each block writes them before its first tile.
+several count as one, with weights of zero where input and output channel are of different groups. These weights stay in
+shared memory, where each block writes them before its first tile.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
 """
@@ -55,7 +55,7 @@ from schedsearch.templates.conv2d_halo_sizes import (
     derived_quantities,
     evaluate,
     loads_residual,
-    merged_groups,
+    mergeable,
     overhead_registers,
     pixel_map,
     usable_tiles,
@@ -82,7 +82,7 @@ class Conv2dHalo(Template):
     """conv2d for compute capability 9.0, R * S > 1 or groups: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_halo"
-    version = 4
+    version = 3
     op = "conv2d"
     kind = "cuda"
 
@@ -94,7 +94,7 @@ class Conv2dHalo(Template):
             return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups: a single tap shares no pixels"
         if max(w.stride) > MAX_ELEMENT_STRIDE:
             return f"stride is {w.stride}; allowed: 1 to {MAX_ELEMENT_STRIDE}, TMA's element strides"
-        if not merged_groups(w):
+        if not mergeable(w):
             return (
                 f"{w.groups} groups have {w.c // w.groups} input and {w.k // w.groups} output channels each, and "
                 f"{w.r * w.s} taps; allowed: multiples of {OCTET} channels, or with up to {MAX_MERGED_TAPS} taps those of "
@@ -104,7 +104,7 @@ class Conv2dHalo(Template):
         if pixels > MAX_PIXELS - MAX_BOX**2:
             return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
         if not usable_tiles(w, target):
-            geometry = Geometry.of(w)
+            geometry = Geometry.of(w, min(mergeable(w)))
             return (
                 f"the kernel reaches over (size - 1) * dilation / stride = {geometry.halo_h} x {geometry.halo_w} pixels of "
                 f"{geometry.phases} phases; allowed: what fits {MAX_BOX} x {MAX_BOX} pixels and "
@@ -113,10 +113,11 @@ class Conv2dHalo(Template):
         return None
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        w, geometry = workload, Geometry.of(workload)
+        w, merges = workload, mergeable(workload)
+        geometry, outputs = Geometry.of(workload, min(merges)), w.k // w.groups
         tiles = usable_tiles(w, target)
         least_positions = min(64, max(tiles.values()))
-        channel_groups = math.ceil(geometry.outputs / WGMMA_CHANNELS)
+        channel_groups = math.ceil(outputs / WGMMA_CHANNELS)
         # Those that fill but half of shared memory had better stay than be sent to and fro.
         weight_bytes = geometry.taps * geometry.chunks * channel_groups * WGMMA_CHANNELS * ROW_BYTES
         knobs = (
@@ -128,11 +129,13 @@ class Conv2dHalo(Template):
             Knob("schedule", ("together", "in_turn"),
                  "row groups share a tile and its patch, or each takes the next tile: one stores while another multiplies"),
             Knob("patches", PATCHES, "patches of x (tile and halo, 64 channels) that are loaded ahead or being multiplied"),
-            Knob("weight_stages", WEIGHT_STAGES if geometry.merged == 1 else WEIGHT_STAGES[:1],
+            Knob("weight_stages", WEIGHT_STAGES if 1 in merges else WEIGHT_STAGES[:1],
                  "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
             Knob("cluster", CLUSTERS if weight_bytes > target.shared_bytes_per_block // 2 else CLUSTERS[:1],
                  "blocks with neighbouring pixels and the same output channels, which share the loads of weights"),
+            *(Knob("merged", merges, "neighbouring groups that count as one, with zeros for the weights between them"),)
+            * (len(merges) > 1),
         )  # fmt: skip
         constraints = (
             Constraint(
@@ -152,6 +155,7 @@ class Conv2dHalo(Template):
                     | ((q["row_groups"] > 1) & (q["channel_groups"] == 1) & (q["weight_stages"] == 0))
                 ),
             ),
+            Constraint("merged weights stay", lambda q: (q["merged"] == 1) | (q["weight_stages"] == 0)),
             Constraint("cluster is 1 where weights stay, at most the tiles of pixels else",
                        lambda q: (q["cluster"] == 1) | ((q["weight_stages"] > 0) & (q["cluster"] <= q["pixel_tiles"]))),
             *hopper.block_constraints(target, "positions", overhead_registers(w)),
@@ -160,7 +164,7 @@ class Conv2dHalo(Template):
                 lambda q: (q["schedule"] == "in_turn") | (q["tile_h"] * (q["row_groups"] - 1) < geometry.out_h),
             ),
             Constraint("no warpgroup whose channels all lie past the output",
-                       lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < geometry.outputs),
+                       lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < q["merged"] * outputs),
             Constraint("a tile for each warpgroup in turn, and a patch", lambda q: (q["turns"] <= q["waves"])
                        & (q["turns"] <= q["patches"])),
             Constraint("no more patches than a block loads", lambda q: q["patches"] <= geometry.chunks * q["waves"]),
@@ -186,7 +190,8 @@ class Conv2dHalo(Template):
         )
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan, geometry = evaluate(workload, target, config), Geometry.of(workload)
+        plan = evaluate(workload, target, config)
+        geometry = Geometry.of(workload, plan["merged"])
         epilogue = Epilogue(workload)
         output: Param = Pointer("y")
         epilogue_params = epilogue.params
@@ -226,7 +231,7 @@ class Conv2dHalo(Template):
 
 def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue) -> Callable[..., None]:
     """The kernel function for one configuration; `plan` is what `evaluate` returns."""
-    geometry = Geometry.of(workload)
+    geometry = Geometry.of(workload, plan["merged"])
     out_h, out_w, out_channels = geometry.out_h, geometry.out_w, workload.k
     group_outputs = geometry.outputs
     grouped = geometry.groups > 1

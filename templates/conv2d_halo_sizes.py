@@ -44,7 +44,7 @@ TILE_OVERHEAD_CYCLES = 700  # draining the tensor cores, barriers, first store
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a workload that the kernel is made of.
+    """The sizes of a workload that the kernel is made of, with so many groups merged.
 
     Attributes:
         out_h, out_w: output pixels of an image.
@@ -77,8 +77,8 @@ class Geometry:
     k_steps: tuple[int, int]
 
     @classmethod
-    def of(cls, workload: Workload) -> Geometry:
-        w, merged = workload, merged_groups(workload)
+    def of(cls, workload: Workload, merged: int) -> Geometry:
+        w = workload
         groups = w.groups // merged
         chunks = math.ceil(w.c // groups / CHUNK)
         last = math.ceil((w.c // groups - (chunks - 1) * CHUNK) / WGMMA_K)
@@ -95,22 +95,20 @@ class Geometry:
         return self.phases_h * self.phases_w
 
 
-def merged_groups(workload: Workload) -> int:
-    """How many neighbouring groups to compute as one: the most whose channels fill no more than a wgmma; 0 if none can be.
+def mergeable(workload: Workload) -> tuple[int, ...]:
+    """How many neighbouring groups can be computed as one; 1 is each for itself. () where none can.
 
-    TMA wants channels of a group in octets. More groups at once load longer rows and, up to a wgmma's size, take the tensor
-    cores no longer. The weights that they make must stay in shared memory.
+    TMA wants channels of a group in octets, and together they may fill a wgmma. Their weights must stay in shared memory.
     """
     w = workload
     inputs, outputs = w.c // w.groups, w.k // w.groups
-    fitting = [
+    return tuple(
         merged
         for merged in range(1, min(w.groups, CHUNK) + 1)
         if w.groups % merged == 0
         and merged * inputs % OCTET == merged * outputs % OCTET == 0
         and (merged == 1 or (merged * max(inputs, outputs) <= CHUNK and w.r * w.s <= MAX_MERGED_TAPS))
-    ]
-    return max(fitting, default=0)
+    )
 
 
 def loads_residual(workload: Workload) -> bool:
@@ -167,12 +165,13 @@ def even_splits(size: int, most: int) -> list[int]:
 
 def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], int]:
     """(tile_h, tile_w) -> positions of a wgmma, where they are few enough and one warpgroup's shared memory suffices."""
-    geometry = Geometry.of(workload)
+    merged = min(mergeable(workload))
+    geometry = Geometry.of(workload, merged)
     found = {}
     sizes = derived_quantities(workload, target)
     least = {
-        "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "cluster": 1,
-        "weight_stages": 2 if geometry.merged == 1 else 0,
+        "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "cluster": 1, "merged": merged,
+        "weight_stages": 2 if merged == 1 else 0,
     }  # fmt: skip
     most_h, most_w = (MAX_BOX // stride for stride in geometry.stride)
     for tile_w in even_splits(geometry.out_w, most_w - geometry.halo_w):
@@ -189,10 +188,11 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
 
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
-    w, geometry = workload, Geometry.of(workload)
+    w, merges = workload, mergeable(workload)
+    geometry = Geometry.of(workload, min(merges))  # of what is the same however many are merged
+    inputs, outputs = w.c // w.groups, w.k // w.groups
     out_bytes = DTYPE_BYTES[w.out_dtype]
     steps = geometry.taps * geometry.chunks
-    all_k_steps = geometry.taps * ((geometry.chunks - 1) * geometry.k_steps[0] + geometry.k_steps[1])
 
     def rounded(positions: Any) -> Any:
         return -(-positions // SWIZZLE_ROWS) * SWIZZLE_ROWS
@@ -209,7 +209,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         busy = np.minimum(q["tiles"] / q["blocks_per_sm"], hopper.blocks_at_once(target, q["cluster"], 1))
         l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
-        wgmmas = all_k_steps * q["groups"] / q["turns"]
+        wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["groups"] / q["turns"]
         # All bytes come in by the multiprocessor's port, but L2 reads once what is multicast; blocks of different clusters
         # ask for the same bytes less often.
         pixels, weights = geometry.chunks * q["patch_bytes"], np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
@@ -224,7 +224,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
         # Weights that are merged are written before the first multiplication, which the first patch's load hides in part.
-        merging = 0 if geometry.merged == 1 else steps * q["bn"] * ROW_BYTES / SHARED_BYTES_PER_CYCLE
+        merging = np.where(q["merged"] == 1, 0, steps * q["bn"] * ROW_BYTES / SHARED_BYTES_PER_CYCLE)
         latency = np.where(streamed, steps * (LOAD_LATENCY_CYCLES + late) / np.maximum(q["weight_stages"] - 1, 1), 0)
         waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + load, 0)
         alone = np.where(
@@ -251,6 +251,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         return np.where(q["column_blocks"] == 0, together, apart)
 
     return {
+        **({} if len(merges) > 1 else {"merged": lambda q: merges[0]}),  # else a knob
         "bn": lambda q: q["channel_groups"] * WGMMA_CHANNELS,
         "groups": lambda q: q["channel_groups"] * q["row_groups"],
         "turns": lambda q: np.where(q["schedule"] == "in_turn", q["row_groups"], 1),
@@ -265,8 +266,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "threads": lambda q: (q["groups"] + 1) * WARPGROUP,
         "row_tiles": lambda q: -(-geometry.out_h // q["block_rows"]),
         "strips": lambda q: -(-geometry.out_w // q["tile_w"]),
-        "group_tiles": lambda q: -(-geometry.outputs // q["bn"]),
-        "column_tiles": lambda q: geometry.groups * q["group_tiles"],
+        "group_tiles": lambda q: -(-q["merged"] * outputs // q["bn"]),
+        "column_tiles": lambda q: w.groups // q["merged"] * q["group_tiles"],
         "pixel_tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
         "tiles": lambda q: -(-q["pixel_tiles"] // q["cluster"]) * q["cluster"] * q["column_tiles"],  # some past the end
         "column_blocks": column_blocks,

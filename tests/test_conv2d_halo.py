@@ -25,7 +25,7 @@ from schedsearch.measurement import Resources
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d_halo import Conv2dHalo
-from schedsearch.templates.conv2d_halo_sizes import Geometry, evaluate, even_splits, merged_groups
+from schedsearch.templates.conv2d_halo_sizes import Geometry, evaluate, even_splits, mergeable
 from schedsearch.templates.epilogue import TileRows
 from schedsearch.workload import Config, Workload
 
@@ -41,7 +41,9 @@ TOGETHER = {
 IN_TURN = {**TOGETHER, "row_groups": 2, "schedule": "in_turn", "weight_stages": 0}
 SMALL = Workload.conv2d(n=2, h=7, w=11, c=24, k=24, r=3, s=3, padding=1)
 TWO_CHUNKS = SMALL.replace(n=1, c=72)
-GROUPS = SMALL.replace(h=5, w=6, c=48, k=48, groups=12)  # of 4 channels: all are merged
+GROUPS = SMALL.replace(h=5, w=6, c=48, k=48, groups=12)  # of 4 channels
+MERGED = {**TOGETHER, "weight_stages": 0, "merged": 12}
+MERGED_IN_TURN = {**IN_TURN, "merged": 12}
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
@@ -74,10 +76,10 @@ def random_workload(rng: np.random.Generator) -> Workload:
 
 
 class StandInEpilogue:
-    """Adds k % 5 and, with a residual, that."""
+    """Adds k % 5 and, with a residual, that. `outputs` of a group, however many are merged."""
 
-    def __init__(self, emulator: HopperEmulator, workload: Workload) -> None:
-        self.emulator, self.workload, self.alignments = emulator, workload, {}
+    def __init__(self, emulator: HopperEmulator, workload: Workload, outputs: int) -> None:
+        self.emulator, self.workload, self.outputs, self.alignments = emulator, workload, outputs, {}
         self.identity = not workload.epilogue
         zeros: tuple[Any, ...] = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
         residual = (Pointer("residual"),) if "residual" in workload.epilogue else zeros[3:4]
@@ -98,7 +100,7 @@ class StandInEpilogue:
             offset: int,
             *params: Any,
         ) -> None:
-            assert (k + channels) % Geometry.of(self.workload).outputs == 0
+            assert channels <= self.outputs and (k + channels) % self.outputs == 0
             assert position == self.emulator.block.local.thread % 4 * 2
             for octet in range(octets):
                 values = [0.0] * 4
@@ -145,7 +147,9 @@ def emulate(
         monkeypatch.setattr(module, name, getattr(emulator, name))
     monkeypatch.setattr(module, "ptx", emulator)
     monkeypatch.setattr(module, "cluster", emulator)
-    monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w))
+    monkeypatch.setattr(
+        module, "Epilogue", lambda w: StandInEpilogue(emulator, w, w.k // w.groups * config.get("merged", 1))
+    )
     monkeypatch.setattr(module, "store_transposed", functools.partial(store_as_float32, memory))
     arrays = integers(workload, np.random.default_rng(0))
     out_type = np.float32 if workload.out_dtype == "float32" else np.float16
@@ -192,15 +196,16 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
     "a cluster of 4, three tiles past the end, fewer steps than stages": (
         SMALL.replace(n=1, h=7, w=3, s=1, padding=0, out_dtype="float32", epilogue=["residual"]),
         {**TOGETHER, "tile_h": 1, "weight_stages": 12, "cluster": 4}, 4),
-    "merged groups": (GROUPS, {**TOGETHER, "weight_stages": 0}, 2),
+    "merged groups": (GROUPS, MERGED, 2),
+    "merged groups, fewer than might be": (GROUPS, {**MERGED, "merged": 4}, 3),
     "merged groups in turn, half a row of weights": (
-        GROUPS.replace(k=24), {**IN_TURN, "patches": 3, "tile_w": 3}, 1),
+        GROUPS.replace(k=24), {**MERGED_IN_TURN, "patches": 3, "tile_w": 3}, 1),
     "merged groups of single channels, two columns": (
         SMALL.replace(n=1, h=5, w=6, c=96, k=96, groups=96, s=1, padding=(1, 0, 1, 0)),
-        {**IN_TURN, "tile_h": 3}, 4),
+        {**MERGED_IN_TURN, "tile_h": 3, "merged": 48}, 4),
     "merged groups of 3 and 2 channels": (
         SMALL.replace(n=1, h=5, w=6, c=72, k=48, groups=24, r=1, padding=(0, 1, 0, 1)),
-        {**TOGETHER, "row_groups": 2, "weight_stages": 0}, 3),
+        {**MERGED, "row_groups": 2, "merged": 8}, 3),
     "groups as they are, ring of weights": (SMALL.replace(n=1, h=5, c=80, k=144, groups=2), TOGETHER, 2),
     "groups of two column tiles, weights stay": (
         SMALL.replace(n=1, h=5, c=80, k=160, groups=2, s=1, padding=(1, 0, 1, 0)), {**IN_TURN, "patches": 4}, 9),
@@ -214,9 +219,9 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
     "strided, an even dilation, two chunks, rows": (
         TWO_CHUNKS.replace(h=13, stride=(4, 2), dilation=2, padding=2), {**TOGETHER, "row_groups": 2, "tile_w": 3}, 1),
     "merged groups, strided, 1x1": (
-        GROUPS.replace(stride=2, r=1, s=1, padding=0), {**TOGETHER, "weight_stages": 0, "tile_w": 3}, 1),
+        GROUPS.replace(stride=2, r=1, s=1, padding=0), {**MERGED, "tile_w": 3}, 1),
     "merged groups, strided, in turn": (
-        GROUPS.replace(h=9, w=8, stride=2, out_dtype="float32"), {**IN_TURN, "tile_w": 4}, 1),
+        GROUPS.replace(h=9, w=8, stride=2, out_dtype="float32"), {**MERGED_IN_TURN, "tile_w": 4}, 1),
     "tiles larger than the image": (SMALL.replace(h=3, w=3, n=3), {**TOGETHER, "tile_h": 5, "tile_w": 6}, 1),
 }  # fmt: skip
 
@@ -246,10 +251,10 @@ def test_the_emulated_epilogue_sees_its_channels_and_pixels(
     np.testing.assert_array_equal(y, reference)
 
 
-@pytest.mark.parametrize("operation", ["mbarrier_wait", "bulk_wait_read_all", "wgmma_wait"])
+@pytest.mark.parametrize("operation", ["mbarrier_wait", "bulk_wait_read_all", "wgmma_wait", "cp_async_wait"])
 def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     def no_wait(self: HopperEmulator, *_: Any) -> Any:
-        return (lambda acc: None) if operation == "wgmma_wait" else None
+        return (lambda *_: None) if operation in ("wgmma_wait", "cp_async_wait") else None
 
     def noticed() -> bool:
         try:
@@ -260,7 +265,7 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
 
     monkeypatch.setattr(HopperEmulator, operation, no_wait)
     monkeypatch.setattr(HopperEmulator, "late_s", 0.05)
-    workload, config, sms = EMULATED["in turn"]
+    workload, config, sms = EMULATED["merged groups in turn, half a row of weights"]
     assert any(noticed() for _ in range(5))  # a copy may happen to be in time
 
 
@@ -370,23 +375,32 @@ def test_weights_are_shared_where_they_cannot_stay_and_by_no_more_tiles_than_the
 @pytest.mark.parametrize(
     ("shape", "merged"),
     [
-        (dict(c=128, k=128, groups=32), 16),  # ResNeXt-50 32x4d's stages
-        (dict(c=256, k=256, groups=32), 8),
-        (dict(c=512, k=512, groups=32), 4),
-        (dict(c=1024, k=1024, groups=32), 2),
-        (dict(c=2048, k=2048, groups=32), 1),  # groups of 64
-        (dict(c=240, k=240, groups=10), 2),  # of 24, of which 2 fit
-        (dict(c=168, k=168, groups=7), 1),  # of 24, and 2 do not divide 7
-        (dict(c=144, k=144, groups=144), 48),
-        (dict(c=128, k=512, groups=32), 4),  # of 4 and 16
-        (dict(c=256, k=64, groups=16), 4),  # of 16 and 4
-        (dict(c=120, k=120, groups=1), 1),
-        (dict(c=384, k=384, groups=32, r=7, s=7, padding=3), 0),  # of 12 channels
-        (dict(c=512, k=512, groups=32, r=7, s=7, padding=3), 1),  # of 16
+        (dict(c=128, k=128, groups=32), (2, 4, 8, 16)),  # ResNeXt-50 32x4d's stages
+        (dict(c=256, k=256, groups=32), (1, 2, 4, 8)),
+        (dict(c=512, k=512, groups=32), (1, 2, 4)),
+        (dict(c=1024, k=1024, groups=32), (1, 2)),
+        (dict(c=2048, k=2048, groups=32), (1,)),  # groups of 64
+        (dict(c=240, k=240, groups=10), (1, 2)),  # of 24, of which 2 fit
+        (dict(c=168, k=168, groups=7), (1,)),  # of 24, and 2 do not divide 7
+        (dict(c=144, k=144, groups=144), (8, 16, 24, 48)),
+        (dict(c=128, k=512, groups=32), (2, 4)),  # of 4 and 16
+        (dict(c=256, k=64, groups=16), (2, 4)),  # of 16 and 4
+        (dict(c=120, k=120, groups=1), (1,)),
+        (dict(c=384, k=384, groups=32, r=7, s=7, padding=3), ()),  # of 12 channels
+        (dict(c=512, k=512, groups=32, r=7, s=7, padding=3), (1,)),  # of 16
     ],
 )
-def test_groups_are_merged_up_to_a_wgmma(shape: dict[str, int], merged: int) -> None:
-    assert merged_groups(BASE.replace(**shape)) == merged
+def test_groups_are_merged_by_octets_up_to_a_wgmma(shape: dict[str, int], merged: tuple[int, ...]) -> None:
+    workload = BASE.replace(**shape)
+    assert mergeable(workload) == merged
+    if len(merged) > 1:
+        sampled = TEMPLATE.space(workload, H200).sample(300, np.random.default_rng(0))
+        assert {config["merged"] for config in sampled} == set(merged)
+
+
+def test_only_what_has_a_choice_has_the_knob() -> None:
+    assert "merged" not in TEMPLATE.space(BASE, H200).names
+    assert "merged" not in TEMPLATE.space(BASE.replace(c=2048, k=2048, groups=32), H200).names
 
 
 @pytest.mark.parametrize(("stride", "dilation", "phases"), [(1, 1, 1), (2, 1, 4), (2, 2, 1), (2, 3, 4), (3, 1, 9), (4, 1, 9),
@@ -395,7 +409,7 @@ def test_a_phase_that_no_tap_reads_is_not_loaded(stride: Any, dilation: int, pha
     """Of 3x3 taps: remainders of row and column, times the dilation, modulo the stride, counted one by one."""
     workload = BASE.replace(stride=stride, dilation=dilation, padding=dilation)
     counted = {(r * dilation % workload.stride[0], s * dilation % workload.stride[1]) for r in range(3) for s in range(3)}
-    assert Geometry.of(workload).phases == len(counted) == phases
+    assert Geometry.of(workload, merged=1).phases == len(counted) == phases
 
 
 def test_columns_have_equal_numbers_of_blocks_on_every_card() -> None:
