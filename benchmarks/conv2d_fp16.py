@@ -150,11 +150,12 @@ def compare(workload: schedsearch.Workload, db: str, l2_bytes: int) -> dict[str,
 
 def fastest_by_template(workload: schedsearch.Workload, db: str) -> dict[str, float]:
     """Microseconds of each template's fastest verified configuration, as the search measured it."""
+    from schedsearch.measurement import COLD_GRAPH, Outcome
     from schedsearch.records.store import Store
 
     fastest: dict[str, float] = {}
     with Store.open(db, create=False, readonly=True) as store:
-        for record in store.list_records(workload, mode="cold-graph-v1", outcome="ok"):
+        for record in store.list_records(workload, mode=COLD_GRAPH, outcome=Outcome.OK):
             time_us = record["time_ns"] / 1e3
             fastest[record["template"]] = min(time_us, fastest.get(record["template"], time_us))
     return fastest

@@ -207,6 +207,8 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
         SMALL.replace(n=1, h=5, w=6, c=72, k=48, groups=24, r=1, padding=(0, 1, 0, 1)),
         {**MERGED, "row_groups": 2, "merged": 8}, 3),
     "groups as they are, ring of weights": (SMALL.replace(n=1, h=5, c=80, k=144, groups=2), TOGETHER, 2),
+    "groups as they are, a cluster of 2": (
+        SMALL.replace(n=1, c=32, k=144, h=5, groups=2, s=1, padding=(1, 0, 1, 0)), {**TOGETHER, "cluster": 2}, 2),
     "groups of two column tiles, weights stay": (
         SMALL.replace(n=1, h=5, c=80, k=160, groups=2, s=1, padding=(1, 0, 1, 0)), {**IN_TURN, "patches": 4}, 9),
     "groups of 40 channels, 1x1": (
