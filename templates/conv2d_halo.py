@@ -295,7 +295,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     piece_bytes = piece * ELEMENT_BYTES
     tile_pieces = group_outputs * taps * inputs // piece
     copy, wait_copies = ptx.cp_async(piece_bytes), ptx.cp_async_wait(0)
-    zero_chunks = stages * stage_bytes // 16
+    tap_chunks = group_outputs * ROW_BYTES // 16  # of rows that are stored
 
     blocks_of_8 = positions // 8
     pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
@@ -462,9 +462,11 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
 
             if merged:
                 # ---- write the weights of the block's groups: zeros, and what each group has for its own input channels
-                for chunk in range(thread, zero_chunks, consumers):
-                    zero = types.uint32(0)
-                    ptx.store_shared_v4(shared + weights_offset + chunk * 16, zero, zero, zero, zero)
+                zero = types.uint32(0)
+                for chunk in range(thread, taps * tap_chunks, consumers):
+                    tap = types.uint32(types.uint32(chunk) // types.uint32(tap_chunks))
+                    to = types.uint32(shared + weights_offset + tap * (stage_bytes - tap_chunks * 16) + chunk * 16)
+                    ptx.store_shared_v4(to, zero, zero, zero, zero)
                 all_consumers(0)
                 tile_weights = types.uint64(weight + types.uint64(rank) * types.uint64(tile_pieces * piece_bytes))
                 for number in range(thread, tile_pieces, consumers):

@@ -224,7 +224,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
         # Weights that are merged are written before the first multiplication, which the first patch's load hides in part.
-        merging = np.where(q["merged"] == 1, 0, steps * q["bn"] * ROW_BYTES / SHARED_BYTES_PER_CYCLE)
+        merging = np.where(q["merged"] == 1, 0, steps * q["merged"] * outputs * ROW_BYTES / SHARED_BYTES_PER_CYCLE)
         latency = np.where(streamed, steps * (LOAD_LATENCY_CYCLES + late) / np.maximum(q["weight_stages"] - 1, 1), 0)
         waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + load, 0)
         alone = np.where(
