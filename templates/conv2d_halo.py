@@ -15,10 +15,6 @@ A block has consumer warpgroups that multiply and store, and a producer warpgrou
 another weights, each into a ring of buffers with two mbarriers a buffer: `full` (the bytes have landed) and `empty` (every
 consumer has read them). docs/kernels/conv2d_halo.md tells more, and what each knob is for.
 
-With cluster > 1 the blocks of a cluster have neighbouring tiles of pixels and the same output channels: each loads a part of
-every tap's weights and multicasts it to all. So weights' `empty` counts the consumers of the whole cluster, and tiles past
-the last one are multiplied (and not stored), lest a block waits for what nobody sends. Patches are each block's own.
-
 Of several groups a tile has output channels of one, and loads that one's input channels. Groups of few channels are merged:
 several count as one, with weights of zero where input and output channel are of different groups. These weights stay in
 shared memory, where each block writes them before its first tile.
@@ -40,7 +36,7 @@ from schedsearch.launch import Grid, Param, Pointer
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates import cluster, hopper, ptx
+from schedsearch.templates import hopper, ptx
 from schedsearch.templates.conv2d_halo_sizes import (
     CHUNK,
     L2_PROMOTION_BYTES,
@@ -69,20 +65,19 @@ from schedsearch.workload import Config, Workload
 MAX_PIXELS = 2**31 - 1
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "clustered", "fused", "grouped", "in_turn", "merged", "resident", "staged"})
+SHAPED_BY = frozenset({"accumulators", "fused", "grouped", "in_turn", "merged", "resident", "staged"})
 
 MAX_GROUPS = 4
 PATCHES = (1, 2, 3, 4, 6)
 WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
 BLOCKS_PER_SM = (1, 2, 3)
-CLUSTERS = (1, 2, 4)
 
 
 class Conv2dHalo(Template):
     """conv2d for compute capability 9.0, R * S > 1 or groups: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_halo"
-    version = 3
+    version = 4
     op = "conv2d"
     kind = "cuda"
 
@@ -118,8 +113,6 @@ class Conv2dHalo(Template):
         tiles = usable_tiles(w, target)
         least_positions = min(64, max(tiles.values()))
         channel_groups = math.ceil(outputs / WGMMA_CHANNELS)
-        # Those that fill but half of shared memory had better stay than be sent to and fro.
-        weight_bytes = geometry.taps * geometry.chunks * channel_groups * WGMMA_CHANNELS * ROW_BYTES
         knobs = (
             Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
             Knob("tile_w", tuple(sorted({w for _, w in tiles})), "output pixels of such a row"),
@@ -132,8 +125,6 @@ class Conv2dHalo(Template):
             Knob("weight_stages", WEIGHT_STAGES if 1 in merges else WEIGHT_STAGES[:1],
                  "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
-            Knob("cluster", CLUSTERS if weight_bytes > target.shared_bytes_per_block // 2 else CLUSTERS[:1],
-                 "blocks with neighbouring pixels and the same output channels, which share the loads of weights"),
             *(Knob("merged", merges, "neighbouring groups that count as one, with zeros for the weights between them"),)
             * (len(merges) > 1),
         )  # fmt: skip
@@ -156,8 +147,6 @@ class Conv2dHalo(Template):
                 ),
             ),
             Constraint("merged weights stay", lambda q: (q["merged"] == 1) | (q["weight_stages"] == 0)),
-            Constraint("cluster is 1 where weights stay, at most the tiles of pixels else",
-                       lambda q: (q["cluster"] == 1) | ((q["weight_stages"] > 0) & (q["cluster"] <= q["pixel_tiles"]))),
             *hopper.block_constraints(target, "positions", overhead_registers(w)),
             Constraint(
                 "no warpgroup whose rows all lie past the output",
@@ -180,13 +169,9 @@ class Conv2dHalo(Template):
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target) -> Config:
-        """The configuration of the least predicted time; the fewest threads and the most patches among equals.
-
-        Without a cluster: what sharing costs was measured with conv2d_wgmma, not here.
-        """
+        """The configuration of the least predicted time; the fewest threads and the most patches among equals."""
         return hopper.least_predicted(
-            self.space(workload, target).restrict({"cluster": [1]}),
-            lambda q: (q["threads"], -q["patches"], -q["weight_stages"]),
+            self.space(workload, target), lambda q: (q["threads"], -q["patches"], -q["weight_stages"])
         )
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
@@ -209,7 +194,7 @@ class Conv2dHalo(Template):
         )
         weights: Param = Pointer("weight")
         if geometry.merged == 1:
-            weights = filter_map(workload, plan["bn"] // plan["cluster"], CHUNK, L2_PROMOTION_BYTES)
+            weights = filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES)
         grid = Grid(plan["tiles"], plan["blocks_per_sm"])
         if plan["column_blocks"] and plan["column_tiles"] > 1:  # as many for each column, on any card
             grid = Grid(plan["column_tiles"] * plan["column_blocks"])
@@ -219,7 +204,6 @@ class Conv2dHalo(Template):
             grid,
             plan["threads"],
             plan["shared_bytes"],
-            cluster=plan["cluster"],
             min_blocks_per_sm=plan["blocks_per_sm"],
             shaped_by=SHAPED_BY,
         )
@@ -244,14 +228,10 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     patch_w, bn, groups, channel_groups = plan["patch_w"], plan["bn"], plan["groups"], plan["channel_groups"]
     row_tiles, strips, column_tiles = plan["row_tiles"], plan["strips"], plan["column_tiles"]
     group_tiles = plan["group_tiles"]
-    cluster_blocks, images = plan["cluster"], workload.n
-    clustered = cluster_blocks > 1
     patches, stages, turns = plan["patches"], plan["stages"], plan["turns"]
     resident = plan["weight_stages"] == 0
-    # Where weights stay a block has all its tiles in one column of output channels, and its neighbours the others. Else
-    # neighbours are a cluster: a round is a tile for each of its blocks.
-    neighbours = column_tiles if resident else cluster_blocks
-    rounds = plan["pixel_tiles"] if resident else plan["tiles"] // cluster_blocks
+    # Where weights stay, a block has all its tiles in one column of output channels, and its neighbours the others.
+    block_columns, tiles = (column_tiles, plan["pixel_tiles"]) if resident else (1, plan["tiles"])
     in_turn = turns > 1
 
     # Shared memory: the patches, the stages of weights, y of each consumer group, the barriers. All matrices are rows of
@@ -260,7 +240,6 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     loaded_patch_bytes = phases * patch_w * plan["patch_h"] * ROW_BYTES
     phase_bytes, patch_bytes, stage_bytes = plan["phase_bytes"], plan["patch_bytes"], bn * ROW_BYTES
     weights_offset = patches * patch_bytes
-    own_filters = bn // cluster_blocks  # that a block loads
     staged = workload.out_dtype != "float32"
     in_place = staged and in_turn
     y_offset = weights_offset + stages * stage_bytes
@@ -285,9 +264,6 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     wait_previous, wait_all = ptx.wgmma_wait(1, positions), ptx.wgmma_wait(0, positions)
     group_patch_bytes = 0 if in_turn else tile_h * patch_w * ROW_BYTES
 
-    load_weights = cluster.tma_load_tiled(clustered)
-    release_weights = cluster.mbarrier_arrive_at_peer if clustered else ptx.mbarrier_arrive
-
     # Weights that are merged are copied in pieces: no more than a row of zeros, or of one group's weights, has.
     merged = geometry.merged > 1
     inputs, outputs = workload.c // workload.groups, workload.k // workload.groups
@@ -309,19 +285,16 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         xmap, weight, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
         slope, clip_min, clip_max,
     ) -> None:  # fmt: skip
-        rank = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(neighbours))
+        own_column = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(block_columns))
 
         def tile_origin(tile: Any) -> Any:
-            """(image, first row, first column, group, first channel of it) of a block's tile in a round.
-
-            Channels fastest, unless they are the block's own, then along a row.
-            """
+            """(image, first row, first column, group, first channel of it): channels fastest, or the block's, then a row."""
             tile = types.uint32(tile)
-            column_tile = rank
+            column_tile = own_column
             if not resident:
                 rest = types.uint32(tile // types.uint32(column_tiles))
                 column_tile = types.uint32(tile - rest * types.uint32(column_tiles))
-                tile = types.uint32(rest * types.uint32(cluster_blocks) + rank)
+                tile = rest
             group = types.uint32(column_tile // types.uint32(group_tiles))
             channel = types.int32((column_tile - group * types.uint32(group_tiles)) * bn)
             rest = types.uint32(tile // types.uint32(strips))
@@ -355,8 +328,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         weight_full = types.uint32(shared + weight_full_offset)
         weight_empty = types.uint32(shared + weight_empty_offset)
         thread = types.int32(cuda.threadIdx.x)
-        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(neighbours))
-        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(neighbours))
+        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(block_columns))
+        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(block_columns))
         if thread == 0:
             for buffer in range(turns * patches):
                 ptx.mbarrier_init(patch_full + buffer * BARRIER_BYTES, 1)
@@ -364,16 +337,12 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 ptx.mbarrier_init(patch_empty + buffer * BARRIER_BYTES, groups // turns)
             for stage in range(stages):
                 ptx.mbarrier_init(weight_full + stage * BARRIER_BYTES, 1)
-                ptx.mbarrier_init(weight_empty + stage * BARRIER_BYTES, groups * cluster_blocks)
+                ptx.mbarrier_init(weight_empty + stage * BARRIER_BYTES, groups)
             if staged_residual:
                 for number in range(groups):
                     ptx.mbarrier_init(shared + (residual_full_offset + number * BARRIER_BYTES), 1)
             ptx.mbarrier_init_fence()
-        if clustered:  # no block sends to another, or arrives there, before that one's barriers exist
-            cluster.cluster_arrive()
-            cluster.cluster_wait()
-        else:
-            cuda.syncthreads()
+        cuda.syncthreads()
 
         if thread >= consumers:
             tile = first_tile
@@ -382,7 +351,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 buffer = types.uint32(0)
                 parity = types.uint32(1)  # of the phase before the first: every buffer starts empty
                 turn_full = patch_full
-                while tile < rounds:
+                while tile < tiles:
                     image, row, column, channel_group, _ = tile_origin(tile)
                     row, column = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
                     for chunk in range(chunks):
@@ -407,12 +376,10 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                             turn_full = patch_full
                     tile = types.int32(tile + next_tile)
             elif not merged and thread == consumers + 32:
-                # ---- load weights: all of them once, or those of every tile; a cluster's block its part, for all blocks
-                everyone = types.uint16((1 << cluster_blocks) - 1)
-                own = types.uint32(rank * own_filters if clustered else 0)
+                # ---- load weights: all of them once, or those of every tile
                 stage = types.uint32(0)
                 parity = types.uint32(1)
-                while tile < rounds:
+                while tile < tiles:
                     _, _, _, channel_group, channel = tile_origin(tile)
                     channel = types.int32(channel_group * group_outputs + channel)
                     for chunk in range(chunks):
@@ -420,29 +387,17 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                             ptx.mbarrier_wait(weight_empty + stage * BARRIER_BYTES, parity)
                             barrier = types.uint32(weight_full + stage * BARRIER_BYTES)
                             ptx.mbarrier_expect_bytes(barrier, stage_bytes)
-                            weights = types.uint32(shared + weights_offset + stage * stage_bytes + own * ROW_BYTES)
-                            load_weights(weights, weight, chunk * CHUNK, tap, channel + own, barrier, everyone)
+                            weights = types.uint32(shared + weights_offset + stage * stage_bytes)
+                            ptx.tma_load_3d(weights, weight, chunk * CHUNK, tap, channel, barrier)
                             stage = types.uint32(stage + 1)
                             if stage == stages:
                                 stage = types.uint32(0)
                                 parity = types.uint32(parity ^ 1)
-                    tile = types.int32(rounds if resident else tile + next_tile)
-                if clustered:
-                    # Other blocks' consumers arrive here, and still read what was sent: stay until all have.
-                    for _ in range(stages):
-                        ptx.mbarrier_wait(weight_empty + stage * BARRIER_BYTES, parity)
-                        stage = types.uint32(stage + 1)
-                        if stage == stages:
-                            stage = types.uint32(0)
-                            parity = types.uint32(parity ^ 1)
+                    tile = types.int32(tiles if resident else tile + next_tile)
         else:
             group = thread >> 7
             lane = thread & 31
             leader = (thread & 127) == 0
-            releases = leader
-            if clustered:  # a thread for each block to tell
-                releases = (thread & 127) < cluster_blocks
-                weight_empty = cluster.map_shared(weight_empty, types.uint32(min(thread & 127, cluster_blocks - 1)))
             row_group = types.int32(group // channel_groups)
             group_channel = types.int32((group - row_group * channel_groups) * WGMMA_CHANNELS)
             group_row = types.int32(0 if in_turn else row_group * tile_h)
@@ -468,7 +423,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                     to = types.uint32(shared + weights_offset + tap * (stage_bytes - tap_chunks * 16) + chunk * 16)
                     ptx.store_shared_v4(to, zero, zero, zero, zero)
                 all_consumers(0)
-                tile_weights = types.uint64(weight + types.uint64(rank) * types.uint64(tile_pieces * piece_bytes))
+                tile_weights = types.uint64(weight + types.uint64(own_column) * types.uint64(tile_pieces * piece_bytes))
                 for number in range(thread, tile_pieces, consumers):
                     element = types.uint32(number * piece)
                     weight_row = types.uint32(element // types.uint32(inputs))
@@ -498,13 +453,11 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             tile = first_tile
             if in_turn:
                 tile = types.int32(tile + row_group * next_tile)
-            while tile < rounds:
+            while tile < tiles:
                 image, row, column, channel_group, channel = tile_origin(tile)
                 row = types.int32(row + group_row)
                 channel = types.int32(channel + group_channel)
                 rows_left = types.int32(min(tile_h, out_h - row))
-                if clustered and image >= images:
-                    rows_left = types.int32(0)
 
                 # ---- multiply; a buffer is handed back when the next step has been issued and its own has finished
                 step = types.int32(0)
@@ -529,9 +482,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         else:
                             multiply_last(acc, descriptor_a, descriptor_b, types.int32(step > 0))
                         wait_previous(acc)
-                        if not resident and releases and step > 0:
-                            release_weights(weight_empty + previous_stage * BARRIER_BYTES)
                         if leader:
+                            if not resident and step > 0:
+                                ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
                             if patches > 1 and tap == 0 and chunk > 0:
                                 ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
                             if late_release and held != 0 and step == 0:
@@ -560,10 +513,11 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         if leader:
                             ptx.mbarrier_arrive(patch_empty)
                 wait_all(acc)
-                if not resident and releases:
-                    release_weights(weight_empty + previous_stage * BARRIER_BYTES)
-                if leader and not in_place:
-                    ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
+                if leader:
+                    if not resident:
+                        ptx.mbarrier_arrive(weight_empty + previous_stage * BARRIER_BYTES)
+                    if not in_place:
+                        ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
 
                 # ---- epilogue and store
                 columns_left = types.int32(min(tile_w, out_w - column))

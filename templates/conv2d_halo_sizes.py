@@ -17,7 +17,6 @@ from schedsearch.ops import DTYPE_BYTES
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates import hopper
-from schedsearch.templates.conv2d_wgmma_sizes import PEER_CYCLES, PEER_STEP_CYCLES, UNLIKE_L2_EXPONENT
 from schedsearch.templates.hopper import BARRIER_BYTES, LAUNCH_CYCLES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
 from schedsearch.workload import Workload
 
@@ -170,7 +169,7 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
     found = {}
     sizes = derived_quantities(workload, target)
     least = {
-        "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "cluster": 1, "merged": merged,
+        "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "merged": merged,
         "weight_stages": 2 if merged == 1 else 0,
     }  # fmt: skip
     most_h, most_w = (MAX_BOX // stride for stride in geometry.stride)
@@ -206,49 +205,41 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
-        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], hopper.blocks_at_once(target, q["cluster"], 1))
+        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
         l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
         wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["groups"] / q["turns"]
-        # All bytes come in by the multiprocessor's port, but L2 reads once what is multicast; blocks of different clusters
-        # ask for the same bytes less often.
-        pixels, weights = geometry.chunks * q["patch_bytes"], np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
-        loaded, from_l2 = pixels + weights, pixels + weights / q["cluster"]
-        load = np.maximum(loaded / L2_BYTES_PER_CYCLE[1], from_l2 / l2_rate * (loaded / from_l2) ** UNLIKE_L2_EXPONENT)
-        late = np.where(q["cluster"] == 1, 0, PEER_CYCLES)
+        loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
         stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
-        multiply = wgmmas * q["positions"] / 2 + steps * (q["cluster"] - 1) * PEER_STEP_CYCLES
+        multiply = wgmmas * q["positions"] / 2
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
-        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, load))
+        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, loaded / l2_rate))
         store = stored / l2_rate + TILE_OVERHEAD_CYCLES
         if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
         # Weights that are merged are written before the first multiplication, which the first patch's load hides in part.
         merging = np.where(q["merged"] == 1, 0, steps * q["merged"] * outputs * ROW_BYTES / SHARED_BYTES_PER_CYCLE)
-        latency = np.where(streamed, steps * (LOAD_LATENCY_CYCLES + late) / np.maximum(q["weight_stages"] - 1, 1), 0)
-        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + load, 0)
+        latency = np.where(streamed, steps * LOAD_LATENCY_CYCLES / np.maximum(q["weight_stages"] - 1, 1), 0)
+        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + loaded / l2_rate, 0)
         alone = np.where(
             in_turn,
             np.maximum(tile, (tile + store + waiting) / q["turns"]),
             np.maximum(tile, latency) + waiting + store,
         )
         waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
-        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + late + merging + np.where(in_turn, store, 0)
-
-    def resident_blocks(q: Columns) -> Any:
-        return hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])
+        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + merging + np.where(in_turn, store, 0)
 
     def column_blocks(q: Columns) -> Any:
         """Where weights stay, the blocks that share the tiles of each column; else 0: all share all."""
-        apart = np.minimum(q["pixel_tiles"], np.maximum(1, resident_blocks(q) // q["column_tiles"]))
+        apart = np.minimum(q["pixel_tiles"], np.maximum(1, target.sms * q["blocks_per_sm"] // q["column_tiles"]))
         return np.where(q["weight_stages"] == 0, apart, 0)
 
     def waves(q: Columns) -> Any:
         """Tiles of the busiest block; times the turns that blocks take, where not all are resident."""
-        together = -(-q["tiles"] // resident_blocks(q))
+        resident = target.sms * q["blocks_per_sm"]
         apart = -(-q["pixel_tiles"] // np.maximum(1, q["column_blocks"]))
-        apart = apart * -(-q["column_blocks"] * q["column_tiles"] // resident_blocks(q))
-        return np.where(q["column_blocks"] == 0, together, apart)
+        apart = apart * -(-q["column_blocks"] * q["column_tiles"] // resident)
+        return np.where(q["column_blocks"] == 0, -(-q["tiles"] // resident), apart)
 
     return {
         **({} if len(merges) > 1 else {"merged": lambda q: merges[0]}),  # else a knob
@@ -269,7 +260,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "group_tiles": lambda q: -(-q["merged"] * outputs // q["bn"]),
         "column_tiles": lambda q: w.groups // q["merged"] * q["group_tiles"],
         "pixel_tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
-        "tiles": lambda q: -(-q["pixel_tiles"] // q["cluster"]) * q["cluster"] * q["column_tiles"],  # some past the end
+        "tiles": lambda q: q["pixel_tiles"] * q["column_tiles"],
         "column_blocks": column_blocks,
         "waves": waves,
         "registers": hopper.registers,

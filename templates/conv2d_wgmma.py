@@ -157,20 +157,12 @@ class Conv2dWgmma(Template):
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target) -> Config:
-        """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals.
-
-        Of those whose blocks share either a tile or operands, and whose groups share a tile: others are not measured yet.
-        """
+        """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals."""
         space = self.space(workload, target)
-        either = Constraint(
-            "split_k is 1, or cluster_m and cluster_n are",
-            lambda q: (q["split_k"] == 1) | (q["cluster_m"] * q["cluster_n"] == 1),
-        )
-        space = ConfigSpace(space.knobs, (*space.constraints, either), space.derived)
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
         # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are no multiple of 128 bytes.
-        few: dict[str, list[Any]] = {"l2_promotion": [128], "group_m": sorted({1, group_m}), "schedule": ["together"]}
+        few = {"l2_promotion": [128], "group_m": sorted({1, group_m})}
         return hopper.least_predicted(
             space.restrict(few), lambda q: (q["cluster"], -q["stages"], q["threads"], -q["group_m"])
         )

@@ -29,7 +29,7 @@ class ClusterBlock(Block):
         self.index, self.cluster, self.running = index, cluster, threads
         self.barriers: dict[int, Any] = {}
         self.groups: dict[int, Any] = {}
-        self.named: dict[tuple[int, int], threading.Barrier] = {}  # by number and threads
+        self.named: dict[int, threading.Barrier] = {}
 
 
 class Cluster:
@@ -91,7 +91,7 @@ class ClusterEmulator(HopperEmulator):
         def wait(group: int) -> None:
             assert 0 <= group < groups
             with self.changed:
-                barrier = self.block.named.setdefault((group + 1, threads), threading.Barrier(threads))
+                barrier = self.block.named.setdefault(group + 1, threading.Barrier(threads))
             barrier.wait(WAIT_S)
 
         return wait
@@ -125,7 +125,7 @@ class ClusterEmulator(HopperEmulator):
     def tma_load_tiled(self, multicast: bool) -> Callable[..., None]:
         def load(shared: int, tensor: Any, c0: int, c1: int, c2: int, barrier: int, mask: int) -> None:
             param, array = tensor
-            box = np.zeros(self._edges(param)[::-1], np.float16)
+            box = np.zeros(param.box[::-1], np.float16)
             inside, at = self._box(param, array, (c0, c1, c2))
             box[at] = array[inside]
             self._land(int(shared), box, param.swizzle_bytes, barrier, self._receivers(multicast, mask))
@@ -288,7 +288,7 @@ class ClusterEmulator(HopperEmulator):
 
     def _run_thread(self, block: Any, function: Any, arguments: list[Any], number: int, failures: list[Any]) -> None:
         self.here.block = block
-        block.local.thread, block.local.open, block.local.groups = number, [], []
+        block.local.thread = number
         try:
             function(*arguments)
         except BaseException as failure:

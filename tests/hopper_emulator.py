@@ -109,8 +109,9 @@ class HopperEmulator(Emulator):
         self._wait_until(lambda: barrier.phase != parity, f"mbarrier at {shared}, parity {parity}")
 
     def group_barrier(self, groups: int, threads: int) -> Callable[[int], None]:
-        self.group_barriers = [threading.Barrier(threads) for _ in range(groups)]
-        return lambda group: self.group_barriers[group].wait(WAIT_S) and None
+        barriers = [threading.Barrier(threads) for _ in range(groups)]
+        self.group_barriers += barriers
+        return lambda group: barriers[group].wait(WAIT_S) and None
 
     def _shared_chunks(self) -> Array:
         """Shared memory as 16-byte chunks."""

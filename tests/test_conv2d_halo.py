@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster_emulator import MAPPED, ClusterEmulator
 from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
 from emulator import Memory
 from hopper_emulator import HopperEmulator
-from test_conv2d_wgmma import CLUSTER_ARRIVE, CLUSTER_WAIT, MULTICAST, TMA_LOAD, instructions
 
 import schedsearch.templates.conv2d_halo as module
 from schedsearch.backend import compile_source
@@ -36,7 +33,7 @@ GPU_SHAPES = 60
 
 TOGETHER = {
     "tile_h": 2, "tile_w": 6, "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 2, "weight_stages": 3,
-    "blocks_per_sm": 1, "cluster": 1,
+    "blocks_per_sm": 1,
 }  # fmt: skip
 IN_TURN = {**TOGETHER, "row_groups": 2, "schedule": "in_turn", "weight_stages": 0}
 SMALL = Workload.conv2d(n=2, h=7, w=11, c=24, k=24, r=3, s=3, padding=1)
@@ -133,23 +130,16 @@ def store_as_float32(memory: Memory, octets: int, tile: TileRows) -> Any:
 
 
 def emulate(
-    monkeypatch: pytest.MonkeyPatch,
-    workload: Workload,
-    config: dict[str, Any],
-    sms: int,
-    late: bool,
-    kind: type[ClusterEmulator] = ClusterEmulator,
+    monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool
 ) -> tuple[Any, Any]:
     """y of one configuration and y as it must be, with the stand-in for every epilogue."""
     memory = Memory()
-    emulator = kind(memory, lambda value, *_: value, late)
+    emulator = HopperEmulator(memory, lambda value, *_: value, late)
     for name in ("cuda", "types", "shared_base"):
         monkeypatch.setattr(module, name, getattr(emulator, name))
     monkeypatch.setattr(module, "ptx", emulator)
-    monkeypatch.setattr(module, "cluster", emulator)
-    monkeypatch.setattr(
-        module, "Epilogue", lambda w: StandInEpilogue(emulator, w, w.k // w.groups * config.get("merged", 1))
-    )
+    outputs = workload.k // workload.groups * config.get("merged", 1)
+    monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w, outputs))
     monkeypatch.setattr(module, "store_transposed", functools.partial(store_as_float32, memory))
     arrays = integers(workload, np.random.default_rng(0))
     out_type = np.float32 if workload.out_dtype == "float32" else np.float16
@@ -187,15 +177,6 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
         SMALL.replace(dilation=(2, 3), padding=(3, 0, 1, 5), h=9), {**TOGETHER, "tile_h": 4, "tile_w": 5}, 1),
     "one row of taps": (SMALL.replace(r=1, padding=(0, 1, 0, 1)), {**IN_TURN, "tile_w": 11}, 1),
     "one column of taps": (SMALL.replace(s=1, padding=(1, 0, 1, 0)), {**TOGETHER, "tile_h": 4}, 1),
-    "a cluster of 2, several rounds, a tile past the end": (
-        SMALL.replace(n=1, c=16, k=72, h=5, epilogue=["residual"]),
-        {**TOGETHER, "tile_h": 5, "tile_w": 4, "cluster": 2}, 2),
-    "a cluster of 2, two groups, two chunks, one patch": (
-        TWO_CHUNKS.replace(k=72, w=5, s=1, padding=(1, 0, 1, 0)),
-        {**TOGETHER, "channel_groups": 2, "patches": 1, "weight_stages": 2, "cluster": 2}, 2),
-    "a cluster of 4, three tiles past the end, fewer steps than stages": (
-        SMALL.replace(n=1, h=7, w=3, s=1, padding=0, out_dtype="float32", epilogue=["residual"]),
-        {**TOGETHER, "tile_h": 1, "weight_stages": 12, "cluster": 4}, 4),
     "merged groups": (GROUPS, MERGED, 2),
     "merged groups, fewer than might be": (GROUPS, {**MERGED, "merged": 4}, 3),
     "merged groups in turn, half a row of weights": (
@@ -207,8 +188,6 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
         SMALL.replace(n=1, h=5, w=6, c=72, k=48, groups=24, r=1, padding=(0, 1, 0, 1)),
         {**MERGED, "row_groups": 2, "merged": 8}, 3),
     "groups as they are, ring of weights": (SMALL.replace(n=1, h=5, c=80, k=144, groups=2), TOGETHER, 2),
-    "groups as they are, a cluster of 2": (
-        SMALL.replace(n=1, c=32, k=144, h=5, groups=2, s=1, padding=(1, 0, 1, 0)), {**TOGETHER, "cluster": 2}, 2),
     "groups of two column tiles, weights stay": (
         SMALL.replace(n=1, h=5, c=80, k=160, groups=2, s=1, padding=(1, 0, 1, 0)), {**IN_TURN, "patches": 4}, 9),
     "groups of 40 channels, 1x1": (
@@ -271,42 +250,6 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
     assert any(noticed() for _ in range(5))  # a copy may happen to be in time
 
 
-class Slow(ClusterEmulator):
-    """The last block of a cluster tells the first one late that it has read weights: when that has left, or in a while."""
-
-    def mbarrier_arrive_at_peer(self, address: int) -> None:
-        first, deadline = self.block.cluster.blocks[0], time.monotonic() + 0.3
-        if self.block is self.block.cluster.blocks[-1] and address < 2 * MAPPED:
-            while first.running and time.monotonic() < deadline:
-                time.sleep(0.01)
-        super().mbarrier_arrive_at_peer(address)
-
-
-class Forgetful(ClusterEmulator):
-    """Consumers tell only their own block."""
-
-    def mbarrier_wait(self, shared: int, parity: int) -> None:
-        self.wait_s = 2.0  # from now on: all threads have started
-        super().mbarrier_wait(shared, parity)
-
-    def mbarrier_arrive_at_peer(self, address: int) -> None:
-        if self.block.cluster.blocks[address // MAPPED - 1] is self.block:
-            super().mbarrier_arrive_at_peer(address)
-
-
-PEERS = (SMALL.replace(n=1, c=16, h=2, w=2, r=1, s=2, padding=(0, 0, 0, 1)), {**TOGETHER, "tile_h": 1, "cluster": 2}, 2)
-
-
-def test_a_block_stays_until_its_peers_have_read_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    y, reference = emulate(monkeypatch, *PEERS, late=False, kind=Slow)
-    np.testing.assert_array_equal(y, reference)
-
-
-def test_a_block_that_does_not_tell_its_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError, match="waits for ever: mbarrier"):
-        emulate(monkeypatch, *PEERS, late=False, kind=Forgetful)
-
-
 # --- What it takes, and its space -------------------------------------------------------------------------------------
 
 BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
@@ -362,16 +305,6 @@ def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
 
 def test_every_knob_is_explained() -> None:
     assert all(knob.doc for knob in TEMPLATE.space(BASE, H200).knobs)
-
-
-@pytest.mark.parametrize(
-    ("workload", "clusters"),
-    [(BASE, {1}), (BASE.replace(c=256, k=256), {1, 2, 4}), (BASE.replace(c=256, k=256, h=3, w=1), {1, 2})],
-)
-def test_weights_are_shared_where_they_cannot_stay_and_by_no_more_tiles_than_there_are(
-    workload: Workload, clusters: set[int]
-) -> None:
-    assert {config["cluster"] for config in TEMPLATE.space(workload, H200).sample(200, np.random.default_rng(0))} == clusters
 
 
 @pytest.mark.parametrize(
@@ -449,17 +382,9 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
     return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
 
 
-@functools.cache
-def random_candidates() -> list[tuple[Workload, Config]]:
-    """Few random layers have so few weights that they can stay: some schedules of one that does are among them."""
-    workload = BASE.replace(n=32, h=56, w=56)
-    stay = TEMPLATE.space(workload, H200).restrict({"weight_stages": [0]}).sample(8, np.random.default_rng(30))
-    return covering([*map(random_candidate, range(RANDOM_SHAPES)), *((workload, config) for config in stay)])
-
-
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
-    for workload, config in random_candidates()[shard::SHARDS]:
+    for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
         assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
         source = TEMPLATE.kernel(workload, H200, config)
         for param in source.steps[0].params:
@@ -471,15 +396,6 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         assert built.resources.shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
         assert built.resources.registers * step.block_threads * config["blocks_per_sm"] <= H200.registers_per_sm
         assert built.resources.local_bytes == 0
-        # Shared weights are multicast, patches and a residual never; all threads meet at one barrier of the cluster.
-        shared = config["cluster"] > 1
-        assert step.cluster == config["cluster"] and step.grid.blocks(H200.sms, step.cluster) % step.cluster == 0
-        assert plan["tiles"] % step.cluster == 0 and 0 <= plan["tiles"] // plan["column_tiles"] - plan["pixel_tiles"] < 4
-        code = instructions(built.artifact.code)
-        multicast = [instruction & 0xFFF == TMA_LOAD and instruction & MULTICAST > 0 for instruction in code]
-        assert any(multicast) == shared
-        for barrier in (CLUSTER_ARRIVE, CLUSTER_WAIT):
-            assert sum(instruction & 0xFFF == barrier for instruction in code) == shared
 
 
 LAYERS = {
@@ -531,18 +447,6 @@ def test_random_schedules_of_random_shapes_are_exact(hopper: Target, number: int
     rng = np.random.default_rng([31, number])
     workload = random_workload(rng)
     check_schedules(exactly(TEMPLATE, workload, hopper, seed=number), TEMPLATE, workload, hopper, rng)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("images", [3, 90], ids=["one round", "several rounds"])
-@pytest.mark.parametrize("cluster", [2, 4])
-def test_blocks_that_share_weights_are_exact(hopper: Target, cluster: int, images: int) -> None:
-    """With tiles of pixels that clusters do not divide."""
-    for number, shape in enumerate((dict(c=136, epilogue=["bias", "residual"]), dict(c=256, out_dtype="float32"))):
-        workload = Workload.conv2d(n=images, h=15, w=13, k=200, r=3, s=3, padding=1, **shape)  # type: ignore[arg-type]
-        space = TEMPLATE.space(workload, hopper).restrict({"cluster": [cluster]})
-        for config in space.sample(4, np.random.default_rng([32, number])):
-            exactly(TEMPLATE, workload, hopper)(config)
 
 
 GROUPED = {
