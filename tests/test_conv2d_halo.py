@@ -403,6 +403,7 @@ LAYERS = {
     "28x28x128": BASE.replace(n=32, c=128, k=128),
     "14x14x256": BASE.replace(n=32, h=14, w=14, c=256, k=256),
     "300x300x64": BASE.replace(n=32, h=300, w=300),
+    "56x56x256 in 32 groups, strided": BASE.replace(n=32, h=56, w=56, c=256, k=256, groups=32, stride=2),
 }
 EPILOGUES = [("bias", "relu"), ("scale_shift", "leaky_relu"), ("bias", "residual", "clip"), tuple(EPILOGUE_STAGES)]
 
