@@ -96,7 +96,7 @@ def check(path: Path, *, create: bool, readonly: bool) -> None:
                 f"the folder {path.parent} is read-only here, and SQLite keeps its log beside {path.name}; make the folder "
                 "writable or give a --db elsewhere"
             )
-    if readonly and not _has_content(path) and not _has_content(_beside(path, "-wal")):
+    if readonly and not has_content(path) and not has_content(beside(path, "-wal")):
         raise DatabaseError(f"{path} is empty, not a database of schedsearch; check the path")
 
 
@@ -124,7 +124,7 @@ def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
 def _is_at_rest(path: Path) -> bool:
     """Whether this is a WAL database to which nobody can be writing: read-only media or permissions, and no log or index
     of a log that a writer left."""
-    if os.access(path.parent, os.W_OK) or _has_content(_beside(path, "-wal")) or _beside(path, "-shm").exists():
+    if os.access(path.parent, os.W_OK) or has_content(beside(path, "-wal")) or beside(path, "-shm").exists():
         return False
     if path.stat().st_mode & 0o222 and not os.statvfs(path).f_flag & os.ST_RDONLY:
         return False
@@ -132,11 +132,12 @@ def _is_at_rest(path: Path) -> bool:
         return file.read(20)[18:20] == b"\2\2"
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def beside(path: Path, suffix: str) -> Path:
+    """The name of the log (suffix "-wal") or its index ("-shm") of a database."""
     return path.with_name(path.name + suffix)
 
 
-def _has_content(path: Path) -> bool:
+def has_content(path: Path) -> bool:
     try:
         return path.stat().st_size > 0
     except OSError:

@@ -17,23 +17,21 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import sqlalchemy as sa
 
-from schedsearch.errors import DatabaseError, SchemaVersionError, UsageError
+from schedsearch.errors import DatabaseError, NoRecordError, SchemaVersionError, UsageError
 from schedsearch.measurement import Record
 from schedsearch.profile import Profile
 from schedsearch.records import dbfile, rows, schema
 from schedsearch.records import trust as trust_marks
 from schedsearch.records.lookup import Lookup
+from schedsearch.records.output import new_file, temporary_beside
 from schedsearch.records.recording import Place, parse_json
 from schedsearch.records.sqlite import Database, new_meta
 from schedsearch.records.store import Store, put_artifact, put_profile, set_best
@@ -82,20 +80,6 @@ def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: 
         return _write_lines(store, destination, artifacts)
     with new_file(Path(destination)) as temporary, temporary.open("w", encoding="utf-8") as file:
         return _write_lines(store, file, artifacts)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """An empty file to write to, which gets the name `path` when the block ends well; raises UsageError where it cannot."""
-    try:
-        temporary = _temporary_beside(path)
-        try:
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
 
 
 def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
@@ -409,6 +393,7 @@ def export_deploy(
 
     Raises:
         UsageError: the destination is there and no deployment file.
+        NoRecordError: there is no best record.
         DatabaseError: it cannot be written.
     """
     path = Path(destination)
@@ -416,12 +401,17 @@ def export_deploy(
     if path.exists() and not _is_deploy(path):
         raise UsageError(f"{path} exists and is no deployment file; it is left alone: delete it or give another path")
     try:
-        temporary = _temporary_beside(path)
+        temporary = temporary_beside(path)
     except OSError as error:
         raise DatabaseError(f"cannot write {path}: {error.strerror}; give another path") from error
     database = Database(temporary, create=True, readonly=False)
     try:
         counts = _copy_deployed(store, database, target, mode, workloads)
+        if not counts["bests"]:
+            raise NoRecordError(
+                f"{store.path} has no best kernel to deploy{f' on {target}' if target else ''}; "
+                f"nothing was written; look with: schedsearch records best --db {store.path}"
+            )
         database.vacuum()
         database.close()
         counts["size_bytes"] = temporary.stat().st_size
@@ -467,13 +457,3 @@ def _is_deploy(path: Path) -> bool:
             return lookup.kind == "deploy"
     except DatabaseError:
         return False
-
-
-def _temporary_beside(path: Path) -> Path:
-    """A new empty file in the same folder, readable as files of this user are."""
-    descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    umask = os.umask(0)
-    os.umask(umask)
-    os.fchmod(descriptor, 0o666 & ~umask)
-    os.close(descriptor)
-    return Path(name)

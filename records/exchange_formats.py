@@ -17,11 +17,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from schedsearch.errors import UsageError
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records import autotvm, exchange, kernel_tuner, rows, t4
+from schedsearch.records.output import new_file
 from schedsearch.records.recording import Entry, Place, Recording, read_bytes, read_json
 from schedsearch.records.store import Store
 from schedsearch.space import Knob
@@ -93,11 +95,11 @@ def _recording(task: Task, records: Sequence[Record]) -> Recording:
         problem=params["problem"] if foreign else task.workload.json,
         device=task.target.removeprefix(f"{_FOREIGN}:") if foreign else task.target,
         knobs=tuple(Knob(name, tuple(seen.values())) for name, seen in values.items()),
-        entries=tuple(_entry(measured) for measured in by_config.values()),
+        entries=tuple(_entry(measured, foreign) for measured in by_config.values()),
     )
 
 
-def _entry(records: Sequence[Record]) -> Entry:
+def _entry(records: Sequence[Record], foreign: bool) -> Entry:
     chosen = records[-1]
     if chosen.measurement.ok:
         outside = [record for record in records if record.measurement.ok and not record.final_race]
@@ -106,7 +108,8 @@ def _entry(records: Sequence[Record]) -> Entry:
     return Entry(
         config=chosen.config,
         outcome=measurement.outcome,
-        time_ns=measurement.time_ns,
+        # The time of other tuners is the mean of the repetitions: what they wrote is exported and replayed as it was.
+        time_ns=fmean(measurement.times_ns) if foreign and measurement.ok else measurement.time_ns,
         times_ns=measurement.times_ns,
         message=measurement.message,
         build_s=measurement.build_s,
@@ -188,7 +191,7 @@ def _write(path: str | Path, text: str) -> None:
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    with exchange.new_file(path) as temporary:
+    with new_file(path) as temporary:
         temporary.write_bytes(data)
 
 

@@ -172,6 +172,8 @@ def read_json(path: str | Path) -> Any:
 
 def parse_json(data: bytes, place: Place) -> Any:
     """See `read_json`."""
+    if not data.strip():
+        place.fail("empty; get the file again")
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=lambda pairs: _object(pairs, place))
         if _SURROGATE.search(data):

@@ -141,7 +141,10 @@ class Database:
 
     def _version(self, found: dict[str, str]) -> int:
         if not found and self.readonly:
-            raise dbfile.foreign(self.path)
+            raise DatabaseError(
+                f"{self.path} is a database without tables: nothing was recorded in it, e.g. because the disk was full when "
+                "it was made; delete it, or let schedsearch tune or records import fill it"
+            )
         version = int(found.get("schema_version", 0))
         dbfile.check_version(self.path, version)
         if found.get("kind", "store") != "store":

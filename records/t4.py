@@ -73,7 +73,8 @@ def description_of(path: str | Path) -> Path:
         return max(fitting, key=lambda each: len(name[each]))
     if len(there) == 1:
         return there[0]
-    found = f"none of {', '.join(each.name for each in there)} fits its name" if there else "there is no *_T1.json beside it"
+    listed = ", ".join(each.name for each in there[:5]) + (", ..." if len(there) > 5 else "")
+    found = f"none of {listed} fits its name" if there else "there is no *_T1.json beside it"
     raise UsageError(f"{path}: T4 results need their T1 description, and {found}; give it with --t1 FILE")
 
 
@@ -184,8 +185,9 @@ def _unit_ns(unit: Any, place: Place) -> float:
 
 def _entry(result: Mapping[str, Any], table: KnobTable, unit_ns: float, at: Place) -> Entry:
     given = at["configuration"].object(at.need(result, "configuration"))
-    if strangers := [name for name in given if name not in {knob.name for knob in table.knobs}]:
-        at["configuration"].fail(f"the description has no parameter {strangers[0]!r}")
+    known = [knob.name for knob in table.knobs]
+    if strangers := [name for name in given if name not in known]:
+        at["configuration"].fail(f"the description has no parameter {strangers[0]!r}; its parameters are {', '.join(known)}")
     config = table.config(given, at["configuration"])
     word = at.need(result, "invalidity")
     if not isinstance(word, str) or word not in _INVALIDITY:

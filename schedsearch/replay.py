@@ -10,10 +10,9 @@ from __future__ import annotations
 import functools
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ from numpy.typing import NDArray
 from schedsearch.errors import UsageError
 from schedsearch.hints import MAX_HINTS
 from schedsearch.listed_space import ListedSpace
+from schedsearch.measure.process import ChildProcess
 from schedsearch.records import kernel_tuner, t4
 from schedsearch.records.recording import Recording, read_json
 from schedsearch.space import Knob, Rows
-from schedsearch.tuner import make_tuner
+from schedsearch.tuner import make_tuner, require_tuner
 from schedsearch.workload import Config, sha256_hex
 
 EVALUATIONS = (25, 50, 100, 200, 400)
@@ -97,7 +97,8 @@ class RecordedSpace:
         values = {knob.name: [str(value) for value in knob.values] for knob in self.knobs}
         lines = [
             ",".join(values[name][row[column[name]]] for name in names) + f"={time_ns:.5e}"
-            for row, time_ns in zip(self.rows.tolist(), self.times_ns.tolist())
+            # A bit more, so that 29.94895 and 29.948949999999996 are rounded alike.
+            for row, time_ns in zip(self.rows.tolist(), (self.times_ns * (1 + 1e-9)).tolist())
         ]
         return sha256_hex(f"{names}\n" + "\n".join(sorted(lines)))
 
@@ -350,20 +351,39 @@ def replay(
     """
     if not spaces or seeds < 1 or not evaluations or min(evaluations) < 1:
         raise UsageError("a replay needs at least one space, one seed and one budget of one evaluation or more")
+    require_tuner(tuner)
     sources = _sources(spaces, warm)
     # Without noise the repetitions, most of the data, stay out of what goes to other processes.
     searched = spaces if noise else [replace(space, repetitions_ns=()) for space in spaces]
-    tasks = [
+    tasks = (
         (i, seed, (space, tuner, seed, min(max(evaluations), len(space.rows))), {"warm": sources[i], "noise": noise})
         for seed in range(seeds)
         for i, space in enumerate(searched)
-    ]
+    )
+    total = seeds * len(spaces)
     runs: dict[tuple[int, int], Run] = {}
-    for number, (i, seed, result) in enumerate(_execute(tasks, jobs), 1):
+    for number, (i, seed, result) in enumerate(_execute(tasks, min(jobs, total)), 1):
         runs[i, seed] = result
         if progress:
-            progress(number, len(tasks), spaces[i].name)
+            progress(number, total, spaces[i].name)
     return summarise(spaces, tuner, evaluations, [[runs[i, s] for s in range(seeds)] for i in range(len(spaces))])
+
+
+def cold_spaces(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> list[str]:
+    """Which spaces none of the warm recordings serves, each with the reasons: they are searched cold all the same."""
+    if not warm:
+        return []
+    names = [{knob.name for knob in source.knobs} for source in warm]
+    lines = []
+    for space, sources in zip(spaces, _sources(spaces, warm)):
+        if not sources:
+            own = {knob.name for knob in space.knobs}
+            why = [
+                f"{source.file} ({source.name}) {'is its own data' if known == own else 'has other knobs'}"
+                for source, known in zip(warm, names)
+            ]
+            lines.append(f"{space.file} ({space.name}) is searched cold, nothing warms it: {'; '.join(why)}")
+    return lines
 
 
 def _sources(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> list[list[RecordedSpace]]:
@@ -378,20 +398,44 @@ def _sources(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> 
     return [[w for w in warm if names[id(w)] == names[id(space)] and prints[id(w)] != prints[id(space)]] for space in spaces]
 
 
-def _execute(tasks: Sequence[tuple[int, int, Any, Any]], jobs: int) -> Iterator[tuple[int, int, Run]]:
+_Task = tuple[int, int, tuple[Any, ...], dict[str, Any]]  # space, seed, arguments of `run`
+
+
+def _execute(tasks: Iterable[_Task], jobs: int) -> Iterator[tuple[int, int, Run]]:
     if jobs == 1:
-        for i, seed, args, options in tasks:
-            yield i, seed, run(*args, **options)
+        for i, seed, arguments, options in tasks:
+            yield i, seed, run(*arguments, **options)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures: dict[Future[Run], tuple[int, int]] = {
-            pool.submit(run, *args, **options): (i, seed) for i, seed, args, options in tasks
-        }
-        try:
-            for future in as_completed(futures):
-                yield *futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    tasks = iter(tasks)
+    children: list[ChildProcess] = []
+    busy: dict[ChildProcess, tuple[int, int]] = {}  # to the space and seed of its run
+
+    def give(child: ChildProcess) -> None:
+        if task := next(tasks, None):
+            i, seed, arguments, options = task
+            child.send((arguments, options))
+            busy[child] = i, seed
+
+    try:
+        for _ in range(jobs):
+            children.append(ChildProcess("schedsearch.replay:serve"))
+            give(children[-1])
+        while busy:
+            ready = wait([child.conn for child in busy])
+            for child in [child for child in busy if child.conn in ready]:
+                result, (i, seed) = child.receive(), busy.pop(child)
+                give(child)
+                yield i, seed, result
+    finally:  # also when interrupted: a run takes seconds
+        for child in children:
+            child.kill()
+
+
+def serve(conn: Connection) -> None:
+    """Entry of a child process: answers arguments of `run` with its result, until the parent closes the pipe."""
+    while True:
+        arguments, options = conn.recv()
+        conn.send(run(*arguments, **options))
 
 
 def summarise(
@@ -470,8 +514,10 @@ def differences(
 
 def _fractions(runs: Sequence[Sequence[Run]], budgets: Sequence[int]) -> NDArray[np.float64]:
     """(spaces, seeds, budgets)"""
-    asked = np.array(budgets)  # a run over a space that holds no more ends, and stays at its last fraction
-    return np.array([[one.fractions[np.minimum(asked, len(one.fractions)) - 1] for one in of_space] for of_space in runs])
+    # A run over a space that holds no more ends, and stays at its last fraction.
+    return np.array(
+        [[[one.fractions[min(b, len(one.fractions)) - 1] for b in budgets] for one in of_space] for of_space in runs]
+    )
 
 
 def _by_budget(budgets: Sequence[int], values: NDArray[np.float64]) -> dict[int, float]:

@@ -2,7 +2,7 @@
 
 A block is named by its rank in the cluster. A mask of blocks has bit r for rank r.
 
-Source: PTX ISA, "barrier.cluster", "mapa", "State spaces: shared::cluster", "mbarrier" and "cp.async.bulk.tensor".
+Source: PTX ISA, "barrier.cluster", "mapa", "State spaces: shared::cluster", "mbarrier", "st.async", "cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 
 from schedsearch.backend.ops import device_op
 
-# A barrier in two halves, for every thread of every block of the cluster: what was read or written before arriving is done
-# for all who have waited. It counts warps, so that the lanes of one are brought together first. A copy of it in a branch
-# could let a warp arrive twice, hence convergent.
+# A barrier in two halves, for every thread of every block of the cluster. Arriving is relaxed, it does not wait for memory:
+# what must be done before is what a thread has waited for itself (wgmma has read), or fenced (barriers are initialised). It
+# counts warps, so that the lanes of one are brought together first. A copy of it in a branch could let a warp arrive twice,
+# hence convergent.
 cluster_arrive = device_op(
-    "cluster_arrive", "bar.warp.sync 0xffffffff; barrier.cluster.arrive.release.aligned;", convergent=True
+    "cluster_arrive", "bar.warp.sync 0xffffffff; barrier.cluster.arrive.relaxed.aligned;", convergent=True
 )
 cluster_wait = device_op("cluster_wait", "bar.warp.sync 0xffffffff; barrier.cluster.wait.acquire.aligned;", convergent=True)
 
@@ -72,36 +73,44 @@ def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool)
 
 # --- Sums ---------------------------------------------------------------------------------------------------------------
 @functools.cache
-def store_fragments(bn: int, stride_bytes: int) -> Callable[..., Any]:
-    """Writes wgmma's accumulators to shared memory, 16 bytes for each 8 columns, `stride_bytes` from one 8 to the next.
+def exchange_fragments(blocks: int, octets: int, own_octets: int, stride_bytes: int) -> Callable[..., Any]:
+    """Sends wgmma's accumulators to the blocks that add them up: block r of a tile the r-th `own_octets` of 8 columns each.
 
-    Called as (accumulators[bn // 2], shared); without bank conflicts when neighbouring threads write 16 bytes apart.
+    Called as (accumulators[4 * octets], own[4 * own_octets], shared, barrier, rank, first). What is this block's own goes to
+    `own`, the rest into the others' memory: 16 bytes for each 8 columns, `stride_bytes` from one 8 to the next, a slot of
+    `own_octets` for each sender, by rank. `shared` is this thread's address in the first slot; the receiver's `barrier`,
+    which like it lies where this block has its own, counts the bytes. `first` is the rank of the tile's first block in the
+    cluster.
     """
-    lines = [
-        f"st.shared.v4.f32 [$shared+{octet * stride_bytes}], {{{', '.join(f'$acc[{4 * octet + i}]' for i in range(4))}}};"
-        for octet in range(bn // 8)
-    ]
-    return device_op("store_fragments", "\n".join(lines), inout={"acc": ("f32", bn // 2)}, ins={"shared": "u32"})
+    lines = ["{ .reg .pred mine, later; .reg .b32 slot, to, at, bar;"]
+    for owner in range(blocks):
+        lines += [
+            f"setp.eq.u32 mine, $rank, {owner}; setp.gt.u32 later, $rank, {owner};",
+            "selp.u32 slot, 1, 0, later; sub.u32 slot, $rank, slot;",
+            f"mad.lo.u32 at, slot, {own_octets * stride_bytes}, $shared; add.u32 to, $first, {owner};",
+            "mapa.shared::cluster.u32 at, at, to; mapa.shared::cluster.u32 bar, $barrier, to;",
+        ]
+        for number in range(max(0, min(own_octets, octets - owner * own_octets))):
+            sums = [f"$accumulators[{4 * (owner * own_octets + number) + i}]" for i in range(4)]
+            lines.append(
+                "@!mine st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                f"[at+{number * stride_bytes}], {{{', '.join(sums)}}}, [bar];"
+            )
+            lines += [f"@mine mov.f32 $own[{4 * number + i}], {value};" for i, value in enumerate(sums)]
+    return device_op(
+        "exchange_fragments",
+        "\n".join([*lines, "}"]),
+        inout={"accumulators": ("f32", 4 * octets), "own": ("f32", 4 * own_octets)},
+        ins={"shared": "u32", "barrier": "u32", "rank": "u32", "first": "u32"},
+    )
 
 
 @functools.cache
-def sum_fragments(blocks: int, octets: int, stride_bytes: int) -> Callable[..., Any]:
-    """Sums over blocks of neighbouring ranks, in their order, of what `store_fragments` wrote at one address.
-
-    Called as (sums[4 * octets], shared, rank), with the address in this block's own memory of the first of `octets`, and the
-    first block's rank.
-    """
-    lines = [f"{{ .reg .b32 at<{blocks}>; .reg .f32 v<{4 * blocks}>;"]
-    for number in range(blocks):
-        lines.append(f"add.u32 at{number}, $rank, {number}; mapa.shared::cluster.u32 at{number}, $shared, at{number};")
+def add_fragments(slots: int, octets: int, stride_bytes: int) -> Callable[..., Any]:
+    """Adds to sums[4 * octets] what was sent into the slots at `shared`, in their order. Called as (sums, shared)."""
+    lines = ["{ .reg .f32 v<4>;"]
     for octet in range(octets):
-        for number in range(blocks):
-            values = ", ".join(f"v{4 * number + i}" for i in range(4))
-            lines.append(f"ld.shared::cluster.v4.f32 {{{values}}}, [at{number}+{octet * stride_bytes}];")
-        for i in range(4):
-            lines.append(f"add.f32 $sums[{4 * octet + i}], v{i}, v{4 + i};")
-            lines += [
-                f"add.f32 $sums[{4 * octet + i}], $sums[{4 * octet + i}], v{4 * number + i};" for number in range(2, blocks)
-            ]
-    ins = {"shared": "u32", "rank": "u32"}
-    return device_op("sum_fragments", "\n".join([*lines, "}"]), inout={"sums": ("f32", 4 * octets)}, ins=ins)
+        for slot in range(slots):
+            lines.append(f"ld.shared.v4.f32 {{v0, v1, v2, v3}}, [$shared+{(slot * octets + octet) * stride_bytes}];")
+            lines += [f"add.f32 $sums[{4 * octet + i}], $sums[{4 * octet + i}], v{i};" for i in range(4)]
+    return device_op("add_fragments", "\n".join([*lines, "}"]), inout={"sums": ("f32", 4 * octets)}, ins={"shared": "u32"})

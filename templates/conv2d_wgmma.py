@@ -6,8 +6,8 @@ One tile of y is bm pixels x bn channels; a k step is `bk` input channels of one
 - `consumer_groups` warpgroups of 64 rows each, which multiply, apply the epilogue and store;
 - per stage two mbarriers: `full` (the bytes have landed) and `empty` (every consumer has read them).
 
-With split_k > 1 blocks of a cluster share a tile: each multiplies its part of the k steps, leaves its sums in its
-shared memory, and adds up all blocks' sums of its part of the columns, in the order of their ranks: deterministic.
+With split_k > 1 blocks of a cluster share a tile: each multiplies its part of the k steps, sends the others its sums of
+their parts of the columns, and adds up all sums of its own part, in an order that never changes: deterministic.
 
 With cluster_m x cluster_n > 1 a cluster has neighbouring tiles, cluster_m rows of cluster_n. Blocks in a row need the same
 x, those in a column the same weights: each loads a part of both and multicasts it to its row or column. So `empty` counts
@@ -59,7 +59,7 @@ from schedsearch.workload import Config, Workload
 OVERHEAD_REGISTERS = (32, 48)
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "clustered", "in_turn", "own_sums", "split_k", "staged"})
+SHAPED_BY = frozenset({"accumulators", "clustered", "in_turn", "own_sums", "paired", "split_k", "staged"})
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -74,7 +74,7 @@ class Conv2dWgmma(Template):
     """conv2d for compute capability 9.0: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_wgmma"
-    version = 5
+    version = 6
     op = "conv2d"
     kind = "cuda"
 
@@ -174,8 +174,8 @@ class Conv2dWgmma(Template):
         image = image_map(workload, plan["bm"] // plan["cluster_n"], bk, l2_bytes)
         weights = filter_map(workload, bn // plan["cluster_m"], bk, l2_bytes)
         output: Param = Pointer("y")
-        if stores_by_tma(workload, plan):
-            output = output_map(workload, store_segment(bn), GROUP_ROWS)
+        if stores_by_tma(workload):
+            output = output_map(workload, store_segment(plan), GROUP_ROWS)
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
             (image, weights, output, *epilogue.params),
@@ -219,20 +219,23 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     uneven_groups = cluster_rows % group_m != 0
 
     # Shared memory: `stages` times (bm x bk of x, bn x bk of weight), then y of each consumer group, then the barriers.
-    # At the end of a split tile, sums over the stages: for each 8 columns 16 bytes a thread, two columns of two rows.
     # All matrices are K-major rows of bk * 2 bytes, swizzled over that width.
     row_bytes = bk * ELEMENT_BYTES
     a_bytes = bm * row_bytes
     stage_bytes = a_bytes + bn * row_bytes
     own_pixels, own_filters = bm // cluster_n, bn // cluster_m  # that a block loads
     group_a_bytes = GROUP_ROWS * row_bytes
-    staged = bool(stores_by_tma(workload, plan))
-    y_offset = plan["ring_bytes"]
-    group_y_bytes = GROUP_ROWS * bn * DTYPE_BYTES[workload.out_dtype] if staged else 0
-    full_offset = y_offset + groups * group_y_bytes
+    staged = stores_by_tma(workload)
+    octets, own_octets = bn // 8, int(octets_per_block(plan))  # of a tile's columns; those that a block stores
+    # At the end of a split tile other blocks' sums come over the stages, 16 bytes a thread for each octet, and y after them.
+    octet_bytes = groups * WARPGROUP * 16
+    y_offset = plan["ring_bytes"] if split_k == 1 else (split_k - 1) * own_octets * octet_bytes
+    group_y_bytes = GROUP_ROWS * own_octets * 8 * DTYPE_BYTES[workload.out_dtype] if staged else 0
+    full_offset = plan["ring_bytes"] + (groups * group_y_bytes if split_k == 1 else 0)
     # Each half has `full` barriers of its own: of a shared one it would miss phases, and parities be ambiguous.
     empty_offset = full_offset + turns * stages * BARRIER_BYTES
-    assert empty_offset + stages * BARRIER_BYTES == plan["shared_bytes"]
+    sums_offset = empty_offset + stages * BARRIER_BYTES
+    assert sums_offset + (BARRIER_BYTES if split_k > 1 else 0) == plan["shared_bytes"]
 
     load_image, load_filters = cluster.tma_load_im2col(cluster_n > 1), cluster.tma_load_tiled(cluster_m > 1)
     arrive_empty = cluster.mbarrier_arrive_at_peer if clustered else ptx.mbarrier_arrive
@@ -246,27 +249,24 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     wait_previous, wait_all = ptx.wgmma_wait(1, bn), ptx.wgmma_wait(0, bn)
 
     # A store's segment: 64 rows of chunks of 16 bytes (8 columns); chunk ^= row's 128-byte line modulo the chunks a row.
-    segment = store_segment(bn)
-    segments = bn // segment
+    segment = store_segment(plan)
+    own_segments = own_octets * 8 // segment
     segment_row_bytes = segment * 2
     segment_chunks = segment // 8
     segment_bytes = GROUP_ROWS * segment_row_bytes
-    column_blocks = bn // 16  # stmatrix stores two 8-column blocks
+    paired = segment_chunks > 1  # stmatrix stores two octets
     wide = workload.out_dtype == "float32"
     out_bytes = DTYPE_BYTES[workload.out_dtype]
     pack = ptx.pack_pair("float16" if wide else workload.out_dtype)
     fused = not epilogue.identity
-    fuse_tile = epilogue.fragments(bn // 8, 8 * columns)
 
     consumers = groups * WARPGROUP
     group_barrier = ptx.group_barrier(groups, WARPGROUP)
 
-    all_consumers = ptx.group_barrier(1, consumers)
-    own_octets, octet_bytes = octets_per_block(plan), consumers * 16
     own_sums = 4 * own_octets
-    fuse_sums = epilogue.fragments(own_octets, 8 * columns)
-    store_fragments = cluster.store_fragments(bn, octet_bytes)
-    sum_fragments = cluster.sum_fragments(split_k, own_octets, octet_bytes)
+    fuse = epilogue.fragments(own_octets, 8 * columns)
+    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes)
+    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes)
 
     def kernel(  # type: ignore[no-untyped-def]
         xmap, wmap, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
@@ -290,21 +290,64 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             row = types.uint32(group * group_m + within - column * height)
             return types.int32((row * cluster_m + rank_m) * bm), types.int32((column * cluster_n + rank_n) * bn)
 
-        def store_pairs(values: Any, octets: Any, inside_columns: Any, first_row: Any, first_offset: Any) -> None:
-            """Stores what a thread holds of `octets` times 8 columns; `first_offset` in elements."""
-            for pair in range(2 * octets):
-                if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
-                    offset = types.int64(first_offset + ((pair & 1) * 8 * columns + (pair >> 1) * 8))
-                    address = types.uint64(y + types.uint64(offset * out_bytes))
-                    if wide:
-                        ptx.store_global_f32x2(address, values[2 * pair], values[2 * pair + 1])
-                    else:
-                        ptx.store_global_u32(address, pack(values[2 * pair], values[2 * pair + 1]))
-
         shared = shared_base()
         full = types.uint32(shared + full_offset)
         empty = types.uint32(shared + empty_offset)
+        sums_full = types.uint32(shared + sums_offset)
         thread = types.int32(cuda.threadIdx.x)
+        group = thread >> 7
+        lane = thread & 31
+        warp_row = types.int32(((thread >> 5) & 3) * 16)
+        leader = (thread & 127) == 0
+        group_y = types.uint32(shared + y_offset + group * group_y_bytes)
+        segment_row = types.uint32(warp_row + (lane & 15))
+        row_address = types.uint32(group_y + segment_row * segment_row_bytes)
+        flip = types.uint32((segment_row * segment_row_bytes >> 7) & (segment_chunks - 1))
+
+        def store(values: Any, row: Any, column: Any, inside_columns: Any, first_row: Any, first_offset: Any) -> None:
+            """Stores a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on.
+
+            A thread holds two neighbours of each 8 columns in `first_row`, `first_offset` elements into y, and two 8 rows
+            below.
+            """
+            if staged:
+                if leader:
+                    ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
+                group_barrier(group)
+                if paired:
+                    for pair in range(own_octets // 2):
+                        # a branch even where always true: ptxas would else pack all pairs into further registers
+                        if 16 * pair < inside_columns:
+                            chunk = types.uint32((2 * pair) % segment_chunks + (lane >> 4))
+                            ptx.stmatrix_x4(
+                                row_address + (2 * pair) // segment_chunks * segment_bytes + ((chunk ^ flip) << 4),
+                                pack(values[8 * pair], values[8 * pair + 1]),
+                                pack(values[8 * pair + 2], values[8 * pair + 3]),
+                                pack(values[8 * pair + 4], values[8 * pair + 5]),
+                                pack(values[8 * pair + 6], values[8 * pair + 7]),
+                            )
+                else:
+                    for octet in range(own_octets):
+                        if 8 * octet < inside_columns:
+                            ptx.stmatrix_x2(
+                                row_address + octet * segment_bytes,
+                                pack(values[4 * octet], values[4 * octet + 1]),
+                                pack(values[4 * octet + 2], values[4 * octet + 3]),
+                            )
+                ptx.fence_async_shared()
+                group_barrier(group)
+                if leader:
+                    for part in range(own_segments):
+                        if part * segment < inside_columns:
+                            ptx.tma_store_2d(y, group_y + part * segment_bytes, column + part * segment, row)
+                    ptx.bulk_commit()
+            else:
+                for pair in range(2 * own_octets):
+                    if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
+                        offset = types.int64(first_offset + ((pair & 1) * 8 * columns + (pair >> 1) * 8))
+                        address = types.uint64(y + types.uint64(offset * out_bytes))
+                        ptx.store_global_f32x2(address, values[2 * pair], values[2 * pair + 1])
+
         first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(cluster_blocks))
         next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(cluster_blocks))
         first_step = types.int32(rank * k_steps // split_k)
@@ -314,7 +357,12 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 ptx.mbarrier_init(full + stage * BARRIER_BYTES, 1)
             for stage in range(stages):
                 ptx.mbarrier_init(empty + stage * BARRIER_BYTES, tile_groups * peers)
+            if split_k > 1:
+                ptx.mbarrier_init(sums_full, 1)
             ptx.mbarrier_init_fence()
+            if split_k > 1:
+                received = types.int32(max(0, min(own_octets, octets - types.int32(rank * own_octets))))
+                ptx.mbarrier_expect_bytes(sums_full, received * ((split_k - 1) * octet_bytes))
         if clustered:  # no block sends to another, or arrives there, before that one's barriers exist
             cluster.cluster_arrive()
             cluster.cluster_wait()
@@ -322,6 +370,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             cuda.syncthreads()
 
         stage = types.uint32(0)
+        acc = cuda.local.array(accumulators, types.float32)
         if thread >= consumers:
             # ---- load
             if thread == consumers:
@@ -378,10 +427,6 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                             stage = types.uint32(0)
                             parity = types.uint32(parity ^ 1)
         else:
-            group = thread >> 7
-            lane = thread & 31
-            warp_row = types.int32(((thread >> 5) & 3) * 16)
-            leader = (thread & 127) == 0
             releases, empty_at = leader, empty
             if clustered:  # a thread for each block to tell: those with the same columns, then the others with the same rows
                 releases = (thread & 127) < peers
@@ -391,12 +436,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                     other_n = types.uint32(peer - cluster_m)
                     peer_m, peer_n = rank_m, types.uint32(other_n + types.uint32(other_n >= rank_n))
                 empty_at = cluster.map_shared(empty, types.uint32((peer_n * cluster_m + peer_m) * split_k + rank))
-            group_y = types.uint32(shared + y_offset + group * group_y_bytes)
             tile_group = types.int32(group)  # among those that share a tile
-            segment_row = types.uint32(warp_row + (lane & 15))
-            row_address = types.uint32(group_y + segment_row * segment_row_bytes)
-            flip = types.uint32((segment_row * segment_row_bytes >> 7) & (segment_chunks - 1))
-            acc = cuda.local.array(accumulators, types.float32)
             parity = types.uint32(0)  # in turn a bit for each stage
             previous = types.uint32(0)
             tile = first_tile
@@ -437,74 +477,46 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 if releases:
                     arrive_empty(empty_at + previous * BARRIER_BYTES)
 
-                if split_k > 1:
-                    all_consumers(0)  # what the tensor cores have read is written over
-                    store_fragments(acc, shared + thread * 16)
-                else:
-                    # ---- epilogue and store: of each 8 columns, a thread holds two neighbours in row lane / 4 and in
-                    # the row 8 below
+                if split_k == 1:
+                    # ---- epilogue and store
                     first_row = types.int32(row + tile_group * GROUP_ROWS + warp_row + (lane >> 2))
                     first_column = types.int32(column + (lane & 3) * 2)
                     first_offset = types.int64(first_row) * columns + first_column
                     if fused:
-                        fuse_tile(
+                        fuse(
                             acc, columns - column, first_row < rows, first_row + 8 < rows, first_column, first_offset,
                             bias, scale, shift, residual, slope, clip_min, clip_max,
                         )  # fmt: skip
-                    if staged:
-                        if leader:
-                            ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
-                        group_barrier(group)
-                        for block in range(column_blocks):
-                            # a branch even where always true: ptxas would else pack all pairs into further registers
-                            if column + 16 * block < columns:
-                                chunk = types.uint32((2 * block) % segment_chunks + (lane >> 4))
-                                ptx.stmatrix_x4(
-                                    row_address + (2 * block) // segment_chunks * segment_bytes + ((chunk ^ flip) << 4),
-                                    pack(acc[8 * block], acc[8 * block + 1]),
-                                    pack(acc[8 * block + 2], acc[8 * block + 3]),
-                                    pack(acc[8 * block + 4], acc[8 * block + 5]),
-                                    pack(acc[8 * block + 6], acc[8 * block + 7]),
-                                )
-                    else:
-                        store_pairs(acc, bn // 8, columns - column, first_row, first_offset)
-                    if staged:
-                        ptx.fence_async_shared()
-                        group_barrier(group)
-                        if leader:
-                            for part in range(segments):
-                                ptx.tma_store_2d(
-                                    y, group_y + part * segment_bytes, column + part * segment, row + tile_group * GROUP_ROWS
-                                )
-                            ptx.bulk_commit()
+                    store(acc, row + tile_group * GROUP_ROWS, column, columns - column, first_row, first_offset)
                 if in_turn:
                     stage = types.uint32(stage + next_turn) % types.uint32(stages)
                 tile = types.int32(tile + next_tile * turns)
-            if leader:
-                ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
         if split_k > 1:
-            # ---- add up the tile's sums of this block's columns, epilogue and store; all threads meet at the barriers
-            cluster.cluster_arrive()
+            # ---- add up the tile's sums of this block's columns, epilogue and store
+            cluster.cluster_arrive()  # all blocks have read what the sums are sent over
             cluster.cluster_wait()
-            octet = types.int32(rank * own_octets)
-            sums = cuda.local.array(own_sums, types.float32)
             if thread < consumers:
-                sum_fragments(sums, shared + octet * octet_bytes + thread * 16, types.uint32(in_cluster - rank))
-            cluster.cluster_arrive()  # done with the other blocks' memory
-            if thread < consumers:
+                octet = types.int32(rank * own_octets)
+                sums = cuda.local.array(own_sums, types.float32)
+                slots = types.uint32(shared + thread * 16)
+                exchange_fragments(acc, sums, slots, sums_full, rank, types.uint32(in_cluster - rank))
+                ptx.mbarrier_wait(sums_full, 0)
+                add_fragments(sums, slots)
                 row, column = tile_origin(first_tile)
-                stop_column = types.int32(min(columns, column + bn))
-                first_row = types.int32(row + (thread >> 5) * 16 + ((thread & 31) >> 2))
-                first_column = types.int32(column + octet * 8 + (thread & 3) * 2)
+                own_columns = types.int32(min(columns, column + bn) - (column + octet * 8))
+                column = types.int32(column + octet * 8)
+                row = types.int32(row + group * GROUP_ROWS)
+                first_row = types.int32(row + warp_row + (lane >> 2))
+                first_column = types.int32(column + (lane & 3) * 2)
                 first_offset = types.int64(first_row) * columns + first_column
-                own_columns = types.int32(stop_column - (column + octet * 8))
                 if fused:
-                    fuse_sums(
+                    fuse(
                         sums, own_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,
                         bias, scale, shift, residual, slope, clip_min, clip_max,
                     )  # fmt: skip
-                store_pairs(sums, own_octets, own_columns, first_row, first_offset)
-            cluster.cluster_wait()  # until no other block reads this one's memory
+                store(sums, row, column, own_columns, first_row, first_offset)
+        if staged and leader:
+            ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
     return kernel

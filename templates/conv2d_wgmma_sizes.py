@@ -21,8 +21,8 @@ LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
 BKS = (16, 32, 64)
 
 # For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
-# of 4000 measurements on an H200, of 75 layers from 7x7 to 300x300 pixels. The configuration that it would choose among the
-# measured ones of a layer takes 1.04 times the fastest's time, 1.34 at most.
+# of 4000 measurements on an H200, of 75 layers from 7x7 to 300x300 pixels, and for split tiles of 1000 of 13 layers. The
+# configuration that it would choose among the measured ones of a layer takes 1.04 to 1.05 times the fastest's time.
 FILL_CYCLES = 900  # of a block's start: barriers, the tensor maps, the first load's latency
 LOAD_LATENCY_CYCLES = 900  # from issuing a load to its bytes being in shared memory, as far as rings wait for it
 STEP_CYCLES = 32  # of a step beside its multiplications: waiting for barriers, issuing
@@ -31,13 +31,13 @@ STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through sha
 L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
 ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
 L2_SECTOR_SHARE, L2_LINE_COST = 0.64, 46  # of a row's sectors in bytes, and of each line it touches; 128 for one line
-UNLIKE_L2_EXPONENT = 0.4  # of split_k, or of the sharing by multicast: neighbours then ask for other bytes
+UNLIKE_L2_EXPONENT = 0.3  # of split_k, or of the sharing by multicast: neighbours then ask for other bytes
 MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
 MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
 PEER_CYCLES = 900  # by which the last of blocks that wait for each other is late
 PEER_STEP_CYCLES = 25  # of a step, for each block more that waits
-CLUSTER_CYCLES = 700  # two barriers of a cluster and the latency of reading the other blocks' sums
-CLUSTER_BYTES_PER_CYCLE = 36  # of the sums, of one multiprocessor
+CLUSTER_CYCLES = 400  # a barrier of the cluster, and the latency of sums that are sent
+CLUSTER_BYTES_PER_CYCLE = 15  # of the sums that a multiprocessor sends, whichever way
 
 
 def useful_bks(channels: int) -> tuple[int, ...]:
@@ -51,19 +51,19 @@ def useful_bks(channels: int) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def store_segment(bn: int) -> int:
-    """Columns that one TMA store writes: the widest of a swizzle's 128, 64 or 32 bytes that divides the tile."""
-    return math.gcd(bn, 64)
-
-
-def stores_by_tma(workload: Workload, q: Columns) -> Any:
-    """Whether tiles of y go through shared memory; else threads store what they hold: float32, or a cluster's sums."""
-    return (DTYPE_BYTES[workload.out_dtype] == 2) & (q["split_k"] == 1)
-
-
 def octets_per_block(q: Columns) -> Any:
     """Of the tile's 8-column pieces, how many a block of a cluster adds up; the last blocks may have less work."""
     return -(-q["bn"] // (8 * q["split_k"]))
+
+
+def store_segment(q: Mapping[str, Any]) -> int:
+    """Columns that one TMA store writes: the most of 8, 16, 32, 64 of which all blocks of a tile have whole ones."""
+    return 8 * math.gcd(q["bn"] // 8, int(octets_per_block(q)), 8)
+
+
+def stores_by_tma(workload: Workload) -> bool:
+    """Whether y goes through shared memory; float32 is stored by the threads that hold it."""
+    return DTYPE_BYTES[workload.out_dtype] == 2
 
 
 def l2_row_cost(channels: int, bk: int) -> float:
@@ -82,17 +82,19 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
     row_costs = {bk: l2_row_cost(w.c, bk) for bk in BKS}
 
+    staged_bytes = out_bytes if stores_by_tma(w) else 0
+
     def stage_bytes(q: Columns) -> Any:
         return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
 
     def ring_bytes(q: Columns) -> Any:
-        """Of the stages; a cluster's blocks write their float32 sums over them."""
-        sums = np.where(q["split_k"] == 1, 0, q["bm"] * octets_per_block(q) * q["split_k"] * 8 * 4)
-        return np.maximum(q["stages"] * stage_bytes(q), sums)
+        """Of the stages; other blocks' float32 sums come over them, and y after those."""
+        sums = q["bm"] * octets_per_block(q) * 8 * ((q["split_k"] - 1) * 4 + staged_bytes)
+        return np.maximum(q["stages"] * stage_bytes(q), np.where(q["split_k"] == 1, 0, sums))
 
     def shared_bytes(q: Columns) -> Any:
-        y = np.where(stores_by_tma(workload, q), q["turns"] * q["bm"] * q["bn"] * out_bytes, 0)
-        return ring_bytes(q) + y + (q["turns"] + 1) * q["stages"] * BARRIER_BYTES
+        y = np.where(q["split_k"] == 1, q["turns"] * q["bm"] * q["bn"] * staged_bytes, 0)
+        return ring_bytes(q) + y + ((q["turns"] + 1) * q["stages"] + (q["split_k"] > 1)) * BARRIER_BYTES
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
@@ -112,7 +114,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         multiply = q["bm"] // GROUP_ROWS * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES + peers * PEER_STEP_CYCLES
         # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
         load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + late + load + 2 * multiply) / q["stages"])
-        split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 / CLUSTER_BYTES_PER_CYCLE
+        split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 * (1 - 1 / q["split_k"]) / CLUSTER_BYTES_PER_CYCLE
         store = TILE_CYCLES + q["bm"] * q["bn"] / q["split_k"] * out_bytes / STORE_BYTES_PER_CYCLE
         store = store + np.where(q["split_k"] == 1, 0, split)
         fill = FILL_CYCLES + late

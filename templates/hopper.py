@@ -27,7 +27,7 @@ BARRIER_BYTES = 8
 SWIZZLE_ROWS = 8  # a swizzle repeats after these
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each resident block
-GROUP_SMS = 16  # multiprocessors of a group (GPC), in which a cluster must find room; some have two more
+IDLE_SMS = 8  # multiprocessors that clusters of 4 or 8 leave idle: a cluster must find room in a group (GPC) of 16 or 18
 LAUNCH_CYCLES = 4200  # from a kernel's end to the next one's first load in a chain, and its last store; see conv2d_wgmma
 
 
@@ -75,7 +75,7 @@ def registers(q: Columns) -> Any:
 
 def blocks_at_once(target: Target, cluster: Any, blocks_per_sm: Any) -> Any:
     """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
-    sms = np.where(cluster <= 2, target.sms, max(target.sms // GROUP_SMS, 1) * GROUP_SMS)
+    sms = np.where(cluster <= 2, target.sms, max(target.sms - IDLE_SMS, 1))
     return np.maximum(1, sms * blocks_per_sm // cluster) * cluster
 
 

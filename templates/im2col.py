@@ -131,7 +131,7 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) ->
 
 
 def output_map(workload: Workload, segment: int, rows: int) -> TensorMap:
-    """y as (output channels, pixels), in boxes of `segment` x `rows`; a segment is as wide as the swizzle."""
+    """y as (output channels, pixels), in boxes of `segment` x `rows`; a segment is as wide as the swizzle, or 8."""
     w = workload
     size = DTYPE_BYTES[w.out_dtype]
     return TensorMap(
@@ -141,5 +141,5 @@ def output_map(workload: Workload, segment: int, rows: int) -> TensorMap:
         strides_bytes=(w.k * size,),
         element_strides=(1, 1),
         box=(segment, rows),
-        swizzle_bytes=segment * size,
+        swizzle_bytes=segment * size if segment > 8 else 0,
     )

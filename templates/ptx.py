@@ -317,6 +317,11 @@ stmatrix_x4 = device_op(
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$shared], {$a, $b, $c, $d};",
     ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
 )
+stmatrix_x2 = device_op(
+    "stmatrix_x2",
+    "stmatrix.sync.aligned.m8n8.x2.shared.b16 [$shared], {$a, $b};",
+    ins={"shared": "u32", "a": "u32", "b": "u32"},
+)
 stmatrix_x4_trans = device_op(  # each 8x8 matrix transposed: a lane's two values go to two rows
     "stmatrix_x4_trans",
     "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$shared], {$a, $b, $c, $d};",

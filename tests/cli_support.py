@@ -58,3 +58,18 @@ def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
 def events(text: str) -> list[dict[str, Any]]:
     """The JSON events of `tune --json`; fails when anything else is mixed in."""
     return [json.loads(line) for line in text.splitlines()]
+
+
+def children(pid: int) -> set[int]:
+    """Living child processes, as the kernel lists them."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found |= {int(child) for child in (task / "children").read_text().split()}
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ class ClusterBlock(Block):
         self.barriers: dict[int, Any] = {}
         self.groups: dict[int, Any] = {}
         self.named: dict[int, threading.Barrier] = {}
+        self.sent: dict[int, list[Any]] = {}  # sums, by the block of the tile that adds them up
 
 
 class Cluster:
@@ -102,6 +104,7 @@ class ClusterEmulator(HopperEmulator):
 
     # --- tensor copies ----------------------------------------------------------------------------------------------
     def _chunks(self, shared: int, size: int, width_bytes: int) -> Array:
+        width_bytes = width_bytes or 16  # of a row that is not swizzled
         assert shared % (8 * width_bytes) == 0 and shared >= 0 and shared + size <= self.block.shared.nbytes
         return swizzled(np.arange(size // 16) * 16 + shared, width_bytes) // 16
 
@@ -182,8 +185,11 @@ class ClusterEmulator(HopperEmulator):
     def stmatrix_x4(self, shared: int, *registers: int) -> None:
         lanes = self.block.exchange((shared, registers))
         matrix, row = divmod(self.block.local.thread % 32, 8)
-        words = [lanes[4 * row + quarter][1][matrix] for quarter in range(4)]
-        self._shared(int(shared), 16).view(np.uint32)[:] = words
+        if matrix < len(registers):
+            words = [lanes[4 * row + quarter][1][matrix] for quarter in range(4)]
+            self._shared(int(shared), 16).view(np.uint32)[:] = words
+
+    stmatrix_x2 = stmatrix_x4
 
     # --- wgmma ------------------------------------------------------------------------------------------------------
     def _operand(self, descriptor: int, rows: int) -> Array:
@@ -222,26 +228,45 @@ class ClusterEmulator(HopperEmulator):
         self._wait_until(lambda: cluster.phase > phase, "a cluster's barrier", self.met)
         self.block.local.phase = None
 
-    def store_fragments(self, bn: int, stride_bytes: int) -> Callable[..., None]:
-        def store(acc: list[Any], shared: int) -> None:
-            for octet in range(bn // 8):
-                to = self._shared(int(shared) + octet * stride_bytes, 16)
-                to.view(np.float32)[:] = acc[4 * octet : 4 * octet + 4]
+    def exchange_fragments(self, blocks: int, octets: int, own_octets: int, stride_bytes: int) -> Callable[..., None]:
+        """What a block sends to another leaves as one, when its last thread has brought its part."""
 
-        return store
+        def exchange(acc: list[Any], own: list[Any], shared: int, barrier: int, rank: int, first: int) -> None:
+            sender, cluster = self.block, self.block.cluster
+            assert cluster.blocks.index(sender) == first + rank < first + blocks <= len(cluster.blocks)
+            assert cluster.phase > 0, "another block may still read what is written over"
+            for owner in range(blocks):
+                sums = np.array(acc[4 * own_octets * owner : min(4 * own_octets * (owner + 1), 4 * octets)], np.float32)
+                if owner == rank:
+                    own[: len(sums)] = sums.tolist()
+                    continue
+                slot = int(shared) + (rank - (rank > owner)) * own_octets * stride_bytes
+                with self.changed:
+                    parts = sender.sent.setdefault(owner, [])
+                    parts.append((slot, sums))
+                    complete = len(parts) == stride_bytes // 16
+                if complete and len(sums):
+                    self._start_in(
+                        cluster.blocks[first + owner], functools.partial(self._receive, parts, barrier, stride_bytes)
+                    )
 
-    def sum_fragments(self, blocks: int, octets: int, stride_bytes: int) -> Callable[..., None]:
-        def add(sums: list[Any], shared: int, rank: int) -> None:
-            cluster = self.block.cluster
-            own = cluster.blocks.index(self.block)
-            assert rank <= own < rank + blocks <= len(cluster.blocks) and cluster.phase > 0
-            summed = cluster.blocks[rank : rank + blocks]
-            assert all(block.running == len(block.warps) * 32 for block in summed), "a thread has left already"
-            for octet in range(octets):
-                at = int(shared) + octet * stride_bytes
+        return exchange
+
+    def _receive(self, parts: list[tuple[int, Array]], barrier: int, stride_bytes: int) -> None:
+        assert self.block.running, "sends to a block that has left"
+        for slot, sums in parts:
+            for octet, values in enumerate(sums.reshape(-1, 4)):
+                at = slot + octet * stride_bytes
                 assert at % 16 == 0 and at + 16 <= self.block.shared.nbytes
-                parts = [block.shared[at : at + 16].view(np.float32) for block in summed]
-                sums[4 * octet : 4 * octet + 4] = np.sum(parts, axis=0).tolist()
+                self.block.shared[at : at + 16] = values.view(np.uint8)
+        self._update(barrier, 0, -sum(sums.nbytes for _, sums in parts))
+
+    def add_fragments(self, slots: int, octets: int, stride_bytes: int) -> Callable[..., None]:
+        def add(sums: list[Any], shared: int) -> None:
+            for octet in range(octets):
+                for slot in range(slots):
+                    part = self._shared(int(shared) + (slot * octets + octet) * stride_bytes, 16).view(np.float32)
+                    sums[4 * octet : 4 * octet + 4] += part
 
         return add
 

@@ -110,7 +110,31 @@ def test_a_wrong_line_imports_nothing_and_is_named(folder: Path) -> None:
     Path("wrong.jsonl").write_text("\n".join([*lines[:4], "{not json", *lines[4:]]))
     result = schedsearch("records", "import", "wrong.jsonl", "--db", "copy.db")
     assert result.exit_code == 2 and "wrong.jsonl:5" in result.stderr and len(result.stderr.splitlines()) == 1
-    assert json.loads(ok("records", "list", "--db", "copy.db", "--json")) == []
+
+    before = ok("records", "list", "--db", "tuned.db", "--json")
+    assert schedsearch("records", "import", "wrong.jsonl", "--db", "tuned.db").exit_code == 2
+    assert ok("records", "list", "--db", "tuned.db", "--json") == before
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "code"),
+    [("import", "tiny.yaml", 2), ("import", "nowhere", 2), ("merge", "tiny.yaml", 6), ("merge", "nowhere", 6)],
+)
+def test_what_fails_leaves_no_new_database(folder: Path, command: str, file: str, code: int) -> None:
+    before = sorted(folder.iterdir())
+    result = schedsearch("records", command, file, "--db", "new.db")
+    assert result.exit_code == code and file in result.stderr
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--format", "kernel-tuner"], ["--format", "t4"], ["--format", "autotvm"], ["--deploy"]]
+)
+def test_an_export_never_replaces_a_database(folder: Path, options: list[str]) -> None:
+    before = ok("records", "list", "--db", "tuned.db", "--json")
+    result = schedsearch("records", "export", "tuned.db", "--db", "tuned.db", *options)
+    assert result.exit_code == 2 and "left alone" in result.stderr
+    assert ok("records", "list", "--db", "tuned.db", "--json") == before
 
 
 def test_merge_adds_what_is_new_once(folder: Path) -> None:
@@ -219,6 +243,13 @@ class TestDeploy:
     def test_a_deployment_file_of_everything(self, folder: Path) -> None:
         counts = json.loads(ok("records", "export", "deploy.db", "--db", "tuned.db", "--deploy", "--json"))
         assert counts["bests"] == 1
+
+    def test_a_deployment_file_of_nothing_is_not_written(self, folder: Path) -> None:
+        ok("records", "export", "deploy.db", "--db", "tuned.db", "--deploy")
+        before = Path("deploy.db").read_bytes()
+        result = schedsearch("records", "export", "deploy.db", "--db", "tuned.db", "--deploy", "--target", "h200")
+        assert result.exit_code == 4 and "no best kernel to deploy" in result.stderr
+        assert Path("deploy.db").read_bytes() == before
 
     def test_trust_marks_a_file_of_another_machine(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(folder / "another-machine"))

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import TINY, events, isolate, schedsearch, start
+from cli_support import TINY, alive, children, events, isolate, schedsearch, start
 
 from schedsearch import template
 from schedsearch.measure import DeviceLock
@@ -30,21 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     isolate(tmp_path, monkeypatch)
     (tmp_path / "tiny.yaml").write_text(TINY)
     return tmp_path
-
-
-def children(pid: int) -> set[int]:
-    """Living child processes, as the kernel lists them."""
-    found = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class TestDryRun:

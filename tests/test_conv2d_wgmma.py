@@ -16,8 +16,8 @@ from schedsearch.backend import compile_source
 from schedsearch.launch import TensorMap
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target, detect
-from schedsearch.templates.conv2d_wgmma import BNS, Conv2dWgmma
-from schedsearch.templates.conv2d_wgmma_sizes import evaluate, l2_row_cost, store_segment, useful_bks
+from schedsearch.templates.conv2d_wgmma import BNS, SPLIT_KS, Conv2dWgmma
+from schedsearch.templates.conv2d_wgmma_sizes import evaluate, l2_row_cost, octets_per_block, store_segment, useful_bks
 from schedsearch.workload import Config, Workload
 
 H200 = PRESETS["h200"]
@@ -84,7 +84,7 @@ def check_tensor_map(param: TensorMap) -> None:
     else:
         assert len(param.box) == len(param.dims) and all(1 <= edge <= 256 for edge in param.box)
         inner = param.box[0]
-    assert inner * size % 16 == 0 and inner * size <= param.swizzle_bytes in (32, 64, 128)
+    assert inner * size % 16 == 0 and inner * size <= (param.swizzle_bytes or 16) in (16, 32, 64, 128)
 
 
 def tiles_of_cluster(config: Config) -> int:
@@ -127,11 +127,13 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         loads = found[TMA_LOAD] + found[TMA_LOAD_TO_SELF]
         multicast = sum(instruction & 0xFFF == TMA_LOAD and instruction & MULTICAST > 0 for instruction in code)
         assert loads and multicast == loads // 2 * ((config["cluster_m"] > 1) + (config["cluster_n"] > 1))
-        assert bool(found[TMA_STORE]) == (workload.out_dtype != "float32" and config["split_k"] == 1)
+        assert bool(found[TMA_STORE]) == (workload.out_dtype != "float32")
         # Barriers of the cluster, on the one path that all threads take: none that a warp could miss or meet twice.
-        barriers = 2 * (config["split_k"] > 1) + (tiles_of_cluster(config) > 1)
+        barriers = (config["split_k"] > 1) + (tiles_of_cluster(config) > 1)
         assert (found[CLUSTER_ARRIVE], found[CLUSTER_WAIT]) == (barriers, barriers)
-        assert found[EXIT] == 1 or config["split_k"] == 1
+        if config["split_k"] > 1:
+            opcodes = [instruction & 0xFFF for instruction in code]
+            assert EXIT not in opcodes[: len(opcodes) - opcodes[::-1].index(CLUSTER_WAIT)]
         assert built.resources.local_bytes == 0 and not found[LOCAL_STORE] and not found[LOCAL_LOAD]
 
 
@@ -211,9 +213,13 @@ def test_limits_that_are_just_reached_are_taken() -> None:
         assert TEMPLATE.validate(workload, H200) is None, workload
 
 
+@pytest.mark.parametrize("split_k", SPLIT_KS)
 @pytest.mark.parametrize("bn", BNS)
-def test_a_store_segment_divides_the_tile_and_fits_a_swizzle(bn: int) -> None:
-    assert bn % store_segment(bn) == 0 and store_segment(bn) * 2 in (32, 64, 128)
+def test_store_segments_are_the_whole_of_what_each_block_stores_and_fit_a_swizzle(bn: int, split_k: int) -> None:
+    q = {"bn": bn, "split_k": split_k}
+    segment, own = store_segment(q), 8 * octets_per_block(q)
+    assert segment * 2 in (16, 32, 64, 128) and own * split_k >= bn
+    assert all(max(0, min(bn - rank * own, own)) % segment == 0 for rank in range(split_k))
 
 
 @pytest.mark.parametrize(("channels", "bks"), [(8, {16}), (16, {16}), (24, {32}), (32, {32}), (48, {64, 16}), (64, {64}),

@@ -35,11 +35,10 @@ def simulate(cache: Path, strategy: Strategy, evaluations: int, *restrictions: s
         cache=str(cache),
         simulation_mode=True,
         strategy=strategy,
-        strategy_options={"max_fevals": evaluations},
         lang="C",
         quiet=True,
         block_size_names=list(data["tune_params"])[:1],
-        **options,
+        **{"strategy_options": {"max_fevals": evaluations}, **options},
     )
     return list(results)
 
@@ -66,6 +65,18 @@ def test_a_search_in_kernel_tuner_is_the_search_of_our_replay(tmp_path: Path, tu
 def test_the_whole_space_ends_the_search(tmp_path: Path) -> None:
     path = support.write(tmp_path / "some.json", support.cache())
     assert len(simulate(path, Strategy("ga"), 99, "bx * unroll != 64")) == 18
+
+
+def test_a_mistyped_budget_is_refused_rather_than_the_whole_space_searched(tmp_path: Path) -> None:
+    path = support.write(tmp_path / "some.json", support.cache())
+    with pytest.raises(UsageError, match=r"unknown option 'max_feval' in strategy_options .did you mean 'max_fevals'"):
+        simulate(path, Strategy("ga"), 9, "bx * unroll != 64", strategy_options={"max_feval": 9})
+
+
+@pytest.mark.parametrize("seed", [-1, "0", 0.5])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(UsageError, match="seed must be a whole number of at least 0, got"):
+        Strategy("ga", seed)
 
 
 def with_rates(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from schedsearch.errors import UsageError
 from schedsearch.measure import Builder, Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.target import PRESETS, detect
-from schedsearch.template import Template
+from schedsearch.template import Template, load_template
 from schedsearch.workload import Config, Workload
 
 CPU = detect("cpu")
@@ -60,6 +60,26 @@ def test_every_submission_is_reported_once_under_its_token(builder: Builder) -> 
     assert all(isinstance(built, Built) for _, built in results)
     assert builder.pending == 0 and builder.idle
     assert builder.poll(5.0) == []  # nothing pending: returns at once
+
+
+def test_an_illegal_configuration_is_rejected_before_it_is_built(builder: Builder) -> None:
+    builder.submit(candidate(faulty.PointwiseCpu(), step=3))
+    ((_, result),) = builder.drain()
+    assert isinstance(result, Measurement) and result.outcome is Outcome.REJECTED
+    assert result.message == "illegal configuration: knob 'step' is 3; allowed are 1, 2, 4, 8"
+
+
+def test_a_pipeline_of_one_stage_which_would_hang_is_rejected() -> None:
+    """A producer waits for the stage that consumers free, and these for the one that is filled next."""
+    h200, template = PRESETS["h200"], load_template("conv2d_wgmma")
+    workload = Workload.conv2d(n=32, h=14, w=14, c=256, k=256, r=3, s=3, padding=1)
+    config = Config({**template.default(workload, h200), "stages": 1})
+    with Builder(h200, workers=1) as builder:
+        builder.submit(Candidate(workload, template, config))
+        builder.submit(Candidate(WORKLOAD, template, config))
+        (_, stages), (_, other) = sorted(builder.drain(), key=lambda item: item[0])
+    assert isinstance(stages, Measurement) and stages.outcome is Outcome.REJECTED and "knob 'stages' is 1" in stages.message
+    assert isinstance(other, Measurement) and other.outcome is Outcome.REJECTED and "cannot run" in other.message
 
 
 def test_equal_code_has_an_equal_hash_whichever_worker_compiled_it() -> None:

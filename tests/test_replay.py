@@ -6,7 +6,9 @@ import copy
 import gzip
 import json
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import replay_support as support
-from cli_support import schedsearch, start
+from cli_support import alive, children, schedsearch, start
 from records_support import conv
 from records_support import record as make_record
 
 from schedsearch.errors import ConfigError, UsageError
 from schedsearch.listed_space import ListedSpace
 from schedsearch.measurement import Outcome
+from schedsearch.records.exchange_formats import import_file
 from schedsearch.records.store import Store
 from schedsearch.replay import Run, _best_so_far, load, replay, run, summarise
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -166,6 +169,9 @@ class TestFigures:
         many = figures(cache, "--seeds", "3", "--evaluations", "10,20,3")["spaces"][0]["fractions"]
         assert {key: many[key] for key in few} == few
 
+    def test_a_budget_of_any_length_is_taken(self, cache: Path) -> None:
+        assert figures(cache, "--tuner", "grid", "--seeds", "1", "--evaluations", "9" * 30)["geomean"] == {"9" * 30: 1.0}
+
     def test_a_budget_beyond_the_space_costs_nothing(self, cache: Path) -> None:
         report = replay(load([cache]).spaces, "random", evaluations=[1, 18, 10**12], seeds=2)
         assert report.geomean[18] == report.geomean[10**12] == 1.0 > report.geomean[1]
@@ -226,6 +232,27 @@ class TestFiles:
         assert len(data["left_out"]) == 2 and "the same data as" in data["left_out"][0]
         assert "left out" in result.stderr
 
+    def test_imported_records_are_the_same_data_as_their_file(self, tmp_path: Path) -> None:
+        """Kernel Tuner's time is the mean of its repetitions, not their median."""
+        data = support.cache({**support.PARAMS, "fixed": list(range(7, 14))})
+        for i, fields in enumerate(entry for entry in data["cache"].values() if "times" in entry):
+            fields["times"] = [20 + 0.1 * i, 30 + 0.1 * i, 43 + 0.1 * i]
+            fields["time"] = sum(fields["times"]) / 3
+        path = support.write(tmp_path / "some.json", data)
+        with Store.open(tmp_path / "records.db") as store:
+            import_file(store, path)
+        loaded = load([path, tmp_path / "records.db"])
+        assert len(loaded.spaces) == 1 and "the same data as" in loaded.left_out[0]
+        (again,) = load([tmp_path / "records.db"]).spaces
+        assert again.best_ns == pytest.approx(1e6 * min(e["time"] for e in data["cache"].values() if "times" in e))
+
+    def test_times_are_the_same_whatever_their_last_bit(self, tmp_path: Path) -> None:
+        text = json.dumps(support.cache()).replace('"time": 1.0,', '"time": 29.94895,')
+        text = text.replace('"times": [0.99, 1.0, 1.01]', '"times": []')
+        one = support.write(tmp_path / "one.json", text)
+        other = support.write(tmp_path / "other.json", text.replace("29.94895", "29.948949999999996"))
+        assert len(load([one, other]).spaces) == 1 and len(load([one]).spaces[0].rows) == 18
+
     def test_the_recorded_cache_and_its_t4_twin(self, shared: Path) -> None:
         options = ("--seeds", "1", "--evaluations", "25,50")
         folder = shared / "replay"
@@ -283,6 +310,23 @@ class TestFiles:
             assert self.without(there) == self.without(here)
             assert "4 of 4 runs" in err or "2 of 2 runs" in err
 
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+    def test_however_it_ends_its_processes_end_with_it(self, cache: Path, number: int, code: int) -> None:
+        """At Ctrl-C a terminal sends SIGINT to all of them."""
+        process = start("replay", cache, "--seeds", "5000", "--tuner", "random", "--jobs", "2", cwd=cache.parent)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "500 of 5000 runs\n"
+        workers = children(process.pid)
+        for pid in (process.pid, *workers) if number == signal.SIGINT else (process.pid,):
+            os.kill(pid, number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == code and "Traceback" not in errors
+        assert len(workers) == 2
+        deadline = time.monotonic() + 20
+        while any(alive(worker) for worker in workers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(alive(worker) for worker in workers)
+
     def test_without_json_there_is_a_table(self, cache: Path) -> None:
         result = schedsearch("replay", cache, "--tuner", "random", "--seeds", "2", "--evaluations", "5,18")
         assert result.exit_code == 0
@@ -303,9 +347,22 @@ class TestWarm:
         taught = figures(cache, *options, "--warm", warm)["geomean"]["3"]
         assert taught > max(cold, 0.85)
 
-    def test_a_space_is_never_warmed_by_its_own_data(self, cache: Path) -> None:
-        options = ("--seeds", "2", "--evaluations", "3,6")
-        assert figures(cache, *options, "--warm", cache)["geomean"] == figures(cache, *options)["geomean"]
+    def test_a_space_is_never_warmed_by_its_own_data_and_that_is_said(self, cache: Path, tmp_path: Path) -> None:
+        options = ("--seeds", "2", "--evaluations", "3,6", "--json")
+        cold = schedsearch("replay", cache, *options)
+        own = schedsearch("replay", cache, *options, "--warm", cache)
+        assert json.loads(own.stdout)["geomean"] == json.loads(cold.stdout)["geomean"]
+        assert list(json.loads(own.stdout)) == list(json.loads(cold.stdout))
+        name = f"{cache} (some_kernel Some GPU)"
+        assert f"warning: {name} is searched cold, nothing warms it: {name} is its own data" in own.stderr
+        assert "warning" not in cold.stderr
+
+        other = json.loads(json.dumps(support.cache()).replace('"bx"', '"block"'))
+        other = support.write(tmp_path / "other.json", other)
+        result = schedsearch("replay", cache, other, *options, "--warm", other)
+        first, second = (line for line in result.stderr.splitlines() if line.startswith("warning"))
+        assert f"{name} is searched cold" in first and f"{other} (some_kernel Some GPU) has other knobs" in first
+        assert f"{other} (some_kernel Some GPU) is searched cold" in second and "its own data" in second
 
     def test_a_recording_of_something_else_cannot_warm(self, cache: Path, tmp_path: Path) -> None:
         other = json.loads(json.dumps(support.cache()).replace('"bx"', '"block"'))
@@ -397,7 +454,7 @@ BAD_CACHES = {
         lambda: json.dumps(support.cache())[:-2] + ",\n",
         "at line 2 column 1; a cache that Kernel Tuner did not finish wants }} in place of its last comma",
     ),
-    "empty file": (lambda: "", "not JSON: Expecting value at line 1 column 1"),
+    "empty file": (lambda: "\n", "bad.json: empty; get the file again"),
     "nested too deeply": (lambda: "[" * 200_000, "nested too deeply"),
 }
 

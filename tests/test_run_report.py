@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -185,3 +186,17 @@ class TestOutput:
         """A quick first run, too, shows how its budget was shared."""
         header, _, *rows = render.search_table(World().tune(WORKLOAD, OTHER, trials=4), {}).splitlines()
         assert header.split()[3:7] == ["at", "1", "at", "2"] and header.endswith("of trials  of time") and len(rows) == 2
+
+    @pytest.mark.parametrize(("ratio", "told"), [(1.0, False), (1.02, False), (1.3, True), (0.8, True)])
+    def test_a_race_with_other_times_than_the_search_is_explained(self, ratio: float, told: bool) -> None:
+        summary = World().tune(trials=20)
+        (task,) = summary.tasks
+        found_ns = task.best_after_ns[-1]
+        assert found_ns is not None
+        raced = replace(summary, tasks=(replace(task, best_ns=ratio * found_ns),))
+        assert ("final race" in render.race_line(raced)) is told
+
+    def test_without_new_trials_there_is_no_race_to_explain(self) -> None:
+        world = World()
+        world.tune(trials=20)
+        assert render.race_line(world.tune(trials=20)) == ""

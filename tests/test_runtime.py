@@ -222,16 +222,69 @@ def test_dlpack_arrays_are_taken_with_an_output(kernel: schedsearch.Kernel) -> N
         kernel(DLPackOnly(x), DLPackOnly(weight), DLPackOnly(bias))
 
 
+def packed(array: np.ndarray) -> Any:
+    """The same numbers as a field of records of five bytes."""
+    records = np.zeros(len(array), dtype=[("value", "f4"), ("flag", "u1")])
+    records["value"] = array
+    return records["value"]
+
+
+def readonly(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+def overlapping(arguments: dict[str, Any], rows: int) -> dict[str, Any]:
+    """x and out in one piece of memory; out begins so many rows of x after x."""
+    memory = np.zeros(8192, np.float32)
+    x, out = arguments["x"], np.empty((2, 9, 8, 16), np.float32)
+    at = 4096
+    inside = memory[at : at + x.size].reshape(x.shape)
+    inside[:] = x
+    at += rows * x.shape[2] * x.shape[3]
+    return {**arguments, "x": inside, "out": memory[at : at + out.size].reshape(out.shape)}
+
+
+def test_a_residual_may_be_updated_in_place(tmp_path: Path) -> None:
+    workload = schedsearch.Workload.conv2d(
+        n=1, h=5, w=5, c=4, k=4, r=3, s=3, padding=1, dtype="float32", epilogue=("residual",)
+    )
+    kernel = schedsearch.compile(workload, tmp_path / "none.db", target="cpu")
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(spec.shape).astype(np.float32) for spec in workload.signature]
+    apart = kernel(*arrays)
+    assert kernel(*arrays, out=arrays[-1]) is arrays[-1]
+    np.testing.assert_array_equal(arrays[-1], apart)
+
+
+def test_a_torch_tensor_without_memory_is_refused_also_on_the_short_path(kernel: schedsearch.Kernel) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = [torch.from_numpy(array) for array in operands()]
+    for _ in range(2):
+        kernel(*tensors)
+    with pytest.raises(ArgumentError, match="x is on device meta"):
+        kernel(tensors[0].to("meta"), *tensors[1:])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda a: {**a, "x": a["x"].astype(np.float64)}, "x has dtype float64, the kernel takes float32"),
         (lambda a: {**a, "x": a["x"][:1]}, r"x has shape \(1, 9, 8, 8\); allowed: shape \(2, 9, 8, 8\)"),
         (lambda a: {**a, "x": np.repeat(a["x"], 2, axis=2)[:, :, ::2]}, "x has strides"),
+        (
+            lambda a: {**a, "x": a["x"].astype(">f4" if sys.byteorder == "little" else "<f4")},
+            "float32 of the other byte order",
+        ),
+        (lambda a: {**a, "bias": packed(a["bias"])}, r"bias has strides of \(5,\) bytes, no whole elements of 4"),
         (lambda a: {**a, "weight": [1.0]}, "weight is a list; allowed"),
         (lambda a: {"x": a["x"], "weight": a["weight"]}, "missing bias"),
         (lambda a: {**a, "biass": a["bias"]}, "did you mean 'bias'"),
         (lambda a: {**a, "out": np.empty((2, 9, 8, 8), np.float32)}, "y has shape"),
+        (lambda a: {**a, "out": readonly(np.empty((2, 9, 8, 16), np.float32))}, "out is read-only"),
+        (lambda a: overlapping(a, 0), "out overlaps x"),
+        (lambda a: overlapping(a, 1), "out overlaps x"),
+        (lambda a: overlapping(a, -1), "out overlaps x"),
         (lambda a: {**a, "stream": "fast"}, "stream is a str"),
     ],
 )

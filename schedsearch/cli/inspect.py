@@ -161,13 +161,12 @@ def workload_schema(output: str | None) -> None:
     """Print the JSON Schema of workload files, for editors."""
     from pathlib import Path
 
+    from schedsearch.records.output import new_file
     from schedsearch.workload_file import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
     if output is None:
         click.echo(text, nl=False)
         return
-    try:
-        Path(output).write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; give another path") from error
+    with new_file(Path(output)) as file:
+        file.write_text(text)

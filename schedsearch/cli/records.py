@@ -248,11 +248,10 @@ def export(
 @_json_option
 def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:
     """Add the records of a file: all of them, or none when something in it is wrong."""
-    from schedsearch.records.exchange_formats import import_file, recognise
-    from schedsearch.records.store import Store
+    from schedsearch.records.exchange_formats import import_file
+    from schedsearch.records.output import store_to_fill
 
-    form = form or recognise(file)  # before a database is made
-    with Store.open(db) as store:
+    with store_to_fill(db) as store:
         report = import_file(store, file, form, t1=t1, trusted=trusted)
     _print_counts(asdict(report), as_json)
 
@@ -264,9 +263,9 @@ def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool,
 def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
     """Add the records of other databases to the one of --db, which is created when missing."""
     from schedsearch.records import exchange
-    from schedsearch.records.store import Store
+    from schedsearch.records.output import store_to_fill
 
-    with Store.open(db) as store:
+    with store_to_fill(db) as store:
         report = exchange.merge(store, files)
     _print_counts(asdict(report), as_json)
 

@@ -99,6 +99,7 @@ def run_table(summary: RunSummary, names: Mapping[str, str]) -> str:
 
 
 _KERNEL_NAME_WIDTH = 48
+_SAME = 0.03  # by which two measurements of one kernel differ without anyone wondering
 
 
 def profile_table(profiles: Sequence[Profile]) -> str:
@@ -184,6 +185,14 @@ def search_table(summary: RunSummary, names: Mapping[str, str]) -> str:
     text = table(headers, rows, right=headers[1:])
     hidden = sum(task.new_trials > 0 for task in summary.tasks) - len(tasks)
     return text + (f"\nand {hidden} tasks more (--json has all)" if hidden else "")
+
+
+def race_line(summary: RunSummary) -> str:
+    """Why the times of `run_table` are not those of `search_table`; '' where they are."""
+    pairs = [(task.best_ns, task.best_after_ns[-1]) for task in summary.tasks if task.best_after_ns]
+    if all(raced is None or found is None or abs(raced / found - 1) <= _SAME for raced, found in pairs):
+        return ""
+    return "default and best are of the final race, timed in turns; best so far is of single measurements before it"
 
 
 def model_line(summary: RunSummary) -> str:

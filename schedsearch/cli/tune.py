@@ -193,6 +193,8 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
     click.echo(f"of that time: {summary.shares}")
     if summary.new_trials:
         click.echo(f"\n{render.search_table(summary, _names(file))}")
+        if line := render.race_line(summary):
+            click.echo(line)
         click.echo(render.model_line(summary))
 
 

@@ -14,12 +14,14 @@ import math
 import sys
 from typing import Any
 
-from schedsearch.errors import UsageError
+from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.listed_space import ListedSpace
 from schedsearch.records.recording import KnobTable, Place
 from schedsearch.space import ConfigSpace
 from schedsearch.tuner import make_tuner, require_tuner
 from schedsearch.workload import Config
+
+_OPTIONS = ("max_fevals", "time_limit", "searchspace_construction_options")  # of strategy_options; Kernel Tuner reads them
 
 
 class Strategy:
@@ -33,11 +35,13 @@ class Strategy:
         seed: of every random choice.
 
     Raises:
-        UsageError: no tuner has this name.
+        UsageError: no tuner has this name, or the seed is no whole number of at least 0.
     """
 
     def __init__(self, tuner: str = "xgb", seed: int = 0) -> None:
         require_tuner(tuner)
+        if not isinstance(seed, int) or seed < 0:
+            raise UsageError(f"seed must be a whole number of at least 0, got {seed!r}")
         self.tuner = tuner
         self.seed = seed
 
@@ -45,7 +49,8 @@ class Strategy:
         """Called by Kernel Tuner. Returns its results, in order of evaluation.
 
         Raises:
-            UsageError: a parameter has a value that is no number, text or boolean, or there are several objectives.
+            UsageError: a parameter has a value that is no number, text or boolean, there are several objectives, or
+                `strategy_options` has an unknown one.
         """
         from kernel_tuner.strategies.common import CostFunc
         from kernel_tuner.util import StopCriterionReached
@@ -53,6 +58,9 @@ class Strategy:
         objective = tuning_options.objective
         if isinstance(objective, list | tuple) and len(objective) != 1:
             raise UsageError(f"objective is {objective!r}; our tuners search for one: give objective='time' or another one")
+        if strangers := [name for name in tuning_options.strategy_options if name not in _OPTIONS]:
+            near = did_you_mean(strangers[0], _OPTIONS)
+            raise UsageError(f"unknown option {strangers[0]!r} in strategy_options{near}; allowed: {', '.join(_OPTIONS)}")
         names = list(searchspace.tune_params)
         params = {name: [_plain(value) for value in values] for name, values in searchspace.tune_params.items()}
         table = KnobTable(params, Place("tune_params"))

@@ -83,6 +83,11 @@ def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome
     try:
         module, _, name = task.template.partition(":")
         template: Template = getattr(importlib.import_module(module), name)()
+        if problem := template.validate(task.workload, target):
+            return None, Outcome.REJECTED, f"{template.name} cannot run {task.workload.label}: {problem}"
+        # Tuners propose nothing illegal, other callers may, and such a kernel can hang the device.
+        if problems := template.space(task.workload, target).check(task.config):
+            return None, Outcome.REJECTED, f"illegal configuration: {'; '.join(problems)}"
         source = template.kernel(task.workload, target, task.config)
         return compile_source(source, target), Outcome.OK, ""
     except RejectedError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from schedsearch.ops import ArgSpec
 
 @dataclass(frozen=True)
 class ArrayView:
-    """Strides are in elements; `device` is (cpu or cuda, ordinal); `library` is torch, cupy, numpy or another module."""
+    """Strides are in elements; `device` is (cpu or cuda, ordinal); `library` is torch, cupy, numpy or another module;
+    `readonly` as far as the library says it."""
 
     address: int
     shape: tuple[int, ...]
@@ -26,6 +27,7 @@ class ArrayView:
     dtype: str
     device: tuple[str, int]
     library: str
+    readonly: bool = False
 
 
 def is_torch_tensor(array: Any) -> bool:
@@ -51,9 +53,9 @@ def view(array: Any, name: str) -> ArrayView:
         dtype = str(array.dtype).removeprefix("torch.")
         return ArrayView(array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, device, "torch")
     if hasattr(array, "__cuda_array_interface__"):
-        return _from_interface(array.__cuda_array_interface__, array, ("cuda", _cuda_ordinal(array)), library)
+        return _from_interface(array.__cuda_array_interface__, array, ("cuda", _cuda_ordinal(array)), library, name)
     if hasattr(array, "__array_interface__"):
-        return _from_interface(array.__array_interface__, array, ("cpu", 0), library)
+        return _from_interface(array.__array_interface__, array, ("cpu", 0), library, name)
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, name, library)
     raise ArgumentError(
@@ -75,15 +77,23 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _from_interface(interface: dict[str, Any], array: Any, device: tuple[str, int], library: str) -> ArrayView:
+def _from_interface(interface: dict[str, Any], array: Any, device: tuple[str, int], library: str, name: str) -> ArrayView:
     import numpy as np
 
     shape = tuple(interface["shape"])
     dtype = np.dtype(interface["typestr"])
     strides_bytes = interface.get("strides")
+    if strides_bytes and any(n > 1 and stride % dtype.itemsize for n, stride in zip(shape, strides_bytes)):
+        raise ArgumentError(
+            f"{name} has strides of {tuple(strides_bytes)} bytes, no whole elements of {dtype.itemsize}; make it contiguous"
+        )
     strides = contiguous_strides(shape) if strides_bytes is None else tuple(s // dtype.itemsize for s in strides_bytes)
     declared = getattr(array, "dtype", dtype)  # bfloat16 has no typestr of its own
-    return ArrayView(int(interface["data"][0]), shape, strides, getattr(declared, "name", dtype.name), device, library)
+    dtype_name = getattr(declared, "name", dtype.name)
+    if not dtype.isnative:
+        dtype_name += " of the other byte order"
+    address, readonly = interface["data"]
+    return ArrayView(int(address), shape, strides, dtype_name, device, library, bool(readonly))
 
 
 class _DLTensor(ctypes.Structure):
@@ -166,6 +176,8 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int]) -> Form:
         raise ArgumentError(
             f"{spec.name} is on {seen.device[0]}:{seen.device[1]}, the kernel runs on {device[0]}:{device[1]}; move it there"
         )
+    if not seen.address:
+        raise ArgumentError(f"{spec.name} has no memory (address 0); give an array that has")
     if seen.dtype != spec.dtype:
         raise ArgumentError(f"{spec.name} has dtype {seen.dtype}, the kernel takes {spec.dtype}; convert it")
     allowed = forms(spec)
@@ -179,6 +191,21 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int]) -> Form:
             "make it contiguous" + (" in channels_last" if len(allowed) > 1 else "")
         )
     raise ArgumentError(f"{spec.name} has shape {seen.shape}; allowed: {options} ({spec.axes})")
+
+
+def check_output(output: ArrayView, spec: ArgSpec, inputs: Mapping[str, ArrayView], specs: Sequence[ArgSpec]) -> None:
+    """Whether y may be written where `out` lies; a residual may be updated in place.
+
+    Raises:
+        ArgumentError: it is read-only, or overlaps an array that the kernel reads meanwhile.
+    """
+    if output.readonly:
+        raise ArgumentError("out is read-only; give an array that may be written")
+    for each in specs:
+        seen = inputs[each.name]
+        apart = seen.address + each.nbytes <= output.address or output.address + spec.nbytes <= seen.address
+        if not apart and not (each.name == "residual" and seen.address == output.address):
+            raise ArgumentError(f"out overlaps {each.name}, which the kernel reads while it writes; give other memory")
 
 
 def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:

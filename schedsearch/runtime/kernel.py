@@ -189,6 +189,8 @@ class Kernel:
                 return False
             pointer = tensor.data_ptr()
             if pointer != last.pointer:
+                if not pointer:  # a meta tensor, which get_device() takes for one of the CPU
+                    return False
                 self._bound.set_pointer(last.name, pointer)  # type: ignore[union-attr]
                 last.pointer = pointer
         return True
@@ -252,9 +254,10 @@ class Kernel:
             first = self._names[0]
             form = next((form for form in arrays.forms(output) if form.name == held[first].name), arrays.forms(output)[0])
             out = arrays.empty_like(arguments[first], views[first], output, form)
-        views["y"] = arrays.view(out, "out")
-        arrays.check(output, views["y"], self.device)
-        return views, out
+        seen = arrays.view(out, "out")
+        arrays.check(output, seen, self.device)
+        arrays.check_output(seen, output, views, self._specs)
+        return {**views, "y": seen}, out
 
     def _raw_stream(self, stream: Any, library: str) -> int:
         if stream is None:
