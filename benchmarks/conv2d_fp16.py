@@ -3,6 +3,7 @@
     python benchmarks/conv2d_fp16.py                         the 13 shapes
     python benchmarks/conv2d_fp16.py --epilogue bias,relu    the same with bias and relu fused on both sides
     python benchmarks/conv2d_fp16.py --suite random --seed 7 twenty shapes drawn from the seed
+    python benchmarks/conv2d_fp16.py --suite grouped         grouped layers of ResNeXt and RegNet, and each template's best
     python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64
     python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64 \\
         --network "resnet50 batch 32" --add --out networks.json     one network; the file keeps what it has of the others
@@ -52,9 +53,32 @@ SHAPES = [
     (32, 300, 300, 64, 64, 3, 1, 1),
 ]
 
+# n, h, w, c, k, kernel, stride, padding, groups
+GROUPED = [
+    (32, 56, 56, 128, 128, 3, 1, 1, 32),  # ResNeXt-50 32x4d: all its grouped shapes but those of 512 channels at stride 2
+    (32, 56, 56, 256, 256, 3, 2, 1, 32),
+    (32, 28, 28, 256, 256, 3, 1, 1, 32),
+    (32, 14, 14, 512, 512, 3, 1, 1, 32),
+    (32, 14, 14, 1024, 1024, 3, 2, 1, 32),
+    (32, 7, 7, 1024, 1024, 3, 1, 1, 32),
+    (32, 56, 56, 256, 256, 3, 1, 1, 64),  # ResNeXt-101 64x4d
+    (32, 14, 14, 1024, 1024, 3, 1, 1, 64),
+    (32, 28, 28, 168, 168, 3, 1, 1, 7),  # RegNetX-1.6GF
+    (32, 28, 28, 192, 192, 3, 1, 1, 4),  # RegNetX-3.2GF
+    (32, 14, 14, 1232, 1232, 3, 1, 1, 11),  # RegNetY-16GF
+    (1, 56, 56, 128, 128, 3, 1, 1, 32),  # ResNeXt-50 32x4d again
+    (1, 28, 28, 256, 256, 3, 1, 1, 32),
+    (1, 14, 14, 512, 512, 3, 1, 1, 32),
+    (1, 7, 7, 1024, 1024, 3, 1, 1, 32),
+]
 
-def square(n: int, h: int, w: int, c: int, k: int, kernel: int, stride: int, padding: int) -> schedsearch.Workload:
-    return schedsearch.Workload.conv2d(n=n, h=h, w=w, c=c, k=k, r=kernel, s=kernel, stride=stride, padding=padding)
+
+def square(
+    n: int, h: int, w: int, c: int, k: int, kernel: int, stride: int, padding: int, groups: int = 1
+) -> schedsearch.Workload:
+    return schedsearch.Workload.conv2d(
+        n=n, h=h, w=w, c=c, k=k, r=kernel, s=kernel, stride=stride, padding=padding, groups=groups
+    )
 
 
 def draw(seed: int, count: int) -> list[schedsearch.Workload]:
@@ -124,6 +148,19 @@ def compare(workload: schedsearch.Workload, db: str, l2_bytes: int) -> dict[str,
     return row
 
 
+def fastest_by_template(workload: schedsearch.Workload, db: str) -> dict[str, float]:
+    """Microseconds of each template's fastest verified configuration, as the search measured it."""
+    from schedsearch.measurement import COLD_GRAPH, Outcome
+    from schedsearch.records.store import Store
+
+    fastest: dict[str, float] = {}
+    with Store.open(db, create=False, readonly=True) as store:
+        for record in store.list_records(workload, mode=COLD_GRAPH, outcome=Outcome.OK):
+            time_us = record["time_ns"] / 1e3
+            fastest[record["template"]] = min(time_us, fastest.get(record["template"], time_us))
+    return fastest
+
+
 def kept(path: str | None, suite: str) -> dict[str, Any]:
     """What --add finds in the file of earlier runs: `rows` and `runs`, both empty when there is no file.
 
@@ -182,7 +219,7 @@ def network_sums(layers: Sequence[Layer], rows: Sequence[dict[str, Any]]) -> dic
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=("targets", "random", "networks"), default="targets")
+    parser.add_argument("--suite", choices=("targets", "random", "grouped", "networks"), default="targets")
     parser.add_argument("--epilogue", choices=("", "bias,relu"), default="", help="fused, on both sides")
     parser.add_argument("--seed", type=int, default=0, help="of the tuner, and of the shapes of --suite random")
     parser.add_argument("--count", type=int, default=20, help="shapes of --suite random")
@@ -209,6 +246,8 @@ def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], lis
         workloads, layers = [square(*shape) for shape in SHAPES], []
     elif options.suite == "random":
         workloads, layers = draw(options.seed, options.count), []
+    elif options.suite == "grouped":
+        workloads, layers = [square(*shape) for shape in GROUPED], []
     else:
         found = network_layers(options.networks)
         layers = [(workload.replace(epilogue=epilogue), network, times) for workload, network, times in found]
@@ -248,6 +287,7 @@ def main() -> None:
             break
         try:
             row = compare(workload, options.db, l2_bytes)
+            row["template_us"] = fastest_by_template(workload, options.db)
         except (SchedsearchError, RuntimeError, ValueError) as error:  # RuntimeError: torch's, out of memory among them
             row = {"workload": workload.label, "error": f"{type(error).__name__}: {error}"}
         row["trials"], row["default_us"] = task.trials, task.default_ns and task.default_ns / 1e3
@@ -277,10 +317,12 @@ def line(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['workload']}: {row['error']}"
     ways = ", ".join(f"{name.removesuffix('_us')} {row[name]:.2f}" for name in row if name.endswith(PEER_FIELDS))
+    templates = ", ".join(f"{name} {us:.2f}" for name, us in row.get("template_us", {}).items())
     failed = "".join(f"\n    {name} failed: {text}" for name, text in row.get("failed", {}).items())
     return (
         f"{row['workload']}: {row['us']:.2f} us by {row['template']}, {row['ratio']:.2f} of {row['peer']} ({ways}), "
-        f"{row['tflops']:.0f} TFLOP/s, error {row['relative_error']:.1e}, {row['trials']} trials{failed}"
+        f"{row['tflops']:.0f} TFLOP/s, error {row['relative_error']:.1e}, {row['trials']} trials; "
+        f"{templates}{failed}"
     )
 
 

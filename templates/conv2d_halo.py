@@ -1,9 +1,12 @@
-"""conv2d on Hopper's tensor cores, each pixel loaded once a tile and not once a tap: for kernels beyond 1x1, stride 1.
+"""conv2d on Hopper's tensor cores, each pixel loaded once a tile and not once a tap: for kernels beyond 1x1, and groups.
 
 A tile of y is a rectangle of one image. TMA loads the rectangle of x that it depends on, halo and padding included, as one
 patch of rows of 64 channels. Numbered row by row, the pixels that tap (r, s) reads are those of tap (0, 0) shifted by
 r * dilation_h * patch_w + s * dilation_w positions, so each tap is the same wgmma operand at another start address. Between
 the rows of a tile lie the patch's halo columns: they are multiplied too, and never stored.
+
+With a stride the patch is loaded as several, the phases: phase (a, b) has every stride_h-th row from a on, of these every
+stride_w-th pixel from b on. A tap reads one phase, and there is a shift as before.
 
 wgmma's 64 rows are output channels and its columns are positions: y^T = weight * x^T. So with few channels, too, an
 instruction is wide enough that tensor cores are not held up by shared memory, which at 64 x 64 they are.
@@ -11,6 +14,10 @@ instruction is wide enough that tensor cores are not held up by shared memory, w
 A block has consumer warpgroups that multiply and store, and a producer warpgroup of which one thread loads patches and
 another weights, each into a ring of buffers with two mbarriers a buffer: `full` (the bytes have landed) and `empty` (every
 consumer has read them). docs/kernels/conv2d_halo.md tells more, and what each knob is for.
+
+Of several groups a tile has output channels of one, and loads that one's input channels. Groups of few channels are merged:
+several count as one, with weights of zero where input and output channel are of different groups. These weights stay in
+shared memory, where each block writes them before its first tile.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
 """
@@ -34,26 +41,31 @@ from schedsearch.templates.conv2d_halo_sizes import (
     CHUNK,
     L2_PROMOTION_BYTES,
     MAX_BOX,
+    MAX_ELEMENT_STRIDE,
+    MAX_MERGED_TAPS,
     MAX_POSITIONS,
+    OCTET,
     ROW_BYTES,
     WGMMA_CHANNELS,
     Geometry,
     derived_quantities,
     evaluate,
     loads_residual,
+    mergeable,
     overhead_registers,
     pixel_map,
     usable_tiles,
+    weight_piece,
 )
 from schedsearch.templates.epilogue import Epilogue, TileRows, store_transposed
-from schedsearch.templates.hopper import BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
+from schedsearch.templates.hopper import BARRIER_BYTES, ELEMENT_BYTES, SWIZZLE_ROWS, WARPGROUP
 from schedsearch.templates.im2col import ALIGNMENT_BYTES, filter_map
 from schedsearch.workload import Config, Workload
 
 MAX_PIXELS = 2**31 - 1
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "fused", "in_turn", "resident", "staged"})
+SHAPED_BY = frozenset({"accumulators", "fused", "grouped", "in_turn", "merged", "resident", "staged"})
 
 MAX_GROUPS = 4
 PATCHES = (1, 2, 3, 4, 6)
@@ -62,7 +74,7 @@ BLOCKS_PER_SM = (1, 2, 3)
 
 
 class Conv2dHalo(Template):
-    """conv2d for compute capability 9.0, stride 1, R * S > 1: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
+    """conv2d for compute capability 9.0, R * S > 1 or groups: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
 
     name = "conv2d_halo"
     version = 4
@@ -71,28 +83,36 @@ class Conv2dHalo(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
-        if reason := hopper.problem(w, target):
+        if reason := hopper.problem(w, target, takes_groups=True):
             return reason
-        if w.r * w.s == 1:
-            return "the kernel is 1x1; allowed: larger ones, for a single tap shares no pixels with others"
-        if w.stride != (1, 1):
-            return f"stride is {w.stride}; allowed: 1, so that a tap's pixels are neighbours"
+        if w.r * w.s == 1 and w.groups == 1:
+            return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups: a single tap shares no pixels"
+        if max(w.stride) > MAX_ELEMENT_STRIDE:
+            return f"stride is {w.stride}; allowed: 1 to {MAX_ELEMENT_STRIDE}, TMA's element strides"
+        if not mergeable(w):
+            return (
+                f"{w.groups} groups have {w.c // w.groups} input and {w.k // w.groups} output channels each, and "
+                f"{w.r * w.s} taps; allowed: multiples of {OCTET} channels, or with up to {MAX_MERGED_TAPS} taps those of "
+                f"which several groups make multiples of {OCTET}, up to {CHUNK}; conv2d_mma takes all"
+            )
         pixels = math.prod(w.output.shape[:3])
         if pixels > MAX_PIXELS - MAX_BOX**2:
             return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
         if not usable_tiles(w, target):
-            geometry = Geometry.of(w)
+            geometry = Geometry.of(w, min(mergeable(w)))
             return (
-                f"the kernel reaches over (size - 1) * dilation = {geometry.halo_h} x {geometry.halo_w} pixels; allowed: "
-                f"what fits {MAX_BOX} x {MAX_BOX} pixels and {target.shared_bytes_per_block} bytes of shared memory"
+                f"the kernel reaches over (size - 1) * dilation / stride = {geometry.halo_h} x {geometry.halo_w} pixels of "
+                f"{geometry.phases} phases; allowed: what fits {MAX_BOX} x {MAX_BOX} pixels and "
+                f"{target.shared_bytes_per_block} bytes of shared memory"
             )
         return None
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        w, geometry = workload, Geometry.of(workload)
+        w, merges = workload, mergeable(workload)
+        geometry, outputs = Geometry.of(workload, min(merges)), w.k // w.groups
         tiles = usable_tiles(w, target)
         least_positions = min(64, max(tiles.values()))
-        channel_groups = math.ceil(w.k / WGMMA_CHANNELS)
+        channel_groups = math.ceil(outputs / WGMMA_CHANNELS)
         knobs = (
             Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
             Knob("tile_w", tuple(sorted({w for _, w in tiles})), "output pixels of such a row"),
@@ -102,9 +122,11 @@ class Conv2dHalo(Template):
             Knob("schedule", ("together", "in_turn"),
                  "row groups share a tile and its patch, or each takes the next tile: one stores while another multiplies"),
             Knob("patches", PATCHES, "patches of x (tile and halo, 64 channels) that are loaded ahead or being multiplied"),
-            Knob("weight_stages", WEIGHT_STAGES,
+            Knob("weight_stages", WEIGHT_STAGES if 1 in merges else WEIGHT_STAGES[:1],
                  "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
+            *(Knob("merged", merges, "neighbouring groups that count as one, with zeros for the weights between them"),)
+            * (len(merges) > 1),
         )  # fmt: skip
         constraints = (
             Constraint(
@@ -113,8 +135,8 @@ class Conv2dHalo(Template):
                 lambda q: (q["positions"] >= least_positions) & (q["positions"] <= MAX_POSITIONS),
             ),
             Constraint(
-                f"a patch has at most {MAX_BOX} rows of {MAX_BOX} pixels, TMA's box",
-                lambda q: (q["patch_w"] <= MAX_BOX) & (q["patch_h"] <= MAX_BOX),
+                f"a patch, times the stride, has at most {MAX_BOX} rows of {MAX_BOX} pixels, TMA's box",
+                lambda q: (q["patch_w"] * w.stride[1] <= MAX_BOX) & (q["patch_h"] * w.stride[0] <= MAX_BOX),
             ),
             Constraint(f"at most {MAX_GROUPS} consumer warpgroups", lambda q: q["groups"] <= MAX_GROUPS),
             Constraint(
@@ -124,15 +146,14 @@ class Conv2dHalo(Template):
                     | ((q["row_groups"] > 1) & (q["channel_groups"] == 1) & (q["weight_stages"] == 0))
                 ),
             ),
-            Constraint("weights that stay are those of all output channels",
-                       lambda q: (q["weight_stages"] > 0) | (q["column_tiles"] == 1)),
+            Constraint("merged weights stay", lambda q: (q["merged"] == 1) | (q["weight_stages"] == 0)),
             *hopper.block_constraints(target, "positions", overhead_registers(w)),
             Constraint(
                 "no warpgroup whose rows all lie past the output",
                 lambda q: (q["schedule"] == "in_turn") | (q["tile_h"] * (q["row_groups"] - 1) < geometry.out_h),
             ),
             Constraint("no warpgroup whose channels all lie past the output",
-                       lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < w.k),
+                       lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < q["merged"] * outputs),
             Constraint("a tile for each warpgroup in turn, and a patch", lambda q: (q["turns"] <= q["waves"])
                        & (q["turns"] <= q["patches"])),
             Constraint("no more patches than a block loads", lambda q: q["patches"] <= geometry.chunks * q["waves"]),
@@ -155,25 +176,32 @@ class Conv2dHalo(Template):
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)
+        geometry = Geometry.of(workload, plan["merged"])
         epilogue = Epilogue(workload)
         output: Param = Pointer("y")
         epilogue_params = epilogue.params
         alignments = {**dict.fromkeys(("x", "weight", "y"), ALIGNMENT_BYTES), **epilogue.alignments}
+        if geometry.merged > 1:
+            alignments["weight"] = weight_piece(workload) * ELEMENT_BYTES
         if workload.out_dtype != "float32":
-            output = pixel_map("y", workload, WGMMA_CHANNELS, plan["tile_w"], 1)
+            output = pixel_map("y", workload, WGMMA_CHANNELS, plan["tile_w"], 1, groups=geometry.groups)
         if loads_residual(workload):
-            residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan["tile_w"], 1)
+            residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan["tile_w"], 1, groups=geometry.groups)
             epilogue_params = tuple(residual if p == Pointer("residual") else p for p in epilogue_params)
             alignments["residual"] = ALIGNMENT_BYTES
+        image = pixel_map(
+            "x", workload, CHUNK, plan["patch_w"], plan["patch_h"], groups=geometry.groups, stride=workload.stride
+        )
+        weights: Param = Pointer("weight")
+        if geometry.merged == 1:
+            weights = filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES)
+        grid = Grid(plan["tiles"], plan["blocks_per_sm"])
+        if plan["column_blocks"] and plan["column_tiles"] > 1:  # as many for each column, on any card
+            grid = Grid(plan["column_tiles"] * plan["column_blocks"])
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
-            (
-                pixel_map("x", workload, CHUNK, plan["patch_w"], plan["patch_h"]),
-                filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES),
-                output,
-                *epilogue_params,
-            ),
-            Grid(plan["tiles"], plan["blocks_per_sm"]),
+            (image, weights, output, *epilogue_params),
+            grid,
             plan["threads"],
             plan["shared_bytes"],
             min_blocks_per_sm=plan["blocks_per_sm"],
@@ -187,22 +215,30 @@ class Conv2dHalo(Template):
 
 def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue) -> Callable[..., None]:
     """The kernel function for one configuration; `plan` is what `evaluate` returns."""
-    geometry = Geometry.of(workload)
+    geometry = Geometry.of(workload, plan["merged"])
     out_h, out_w, out_channels = geometry.out_h, geometry.out_w, workload.k
+    group_outputs = geometry.outputs
+    grouped = geometry.groups > 1
+    (stride_h, stride_w), (dilation_h, dilation_w) = workload.stride, workload.dilation
+    period_h, period_w = geometry.period_h, geometry.period_w
+    phases, phases_w = geometry.phases, geometry.phases_w
     top, left = workload.padding[:2]
     taps, chunks, kernel_w = geometry.taps, geometry.chunks, workload.s
     tile_h, tile_w, positions, block_rows = plan["tile_h"], plan["tile_w"], plan["positions"], plan["block_rows"]
     patch_w, bn, groups, channel_groups = plan["patch_w"], plan["bn"], plan["groups"], plan["channel_groups"]
-    tiles, row_tiles, strips, column_tiles = plan["tiles"], plan["row_tiles"], plan["strips"], plan["column_tiles"]
+    row_tiles, strips, column_tiles = plan["row_tiles"], plan["strips"], plan["column_tiles"]
+    group_tiles = plan["group_tiles"]
     patches, stages, turns = plan["patches"], plan["stages"], plan["turns"]
     resident = plan["weight_stages"] == 0
+    # Where weights stay, a block has all its tiles in one column of output channels, and its neighbours the others.
+    block_columns, tiles = (column_tiles, plan["pixel_tiles"]) if resident else (1, plan["tiles"])
     in_turn = turns > 1
 
     # Shared memory: the patches, the stages of weights, y of each consumer group, the barriers. All matrices are rows of
     # 128 bytes, swizzled by address. A group in turn stages its y in the patch that it was computed from. The last positions
     # may reach past a patch into what follows: their columns are never stored.
-    loaded_patch_bytes = patch_w * plan["patch_h"] * ROW_BYTES
-    patch_bytes, stage_bytes = plan["patch_bytes"], bn * ROW_BYTES
+    loaded_patch_bytes = phases * patch_w * plan["patch_h"] * ROW_BYTES
+    phase_bytes, patch_bytes, stage_bytes = plan["phase_bytes"], plan["patch_bytes"], bn * ROW_BYTES
     weights_offset = patches * patch_bytes
     staged = workload.out_dtype != "float32"
     in_place = staged and in_turn
@@ -226,9 +262,16 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     multiply_last = ptx.wgmma_steps(positions, geometry.k_steps[1], workload.dtype)
     whole_chunks = chunks if geometry.k_steps[0] == geometry.k_steps[1] else chunks - 1
     wait_previous, wait_all = ptx.wgmma_wait(1, positions), ptx.wgmma_wait(0, positions)
-    tap_bytes = workload.dilation[1] * ROW_BYTES  # from a tap to the next in its row, and to the first of the next row
-    tap_row_bytes = (workload.dilation[0] * patch_w - (kernel_w - 1) * workload.dilation[1]) * ROW_BYTES
     group_patch_bytes = 0 if in_turn else tile_h * patch_w * ROW_BYTES
+
+    # Weights that are merged are copied in pieces: no more than a row of zeros, or of one group's weights, has.
+    merged = geometry.merged > 1
+    inputs, outputs = workload.c // workload.groups, workload.k // workload.groups
+    piece = weight_piece(workload)
+    piece_bytes = piece * ELEMENT_BYTES
+    tile_pieces = group_outputs * taps * inputs // piece
+    copy, wait_copies = ptx.cp_async(piece_bytes), ptx.cp_async_wait(0)
+    tap_chunks = group_outputs * ROW_BYTES // 16  # of rows that are stored
 
     blocks_of_8 = positions // 8
     pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
@@ -236,31 +279,47 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     fuse, store = epilogue.transposed(blocks_of_8, tile_rows), store_transposed(blocks_of_8, tile_rows)
     fused = not epilogue.identity
     consumers = groups * WARPGROUP
-    group_barrier = ptx.group_barrier(groups, WARPGROUP)
+    group_barrier, all_consumers = ptx.group_barrier(groups, WARPGROUP), ptx.group_barrier(1, consumers)
 
     def kernel(  # type: ignore[no-untyped-def]
-        xmap, wmap, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
+        xmap, weight, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
         slope, clip_min, clip_max,
     ) -> None:  # fmt: skip
+        own_column = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(block_columns))
+
         def tile_origin(tile: Any) -> Any:
-            """(image, first row, first column, first channel) of a tile: channels fastest, then along a row."""
+            """(image, first row, first column, group, first channel of it): channels fastest, or the block's, then a row."""
             tile = types.uint32(tile)
-            rest = types.uint32(tile // types.uint32(column_tiles))
-            channel = types.int32((tile - rest * types.uint32(column_tiles)) * bn)
-            tile = rest
+            column_tile = own_column
+            if not resident:
+                rest = types.uint32(tile // types.uint32(column_tiles))
+                column_tile = types.uint32(tile - rest * types.uint32(column_tiles))
+                tile = rest
+            group = types.uint32(column_tile // types.uint32(group_tiles))
+            channel = types.int32((column_tile - group * types.uint32(group_tiles)) * bn)
             rest = types.uint32(tile // types.uint32(strips))
             column = types.int32((tile - rest * types.uint32(strips)) * tile_w)
             image = types.uint32(rest // types.uint32(row_tiles))
             row = types.int32((rest - image * types.uint32(row_tiles)) * block_rows)
-            return types.int32(image), row, column, channel
+            return types.int32(image), row, column, types.int32(group), channel
 
-        def load_residual(barrier: Any, to: Any, rows: Any, channel: Any, column: Any, row: Any, image: Any) -> None:
+        def load_pixels(
+            to: Any, tensor: Any, channel: Any, group: Any, column: Any, row: Any, image: Any, barrier: Any
+        ) -> None:
+            if grouped:
+                ptx.tma_load_5d(to, tensor, channel, group, column, row, image, barrier)
+            else:
+                ptx.tma_load_4d(to, tensor, channel, column, row, image, barrier)
+
+        def load_residual(
+            barrier: Any, to: Any, rows: Any, channel: Any, group: Any, column: Any, row: Any, image: Any
+        ) -> None:
             """One thread loads a tile's residual to where its y will be staged; nothing where there is nothing of y."""
-            rows = types.int32(max(rows, 0) if channel < out_channels else 0)
+            rows = types.int32(max(rows, 0) if channel < group_outputs else 0)
             ptx.mbarrier_expect_bytes(barrier, rows * (tile_w * ROW_BYTES))
             for tile_row in range(rows):
-                ptx.tma_load_4d(
-                    to + tile_row * (patch_w * ROW_BYTES), residual, channel, column, row + tile_row, image, barrier
+                load_pixels(
+                    to + tile_row * (patch_w * ROW_BYTES), residual, channel, group, column, row + tile_row, image, barrier
                 )
 
         shared = shared_base()
@@ -269,7 +328,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         weight_full = types.uint32(shared + weight_full_offset)
         weight_empty = types.uint32(shared + weight_empty_offset)
         thread = types.int32(cuda.threadIdx.x)
-        blocks = types.int32(cuda.gridDim.x)
+        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(block_columns))
+        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(block_columns))
         if thread == 0:
             for buffer in range(turns * patches):
                 ptx.mbarrier_init(patch_full + buffer * BARRIER_BYTES, 1)
@@ -285,20 +345,27 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         cuda.syncthreads()
 
         if thread >= consumers:
-            tile = types.int32(cuda.blockIdx.x)
+            tile = first_tile
             if thread == consumers:
                 # ---- load patches
                 buffer = types.uint32(0)
                 parity = types.uint32(1)  # of the phase before the first: every buffer starts empty
                 turn_full = patch_full
                 while tile < tiles:
-                    image, row, column, _ = tile_origin(tile)
+                    image, row, column, channel_group, _ = tile_origin(tile)
+                    row, column = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
                     for chunk in range(chunks):
                         ptx.mbarrier_wait(patch_empty + buffer * BARRIER_BYTES, parity)
                         barrier = types.uint32(turn_full + buffer * BARRIER_BYTES)
                         ptx.mbarrier_expect_bytes(barrier, loaded_patch_bytes)
                         patch = types.uint32(shared + buffer * patch_bytes)
-                        ptx.tma_load_4d(patch, xmap, chunk * CHUNK, column - left, row - top, image, barrier)
+                        for phase in range(phases):
+                            phase_h = types.uint32(types.uint32(phase) // types.uint32(phases_w))
+                            phase_w = types.uint32(phase - phase_h * phases_w)
+                            from_row = types.int32(row + types.uint32(phase_h * dilation_h) % types.uint32(stride_h))
+                            from_column = types.int32(column + types.uint32(phase_w * dilation_w) % types.uint32(stride_w))
+                            load_pixels(patch, xmap, chunk * CHUNK, channel_group, from_column, from_row, image, barrier)
+                            patch = types.uint32(patch + phase_bytes)
                         buffer = types.uint32(buffer + 1)
                         if buffer == patches:
                             buffer = types.uint32(0)
@@ -307,25 +374,26 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         turn_full = types.uint32(turn_full + patches * BARRIER_BYTES)
                         if turn_full == patch_empty:
                             turn_full = patch_full
-                    tile = types.int32(tile + blocks)
-            elif thread == consumers + 32:
+                    tile = types.int32(tile + next_tile)
+            elif not merged and thread == consumers + 32:
                 # ---- load weights: all of them once, or those of every tile
                 stage = types.uint32(0)
                 parity = types.uint32(1)
                 while tile < tiles:
-                    _, _, _, channel = tile_origin(tile)
+                    _, _, _, channel_group, channel = tile_origin(tile)
+                    channel = types.int32(channel_group * group_outputs + channel)
                     for chunk in range(chunks):
                         for tap in range(taps):
                             ptx.mbarrier_wait(weight_empty + stage * BARRIER_BYTES, parity)
                             barrier = types.uint32(weight_full + stage * BARRIER_BYTES)
                             ptx.mbarrier_expect_bytes(barrier, stage_bytes)
                             weights = types.uint32(shared + weights_offset + stage * stage_bytes)
-                            ptx.tma_load_3d(weights, wmap, chunk * CHUNK, tap, channel, barrier)
+                            ptx.tma_load_3d(weights, weight, chunk * CHUNK, tap, channel, barrier)
                             stage = types.uint32(stage + 1)
                             if stage == stages:
                                 stage = types.uint32(0)
                                 parity = types.uint32(parity ^ 1)
-                    tile = types.int32(tiles if resident else tile + blocks)
+                    tile = types.int32(tiles if resident else tile + next_tile)
         else:
             group = thread >> 7
             lane = thread & 31
@@ -347,6 +415,29 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 (lane >> 4) * (SWIZZLE_ROWS * ROW_BYTES) + matrix_row * ROW_BYTES + ((matrix_chunk ^ matrix_row) << 4)
             )
 
+            if merged:
+                # ---- write the weights of the block's groups: zeros, and what each group has for its own input channels
+                zero = types.uint32(0)
+                for chunk in range(thread, taps * tap_chunks, consumers):
+                    tap = types.uint32(types.uint32(chunk) // types.uint32(tap_chunks))
+                    to = types.uint32(shared + weights_offset + tap * (stage_bytes - tap_chunks * 16) + chunk * 16)
+                    ptx.store_shared_v4(to, zero, zero, zero, zero)
+                all_consumers(0)
+                tile_weights = types.uint64(weight + types.uint64(own_column) * types.uint64(tile_pieces * piece_bytes))
+                for number in range(thread, tile_pieces, consumers):
+                    element = types.uint32(number * piece)
+                    weight_row = types.uint32(element // types.uint32(inputs))
+                    output = types.uint32(weight_row // types.uint32(taps))
+                    tap = types.uint32(weight_row - output * types.uint32(taps))
+                    own_group = types.uint32(output // types.uint32(outputs))
+                    byte = types.uint32((own_group * inputs + element - weight_row * types.uint32(inputs)) * ELEMENT_BYTES)
+                    to = types.uint32(shared + weights_offset + tap * stage_bytes + output * ROW_BYTES)
+                    copy(to + (byte ^ ((output & 7) << 4)), tile_weights + number * piece_bytes, piece_bytes)
+                ptx.cp_async_commit()
+                wait_copies()
+                ptx.fence_async_shared()
+                all_consumers(0)
+
             acc = cuda.local.array(accumulators, types.float32)
             if in_turn:
                 patch_full = types.uint32(patch_full + row_group * (patches * BARRIER_BYTES))
@@ -359,11 +450,11 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             residual_full = types.uint32(shared + residual_full_offset + group * BARRIER_BYTES)
             residual_parity = types.uint32(0)
             held = types.int32(0)  # whether the last tile's patch is still to be handed back
-            tile = types.int32(cuda.blockIdx.x)
+            tile = first_tile
             if in_turn:
-                tile = types.int32(tile + row_group * blocks)
+                tile = types.int32(tile + row_group * next_tile)
             while tile < tiles:
-                image, row, column, channel = tile_origin(tile)
+                image, row, column, channel_group, channel = tile_origin(tile)
                 row = types.int32(row + group_row)
                 channel = types.int32(channel + group_channel)
                 rows_left = types.int32(min(tile_h, out_h - row))
@@ -373,11 +464,17 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 for chunk in range(chunks):
                     ptx.mbarrier_wait(patch_full + buffer * BARRIER_BYTES, (patch_parities >> buffer) & types.uint32(1))
                     patch_parities = types.uint32(patch_parities ^ (types.uint32(1) << buffer))
-                    b = types.uint32(patch_start + buffer * patch_bytes)
-                    tap_w = types.int32(0)
+                    patch = types.uint32(patch_start + buffer * patch_bytes)
+                    tap_h = types.uint32(0)
+                    tap_w = types.uint32(0)
                     for tap in range(taps):
-                        ptx.mbarrier_wait(weight_full + stage * BARRIER_BYTES, weight_parity)
+                        if not merged:
+                            ptx.mbarrier_wait(weight_full + stage * BARRIER_BYTES, weight_parity)
                         a = types.uint32(weights_start + stage * stage_bytes)
+                        phase = types.uint32(tap_h % types.uint32(period_h) * phases_w + tap_w % types.uint32(period_w))
+                        shift_h = types.uint32(types.uint32(tap_h * dilation_h) // types.uint32(stride_h))
+                        shift_w = types.uint32(types.uint32(tap_w * dilation_w) // types.uint32(stride_w))
+                        b = types.uint32(patch + phase * phase_bytes + (shift_h * patch_w + shift_w) * ROW_BYTES)
                         descriptor_a = types.uint64(descriptor) | types.uint64(a >> 4)
                         descriptor_b = types.uint64(descriptor) | types.uint64(b >> 4)
                         if chunk < whole_chunks:
@@ -395,12 +492,11 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                                 ptx.mbarrier_arrive(patch_empty + previous_buffer * BARRIER_BYTES)
                             if staged_residual and not in_place and step == 0:
                                 ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
-                                load_residual(residual_full, group_y, rows_left, channel, column, row, image)
-                        b = types.uint32(b + tap_bytes)
-                        tap_w = types.int32(tap_w + 1)
+                                load_residual(residual_full, group_y, rows_left, channel, channel_group, column, row, image)
+                        tap_w = types.uint32(tap_w + 1)
                         if tap_w == kernel_w:
-                            tap_w = types.int32(0)
-                            b = types.uint32(b + (tap_row_bytes - tap_bytes))
+                            tap_w = types.uint32(0)
+                            tap_h = types.uint32(tap_h + 1)
                         step = types.int32(step + 1)
                         previous_stage = stage
                         stage = types.uint32(stage + 1)
@@ -429,7 +525,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                     group_y = types.uint32(shared + previous_buffer * patch_bytes)
                     group_barrier(group)  # all warps have read the patch
                     if staged_residual and leader:
-                        load_residual(residual_full, group_y, rows_left, channel, column, row, image)
+                        load_residual(residual_full, group_y, rows_left, channel, channel_group, column, row, image)
                 elif staged and not staged_residual:
                     if leader:
                         ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
@@ -437,8 +533,9 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 if staged_residual:
                     ptx.mbarrier_wait(residual_full, residual_parity)
                     residual_parity = types.uint32(residual_parity ^ 1)
-                k = types.int32(channel + warp_channel + (lane >> 2))
-                channels_left, position = types.int32(out_channels - k), types.int32((lane & 3) * 2)
+                k = types.int32(channel + warp_channel + (lane >> 2))  # in its group, then of all
+                channels_left, position = types.int32(group_outputs - k), types.int32((lane & 3) * 2)
+                k = types.int32(k + channel_group * group_outputs)
                 offset = types.int64(types.int64((image * out_h + row) * out_w + column) * out_channels + k)
                 if fused:
                     fuse(
@@ -466,11 +563,13 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                     ptx.fence_async_shared()
                     group_barrier(group)
                     if leader:
-                        if channel < out_channels:
+                        if channel < group_outputs:
                             for tile_row in range(rows_left):
-                                ptx.tma_store_4d(
-                                    y, group_y + tile_row * (patch_w * ROW_BYTES), channel, column, row + tile_row, image
-                                )
+                                from_y = types.uint32(group_y + tile_row * (patch_w * ROW_BYTES))
+                                if grouped:
+                                    ptx.tma_store_5d(y, from_y, channel, channel_group, column, row + tile_row, image)
+                                else:
+                                    ptx.tma_store_4d(y, from_y, channel, column, row + tile_row, image)
                         ptx.bulk_commit()
                         if in_place and not late_release:
                             ptx.bulk_wait_read_all()
@@ -478,7 +577,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 held = types.int32(1)
                 if in_turn:
                     buffer = types.uint32(buffer + (turns - 1) * chunks) % types.uint32(patches)
-                tile = types.int32(tile + blocks * turns)
+                tile = types.int32(tile + next_tile * turns)
             if staged and leader:
                 ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 

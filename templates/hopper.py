@@ -31,7 +31,7 @@ IDLE_SMS = 8  # multiprocessors that clusters of 4 or 8 leave idle: a cluster mu
 LAUNCH_CYCLES = 4200  # from a kernel's end to the next one's first load in a chain, and its last store; see conv2d_wgmma
 
 
-def problem(workload: Workload, target: Target) -> str | None:
+def problem(workload: Workload, target: Target, *, takes_groups: bool = False) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None."""
     w = workload
     if target.compute_capability != (9, 0):
@@ -40,7 +40,7 @@ def problem(workload: Workload, target: Target) -> str | None:
         return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
     if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
         return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
-    if w.groups != 1:
+    if w.groups != 1 and not takes_groups:
         return f"groups is {w.groups}; allowed: 1"
     for name in ("c", "k"):
         if w.params[name] % (ALIGNMENT_BYTES // ELEMENT_BYTES):

@@ -111,18 +111,18 @@ def image_map(workload: Workload, bm: int, bk: int, l2_promotion_bytes: int) -> 
 
 
 def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
-    """weight as (channels, taps, output channels), in boxes of bk x 1 x bn.
+    """weight as (channels of a group, taps, output channels), in boxes of bk x 1 x bn.
 
     Rank 3 and not (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the next
     tap's channels: zeros of x alone would not stop an infinite weight.
     """
-    w, gemm = workload, Im2col.of(workload)
+    w, channels, taps = workload, workload.c // workload.groups, workload.r * workload.s
     size = DTYPE_BYTES[w.dtype]
     return TensorMap(
         "weight",
         w.dtype,
-        dims=(w.c, gemm.taps, w.k),
-        strides_bytes=(w.c * size, gemm.taps * w.c * size),
+        dims=(channels, taps, w.k),
+        strides_bytes=(channels * size, taps * channels * size),
         element_strides=(1, 1, 1),
         box=(bk, 1, bn),
         swizzle_bytes=bk * size,

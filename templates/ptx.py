@@ -91,6 +91,11 @@ copy_2 = device_op(  # like cp_async_*, whose least is 4 bytes, but through a re
 cp_async_commit = device_op("cp_async_commit", "cp.async.commit_group;")
 
 
+def cp_async(nbytes: int) -> Callable[..., Any]:
+    """The copy of 2, 4, 8 or 16 bytes: (shared, address, bytes), where bytes is 0 or all of them."""
+    return {2: copy_2, 4: cp_async_4, 8: cp_async_8, 16: cp_async_16}[nbytes]
+
+
 @functools.cache
 def cp_async_wait(groups: int) -> Callable[..., Any]:
     """Waits until at most `groups` of the youngest committed groups are pending."""
@@ -245,6 +250,12 @@ tma_load_4d = device_op(
     "[$shared], [$map, {$c0, $c1, $c2, $c3}], [$barrier];",
     ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "c2": "i32", "c3": "i32", "barrier": "u32"},
 )
+tma_load_5d = device_op(
+    "tma_load_5d",
+    "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[$shared], [$map, {$c0, $c1, $c2, $c3, $c4}], [$barrier];",
+    ins={"shared": "u32", "map": "u64", **dict.fromkeys(("c0", "c1", "c2", "c3", "c4"), "i32"), "barrier": "u32"},
+)
 tma_store_2d = device_op(
     "tma_store_2d",
     "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$map, {$c0, $c1}], [$shared];",
@@ -254,6 +265,11 @@ tma_store_4d = device_op(
     "tma_store_4d",
     "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$map, {$c0, $c1, $c2, $c3}], [$shared];",
     ins={"map": "u64", "shared": "u32", "c0": "i32", "c1": "i32", "c2": "i32", "c3": "i32"},
+)
+tma_store_5d = device_op(
+    "tma_store_5d",
+    "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [$map, {$c0, $c1, $c2, $c3, $c4}], [$shared];",
+    ins={"map": "u64", "shared": "u32", **dict.fromkeys(("c0", "c1", "c2", "c3", "c4"), "i32")},
 )
 tma_prefetch_map = device_op("tma_prefetch_map", "prefetch.tensormap [$map];", ins={"map": "u64"})
 bulk_commit = device_op("bulk_commit", "cp.async.bulk.commit_group;")

@@ -166,6 +166,8 @@ class Emulator:
 
         return copy
 
+    cp_async = copy
+
     def _shared(self, at: int, nbytes: int) -> np.ndarray[Any, Any]:
         assert at >= 0 and at + nbytes <= self.block.shared.nbytes, f"shared access at {at}"
         assert at % nbytes == 0, f"misaligned shared access of {nbytes} bytes at {at}"
@@ -222,6 +224,9 @@ class Emulator:
                         to.view(np.float32)[:] = acc[first : first + 2]
 
         return store
+
+    def store_shared_v4(self, shared: int, *values: int) -> None:
+        self._shared(int(shared), 16).view(np.uint32)[:] = values
 
     def load_shared_f32(self, shared: int) -> Any:
         return self._shared(shared, 4).view(np.float32)[0]

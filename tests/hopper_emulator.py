@@ -115,21 +115,28 @@ class HopperEmulator(Emulator):
             copy()
 
     @staticmethod
+    def _edges(param: Any) -> tuple[int, ...]:
+        """Elements of a box along each axis: it counts those that are strided over, too."""
+        return tuple(-(-edge // stride) for edge, stride in zip(param.box, param.element_strides))
+
+    @staticmethod
     def _box(param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
         """The indices of a box in the tensor (axes reversed, slowest first), clipped, and where they lie in the box."""
         inside, at = [], []
         assert coordinates[0] * array.itemsize % 16 == 0  # else an illegal instruction; no manual says so
-        for start, edge, size in reversed(list(zip(coordinates, param.box, param.dims))):
-            first, last = max(start, 0), min(start + edge, size)
-            inside.append(slice(first, max(first, last)))
-            at.append(slice(first - start, max(first, last) - start))
+        axes = zip(coordinates, HopperEmulator._edges(param), param.dims, param.element_strides, strict=True)
+        for start, edge, size, stride in reversed(list(axes)):
+            first = min(max(-(start // stride), 0), edge)
+            last = max(first, min(edge, -(-(size - start) // stride)))
+            inside.append(slice(start + first * stride, start + last * stride, stride))
+            at.append(slice(first, last))
         assert array.shape == param.dims[::-1], "the map's dims are the array's shape"
         return tuple(inside), tuple(at)
 
     def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
         param, array = tensor
         assert param.box[0] * 2 == param.swizzle_bytes == 128 and shared % 128 == 0
-        box = np.zeros(param.box[::-1], np.float16)
+        box = np.zeros(self._edges(param)[::-1], np.float16)
         inside, at = self._box(param, array, coordinates)
         box[at] = array[inside]
         block = self.block
@@ -150,12 +157,15 @@ class HopperEmulator(Emulator):
     def tma_load_4d(self, shared: int, tensor: Any, c0: int, c1: int, c2: int, c3: int, barrier: int) -> None:
         self._load(int(shared), tensor, (c0, c1, c2, c3), barrier)
 
-    def tma_store_4d(self, tensor: Any, shared: int, c0: int, c1: int, c2: int, c3: int) -> None:
+    def tma_load_5d(self, shared: int, tensor: Any, *coordinates_and_barrier: int) -> None:
+        self._load(int(shared), tensor, coordinates_and_barrier[:5], *coordinates_and_barrier[5:])
+
+    def tma_store_4d(self, tensor: Any, shared: int, *coordinates: int) -> None:
         param, array = tensor
         assert param.box[0] * 2 == param.swizzle_bytes == 128 and shared % 128 == 0
         size = int(np.prod(param.box)) * 2
         chunks = swizzled(np.arange(size // 16) * 16 + int(shared)) // 16
-        self._store(array, self._box(param, array, (c0, c1, c2, c3)), chunks, param.box[::-1])
+        self._store(array, self._box(param, array, coordinates), chunks, param.box[::-1])
 
     def _store(self, array: Array, indices: tuple[Any, Any], chunks: Array, box: tuple[int, ...]) -> None:
         """Copies a box of halves from `chunks` of shared memory to where `_box` says."""
@@ -171,6 +181,8 @@ class HopperEmulator(Emulator):
             store.done = True
 
         self._start(copy)
+
+    tma_store_5d = tma_store_4d
 
     def bulk_commit(self) -> None:
         pass

@@ -10,6 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from records_support import conv, record
+
+from schedsearch.measurement import Outcome
+from schedsearch.records.store import Store
+from schedsearch.workload import Config
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FACTS = {"card": "a card, 1, 2, 3", "cpus": 2, "python": "3.12", "versions": {"torch": "2"}}
@@ -91,6 +96,17 @@ def test_the_epilogue_is_that_of_every_shape(conv2d: ModuleType) -> None:
     assert {workload.epilogue for workload in fused} == {("bias", "relu")}
 
 
+def test_the_grouped_layers_are_those_of_known_networks(conv2d: ModuleType) -> None:
+    """(groups, channels of each, pixels): ResNeXt doubles channels from stage to stage, RegNet keeps its groups' width."""
+    workloads, layers = conv2d.chosen(conv2d.arguments(["--suite", "grouped"]))
+    assert layers == [] and len(workloads) == len(conv2d.GROUPED)
+    assert {workload.n for workload in workloads} == {1, 32}
+    assert {(workload.groups, workload.c // workload.groups, workload.h) for workload in workloads} >= {
+        (32, 4, 56), (32, 8, 28), (32, 16, 14), (32, 32, 7), (64, 4, 56), (64, 16, 14), (7, 24, 28), (4, 48, 28),
+        (11, 112, 14),
+    }  # fmt: skip
+
+
 def test_one_network_is_picked_and_all_are_known(conv2d: ModuleType, networks: str) -> None:
     words = ["--suite", "networks", "--networks", networks, "--network", "resnet50 batch 32"]
     workloads, layers = conv2d.chosen(conv2d.arguments(words))
@@ -110,6 +126,16 @@ def test_an_unknown_network_is_refused_with_those_there_are(conv2d: ModuleType, 
 def test_networks_and_their_file_belong_together(conv2d: ModuleType, words: list[str]) -> None:
     with pytest.raises(SystemExit):
         conv2d.arguments(words)
+
+
+def test_the_fastest_of_each_template_is_that_of_the_same_layer_and_verified(conv2d: ModuleType, tmp_path: Path) -> None:
+    path, layer = tmp_path / "records.db", conv(groups=4)
+    with Store.open(path) as store:
+        for template, time_ns in (("conv2d_halo", 9000.0), ("conv2d_halo", 8000.0), ("conv2d_mma", 20500.0)):
+            store.append(record(time_ns, workload=layer, template=template, config=Config({"time": int(time_ns)})))
+        store.append(record(None, Outcome.WRONG_ANSWER, workload=layer, template="conv2d_stem"))
+        store.append(record(1000.0, workload=conv(groups=2), template="conv2d_mma"))
+    assert conv2d.fastest_by_template(layer, str(path)) == {"conv2d_halo": 8.0, "conv2d_mma": 20.5}
 
 
 # --- Runs that add up --------------------------------------------------------------------------------------------------

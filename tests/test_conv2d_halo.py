@@ -22,7 +22,7 @@ from schedsearch.measurement import Resources
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d_halo import Conv2dHalo
-from schedsearch.templates.conv2d_halo_sizes import evaluate, even_splits
+from schedsearch.templates.conv2d_halo_sizes import Geometry, evaluate, even_splits, mergeable
 from schedsearch.templates.epilogue import TileRows
 from schedsearch.workload import Config, Workload
 
@@ -38,21 +38,29 @@ TOGETHER = {
 IN_TURN = {**TOGETHER, "row_groups": 2, "schedule": "in_turn", "weight_stages": 0}
 SMALL = Workload.conv2d(n=2, h=7, w=11, c=24, k=24, r=3, s=3, padding=1)
 TWO_CHUNKS = SMALL.replace(n=1, c=72)
+GROUPS = SMALL.replace(h=5, w=6, c=48, k=48, groups=12)  # of 4 channels
+MERGED = {**TOGETHER, "weight_stages": 0, "merged": 12}
+MERGED_IN_TURN = {**IN_TURN, "merged": 12}
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
     """A small convolution of any kind that the template takes."""
+    strides, grouped = int(rng.choice([2, 5])), bool(rng.integers(2))
     while True:
         r, s = (int(v) for v in rng.integers(1, 8, 2))
         h, w = (int(v) for v in rng.integers(1, 70, 2))
+        stride = [int(v) for v in np.minimum(rng.integers(1, strides, 2), rng.integers(1, strides, 2))]
+        groups = int(rng.integers(2, 41)) if grouped else 1
+        most = max(2, 192 // groups)  # channels of a group
+        inputs, outputs = (int(rng.integers(1, most)) if groups > 1 else 8 * int(rng.integers(1, 33)) for _ in range(2))
         dilation = [int(v) for v in np.minimum(rng.integers(1, 5, 2), rng.integers(1, 5, 2))]
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
         stages = list(EPILOGUE_STAGES)
         workload = Workload.conv2d(
-            n=int(rng.integers(1, 9)), h=h, w=w, c=8 * int(rng.integers(1, 25)), k=8 * int(rng.integers(1, 33)), r=r, s=s,
-            padding=padding, dilation=dilation,
+            n=int(rng.integers(1, 9)), h=h, w=w, c=groups * inputs, k=groups * outputs, r=r, s=s, groups=groups,
+            stride=stride, padding=padding, dilation=dilation,
             dtype=["float16", "bfloat16"][rng.integers(2)],
             out_dtype=["float16", "bfloat16", "float32"][rng.integers(3)],
             epilogue=[stages[i] for i in rng.permutation(len(stages))[: rng.integers(0, 4)]],
@@ -65,10 +73,10 @@ def random_workload(rng: np.random.Generator) -> Workload:
 
 
 class StandInEpilogue:
-    """Adds k % 5 and, with a residual, that."""
+    """Adds k % 5 and, with a residual, that. `outputs` of a group, however many are merged."""
 
-    def __init__(self, emulator: HopperEmulator, workload: Workload) -> None:
-        self.emulator, self.workload, self.alignments = emulator, workload, {}
+    def __init__(self, emulator: HopperEmulator, workload: Workload, outputs: int) -> None:
+        self.emulator, self.workload, self.outputs, self.alignments = emulator, workload, outputs, {}
         self.identity = not workload.epilogue
         zeros: tuple[Any, ...] = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
         residual = (Pointer("residual"),) if "residual" in workload.epilogue else zeros[3:4]
@@ -89,7 +97,8 @@ class StandInEpilogue:
             offset: int,
             *params: Any,
         ) -> None:
-            assert k + channels == k_all and position == self.emulator.thread.number % 4 * 2
+            assert channels <= self.outputs and (k + channels) % self.outputs == 0
+            assert position == self.emulator.thread.number % 4 * 2
             for octet in range(octets):
                 values = [0.0] * 4
                 if "residual" not in self.workload.epilogue:
@@ -129,7 +138,8 @@ def emulate(
     for name in ("cuda", "types", "shared_base"):
         monkeypatch.setattr(module, name, getattr(emulator, name))
     monkeypatch.setattr(module, "ptx", emulator)
-    monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w))
+    outputs = workload.k // workload.groups * config.get("merged", 1)
+    monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w, outputs))
     monkeypatch.setattr(module, "store_transposed", functools.partial(store_as_float32, memory))
     arrays = integers(workload, np.random.default_rng(0))
     out_type = np.float32 if workload.out_dtype == "float32" else np.float16
@@ -138,11 +148,13 @@ def emulate(
     source = TEMPLATE.kernel(workload, dataclasses.replace(H200, sms=sms), Config(config))
     tensors = {
         "x": arrays["x"].astype(np.float16),
-        "weight": arrays["weight"].astype(np.float16).reshape(workload.k, -1, workload.c),
+        "weight": arrays["weight"].astype(np.float16),
         "residual": residual,
         "y": y,
     }
-    emulator.run(source.steps[0], {"y": memory.add(y), "residual": memory.add(residual)}, sms, tensors)
+    pointers = {name: memory.add(tensors[name]) for name in ("weight", "residual", "y")}
+    views = {p.buffer: tensors[p.buffer].reshape(p.dims[::-1]) for p in source.steps[0].params if p.kind == "tensor_map"}
+    emulator.run(source.steps[0], pointers, sms, views)
     reference = convolve(workload, arrays["x"], arrays["weight"])
     if workload.epilogue:
         reference += (np.arange(workload.k) % 5 + arrays.get("residual", 0)).astype(np.float32)
@@ -165,6 +177,32 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
         SMALL.replace(dilation=(2, 3), padding=(3, 0, 1, 5), h=9), {**TOGETHER, "tile_h": 4, "tile_w": 5}, 1),
     "one row of taps": (SMALL.replace(r=1, padding=(0, 1, 0, 1)), {**IN_TURN, "tile_w": 11}, 1),
     "one column of taps": (SMALL.replace(s=1, padding=(1, 0, 1, 0)), {**TOGETHER, "tile_h": 4}, 1),
+    "merged groups": (GROUPS, MERGED, 2),
+    "merged groups, fewer than might be": (GROUPS, {**MERGED, "merged": 4}, 3),
+    "merged groups in turn, half a row of weights": (
+        GROUPS.replace(k=24), {**MERGED_IN_TURN, "patches": 3, "tile_w": 3}, 1),
+    "merged groups of single channels, two columns": (
+        SMALL.replace(n=1, h=5, w=6, c=96, k=96, groups=96, s=1, padding=(1, 0, 1, 0)),
+        {**MERGED_IN_TURN, "tile_h": 3, "merged": 48}, 4),
+    "merged groups of 3 and 2 channels": (
+        SMALL.replace(n=1, h=5, w=6, c=72, k=48, groups=24, r=1, padding=(0, 1, 0, 1)),
+        {**MERGED, "row_groups": 2, "merged": 8}, 3),
+    "groups as they are, ring of weights": (SMALL.replace(n=1, h=5, c=80, k=144, groups=2), TOGETHER, 2),
+    "groups of two column tiles, weights stay": (
+        SMALL.replace(n=1, h=5, c=80, k=160, groups=2, s=1, padding=(1, 0, 1, 0)), {**IN_TURN, "patches": 4}, 9),
+    "groups of 40 channels, 1x1": (
+        SMALL.replace(c=120, k=120, groups=3, r=1, s=1, padding=0), {**TOGETHER, "weight_stages": 0}, 2),
+    "columns of output channels, weights stay, uneven": (
+        SMALL.replace(k=136, n=1), {**IN_TURN, "tile_h": 4, "tile_w": 4}, 8),
+    "strided": (SMALL.replace(stride=2), {**TOGETHER, "tile_w": 3}, 2),
+    "strided more one way, dilated, in turn": (
+        SMALL.replace(h=12, w=13, stride=(2, 3), dilation=(3, 2), padding=(2, 1, 3, 0)), {**IN_TURN, "tile_w": 4}, 1),
+    "strided, an even dilation, two chunks, rows": (
+        TWO_CHUNKS.replace(h=13, stride=(4, 2), dilation=2, padding=2), {**TOGETHER, "row_groups": 2, "tile_w": 3}, 1),
+    "merged groups, strided, 1x1": (
+        GROUPS.replace(stride=2, r=1, s=1, padding=0), {**MERGED, "tile_w": 3}, 1),
+    "merged groups, strided, in turn": (
+        GROUPS.replace(h=9, w=8, stride=2, out_dtype="float32"), {**MERGED_IN_TURN, "tile_w": 4}, 1),
     "tiles larger than the image": (SMALL.replace(h=3, w=3, n=3), {**TOGETHER, "tile_h": 5, "tile_w": 6}, 1),
 }  # fmt: skip
 
@@ -183,6 +221,7 @@ def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "name",
     ["one warpgroup, ring of weights", "channels and rows", "in turn, two chunks", "in turn, two chunks, late release",
+     "merged groups in turn, half a row of weights", "groups of two column tiles, weights stay", "strided",
      "tiles larger than the image"],
 )  # fmt: skip
 def test_the_emulated_epilogue_sees_its_channels_and_pixels(
@@ -193,13 +232,13 @@ def test_the_emulated_epilogue_sees_its_channels_and_pixels(
     np.testing.assert_array_equal(y, reference)
 
 
-@pytest.mark.parametrize("operation", ["mbarrier_wait", "bulk_wait_read_all", "wgmma_wait"])
+@pytest.mark.parametrize("operation", ["mbarrier_wait", "bulk_wait_read_all", "wgmma_wait", "cp_async_wait"])
 def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     def no_wait(self: HopperEmulator, *_: Any) -> Any:
-        return (lambda acc: None) if operation == "wgmma_wait" else None
+        return (lambda *_: None) if operation in ("wgmma_wait", "cp_async_wait") else None
 
     monkeypatch.setattr(HopperEmulator, operation, no_wait)
-    workload, config, sms = EMULATED["in turn"]
+    workload, config, sms = EMULATED["merged groups in turn, half a row of weights"]
     try:
         y, reference = emulate(monkeypatch, workload, config, sms, late=True)
     except AssertionError:
@@ -220,9 +259,10 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
         (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
         (BASE.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
         (BASE.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
-        (BASE.replace(groups=2), H200, ["groups", "2"]),
-        (BASE.replace(r=1, s=1, padding=0), H200, ["1x1"]),
-        (BASE.replace(stride=(1, 2)), H200, ["stride", "(1, 2)"]),
+        (BASE.replace(r=1, s=1, padding=0), H200, ["1x1", "groups"]),
+        (BASE.replace(stride=(1, 9)), H200, ["stride", "(1, 9)", "1 to 8"]),
+        (BASE.replace(c=72, k=144, groups=8), H200, ["8 groups have 9 input and 18 output channels", "multiples of 8"]),
+        (BASE.replace(groups=16, r=7, s=7, padding=3), H200, ["4 input", "49 taps", "25 taps"]),
         (BASE.replace(c=12), H200, ["c is 12", "8"]),
         (BASE.replace(k=4), H200, ["k is 4", "8"]),
         (BASE.replace(padding=128, dilation=128), H200, ["256 x 256"]),
@@ -244,6 +284,14 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
         BASE.replace(h=1, w=1, n=64),
         BASE.replace(h=3, w=100_000),
         BASE.replace(c=4096, k=4096),
+        BASE.replace(stride=2),
+        BASE.replace(stride=(8, 3), padding=20),
+        BASE.replace(groups=64),
+        BASE.replace(groups=16, r=5, s=5, padding=2),
+        BASE.replace(c=2048, k=2048, groups=32, stride=2),
+        BASE.replace(c=1392, k=1392, groups=6),
+        BASE.replace(c=16384, k=16384, groups=2048),
+        BASE.replace(c=240, k=480, groups=3, r=1, s=1, padding=0),
     ],
 )
 def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
@@ -253,6 +301,56 @@ def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
 
 def test_every_knob_is_explained() -> None:
     assert all(knob.doc for knob in TEMPLATE.space(BASE, H200).knobs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "merged"),
+    [
+        (dict(c=128, k=128, groups=32), (2, 4, 8, 16)),  # ResNeXt-50 32x4d's stages
+        (dict(c=256, k=256, groups=32), (1, 2, 4, 8)),
+        (dict(c=512, k=512, groups=32), (1, 2, 4)),
+        (dict(c=1024, k=1024, groups=32), (1, 2)),
+        (dict(c=2048, k=2048, groups=32), (1,)),  # groups of 64
+        (dict(c=240, k=240, groups=10), (1, 2)),  # of 24, of which 2 fit
+        (dict(c=168, k=168, groups=7), (1,)),  # of 24, and 2 do not divide 7
+        (dict(c=144, k=144, groups=144), (8, 16, 24, 48)),
+        (dict(c=128, k=512, groups=32), (2, 4)),  # of 4 and 16
+        (dict(c=256, k=64, groups=16), (2, 4)),  # of 16 and 4
+        (dict(c=120, k=120, groups=1), (1,)),
+        (dict(c=384, k=384, groups=32, r=7, s=7, padding=3), ()),  # of 12 channels
+        (dict(c=512, k=512, groups=32, r=7, s=7, padding=3), (1,)),  # of 16
+    ],
+)
+def test_groups_are_merged_by_octets_up_to_a_wgmma(shape: dict[str, int], merged: tuple[int, ...]) -> None:
+    workload = BASE.replace(**shape)
+    assert mergeable(workload) == merged
+    if len(merged) > 1:
+        sampled = TEMPLATE.space(workload, H200).sample(300, np.random.default_rng(0))
+        assert {config["merged"] for config in sampled} == set(merged)
+
+
+def test_only_what_has_a_choice_has_the_knob() -> None:
+    assert "merged" not in TEMPLATE.space(BASE, H200).names
+    assert "merged" not in TEMPLATE.space(BASE.replace(c=2048, k=2048, groups=32), H200).names
+
+
+@pytest.mark.parametrize(("stride", "dilation", "phases"), [(1, 1, 1), (2, 1, 4), (2, 2, 1), (2, 3, 4), (3, 1, 9), (4, 1, 9),
+                                                            (4, 2, 4), ((2, 1), 1, 2)])  # fmt: skip
+def test_a_phase_that_no_tap_reads_is_not_loaded(stride: Any, dilation: int, phases: int) -> None:
+    """Of 3x3 taps: remainders of row and column, times the dilation, modulo the stride, counted one by one."""
+    workload = BASE.replace(stride=stride, dilation=dilation, padding=dilation)
+    counted = {(r * dilation % workload.stride[0], s * dilation % workload.stride[1]) for r in range(3) for s in range(3)}
+    assert Geometry.of(workload, merged=1).phases == len(counted) == phases
+
+
+def test_columns_have_equal_numbers_of_blocks_on_every_card() -> None:
+    """432 channels in 9 groups: 14 blocks for each group, whatever the card, where 132 multiprocessors would be 14.7."""
+    workload = BASE.replace(n=32, c=432, k=432, groups=9)
+    for config in TEMPLATE.space(workload, H200).restrict({"weight_stages": [0]}).sample(20, np.random.default_rng(0)):
+        grid = TEMPLATE.kernel(workload, H200, config).steps[0].grid
+        tiles = evaluate(workload, H200, config)["pixel_tiles"]
+        each = min(tiles, 132 * config["blocks_per_sm"] // 9)
+        assert {grid.blocks(sms) for sms in (78, 132)} == {9 * each}
 
 
 @pytest.mark.parametrize(("size", "most", "parts"), [(7, 7, [1, 2, 3, 4, 7]), (7, 3, [1, 2, 3]), (1, 9, [1]),
@@ -301,6 +399,7 @@ LAYERS = {
     "28x28x128": BASE.replace(n=32, c=128, k=128),
     "14x14x256": BASE.replace(n=32, h=14, w=14, c=256, k=256),
     "300x300x64": BASE.replace(n=32, h=300, w=300),
+    "56x56x256 in 32 groups, strided": BASE.replace(n=32, h=56, w=56, c=256, k=256, groups=32, stride=2),
 }
 EPILOGUES = [("bias", "relu"), ("scale_shift", "leaky_relu"), ("bias", "residual", "clip"), tuple(EPILOGUE_STAGES)]
 
@@ -345,6 +444,34 @@ def test_random_schedules_of_random_shapes_are_exact(hopper: Target, number: int
     rng = np.random.default_rng([31, number])
     workload = random_workload(rng)
     check_schedules(exactly(TEMPLATE, workload, hopper, seed=number), TEMPLATE, workload, hopper, rng)
+
+
+GROUPED = {
+    "groups of 4": dict(c=128, k=128, groups=32),
+    "groups of 4, strided": dict(c=256, k=256, groups=64, stride=2, epilogue=["bias", "relu"]),
+    "groups of 8 and 16": dict(c=128, k=256, groups=16, epilogue=["bias", "residual"]),
+    "groups of 32, dilated": dict(c=256, k=256, groups=8, dilation=2, padding=2, dtype="bfloat16"),
+    "groups of 64, strided": dict(c=512, k=512, groups=8, stride=2),
+    "groups of 24, not merged": dict(c=168, k=168, groups=7, out_dtype="float32"),
+    "groups of 112": dict(c=336, k=336, groups=3, stride=(1, 2)),
+    "groups of 232": dict(c=464, k=464, groups=2),
+    "single channels": dict(c=144, k=144, groups=144),
+    "single channels, 5x5, strided": dict(c=96, k=96, groups=96, r=5, s=5, padding=2, stride=2),
+    "groups of 80, 1x1": dict(c=240, k=240, groups=3, r=1, s=1, padding=0),
+    "groups of 3 and 2, 1x1": dict(c=72, k=48, groups=24, r=1, s=1, padding=0, epilogue=["residual", "relu"]),
+    "one group, strided": dict(c=72, k=136, stride=2, epilogue=["scale_shift"]),
+    "one group, strided by 3, 7x7": dict(c=64, k=64, r=7, s=7, padding=3, stride=3),
+    "one group, weights of several columns stay": dict(c=40, k=200),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(2, 9, 13), (24, 29, 28)], ids=["few tiles", "many tiles"])
+@pytest.mark.parametrize("shape", GROUPED.values(), ids=GROUPED)
+def test_groups_and_strides_are_exact(hopper: Target, shape: dict[str, Any], size: tuple[int, int, int]) -> None:
+    n, h, w = size
+    workload = Workload.conv2d(**{**dict(n=n, h=h, w=w, r=3, s=3, padding=1), **shape})
+    check_schedules(exactly(TEMPLATE, workload, hopper), TEMPLATE, workload, hopper, np.random.default_rng(33))
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import pytest
 from conv2d_numpy import expected, integers, run_on_gpu
 
 from schedsearch.target import detect
-from schedsearch.template import load_template
+from schedsearch.template import load_template, load_templates
 from schedsearch.workload import Workload
 
 CASES = {  # name in the file -> how many there are
@@ -81,7 +81,6 @@ def test_case_is_exact(shared: Path, name: str, number: int) -> None:
     workload = workload_of(cases(shared, name)[number])
     arrays = integers(workload, np.random.default_rng(number))
     truth = expected(workload, arrays)
-    for template in (load_template(PORTABLE), load_template("conv2d_wgmma")):
-        if template.name == PORTABLE or template.validate(workload, target) is None:
-            y = run_on_gpu(template, workload, target, template.default(workload, target), arrays)
-            np.testing.assert_array_equal(y, truth, err_msg=f"{template.name}: {workload.label}")
+    for template in load_templates().matching(workload, target):
+        y = run_on_gpu(template, workload, target, template.default(workload, target), arrays)
+        np.testing.assert_array_equal(y, truth, err_msg=f"{template.name}: {workload.label}")
