@@ -69,9 +69,7 @@ class XgbCostModel(CostModel):
         import xgboost
 
         threads = max(1, min(4, os.cpu_count() or 1, len(X) // ROWS_PER_THREAD))
-        data = xgboost.QuantileDMatrix(
-            X, label=labels, qid=np.zeros(len(X), dtype=np.int64), nthread=threads, max_bin=PARAMS["max_bin"]
-        )
+        data = xgboost.DMatrix(X, label=labels, group=[len(X)], nthread=threads)
         return xgboost.train({**PARAMS, "seed": self._seed, "nthread": threads}, data, rounds)
 
     def _choose_rounds(self, X: NDArray[np.float32], labels: NDArray[np.float64]) -> int:
