@@ -23,7 +23,7 @@ PARAMS: dict[str, Any] = {
     "lambdarank_num_pair_per_sample": 8,
     "lambdarank_normalization": False,
     "tree_method": "hist",
-    "max_bin": 64,
+    "max_bin": 32,  # a knob has fewer values, and half as many bins as 64 take two thirds of the time
     "max_depth": 6,
     "eta": 0.15,
     "subsample": 0.9,
