@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.errors import ConfigError
+from schedsearch.sampling import contains, pick
 from schedsearch.space import ConfigSpace, Knob, Rows, SpaceSize, Value
 
 _CHUNK_ROWS = 1 << 15
@@ -50,12 +51,7 @@ class ListedSpace(ConfigSpace):
         return [] if self.legal(self.indices([config]))[0] else [f"is none of the {len(self._listed)} listed configurations"]
 
     def legal(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
-        if not len(rows):
-            return np.zeros(0, dtype=np.bool_)
-        keys = self.keys(rows)
-        at = np.minimum(np.searchsorted(self._listed, keys), len(self._listed) - 1)
-        found: NDArray[np.bool_] = np.asarray(self._listed[at] == keys, dtype=np.bool_)
-        return found
+        return contains(self._listed, self.keys(rows))
 
     @functools.cached_property
     def size(self) -> SpaceSize:
@@ -64,11 +60,7 @@ class ListedSpace(ConfigSpace):
     def sample_indices(self, n: int, rng: np.random.Generator, exclude: Collection[Any] = frozenset()) -> Rows:
         if n <= 0:
             return self._no_rows()
-        # Of this many without replacement at most len(exclude) are dropped, so n are left where there are n.
-        drawn = rng.choice(self._listed, size=min(len(self._listed), n + len(exclude)), replace=False)
-        if exclude:
-            drawn = drawn[[key not in exclude for key in drawn.tolist()]]
-        return self.rows(drawn[:n])
+        return self.rows(pick(n, self._listed, rng, exclude))
 
     def walk(self, chunk_rows: int = _CHUNK_ROWS) -> Iterator[Rows]:
         for start in range(0, len(self._listed), chunk_rows):

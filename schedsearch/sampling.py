@@ -1,10 +1,11 @@
 """How legal index rows of a configuration space are found, counted and drawn, without ever listing the space.
 
-An index row has one position per knob. Three ways lead to legal ones, cheapest first:
+An index row has one position per knob. Three ways lead to legal ones:
 
-1. rejection: draw from the cartesian product, keep what is legal (exactly uniform);
-2. enumeration, knob by knob, where every rule prunes as soon as the last knob it reads is assigned (exact);
-3. a beam: the same, but keeping a random subset of the partial rows when there are too many (diverse, and the inverse
+1. enumeration, knob by knob, where every rule prunes as soon as the last knob it reads is assigned (exact). Where it soon
+   comes to an end the legal rows are kept, as one integer each: looking one up is cheaper than judging it by the rules;
+2. rejection: draw from the cartesian product, keep what is legal (exactly uniform);
+3. a beam: an enumeration that keeps a random subset of the partial rows when there are too many (diverse, and the inverse
    of the kept share estimates the number of legal rows; Rubinstein's stochastic enumeration).
 """
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 Rows = NDArray[np.int32]
 
 CHUNK_ROWS = 1 << 15  # rows evaluated at once: a few hundred KB per column
-_ALWAYS_ENUMERATE = 1 << 16  # products up to this size are enumerated at once, it takes milliseconds
+_LISTING_BUDGET = 1 << 21  # rows that an enumeration may look at to be kept, which takes a tenth of a second
 _ENUMERATION_BUDGET = 5_000_000  # rows that an enumeration may look at before it gives up
 _REJECTION_BUDGET = 1 << 17  # draws of one `sample_indices` before it turns to enumeration
 _FEW_HITS = 50  # fewer legal rows among the draws than this say too little about the legal share
@@ -54,10 +55,9 @@ class Sampler:
 
     def keys(self, rows: NDArray[Any]) -> NDArray[Any]:
         """See `schedsearch.space.ConfigSpace.keys`."""
-        dtype: Any = np.int64 if self.cardinality < 2**63 else object
-        total = np.zeros(len(rows), dtype=dtype)
+        total = np.zeros(len(rows), dtype=self._key_dtype)
         for column, card in enumerate(self._cards.tolist()):
-            total = total * card + rows[:, column].astype(dtype)
+            total = total * card + rows[:, column].astype(self._key_dtype)
         return total
 
     def rows(self, keys: NDArray[Any]) -> Rows:
@@ -73,6 +73,8 @@ class Sampler:
     @functools.cached_property
     def size(self) -> tuple[int, bool]:
         """The number of legal rows, and whether it was counted (else estimated)."""
+        if self.listed is not None:
+            return len(self.listed), True
         if self.cardinality <= _ENUMERATION_BUDGET:
             return sum(map(len, self.walk())), True
         rng = np.random.default_rng(0)
@@ -92,14 +94,14 @@ class Sampler:
         """See `schedsearch.space.ConfigSpace.sample_indices`."""
         if n <= 0:
             return np.empty((0, len(self._cards)), dtype=np.int32)
-        if self.cardinality <= _ALWAYS_ENUMERATE:
-            return self._pick(n, rng, exclude)
-        found: dict[Any, NDArray[np.int32]] = {}
+        if self.listed is not None:
+            return self.rows(pick(n, self.listed, rng, exclude))
+        found: dict[Any, None] = {}  # keys in the order of their finding
 
         def add(rows: Rows) -> None:
-            for key, row in zip(self.keys(rows).tolist(), rows):
-                if len(found) < n and key not in found and key not in exclude:
-                    found[key] = row
+            for key in self.keys(rows).tolist():
+                if len(found) < n and key not in exclude:
+                    found[key] = None
 
         drawn = 0
         while len(found) < n and drawn < _REJECTION_BUDGET:
@@ -110,29 +112,43 @@ class Sampler:
             drawn += draws
         if len(found) < n:
             if self.size[1]:
-                return self._pick(n, rng, exclude)
+                return self.rows(pick(n, self._all_keys, rng, exclude))
             fruitless = 0
             while len(found) < n and fruitless < 8:
                 before = len(found)
                 rows, _ = self._beam(rng)
                 add(rng.permutation(rows))
                 fruitless = fruitless + 1 if len(found) == before else 0
-        return np.array(list(found.values()), dtype=np.int32).reshape(len(found), len(self._cards))
+        return self.rows(np.array(list(found), dtype=self._key_dtype))
 
     def _draw(self, n: int, rng: np.random.Generator) -> Rows:
         return rng.integers(0, self._cards, size=(n, len(self._cards)), dtype=np.int32)
 
-    def _pick(self, n: int, rng: np.random.Generator, exclude: Collection[Any]) -> Rows:
-        """n rows at random out of all legal ones, which are few enough to be held as keys."""
-        keys = self._all_keys
-        if exclude:
-            keys = keys[[key not in exclude for key in keys.tolist()]]
-        return self.rows(rng.choice(keys, size=min(n, len(keys)), replace=False))
+    @functools.cached_property
+    def listed(self) -> NDArray[Any] | None:
+        """Keys of all legal rows in ascending order, where an enumeration soon comes to an end; else None."""
+        try:
+            return self._collect(_LISTING_BUDGET)
+        except _BudgetSpent:
+            return None
+
+    @property
+    def listed_already(self) -> NDArray[Any] | None:
+        """`listed`, if that was found out before."""
+        keys: NDArray[Any] | None = self.__dict__.get("listed")  # where cached_property keeps it
+        return keys
 
     @functools.cached_property
     def _all_keys(self) -> NDArray[Any]:
         """Keys of all legal rows in ascending order; only for spaces whose exact size is known to be small."""
-        return np.concatenate([self.keys(np.empty((0, len(self._cards)))), *(self.keys(rows) for rows in self.walk())])
+        return self._collect(math.inf)
+
+    def _collect(self, budget: float) -> NDArray[Any]:
+        return np.concatenate([np.empty(0, self._key_dtype), *map(self.keys, self.walk(CHUNK_ROWS, budget))])
+
+    @functools.cached_property
+    def _key_dtype(self) -> Any:
+        return np.int64 if self.cardinality < 2**63 else object
 
     def walk(self, chunk_rows: int = CHUNK_ROWS, budget: float = math.inf) -> Iterator[Rows]:
         """All legal rows in lexicographic order, in chunks of at most about `chunk_rows` (never empty).
@@ -210,6 +226,21 @@ class Sampler:
     @functools.cached_property
     def _reads(self) -> list[frozenset[int]]:
         return self._knobs_read()
+
+
+def contains(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of the wanted keys are among `keys`, at least one and ascending: bool (n,)."""
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.asarray(keys[at] == wanted, dtype=np.bool_)
+
+
+def pick(n: int, keys: NDArray[Any], rng: np.random.Generator, exclude: Collection[Any]) -> NDArray[Any]:
+    """n of the keys at random, none of them in `exclude`; fewer only where there are no more."""
+    # Of this many without replacement at most len(exclude) are dropped, so n are left where there are n.
+    drawn = rng.choice(keys, size=min(len(keys), n + len(exclude)), replace=False)
+    if exclude:
+        drawn = drawn[[key not in exclude for key in drawn.tolist()]]
+    return drawn[:n]
 
 
 class _BudgetSpent(Exception):

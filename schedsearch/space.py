@@ -1,9 +1,8 @@
 """The configurations that a template offers: knobs, joint constraints with their reasons, derived quantities.
 
-A `ConfigSpace` is never listed. It is sampled, walked, counted and encoded in vectorised chunks over *index rows*: an
-int32 matrix of shape (n, knobs) whose entry [i, j] is a position in `knobs[j].values`. Index rows are only meaningful
-together with their space; what is stored or passed between processes is the `Config`. How legal rows are found is in
-`schedsearch.sampling`.
+A `ConfigSpace` is sampled, walked, counted and encoded in vectorised chunks over *index rows*: an int32 matrix of shape
+(n, knobs) whose entry [i, j] is a position in `knobs[j].values`. Index rows are only meaningful together with their space;
+what is stored or passed between processes is the `Config`. How legal rows are found is in `schedsearch.sampling`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.errors import ConfigError, did_you_mean
-from schedsearch.sampling import CHUNK_ROWS, Sampler
+from schedsearch.sampling import CHUNK_ROWS, Sampler, contains
 from schedsearch.workload import Config
 
 Value = int | str | bool
@@ -188,6 +187,9 @@ class ConfigSpace:
 
     def legal(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
         """Which index rows satisfy every constraint: bool (n,)."""
+        listed = self._sampler.listed_already
+        if listed is not None and len(listed):
+            return contains(listed, self.keys(rows))
         out = np.empty(len(rows), dtype=np.bool_)
         for start in range(0, len(rows), CHUNK_ROWS):
             chunk = rows[start : start + CHUNK_ROWS]
@@ -241,16 +243,21 @@ class ConfigSpace:
         """All legal index rows in lexicographic order, lazily, in chunks of at most about `chunk_rows` (never empty)."""
         return self._sampler.walk(chunk_rows)
 
-    def neighbours(self, row: Sequence[int] | NDArray[Any]) -> Rows:
-        """The legal rows that differ from `row` in exactly one knob: int32 (m, knobs)."""
-        base = np.asarray(row, dtype=np.int32)
-        changed = []
-        for column, card in enumerate(self._cards.tolist()):
-            rows = np.repeat(base[None, :], card, axis=0)
-            rows[:, column] = np.arange(card)
-            changed.append(rows[rows[:, column] != base[column]])
-        rows = np.concatenate(changed)
-        return rows[self.legal(rows)]
+    def neighbours(self, rows: Sequence[int] | NDArray[Any]) -> Rows:
+        """The legal rows that differ from `rows`, one or several, in exactly one knob: int32 (m, knobs).
+
+        Those of one row after those of another; what is a neighbour of several comes as often.
+        """
+        base = np.atleast_2d(np.asarray(rows, dtype=np.int32))
+        column = np.repeat(np.arange(len(self.knobs)), self._cards)  # every value of every knob
+        value = np.concatenate([np.arange(card) for card in self._cards])
+        changed = np.repeat(base, len(value), axis=0)
+        at = np.tile(column, len(base)), np.tile(value, len(base))
+        differs = changed[np.arange(len(changed)), at[0]] != at[1]
+        changed[np.arange(len(changed)), at[0]] = at[1]
+        changed = changed[differs]
+        legal: Rows = changed[self.legal(changed)]
+        return legal
 
     def restrict(self, values: Mapping[str, Sequence[Value]]) -> ConfigSpace:
         """The same space with fewer values for some knobs.

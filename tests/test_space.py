@@ -193,7 +193,7 @@ class TestSampling:
         assert billion_space().sample(20, rng(1)) != billion_space().sample(20, rng(2))
 
     def test_leaves_out_what_is_excluded(self) -> None:
-        for space in (small_space(), chain(7)):  # one by enumeration, one where rejection comes first
+        for space in (small_space(), chain(7)):
             every = space.sample_indices(10_000, rng())
             excluded = set(space.keys(every[:5]).tolist())
             rest = space.sample_indices(10_000, rng(), exclude=excluded)
@@ -260,6 +260,12 @@ class TestNeighbours:
         for config in legal:
             near = set(space.configs(space.neighbours(space.indices([config])[0])))
             assert near == {other for other in legal if sum(other[name] != config[name] for name in config) == 1}
+
+    def test_of_several_rows_come_one_after_the_other(self) -> None:
+        space = small_space()
+        rows = space.sample_indices(3, rng())
+        assert np.array_equal(space.neighbours(rows), np.concatenate([space.neighbours(row) for row in rows]))
+        assert space.neighbours(rows[:0]).shape == (0, len(space.knobs))
 
 
 class TestRestrict:
@@ -340,7 +346,7 @@ RULES: list[Callable[..., object]] = [
 def test_every_way_of_finding_legal_rows_agrees_with_brute_force(
     cards: list[int], chosen: set[int], limits: tuple[int, int]
 ) -> None:
-    """Enumeration, rejection with enumeration behind it, and rejection with a beam behind it."""
+    """Listing, rejection with enumeration behind it, and rejection with a beam behind it."""
     rules = [RULES[i] for i in sorted(chosen)]
     space = ConfigSpace(
         [Knob(name, tuple(range(card))) for name, card in zip("abcd", cards)],
@@ -353,11 +359,15 @@ def test_every_way_of_finding_legal_rows_agrees_with_brute_force(
         if all(rule(k) for rule in rules):
             expected.add(Config(a=a, b=b, c=c, d=d))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "_ALWAYS_ENUMERATE", limits[0])
+        patch.setattr(sampling, "_LISTING_BUDGET", limits[0])
         patch.setattr(sampling, "_ENUMERATION_BUDGET", limits[1])
         patch.setattr(sampling, "_REJECTION_BUDGET", 512)
         sample = space.sample(5000, rng())
         assert len(sample) == len(set(sample))
         assert set(sample) == expected
-    assert space.legal(space.indices(sample)).all()
+    product = np.array(list(itertools.product(*map(range, cards))))
+    legal = [config in expected for config in space.configs(product)]
+    assert space.legal(product).tolist() == legal  # by a look-up, where sampling has listed the legal rows
+    judged = ConfigSpace(space.knobs, space.constraints, space.derived)
+    assert judged.legal(product).tolist() == legal
     assert ConfigSpace(space.knobs, space.constraints, space.derived).size == SpaceSize(len(expected), exact=True)

@@ -45,7 +45,7 @@ class Tuner(ABC):
     Subclasses implement `_propose`, and `_learn` when they care for results.
 
     Args:
-        space: where to search. It is sampled, never listed.
+        space: where to search.
         seed: of all random choices.
         default: proposed first, unless it is excluded or was told.
         exclude: never proposed, e.g. because they are measured. Configurations that are not in the space are ignored.

@@ -23,7 +23,7 @@ PARAMS: dict[str, Any] = {
     "lambdarank_num_pair_per_sample": 8,
     "lambdarank_normalization": False,
     "tree_method": "hist",
-    "max_bin": 64,
+    "max_bin": 32,  # a knob has fewer values, and half as many bins as 64 take two thirds of the time
     "max_depth": 6,
     "eta": 0.15,
     "subsample": 0.9,
@@ -69,9 +69,7 @@ class XgbCostModel(CostModel):
         import xgboost
 
         threads = max(1, min(4, os.cpu_count() or 1, len(X) // ROWS_PER_THREAD))
-        data = xgboost.QuantileDMatrix(
-            X, label=labels, qid=np.zeros(len(X), dtype=np.int64), nthread=threads, max_bin=PARAMS["max_bin"]
-        )
+        data = xgboost.DMatrix(X, label=labels, group=[len(X)], nthread=threads)
         return xgboost.train({**PARAMS, "seed": self._seed, "nthread": threads}, data, rounds)
 
     def _choose_rounds(self, X: NDArray[np.float32], labels: NDArray[np.float64]) -> int:

@@ -155,7 +155,7 @@ class XgbTuner(Tuner):
             crossed = np.where(self.rng.random(CHILDREN)[:, None] < 0.5, crossover(one, other, self.rng), one)
             children = mutate(crossed, self.space, self.rng)
             pool.append(children[self.space.legal(children)])
-        pool += [self.space.neighbours(row) for row in ranked[:POLISH]]
+            pool.append(self.space.neighbours(ranked[:POLISH]))
         unseen = self._unseen(np.concatenate(pool))
         chosen = set(self._keys(besides))
         return unseen[[key not in chosen for key in self._keys(unseen)]] if chosen else unseen
