@@ -2,6 +2,7 @@
 
     python benchmarks/conv2d_fp16.py                         the 13 shapes
     python benchmarks/conv2d_fp16.py --epilogue bias,relu    the same with bias and relu fused on both sides
+    python benchmarks/conv2d_fp16.py --dtype bfloat16        the same in bf16
     python benchmarks/conv2d_fp16.py --suite random --seed 7 twenty shapes drawn from the seed
     python benchmarks/conv2d_fp16.py --suite grouped         grouped layers of ResNeXt and RegNet, and each template's best
     python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64
@@ -220,6 +221,7 @@ def network_sums(layers: Sequence[Layer], rows: Sequence[dict[str, Any]]) -> dic
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=("targets", "random", "grouped", "networks"), default="targets")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16", help="of all operands and outputs")
     parser.add_argument("--epilogue", choices=("", "bias,relu"), default="", help="fused, on both sides")
     parser.add_argument("--seed", type=int, default=0, help="of the tuner, and of the shapes of --suite random")
     parser.add_argument("--count", type=int, default=20, help="shapes of --suite random")
@@ -241,7 +243,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], list[Layer]]:
     """The workloads to time, each once; and the layers of all networks, of which these are some."""
-    epilogue = tuple(filter(None, options.epilogue.split(",")))
+    kind = {
+        "epilogue": tuple(filter(None, options.epilogue.split(","))),
+        "dtype": options.dtype,
+        "out_dtype": options.dtype,
+    }
     if options.suite == "targets":
         workloads, layers = [square(*shape) for shape in SHAPES], []
     elif options.suite == "random":
@@ -250,20 +256,20 @@ def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], lis
         workloads, layers = [square(*shape) for shape in GROUPED], []
     else:
         found = network_layers(options.networks)
-        layers = [(workload.replace(epilogue=epilogue), network, times) for workload, network, times in found]
+        layers = [(workload.replace(**kind), network, times) for workload, network, times in found]
         networks = list(dict.fromkeys(network for _, network, _ in layers))
         wanted = options.network or networks
         if unknown := [network for network in wanted if network not in networks]:
             raise SystemExit(f"no network {', '.join(map(repr, unknown))}; {options.networks} has {', '.join(networks)}")
         workloads = [workload for workload, network, _ in layers if network in wanted]
-    return list(dict.fromkeys(workload.replace(epilogue=epilogue) for workload in workloads)), layers
+    return list(dict.fromkeys(workload.replace(**kind) for workload in workloads)), layers
 
 
 def main() -> None:
     options = arguments()
     started = time.perf_counter()
     workloads, layers = chosen(options)
-    suite = f"{options.suite}+{options.epilogue}" if options.epilogue else options.suite
+    suite = "+".join(filter(None, (options.suite, options.epilogue, options.dtype.removeprefix("float16"))))
     earlier = kept(options.out if options.add else None, suite)
 
     import torch

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("README.md", "docs/performance.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
 _MACHINE_OPTIONS = r" --(db|out|networks) \S+"  # where a run kept its files says nothing to a reader
 
 
@@ -50,7 +51,7 @@ def _machine(data: dict[str, Any]) -> str:
 
 def _layer(label: str) -> str:
     """'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC+relu' without what all rows share."""
-    return label.removeprefix("conv2d ").partition("+")[0].removesuffix(" NHWC").removesuffix(" f16").removesuffix(" f32")
+    return label.removeprefix("conv2d ").partition("+")[0].removesuffix(" NHWC").rpartition(" ")[0]
 
 
 def _us(row: dict[str, Any], *names: str) -> str:
@@ -61,7 +62,13 @@ def _us(row: dict[str, Any], *names: str) -> str:
 
 def conv2d_fp16(data: dict[str, Any]) -> str:
     """One row a workload: both of cuDNN's layouts, the rule-based default, the tuned kernel."""
-    return _conv2d(data, {f"cuDNN {layout}": (f"cudnn_{layout.lower()}",) for layout in ("NCHW", "NHWC")})
+    return _conv2d(data, CUDNN)
+
+
+def conv2d_grouped(data: dict[str, Any]) -> str:
+    """The same with the fastest configuration of conv2d_mma, which took all groups before conv2d_halo did."""
+    rows = [{**row, "mma_us": row.get("template_us", {}).get("conv2d_mma")} for row in data["rows"]]
+    return _conv2d({**data, "rows": rows}, {**CUDNN, "conv2d_mma": ("mma",)})
 
 
 def conv2d_fused(data: dict[str, Any]) -> str:
@@ -230,6 +237,8 @@ TABLES = {
     "conv2d_fp16": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16),
     "conv2d_fp16_short": Table("conv2d_fp16_h200", "conv2d_fp16.py", conv2d_fp16_short, origin=False),
     "conv2d_fp16_random": Table("conv2d_fp16_random_h200", "conv2d_fp16.py --suite random", conv2d_fp16),
+    "conv2d_bf16": Table("conv2d_bf16_h200", "conv2d_fp16.py --dtype bfloat16", conv2d_fp16),
+    "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
     "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --networks FILE --trials 64", networks),

@@ -24,7 +24,7 @@ def operands(workload: schedsearch.Workload, layout: str) -> tuple[torch.Tensor,
     y is of about the magnitude of x, so that a chain neither grows nor fades.
     """
     w = workload
-    random = functools.partial(torch.randn, device="cuda", dtype=torch.float16)
+    random = functools.partial(torch.randn, device="cuda", dtype=getattr(torch, workload.dtype))
     gain = 2.0 if "relu" in w.epilogue else 1.0
     scale = (gain / (w.c // w.groups * w.r * w.s)) ** 0.5
     x = random(w.n, w.c, w.h, w.w).contiguous(memory_format=MEMORY[layout])

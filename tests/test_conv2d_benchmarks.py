@@ -89,6 +89,14 @@ def test_a_pass_hands_outputs_on(chain: ModuleType) -> None:
 
 
 # --- What is chosen ----------------------------------------------------------------------------------------------------
+def test_the_dtype_is_that_of_every_shape_and_output(conv2d: ModuleType) -> None:
+    halves, _ = conv2d.chosen(conv2d.arguments(["--dtype", "bfloat16"]))
+    assert [workload.replace(dtype="float16", out_dtype="float16") for workload in halves] == conv2d.chosen(
+        conv2d.arguments([])
+    )[0]
+    assert {(workload.dtype, workload.out_dtype) for workload in halves} == {("bfloat16", "bfloat16")}
+
+
 def test_the_epilogue_is_that_of_every_shape(conv2d: ModuleType) -> None:
     plain, _ = conv2d.chosen(conv2d.arguments([]))
     fused, _ = conv2d.chosen(conv2d.arguments(["--epilogue", "bias,relu"]))
