@@ -10,9 +10,21 @@ import json
 import sys
 from pathlib import Path
 
-_PROGRAM = """#!{python}
-import json, os, pickle, sys
+# It is run once for every metric that the card lacks: so no packages are looked for, and the request's classes not imported.
+_PROGRAM = """#!{python} -IS
+import json, pickle, sys
 from pathlib import Path
+
+
+class StandIn:
+    def __init__(self, *values):
+        pass
+
+
+class Request(pickle.Unpickler):
+    def find_class(self, module, name):
+        return StandIn
+
 
 KNOWN = json.loads({values!r})
 LAUNCHES = json.loads({launches!r})
@@ -26,7 +38,7 @@ if arguments == ["--version"]:
     sys.exit()
 request = Path(arguments[-1])
 assert arguments[-4:-1] == ["-P", "-m", "schedsearch.measure.profile_target"], arguments
-asked_for = pickle.loads(request.read_bytes())
+asked_for = Request(request.open("rb")).load()
 metrics = arguments[arguments.index("--metrics") + 1].split(",")
 print("==PROF== Connected to process 4242 (python)")
 if {error!r}:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import pickle
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from typing import Any
 
 import fake_ncu
 import pytest
+from child_environment import child_environment
 from cli_support import isolate, schedsearch
 from records_support import artifact, conv, profile, record
 
@@ -243,6 +246,15 @@ def test_only_one_warm_launch_is_watched() -> None:
     assert events[on : off + 1] == ["on", "launch", "synchronize", "off"]
     assert events[:on].count("launch") >= 1 and events[on - 1] == "synchronize"
     assert events[off:] == ["off"]
+
+
+def test_the_profiled_process_reads_its_request_and_says_in_a_line_why_it_cannot_run_it(tmp_path: Path) -> None:
+    (tmp_path / "request").write_bytes(pickle.dumps(profile_target.Request(H200, conv(), artifact())))
+    command = [sys.executable, "-P", "-m", "schedsearch.measure.profile_target", str(tmp_path / "request")]
+    environment = child_environment(CUDA_VISIBLE_DEVICES="")  # no device, whether or not this machine has one
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
 
 
 class TestCommand:
