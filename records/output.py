@@ -63,7 +63,7 @@ def store_to_fill(path: str | Path) -> Iterator[Store]:
     """
     from schedsearch.records.store import Store
 
-    path = Path(path)
+    path = Path(path).absolute()
     dbfile.check(path, create=True, readonly=False)
     if path.exists():
         with Store.open(path) as store:
