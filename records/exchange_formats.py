@@ -23,7 +23,7 @@ from typing import Any
 from schedsearch.errors import UsageError
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records import autotvm, exchange, kernel_tuner, rows, t4
-from schedsearch.records.output import new_file
+from schedsearch.records.output import is_database, new_file
 from schedsearch.records.recording import Entry, Place, Recording, read_bytes, read_json
 from schedsearch.records.store import Store
 from schedsearch.space import Knob
@@ -213,6 +213,8 @@ def import_file(
     Raises:
         UsageError: the file cannot be read, or something in it is wrong; names file and place.
     """
+    if is_database(Path(path)):
+        raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
     form = form or recognise(path)
     if form == "jsonl":
         return exchange.import_jsonl(store, path, trusted=trusted)

@@ -30,7 +30,7 @@ def new_file(path: Path) -> Iterator[Path]:
             yield path
             return
         target = path.resolve()  # where it is a link, the link stays
-        if _is_database(target):
+        if is_database(target):
             raise UsageError(f"{path} is a database, which is left alone; delete it or give another path")
         temporary = temporary_beside(target)
         try:
@@ -42,7 +42,7 @@ def new_file(path: Path) -> Iterator[Path]:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
 
 
-def _is_database(path: Path) -> bool:
+def is_database(path: Path) -> bool:
     """Asks SQLite: closing a file that this process has open as a database would drop its locks (see `dbfile.check`)."""
     if not path.exists() or not path.stat().st_size:
         return False
@@ -63,7 +63,7 @@ def store_to_fill(path: str | Path) -> Iterator[Store]:
     """
     from schedsearch.records.store import Store
 
-    path = Path(path)
+    path = Path(path).absolute()
     dbfile.check(path, create=True, readonly=False)
     if path.exists():
         with Store.open(path) as store:

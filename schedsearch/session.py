@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from schedsearch.arms import Task, plan_tasks
+from schedsearch.errors import UsageError
 from schedsearch.loop import DEFAULT_TRIALS, Options, Session
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.observer import Observer, RunSummary
@@ -76,6 +77,8 @@ def tune(
     from schedsearch.measure import Builder, Runner
     from schedsearch.records.store import Store
 
+    if isinstance(workloads, Task | Workload):
+        raise UsageError(f"workloads must be a list, got one {type(workloads).__name__}; give tune([workload], ...)")
     if trials is None and time_s is None:
         trials = DEFAULT_TRIALS
     options = Options(trials, time_s, tuner, seed, resume, mode)

@@ -417,7 +417,10 @@ def test_no_allowed_rung_is_no_record(cpu_db: Path, tmp_path: Path) -> None:
 
 
 def test_explain_names_every_rung_and_builds_nothing(cpu_db: Path) -> None:
-    lines = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu").lines
+    explanation = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu")
+    lines = explanation.lines
+    assert str(explanation).splitlines()[0].startswith(CPU_WORKLOAD.label)
+    assert [line.removeprefix("  ") for line in str(explanation).splitlines()[1:]] == lines
     assert lines[0].startswith("-> exact: record")
     assert {line[3:].partition(":")[0] for line in lines} == {"exact", "same_architecture", "nearest", "default"}
 

@@ -25,6 +25,7 @@ from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record, Resources
 from schedsearch.observer import Observer, RunSummary, TaskSummary, Trial
 from schedsearch.records.store import Store
+from schedsearch.session import tune
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template, TemplateSet
@@ -901,6 +902,12 @@ class TestPlan:
         for tasks in ([], [WORKLOAD, Task(WORKLOAD)]):
             with pytest.raises(UsageError):
                 plan_tasks(tasks, TemplateSet([Square()]), GPU)
+
+    @pytest.mark.parametrize("one", [WORKLOAD, Task(WORKLOAD)])
+    def test_one_workload_that_is_no_list_is_refused_with_what_to_write(self, one: Any, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r"must be a list.*give tune\(\[workload\], \.\.\.\)"):
+            tune(one, tmp_path / "records.db")
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_knob_of_one_template_restricts_that_one_only(self) -> None:
         (plan,) = plan_tasks([Task(WORKLOAD, restrict={"x": [1, 2]})], TemplateSet([Square(), Line()]), GPU)

@@ -63,7 +63,7 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
         command = at.command_path if at else "schedsearch"
         raise Failure(f"{error.format_message().rstrip('.')}; see: {command} --help", 2) from error
     except KeyboardInterrupt:
-        raise Failure("interrupted; what was measured is saved", 130) from None
+        raise Failure("interrupted; nothing that was saved is lost", 130) from None
 
 
 @contextmanager

@@ -143,6 +143,12 @@ class PlainLines(_Progress):
 
     _next_at = 0.0
 
+    def on_start(self, event: RunStart) -> None:
+        super().on_start(event)
+        if event.trials is None or event.trials > 0:
+            trials = "as many trials as fit" if event.trials is None else f"up to {event.trials} trials"
+            click.echo(f"{trials} on {event.target}; the first are being compiled", err=True)
+
     def _refresh(self, racing: bool) -> None:
         now = time.monotonic()
         if now < self._next_at:

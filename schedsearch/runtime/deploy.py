@@ -54,6 +54,9 @@ class Explanation:
     def lines(self) -> list[str]:
         return [f"{'->' if serves else '  '} {rung}: {reason}" for rung, serves, reason in self.steps]
 
+    def __str__(self) -> str:
+        return "\n".join([f"{self.workload.label} on {self.target.name}", *(f"  {line}" for line in self.lines)])
+
     def to_json(self) -> str:
         steps = [{"rung": rung, "serves": serves, "reason": reason} for rung, serves, reason in self.steps]
         return json.dumps({"workload": json.loads(self.workload.json), "target": self.target.key, "rungs": steps})
