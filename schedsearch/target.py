@@ -67,19 +67,23 @@ PRESETS = {
 }
 
 
-def detect(selector: str = "auto") -> Target:
+def detect(selector: str = "auto", *, presets: bool = False) -> Target:
     """Finds a device.
 
     Args:
         selector: auto (a GPU where there is one, else the CPU), cpu, cuda, or cuda:N.
+        presets: whether a name in `PRESETS` will do too, of a device that need not be here.
 
     Raises:
         UsageError: any other selector.
         DeviceError: a GPU was asked for and there is none, or its driver cannot be used.
     """
+    if presets and selector in PRESETS:
+        return PRESETS[selector]
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", selector)
     if not match or (match[2] and match[1] != "cuda"):
-        raise UsageError(f"target {selector!r} is not known; allowed: auto, cpu, cuda, cuda:N")
+        allowed = ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())]
+        raise UsageError(f"target {selector!r} is not known; allowed: {', '.join(allowed)}")
     if match[1] == "cpu":
         return _detect_cpu()
     try:

@@ -178,3 +178,13 @@ def _sections(markdown: str) -> dict[str, str]:
         else:
             sections[heading] = sections.get(heading, "") + line + "\n"
     return sections
+
+
+def test_an_unknown_target_is_told_every_one_that_the_command_takes(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    for command in (["space"], ["explain"], ["tune", "--dry-run"]):
+        result = schedsearch(command[0], tmp_path / "tiny.yaml", *command[1:], "--target", "tpu")
+        assert result.exit_code == 2
+        assert "target 'tpu' is not known; allowed: auto, cpu, cuda, cuda:N, a100, h200, b200" in result.stderr
+    result = schedsearch("tune", tmp_path / "tiny.yaml", "--target", "h200")
+    assert result.exit_code == 2 and result.stderr.strip().endswith("allowed: auto, cpu, cuda, cuda:N")

@@ -21,12 +21,11 @@ TARGET_HELP = "auto, cpu, cuda or cuda:N; or a100, h200, b200, which need not be
 
 def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Target]:
     """A workload file and the device it is meant for, which may be one of `PRESETS`."""
-    from schedsearch.target import PRESETS, detect
+    from schedsearch.target import detect
     from schedsearch.workload_file import load
 
     file = load(workload_file)
-    selector = selector or file.target
-    target = PRESETS[selector] if selector in PRESETS else detect(selector)
+    target = detect(selector or file.target, presets=True)
     return file.resolve(target), target
 
 

@@ -359,9 +359,9 @@ def _key(selector: str | None) -> str | None:
     """The key of a target given as --target; what is no selector is a key itself."""
     if selector is None or ":" in selector.removeprefix("cuda:"):
         return selector
-    from schedsearch.target import PRESETS, detect
+    from schedsearch.target import detect
 
-    return (PRESETS[selector] if selector in PRESETS else detect(selector)).key
+    return detect(selector, presets=True).key
 
 
 def _label(workload: dict[str, Any]) -> str:

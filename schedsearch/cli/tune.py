@@ -81,12 +81,12 @@ def tune(
     Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
     """
     from schedsearch.loop import DEFAULT_TRIALS
-    from schedsearch.target import PRESETS, detect
+    from schedsearch.target import detect
     from schedsearch.workload_file import load
 
     file = load(workload_file)
     selector = selector or file.target
-    target = PRESETS[selector] if dry_run and selector in PRESETS else detect(selector)
+    target = detect(selector, presets=dry_run)
     file = file.resolve(target)
     trials = file.budget.trials if trials is None else trials
     time_s = file.budget.time_s if time_s is None else time_s
