@@ -209,7 +209,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
         wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["groups"] / q["turns"]
-        loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, steps * q["bn"] * ROW_BYTES, 0)
+        weights = steps * q["bn"] * ROW_BYTES
+        loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, weights, 0)
         stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
         multiply = wgmmas * q["positions"] / 2
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
@@ -217,8 +218,11 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         store = stored / l2_rate + TILE_OVERHEAD_CYCLES
         if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
-        # Weights that are merged are written before the first multiplication, which the first patch's load hides in part.
-        merging = np.where(q["merged"] == 1, 0, steps * q["merged"] * outputs * ROW_BYTES / SHARED_BYTES_PER_CYCLE)
+        # Weights that stay are loaded while the first tile is multiplied, merged ones are written before. Blocks ask L2 for
+        # the same, so that its lower rate is not the bound.
+        loading = np.maximum(0, q["blocks_per_sm"] * weights / L2_BYTES_PER_CYCLE[1] + loaded / l2_rate - tile)
+        writing = weights * q["merged"] * outputs / q["bn"] / SHARED_BYTES_PER_CYCLE
+        first = np.where(streamed, 0, np.where(q["merged"] == 1, loading, writing))
         latency = np.where(streamed, steps * LOAD_LATENCY_CYCLES / np.maximum(q["weight_stages"] - 1, 1), 0)
         waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + loaded / l2_rate, 0)
         alone = np.where(
@@ -227,7 +231,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
             np.maximum(tile, latency) + waiting + store,
         )
         waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
-        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + merging + np.where(in_turn, store, 0)
+        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + first + np.where(in_turn, store, 0)
 
     def column_blocks(q: Columns) -> Any:
         """Where weights stay, the blocks that share the tiles of each column; else 0: all share all."""
