@@ -228,11 +228,6 @@ grid_dependency_launch = device_op("grid_dependency_launch", "griddepcontrol.lau
 grid_dependency_wait = device_op("grid_dependency_wait", "griddepcontrol.wait;")
 
 # --- Tensor copies, sm_90 ("Data Movement: cp.async.bulk.tensor") ------------------------------------------------------
-tma_load_2d = device_op(
-    "tma_load_2d",
-    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [$shared], [$map, {$c0, $c1}], [$barrier];",
-    ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "barrier": "u32"},
-)
 tma_load_3d = device_op(
     "tma_load_3d",
     "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -255,10 +250,8 @@ tma_store_4d = device_op(
     "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$map, {$c0, $c1, $c2, $c3}], [$shared];",
     ins={"map": "u64", "shared": "u32", "c0": "i32", "c1": "i32", "c2": "i32", "c3": "i32"},
 )
-tma_prefetch_map = device_op("tma_prefetch_map", "prefetch.tensormap [$map];", ins={"map": "u64"})
 bulk_commit = device_op("bulk_commit", "cp.async.bulk.commit_group;")
 bulk_wait_read_all = device_op("bulk_wait_read_all", "cp.async.bulk.wait_group.read 0;")
-bulk_wait_all = device_op("bulk_wait_all", "cp.async.bulk.wait_group 0;")
 fence_async_shared = device_op("fence_async_shared", "fence.proxy.async.shared::cta;")
 
 # --- Warpgroup matrices, sm_90a ("Asynchronous Warpgroup Level Matrix Instructions") -----------------------------------
