@@ -37,8 +37,9 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 	@echo
 	@echo "These commands lie in $(BIN): type \`source $(BIN)/activate\` first."
 
+# One thread of OpenMP and BLAS: the workers take the cores, and threads that wait for a core burn their time.
 test: $(DEV_STAMP) ## install, and run every test that needs no GPU
-	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu"
 
 test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU
 	$(BIN)/pytest -m gpu

@@ -16,25 +16,10 @@ BF16 = "bfloat16"
 _PTX_TYPE = {F16: "f16", BF16: "bf16"}
 
 # --- Global memory, 128 bits at a time ------------------------------------------------------------------------------
-load_global_v4 = device_op(
-    "load_global_v4",
-    "ld.global.nc.v4.u32 {$a, $b, $c, $d}, [$address];",
-    ins={"address": "u64"},
-    outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
-)
 store_global_v4 = device_op(
     "store_global_v4",
     "st.global.v4.b32 [$address], {$a, $b, $c, $d};",
     ins={"address": "u64", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
-)
-load_global_u16 = device_op(
-    "load_global_u16",
-    "{ .reg .b16 h; ld.global.nc.b16 h, [$address]; cvt.u32.u16 $value, h; }",
-    ins={"address": "u64"},
-    outs={"value": "u32"},
-)
-load_global_u32 = device_op(
-    "load_global_u32", "ld.global.nc.b32 $value, [$address];", ins={"address": "u64"}, outs={"value": "u32"}
 )
 store_global_u32 = device_op("store_global_u32", "st.global.b32 [$address], $value;", ins={"address": "u64", "value": "u32"})
 store_global_u16 = device_op(
@@ -50,15 +35,6 @@ store_shared_v4 = device_op(
     "store_shared_v4",
     "st.shared.v4.b32 [$shared], {$a, $b, $c, $d};",
     ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
-)
-load_shared_v4 = device_op(
-    "load_shared_v4",
-    "ld.shared.v4.b32 {$a, $b, $c, $d}, [$shared];",
-    ins={"shared": "u32"},
-    outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
-)
-store_shared_f32x2 = device_op(
-    "store_shared_f32x2", "st.shared.v2.f32 [$shared], {$a, $b};", ins={"shared": "u32", "a": "f32", "b": "f32"}
 )
 
 load_shared_f32 = device_op("load_shared_f32", "ld.shared.f32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "f32"})
@@ -109,20 +85,6 @@ ldmatrix_x4 = device_op(
     ins={"shared": "u32"},
     outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
 )
-
-
-@functools.cache
-def mma_m16n8k16(dtype: str) -> Callable[..., Any]:
-    """D = A x B + C with fp32 accumulators: (a0..a3, b0, b1, c0..c3) -> (d0..d3)."""
-    kind = _PTX_TYPE[dtype]
-    return device_op(
-        "mma_m16n8k16",
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
-        "{$d0, $d1, $d2, $d3}, {$a0, $a1, $a2, $a3}, {$b0, $b1}, {$c0, $c1, $c2, $c3};",
-        ins={**{f"a{i}": "u32" for i in range(4)}, "b0": "u32", "b1": "u32", **{f"c{i}": "f32" for i in range(4)}},
-        outs={f"d{i}": "f32" for i in range(4)},
-        pure=True,
-    )
 
 
 @functools.cache
@@ -190,16 +152,6 @@ def pack_pair(dtype: str) -> Callable[..., Any]:
     )
 
 
-@functools.cache
-def unpack_pair(dtype: str) -> Callable[..., Any]:
-    """32 bits of two 16-bit floats -> (low, high) as float32; exact."""
-    if dtype == F16:
-        text = "{ .reg .b16 l, h; mov.b32 {l, h}, $packed; cvt.f32.f16 $low, l; cvt.f32.f16 $high, h; }"
-    else:
-        text = "{ .reg .b32 t; shl.b32 t, $packed, 16; mov.b32 $low, t; and.b32 t, $packed, 0xffff0000; mov.b32 $high, t; }"
-    return device_op("unpack_pair", text, ins={"packed": "u32"}, outs={"low": "f32", "high": "f32"}, pure=True)
-
-
 # --- Barriers in shared memory, sm_90 ("Parallel Synchronization: mbarrier") ------------------------------------------
 mbarrier_init = device_op(
     "mbarrier_init", "mbarrier.init.shared::cta.b64 [$shared], $arrivals;", ins={"shared": "u32", "arrivals": "u32"}
@@ -233,11 +185,6 @@ grid_dependency_launch = device_op("grid_dependency_launch", "griddepcontrol.lau
 grid_dependency_wait = device_op("grid_dependency_wait", "griddepcontrol.wait;")
 
 # --- Tensor copies, sm_90 ("Data Movement: cp.async.bulk.tensor") ------------------------------------------------------
-tma_load_2d = device_op(
-    "tma_load_2d",
-    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [$shared], [$map, {$c0, $c1}], [$barrier];",
-    ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "barrier": "u32"},
-)
 tma_load_3d = device_op(
     "tma_load_3d",
     "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -271,10 +218,8 @@ tma_store_5d = device_op(
     "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [$map, {$c0, $c1, $c2, $c3, $c4}], [$shared];",
     ins={"map": "u64", "shared": "u32", **dict.fromkeys(("c0", "c1", "c2", "c3", "c4"), "i32")},
 )
-tma_prefetch_map = device_op("tma_prefetch_map", "prefetch.tensormap [$map];", ins={"map": "u64"})
 bulk_commit = device_op("bulk_commit", "cp.async.bulk.commit_group;")
 bulk_wait_read_all = device_op("bulk_wait_read_all", "cp.async.bulk.wait_group.read 0;")
-bulk_wait_all = device_op("bulk_wait_all", "cp.async.bulk.wait_group 0;")
 fence_async_shared = device_op("fence_async_shared", "fence.proxy.async.shared::cta;")
 
 # --- Warpgroup matrices, sm_90a ("Asynchronous Warpgroup Level Matrix Instructions") -----------------------------------

@@ -20,6 +20,7 @@ TINY = """\
 target: cpu
 budget: {trials: 4}
 tuner: {name: random}
+measure: {workers: 1}
 tasks:
   - name: tiny
     op: conv2d

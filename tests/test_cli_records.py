@@ -186,7 +186,7 @@ class TestVerify:
         assert len(json.loads(ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100))) == records + 1
 
     def test_each_best_is_verified_in_the_mode_of_its_record(self, folder: Path) -> None:
-        (folder / "hot.yaml").write_text(TINY + "measure: {mode: hot-graph-v1}\n")
+        (folder / "hot.yaml").write_text(TINY.replace("workers: 1", "workers: 1, mode: hot-graph-v1"))
         ok("tune", "hot.yaml", "--db", "tuned.db")
         entries = events(schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu", "--json").stdout)
         assert [entry["mode"] for entry in entries] == ["cold-graph-v1", "hot-graph-v1"]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schedsearch.space import ConfigSpace, Rows
+from schedsearch.space import Rows
 from schedsearch.tuner.base import Tuner
 from schedsearch.tuner.moves import mutate
-from schedsearch.workload import Config
 
 WALKERS = 4  # so many steps can be measured at the same time
 HOT, COLD = 0.5, 0.01  # temperatures in units of log time: at first exp(0.5) times slower is accepted by a chance of 1/e
@@ -41,16 +39,7 @@ class AnnealingTuner(Tuner):
 
     batch = WALKERS
 
-    def __init__(
-        self,
-        space: ConfigSpace,
-        *,
-        seed: int,
-        default: Config | None = None,
-        exclude: Collection[Config] = (),
-        hints: Sequence[Config] = (),
-    ) -> None:
-        super().__init__(space, seed=seed, default=default, exclude=exclude, hints=hints)
+    def _set_up(self) -> None:
         self._walkers = [Walker() for _ in range(WALKERS)]
         self._step_of: dict[Any, Walker] = {}  # key of a proposal -> whose step it is
         self._turn = 0

@@ -42,7 +42,7 @@ class Tuner(ABC):
     are results.
     `ask` may be called while earlier proposals are still being measured.
 
-    Subclasses implement `_propose`, and `_learn` when they care for results.
+    Subclasses implement `_propose`, `_learn` when they care for results, and `_set_up` when they keep anything of their own.
 
     Args:
         space: where to search.
@@ -82,6 +82,7 @@ class Tuner(ABC):
         ] = {}  # key -> (row, time in ns or NaN), in order of arrival
         self._elsewhere: list[tuple[Rows, NDArray[np.float64]]] = []  # results of other tasks: rows, times or NaN
         self._taken.update(self._keys(self._rows_in_space(exclude)[0]))
+        self._set_up()
 
     # ---- for callers
 
@@ -146,6 +147,9 @@ class Tuner(ABC):
         return None
 
     # ---- for subclasses
+
+    def _set_up(self) -> None:  # noqa: B027 (optional hook)
+        """Makes what a strategy keeps between calls; the constructor's last step."""
 
     @abstractmethod
     def _propose(self, n: int) -> Rows:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
 import numpy as np
 
-from schedsearch.space import ConfigSpace, Rows
+from schedsearch.space import Rows
 from schedsearch.tuner.base import Tuner
-from schedsearch.workload import Config
 
 _CHUNK_ROWS = 1024
 
@@ -16,17 +13,8 @@ _CHUNK_ROWS = 1024
 class GridTuner(Tuner):
     """Walks the space lazily, the last knob fastest, skipping what is illegal or taken. Uses no random choice."""
 
-    def __init__(
-        self,
-        space: ConfigSpace,
-        *,
-        seed: int,
-        default: Config | None = None,
-        exclude: Collection[Config] = (),
-        hints: Sequence[Config] = (),
-    ) -> None:
-        super().__init__(space, seed=seed, default=default, exclude=exclude, hints=hints)
-        self._chunks = space.walk(_CHUNK_ROWS)
+    def _set_up(self) -> None:
+        self._chunks = self.space.walk(_CHUNK_ROWS)
         self._ahead = self._no_rows()
 
     def _propose(self, n: int) -> Rows:
