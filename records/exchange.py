@@ -34,8 +34,9 @@ from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import new_file, temporary_beside
 from schedsearch.records.recording import Place, parse_json
 from schedsearch.records.sqlite import Database, new_meta
-from schedsearch.records.store import Store, put_artifact, put_profile, set_best
+from schedsearch.records.store import Store
 from schedsearch.records.trust import trust
+from schedsearch.records.writes import put_artifact, put_profile, set_best
 from schedsearch.workload import Workload, canonical_json
 
 __all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge", "trust"]
