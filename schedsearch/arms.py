@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 # An arm's trials before improvement counts: the default and a few more.
 WARM_TRIALS = 8
-# Improvement is looked at over this many of an arm's last trials, and counts with this factor.
-GAIN_WINDOW = 32
-RECENT_GAIN = 0.5
 # An arm whose best is e**GAP_SCALE times slower than its task's best has 1/e of the expected gain.
 GAP_SCALE = 0.1
 # So many proposals in a row that cost no trial (rejected or duplicates) end an arm.
@@ -199,7 +196,6 @@ class Arm:
         self.default_ns: float | None = None
         self._told_at_start: frozenset[Config] = frozenset()
         self._make_tuner: Callable[[WarmStart], TunerLike] | None = None
-        self._best_after: list[float] = []  # best time after each trial, inf before the first valid one
         self._fruitless = 0
         self._waiting = False  # the tuner had nothing to ask until it is told something
         self._model = 0  # counts the states of its model
@@ -249,7 +245,6 @@ class Arm:
             return
         self._fruitless = 0
         self.trials += 1
-        self._best_after.append(math.inf if self.best_ns is None else self.best_ns)
 
     @property
     def open(self) -> bool:
@@ -319,16 +314,10 @@ class Arm:
         """Expected improvement of the task's best by one more trial of this arm, relative to that of others.
 
         What is left to gain falls as 1/trials, so one more trial gains 1/trials**2, whatever the task: tasks then share by
-        the roots of their weights. An arm that improved over its last `GAIN_WINDOW` trials has a little more. What it gained
-        early is no sign that it will go on; see `benchmarks/budget.py`. All times exp(-gap / GAP_SCALE) where
-        gap = log(arm's best / task's best): an arm that is far behind must first catch up.
+        the roots of their weights. What an arm gained before is no sign that it will go on; see `benchmarks/budget.py`. All
+        times exp(-gap / GAP_SCALE) where gap = log(arm's best / task's best): an arm that is far behind must first catch up.
         """
-        known = self._best_after
-        recent = 0.0
-        if known and math.isfinite(known[-1]):
-            first = next(time for time in known[-GAIN_WINDOW - 1 :] if math.isfinite(time))
-            recent = math.log(first / known[-1])
-        rate = (1 + RECENT_GAIN * recent) / (1 + self.trials + self.pending) ** 2
+        rate = 1 / (1 + self.trials + self.pending) ** 2
         if task_best_ns is None:
             return rate
         gap = math.log(self.best_ns / task_best_ns) if self.best_ns is not None else 1.0

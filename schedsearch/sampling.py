@@ -25,6 +25,7 @@ CHUNK_ROWS = 1 << 15  # rows evaluated at once: a few hundred KB per column
 _LISTING_BUDGET = 1 << 21  # rows that an enumeration may look at to be kept, which takes a tenth of a second
 _ENUMERATION_BUDGET = 5_000_000  # rows that an enumeration may look at before it gives up
 _REJECTION_BUDGET = 1 << 17  # draws of one `sample_indices` before it turns to enumeration
+_FIRST_LOOK = 1 << 12  # draws that tell whether an enumeration is hopeless
 _FEW_HITS = 50  # fewer legal rows among the draws than this say too little about the legal share
 
 
@@ -127,6 +128,10 @@ class Sampler:
     @functools.cached_property
     def listed(self) -> NDArray[Any] | None:
         """Keys of all legal rows in ascending order, where an enumeration soon comes to an end; else None."""
+        if self.cardinality > _LISTING_BUDGET:
+            hits = int(self._legal(self._draw(_FIRST_LOOK, np.random.default_rng(0))).sum())
+            if hits >= _FEW_HITS and self.cardinality * hits // _FIRST_LOOK > 2 * _LISTING_BUDGET:
+                return None
         try:
             return self._collect(_LISTING_BUDGET)
         except _BudgetSpent:

@@ -39,14 +39,10 @@ class TestScheduler:
         had = budget.share([FLAT, FLAT], [weight, 1.0], 400, choose_arm)[-1]
         assert had[0] / had[1] == pytest.approx(weight**0.5, rel=0.15)
 
-    def test_one_that_still_improves_gets_more_and_one_that_improved_long_ago_does_not(self, budget: ModuleType) -> None:
+    def test_what_a_task_gained_before_changes_nothing(self, budget: ModuleType) -> None:
         improving = 1e6 * 0.97 ** np.arange(400)
-        early = np.minimum(improving, 1e6)
-        early[12:] = early[12]
         improved, flat = budget.share([improving, FLAT], [1.0, 1.0], 200, choose_arm)[-1]
-        assert improved > 1.1 * flat
-        long_ago, flat = budget.share([early, FLAT], [1.0, 1.0], 300, choose_arm)[-1]
-        assert abs(long_ago - flat) <= budget.BATCH
+        assert abs(improved - flat) <= budget.BATCH
 
     def test_an_exhausted_task_leaves_its_part_to_the_others(self, budget: ModuleType) -> None:
         had = budget.share([FLAT[:20], FLAT], [1.0, 1.0], 200, choose_arm)[-1]
