@@ -120,8 +120,6 @@ profile = Table(
 )
 
 # What deployment reads: the tables of `records export --deploy`.
-DEPLOY_TABLES = (meta, workload, artifact, best)
-
 _SQLITE_DEPLOY_1 = (
     "CREATE TABLE meta (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE TABLE workload (id TEXT NOT NULL PRIMARY KEY, op TEXT NOT NULL, json TEXT NOT NULL) STRICT, WITHOUT ROWID",

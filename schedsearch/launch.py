@@ -17,7 +17,6 @@ from typing import Any, Literal
 from schedsearch.workload import canonical_json, sha256_hex
 
 MAX_GRID_X = 2**31 - 1
-MAX_GRID_YZ = 65535
 MAX_BLOCK_THREADS = 1024
 
 

@@ -78,9 +78,6 @@ class StemEmulator(ClusterEmulator):
 
         self._start(copy)
 
-    def store_shared_v4(self, shared: int, *values: int) -> None:
-        self._shared(int(shared), 16).view(np.uint32)[:] = values
-
     def _operand(self, block: HopperBlock, descriptor: int, rows: int) -> Any:
         return HopperEmulator._operand(self, block, descriptor, rows)
 

@@ -165,3 +165,41 @@ def test_a_block_stays_until_its_peers_have_arrived(monkeypatch: pytest.MonkeyPa
     run(monkeypatch, *PEERS, Slow(Memory(), lambda value, *_: value, late=False))
     with pytest.raises(AssertionError, match="a block that has left"):
         run(monkeypatch, *PEERS, Hasty(Memory(), lambda value, *_: value, late=False))
+
+
+# --- What keeps a split tile together -----------------------------------------------------------------------------------
+
+SPLIT = CASES["split by 2, two rows share weights, uneven steps"]
+
+
+class Early(ClusterEmulator):
+    """Blocks do not wait for each other before they send sums to where others may still read."""
+
+    def cluster_wait(self) -> None:
+        if self.block.cluster.phase:  # the first is before the loads
+            self.thread.cluster_phase = None
+        else:
+            super().cluster_wait()
+
+
+class Impatient(ClusterEmulator):
+    """Blocks add up sums that have not come yet."""
+
+    def mbarrier_wait(self, shared: int, parity: int) -> None:
+        if shared != max(self.block.barriers):  # the last one counts the sums
+            super().mbarrier_wait(shared, parity)
+
+
+class Leaving(ClusterEmulator):
+    """Blocks leave while their stores read shared memory."""
+
+    def bulk_wait_read_all(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("careless", [Early, Impatient, Leaving])
+def test_a_split_tile_whose_blocks_do_not_wait_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, careless: type[ClusterEmulator]
+) -> None:
+    with pytest.raises(AssertionError, match=r"not equal|a block that has left"):
+        run(monkeypatch, *SPLIT, careless(Memory(), lambda value, *_: value, late=True))

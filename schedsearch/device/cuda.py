@@ -179,12 +179,6 @@ class CudaDevice:
         """A stream that does not wait for the default stream."""
         return int(_call("cuStreamCreate", _driver().CUstream_flags.CU_STREAM_NON_BLOCKING))
 
-    def synchronize_stream(self, stream: int) -> None:
-        _call("cuStreamSynchronize", stream)
-
-    def destroy_stream(self, stream: int) -> None:
-        _call("cuStreamDestroy", stream)
-
     def capture(self, stream: int, enqueue: Callable[[int], None]) -> Graph:
         """A graph of all that `enqueue(stream)` launches. What `enqueue` raises is passed on, after ending the capture."""
         _call("cuStreamBeginCapture", stream, _driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
