@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from schedsearch import replay
 from schedsearch.arms import WARM_TRIALS, Arm, ArmPlan, Finalist, Task, TaskPlan, TaskState, choose_arm
 from schedsearch.measurement import Outcome
+from schedsearch.replay_figures import RESAMPLES
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.workload import Config, Workload
 
@@ -140,7 +141,7 @@ class Run:
 def compare(runs: Sequence[Run], budgets: Sequence[int]) -> dict[str, Any]:
     """Both ways of sharing: mean excess by budget, and the difference with its interval."""
     equal, ours = (np.array([run.excess(budgets, rule) for run in runs]) for rule in (equal_shares, choose_arm))
-    chosen = np.random.default_rng(0).integers(0, len(runs), size=(replay.RESAMPLES, len(runs)))
+    chosen = np.random.default_rng(0).integers(0, len(runs), size=(RESAMPLES, len(runs)))
     low, high = np.quantile((ours - equal)[chosen].mean(axis=1), [0.025, 0.975], axis=0)
     return {
         str(budget): {
