@@ -1,6 +1,6 @@
 """Sizes of conv2d_halo: what follows from the workload, what from a configuration, the predicted time; its tensor maps.
 
-Words (rectangle, patch, position, chunk) as in `conv2d_halo.py`, which has the kernel.
+Words (rectangle, patch, position, chunk) as in `conv2d_halo_kernel.py`.
 """
 
 from __future__ import annotations

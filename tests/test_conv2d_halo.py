@@ -16,6 +16,7 @@ from emulator import Memory
 from hopper_emulator import HopperEmulator
 
 import schedsearch.templates.conv2d_halo as module
+import schedsearch.templates.conv2d_halo_kernel as kernel_module
 from schedsearch.backend import compile_source
 from schedsearch.launch import Pointer, TensorMap
 from schedsearch.measurement import Resources
@@ -136,11 +137,11 @@ def emulate(
     memory = Memory()
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
     for name in ("cuda", "types", "shared_base"):
-        monkeypatch.setattr(module, name, getattr(emulator, name))
-    monkeypatch.setattr(module, "ptx", emulator)
+        monkeypatch.setattr(kernel_module, name, getattr(emulator, name))
+    monkeypatch.setattr(kernel_module, "ptx", emulator)
     outputs = workload.k // workload.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w, outputs))
-    monkeypatch.setattr(module, "store_transposed", functools.partial(store_as_float32, memory))
+    monkeypatch.setattr(kernel_module, "store_transposed", functools.partial(store_as_float32, memory))
     arrays = integers(workload, np.random.default_rng(0))
     out_type = np.float32 if workload.out_dtype == "float32" else np.float16
     y = np.full(workload.output.shape, np.nan, out_type)
