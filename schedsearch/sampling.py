@@ -149,7 +149,8 @@ class Sampler:
         return self._collect(math.inf)
 
     def _collect(self, budget: float) -> NDArray[Any]:
-        return np.concatenate([np.empty(0, self._key_dtype), *map(self.keys, self.walk(CHUNK_ROWS, budget))])
+        keys = np.concatenate([np.empty(0, self._key_dtype), *map(self.keys, self.walk(CHUNK_ROWS, budget))])
+        return keys.astype(np.int32) if self.cardinality < 2**31 else keys  # a run of many tasks keeps as many lists
 
     @functools.cached_property
     def _key_dtype(self) -> Any:
@@ -235,6 +236,7 @@ class Sampler:
 
 def contains(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
     """Which of the wanted keys are among `keys`, at least one and ascending: bool (n,)."""
+    wanted = wanted.astype(keys.dtype, copy=False)  # else all keys would be converted
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.asarray(keys[at] == wanted, dtype=np.bool_)
 
