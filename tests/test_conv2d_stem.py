@@ -280,10 +280,6 @@ def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
 
 
-def test_every_knob_is_explained() -> None:
-    assert all(knob.doc for knob in TEMPLATE.space(SMALL, H200).knobs)
-
-
 @pytest.mark.parametrize(("pixel_values", "rounds"), [(6, 1), (8, 1), (16, 2), (32, 4), (64, 8), (3, 1)])
 def test_bank_rounds_are_the_most_words_of_a_bank(pixel_values: int, rounds: int) -> None:
     """3 channels with stride 2 (6 values) and 4 with stride 2 (8) meet no conflict; pixels 32 words apart share 4 banks."""

@@ -252,10 +252,6 @@ def test_random_workloads_have_a_legal_default(number: int) -> None:
     assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
 
 
-def test_every_knob_is_explained() -> None:
-    assert all(knob.doc for knob in TEMPLATE.space(SMALL, H200).knobs)
-
-
 # --- Compiled -----------------------------------------------------------------------------------------------------------
 
 

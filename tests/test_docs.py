@@ -16,6 +16,7 @@ import pytest
 import schedsearch
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import BUILT_IN, ENTRY_POINT_GROUP, load_template
 from schedsearch.tuner import TUNERS
@@ -129,14 +130,23 @@ def section(page: str, heading: str) -> str:
     return found[1] if found else ""
 
 
-def knobs_of(template_name: str) -> set[str]:
+def spaces_of(template_name: str) -> list[ConfigSpace]:
     """Of those convolutions that the template takes: of many channels, of small groups of them, of three."""
     template = load_template(template_name)
     target = CPU if template.kind == "cpu" else PRESETS["h200"]
     dtype = "float32" if template.kind == "cpu" else "float16"
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     taken = [w for w in (many, many.replace(groups=32), many.replace(c=3)) if template.validate(w, target) is None]
-    return {name for workload in taken for name in template.space(workload, target).names}
+    return [template.space(workload, target) for workload in taken]
+
+
+def knobs_of(template_name: str) -> set[str]:
+    return {name for space in spaces_of(template_name) for name in space.names}
+
+
+@pytest.mark.parametrize("template_name", BUILT_IN)
+def test_every_knob_is_explained(template_name: str) -> None:
+    assert all(knob.doc for space in spaces_of(template_name) for knob in space.knobs)
 
 
 @pytest.mark.parametrize("template_name", BUILT_IN)
