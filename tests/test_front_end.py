@@ -117,34 +117,37 @@ def test_an_absent_buffer_has_the_type_of_an_address() -> None:
 @pytest.mark.parametrize("template", [Conv2dWgmma(), Conv2dMma()], ids=lambda template: template.name)
 def test_candidates_of_a_template_are_the_same_with_and_without_sharing(template: Template) -> None:
     """Of one tile size, so that the second shares with the first; with other tensors and another epilogue, too."""
-    shapes = [dict(n=4, h=28, w=28, c=64, k=96, r=3, s=3, padding=1), dict(n=2, h=17, w=9, c=128, k=72, r=1, s=1)]
+    shapes = [dict(n=4, h=28, w=28, c=64, k=96, r=3, s=3, padding=1), dict(n=2, h=17, w=9, c=256, k=72, r=1, s=1)]
     epilogues: list[list[str]] = [["bias", "relu"], ["residual"]]
     tile = (
-        dict(bn=32, bk=64, cluster_m=2)
+        dict(bn=32, bk=64, cluster_m=2, split_k=2)
         if template.name == "conv2d_wgmma"
         else dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)
     )
     _front_end.cache_clear()
     for shape, epilogue in zip(shapes, epilogues):
         workload = Workload.conv2d(**shape, epilogue=epilogue)
-        only = {name: [value] for name, value in {**tile, "split_k": 1}.items()}
-        space = template.space(workload, H200)
-        space = space.restrict({name: values for name, values in only.items() if name in space.names})
+        space = template.space(workload, H200).restrict({name: [value] for name, value in tile.items()})
         source = template.kernel(workload, H200, space.sample(1, np.random.default_rng(0))[0])
         assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
     assert _front_end.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
-    ("template", "channels", "configs"),
-    [(Conv2dHalo(), 128, 1), (Conv2dStem(), 4, 2), (Conv2dUnfold(), 4, 2)],
+    ("template", "shape", "configs"),
+    [(Conv2dHalo(), dict(c=64, groups=16, stride=2), 1), (Conv2dStem(), dict(c=4), 2), (Conv2dUnfold(), dict(c=4), 2)],
     ids=["conv2d_halo", "conv2d_stem", "conv2d_unfold"],
 )
-def test_sampled_candidates_are_the_same_with_and_without_sharing(template: Template, channels: int, configs: int) -> None:
-    workload = Workload.conv2d(n=2, h=24, w=24, c=channels, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
+def test_sampled_candidates_are_the_same_with_and_without_sharing(
+    template: Template, shape: dict[str, int], configs: int
+) -> None:
+    workload = Workload.conv2d(**{**dict(n=2, h=24, w=24, k=64, r=3, s=3, padding=1), **shape}, epilogue=["bias", "relu"])
     for config in template.space(workload, H200).sample(configs, np.random.default_rng(0)):
         source = template.kernel(workload, H200, config)
-        assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
+        _front_end.cache_clear()
+        shared = compile_source(source, H200).artifact
+        assert _front_end.cache_info().currsize == len(source.steps), "a step was compiled on its own"
+        assert shared == compile_source(without_sharing(source), H200).artifact
 
 
 def test_processes_share_through_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
