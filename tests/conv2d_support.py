@@ -1,4 +1,7 @@
-"""Helpers of the tests on the CPU: random arguments, running a kernel. The convolution in NumPy is `conv2d_numpy`'s."""
+"""Helpers of the convolutions' tests: random arguments, running a kernel on the CPU, a few candidates that cover many.
+
+The convolution in NumPy is `conv2d_numpy`'s.
+"""
 
 from __future__ import annotations
 
