@@ -255,9 +255,8 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     segment_chunks = segment // 8
     segment_bytes = GROUP_ROWS * segment_row_bytes
     paired = segment_chunks > 1  # stmatrix stores two octets
-    wide = workload.out_dtype == "float32"
     out_bytes = DTYPE_BYTES[workload.out_dtype]
-    pack = ptx.pack_pair("float16" if wide else workload.out_dtype)
+    pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
     fused = not epilogue.identity
 
     consumers = groups * WARPGROUP
@@ -304,12 +303,19 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         row_address = types.uint32(group_y + segment_row * segment_row_bytes)
         flip = types.uint32((segment_row * segment_row_bytes >> 7) & (segment_chunks - 1))
 
-        def store(values: Any, row: Any, column: Any, inside_columns: Any, first_row: Any, first_offset: Any) -> None:
-            """Stores a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on.
+        def finish(values: Any, row: Any, column: Any, inside_columns: Any) -> None:
+            """Epilogue and store of a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on.
 
-            A thread holds two neighbours of each 8 columns in `first_row`, `first_offset` elements into y, and two 8 rows
-            below.
+            Of each 8 columns a thread holds two neighbours in one row, and two in the row 8 below.
             """
+            first_row = types.int32(row + warp_row + (lane >> 2))
+            first_column = types.int32(column + (lane & 3) * 2)
+            first_offset = types.int64(first_row) * columns + first_column
+            if fused:
+                fuse(
+                    values, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,
+                    bias, scale, shift, residual, slope, clip_min, clip_max,
+                )  # fmt: skip
             if staged:
                 if leader:
                     ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
@@ -478,22 +484,13 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                     arrive_empty(empty_at + previous * BARRIER_BYTES)
 
                 if split_k == 1:
-                    # ---- epilogue and store
-                    first_row = types.int32(row + tile_group * GROUP_ROWS + warp_row + (lane >> 2))
-                    first_column = types.int32(column + (lane & 3) * 2)
-                    first_offset = types.int64(first_row) * columns + first_column
-                    if fused:
-                        fuse(
-                            acc, columns - column, first_row < rows, first_row + 8 < rows, first_column, first_offset,
-                            bias, scale, shift, residual, slope, clip_min, clip_max,
-                        )  # fmt: skip
-                    store(acc, row + tile_group * GROUP_ROWS, column, columns - column, first_row, first_offset)
+                    finish(acc, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column))
                 if in_turn:
                     stage = types.uint32(stage + next_turn) % types.uint32(stages)
                 tile = types.int32(tile + next_tile * turns)
 
         if split_k > 1:
-            # ---- add up the tile's sums of this block's columns, epilogue and store
+            # ---- add up the tile's sums of this block's columns
             cluster.cluster_arrive()  # all blocks have read what the sums are sent over
             cluster.cluster_wait()
             if thread < consumers:
@@ -505,17 +502,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 add_fragments(sums, slots)
                 row, column = tile_origin(first_tile)
                 own_columns = types.int32(min(columns, column + bn) - (column + octet * 8))
-                column = types.int32(column + octet * 8)
-                row = types.int32(row + group * GROUP_ROWS)
-                first_row = types.int32(row + warp_row + (lane >> 2))
-                first_column = types.int32(column + (lane & 3) * 2)
-                first_offset = types.int64(first_row) * columns + first_column
-                if fused:
-                    fuse(
-                        sums, own_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,
-                        bias, scale, shift, residual, slope, clip_min, clip_max,
-                    )  # fmt: skip
-                store(sums, row, column, own_columns, first_row, first_offset)
+                finish(sums, row + group * GROUP_ROWS, column + octet * 8, own_columns)
         if staged and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
