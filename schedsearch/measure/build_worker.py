@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
 from schedsearch.measurement import Outcome
+from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.workload import Config, Workload
@@ -79,14 +81,25 @@ def _import_compiler(target: Target, shared_folder: Path) -> None:
         importlib.import_module("numba")
 
 
+@functools.lru_cache(maxsize=16)
+def _template_and_space(path: str, workload: Workload, target: Target) -> tuple[Template, ConfigSpace]:
+    """Kept: a template may take tens of milliseconds for a space, and a builder gets many candidates of each.
+
+    Raises:
+        RejectedError: the template cannot run the workload.
+    """
+    module, _, name = path.partition(":")
+    template: Template = getattr(importlib.import_module(module), name)()
+    if problem := template.validate(workload, target):
+        raise RejectedError(f"{template.name} cannot run {workload.label}: {problem}")
+    return template, template.space(workload, target)
+
+
 def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome, str]:
     try:
-        module, _, name = task.template.partition(":")
-        template: Template = getattr(importlib.import_module(module), name)()
-        if problem := template.validate(task.workload, target):
-            return None, Outcome.REJECTED, f"{template.name} cannot run {task.workload.label}: {problem}"
+        template, space = _template_and_space(task.template, task.workload, target)
         # Tuners propose nothing illegal, other callers may, and such a kernel can hang the device.
-        if problems := template.space(task.workload, target).check(task.config):
+        if problems := space.check(task.config):
             return None, Outcome.REJECTED, f"illegal configuration: {'; '.join(problems)}"
         source = template.kernel(task.workload, target, task.config)
         return compile_source(source, target), Outcome.OK, ""
