@@ -100,6 +100,23 @@ def check(path: Path, *, create: bool, readonly: bool) -> None:
         raise DatabaseError(f"{path} is empty, not a database of schedsearch; check the path")
 
 
+def is_sqlite(path: Path) -> bool:
+    """Whether a file is SQLite's, whatever its state. SQLite is asked first: see `check`."""
+    if path.stat().st_size < len(_MAGIC):
+        return False  # SQLite takes one of a byte for an empty database
+    try:
+        connect(path, readonly=True, busy_timeout_s=0).close()
+    except DatabaseError as error:
+        refusal = error.__cause__
+        if not isinstance(refusal, sqlite3.Error):
+            return False  # its name or permissions say so
+        if refusal.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+            return True
+        with path.open("rb") as file:  # only now, as nobody can be using it
+            return file.read(len(_MAGIC)) == _MAGIC
+    return True
+
+
 def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
     """What is wrong with a file that SQLite refused; only now it is opened, as nobody can be using it.
 

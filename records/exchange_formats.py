@@ -213,7 +213,7 @@ def import_file(
     Raises:
         UsageError: the file cannot be read, or something in it is wrong; names file and place.
     """
-    if is_database(Path(path)):
+    if is_database(path):
         raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
     form = form or recognise(path)
     if form == "jsonl":

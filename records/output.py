@@ -42,15 +42,10 @@ def new_file(path: Path) -> Iterator[Path]:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
 
 
-def is_database(path: Path) -> bool:
-    """Asks SQLite: closing a file that this process has open as a database would drop its locks (see `dbfile.check`)."""
-    if not path.exists() or not path.stat().st_size:
-        return False
-    try:
-        dbfile.connect(path, readonly=True).close()
-    except DatabaseError:
-        return False
-    return True
+def is_database(path: str | Path) -> bool:
+    """Whether it is an SQLite database, damaged ones and those that another process holds among them."""
+    path = Path(path)
+    return path.is_file() and dbfile.is_sqlite(path)
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from schedsearch.errors import UsageError
 from schedsearch.listed_space import ListedSpace
 from schedsearch.records import kernel_tuner, t4
+from schedsearch.records.output import is_database
 from schedsearch.records.recording import Recording, read_json
 from schedsearch.space import Knob, Rows
 from schedsearch.workload import sha256_hex
 
 MIN_RECORDS = 50  # different configurations that make (workload, template, target, mode) of a database a space
-_SQLITE = b"SQLite format 3\x00"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def load(paths: Sequence[str | Path], t1: str | Path | None = None) -> Loaded:
 
 
 def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Iterator[RecordedSpace]:
-    if _is_database(path):
+    if is_database(path):
         yield from _read_database(path, left_out)
         return
     data = read_json(path)
@@ -133,16 +133,6 @@ def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Itera
             "nor a schedsearch database"
         )
     yield RecordedSpace.of(recording, " ".join(text for text in (recording.kernel, recording.device) if text) or "space")
-
-
-def _is_database(path: str | Path) -> bool:
-    if not Path(path).is_file():
-        return False  # a pipe can be read once only; whoever reads what is not there says so
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except OSError:
-        return False
 
 
 def _read_database(path: str | Path, left_out: list[str]) -> Iterator[RecordedSpace]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import threading
@@ -11,7 +12,7 @@ import pytest
 from records_support import record
 
 from schedsearch.errors import DatabaseError, UsageError
-from schedsearch.records.output import new_file, store_to_fill
+from schedsearch.records.output import is_database, new_file, store_to_fill
 from schedsearch.records.store import Store
 
 
@@ -69,6 +70,27 @@ def test_a_database_is_left_alone_whoever_made_it(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"other\.db is a database, which is left alone"), new_file(folder / "other.db"):
         pass
     assert (folder / "other.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("state", ["held by another", "truncated", "damaged"])
+def test_a_database_is_left_alone_in_whatever_state(folder: Path, state: str) -> None:
+    path = folder / "other.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        if state == "held by another":
+            connection.execute("BEGIN EXCLUSIVE")
+        else:
+            data = path.read_bytes()
+            path.write_bytes(data[:1000] if state == "truncated" else data[:16] + bytes(len(data) - 16))
+        with pytest.raises(UsageError, match="is a database, which is left alone"), new_file(path):
+            pass
+
+
+def test_what_begins_otherwise_is_no_database(folder: Path) -> None:
+    for text in ("SQLite", "SQLite format 2\0", '{"rows": []}' * 100):
+        (folder / "file").write_text(text)
+        assert not is_database(folder / "file")
+    assert not is_database(folder) and not is_database(folder / "nowhere")
 
 
 @pytest.mark.parametrize("path", [".", "nowhere/file"])
