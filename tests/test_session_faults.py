@@ -50,7 +50,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fault_costs_one_trial_and_spoils_nothing_after_it(tmp_path: Path) -> None:
     before = children()
-    clean = run(tmp_path / "clean.db", faulty.PointwiseCpu())
     faults = [
         faulty.AbortInBuilder(), faulty.EndlessCompile(), faulty.RaisingTemplate(), faulty.Untypable(), faulty.NullWrite(),
         faulty.EndlessKernel(), faulty.MissingProduct(), faulty.UnwrittenRow(),
@@ -66,9 +65,6 @@ def test_every_fault_costs_one_trial_and_spoils_nothing_after_it(tmp_path: Path)
         failed = [record for record in store.history() if not record.measurement.ok]
     assert len(failed) == len(EXPECTED) and all(record.measurement.message for record in failed)
 
-    # The factor is wide because other processes may be busy on this machine.
-    best, undisturbed = summary.tasks[0].best_ns, clean.tasks[0].best_ns
-    assert best is not None and undisturbed is not None and 1 / 3 < best / undisturbed < 3
     assert children() == before, "no process is left behind"
     DeviceLock(detect("cpu"), wait=True).close()
 
