@@ -21,10 +21,11 @@ from common import table, write
 
 from schedsearch.arms import plan_tasks
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
-from schedsearch.loop import Options, Session
+from schedsearch.loop import Session
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
 from schedsearch.observer import Observer, Trial
+from schedsearch.options import Options
 from schedsearch.session import queue_depth
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import PRESETS, Target

@@ -373,6 +373,10 @@ class TaskState:
         return sum(arm.trials for arm in self.arms)
 
     @property
+    def new_trials(self) -> int:
+        return sum(arm.new_trials for arm in self.arms)
+
+    @property
     def default_ns(self) -> float | None:
         """The fastest default: of the final race where one was held, so that it compares with the winner's time."""
         if self._raced_default_ns is not None:
@@ -439,7 +443,7 @@ class TaskState:
             best_ns=best.time_ns if best else None,
             best_config=best.config if best else None,
             trials=self.trials,
-            new_trials=sum(arm.new_trials for arm in self.arms),
+            new_trials=self.new_trials,
             outcomes=dict(outcomes),
             seconds=self.seconds,
             arms=tuple(arm.summary() for arm in self.arms),

@@ -1,12 +1,12 @@
-"""The tuning loop: keeps builders, device and tuners busy, decides what is tried next, and records every outcome.
+"""The tuning loop: keeps builders, device and tuners busy and decides what is tried next.
 
-It owns the clock, the budget and the store; tuner, builder and runner know nothing of each other. While the device
-measures, builders compile ahead and the tuner thinks; on a CPU target the three alternate, because a build would disturb
-the timing.
+It owns the budget; tuner, builder and runner know nothing of each other, and what came of a candidate goes into the journal
+(`schedsearch.journal`). While the device measures, builders compile ahead and the tuner thinks; on a CPU target the three
+alternate, because a build would disturb the timing.
 
 ::
 
-    Tuner.ask (own thread) ──► Builder.submit ──► (pool) ──► Runner.measure (own thread) ──► Store.append ──► Tuner.tell
+    Tuner.ask (own thread) ──► Builder.submit ──► (pool) ──► Runner.measure (own thread) ──► Journal.keep ──► Tuner.tell
        ▲                                                                                                         │
        └─────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 """
@@ -16,70 +16,29 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.arms import WARM_TRIALS, Arm, Asked, Finalist, Proposal, TaskPlan, TaskState, choose_arm
 from schedsearch.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
-from schedsearch.errors import Interrupted, UsageError, did_you_mean
+from schedsearch.errors import Interrupted
 from schedsearch.hints import COLD, SOURCE_RESULTS, Known, Results, WarmStart, warm_start
+from schedsearch.journal import Entry, Journal
 from schedsearch.measure.builder import Candidate
-from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Record
-from schedsearch.observer import ArmStart, Best, Observer, RunStart, RunSummary, TaskStart, Trial
+from schedsearch.measurement import Measurement, Record
+from schedsearch.observer import Observer, RunSummary
+from schedsearch.options import Options
 from schedsearch.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.target import Target
 from schedsearch.template import Template
-from schedsearch.tuner import TUNERS, make_tuner
+from schedsearch.tuner import make_tuner
 from schedsearch.workload import Config, Workload
 
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
 
-DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
-RACE_SIZE = 5
 FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, rather than for one proposal after another
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a session runs.
-
-    Attributes:
-        trials: per task, shared over the run: the run may spend `trials` times the number of tasks wherever it pays.
-            Earlier trials that are resumed count. None: no limit (then `time_s` or the spaces end the run).
-        time_s: seconds after which nothing new is proposed; what is under way is finished and the final races are held.
-        tuner, seed: name of the tuner, and the seed of every random choice.
-        resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
-            a warm start.
-        mode: how times are measured; see `schedsearch.measurement.MODES`.
-        race_size: so many of a task's fastest configurations meet in the final race (the default joins them).
-        queue_depth: candidates under way at most.
-        tuner_thread: whether tuners think in a thread of their own (not on a CPU target, where they would disturb timing).
-    """
-
-    trials: int | None = None
-    time_s: float | None = None
-    tuner: str = "xgb"
-    seed: int = 0
-    resume: bool = True
-    mode: str = COLD_GRAPH
-    race_size: int = RACE_SIZE
-    queue_depth: int = 8
-    tuner_thread: bool = False
-
-    def __post_init__(self) -> None:
-        if self.trials is not None and self.trials < 1:
-            raise UsageError(f"trials {self.trials} is not possible; allowed: 1 or more")
-        if self.time_s is not None and not self.time_s > 0:
-            raise UsageError(f"time of {self.time_s} s is not possible; allowed: more than 0")
-        if self.tuner not in TUNERS:
-            raise UsageError(
-                f"tuner {self.tuner!r} is not known{did_you_mean(self.tuner, TUNERS)}; allowed: {', '.join(TUNERS)}"
-            )
-        if self.mode not in MODES:
-            raise UsageError(f"mode {self.mode!r} is not known; allowed: {', '.join(MODES)}")
 
 
 class Session:
@@ -92,7 +51,7 @@ class Session:
         builder: BuilderLike,
         runner: RunnerLike,
         target: Target,
-        options: Options = Options(),
+        options: Options,
         toolchain: Mapping[str, str] | None = None,
         observers: Sequence[Observer] = (),
         *,
@@ -100,10 +59,11 @@ class Session:
         tuner_factory: TunerFactory = make_tuner,
     ) -> None:
         self._store, self._builder, self._runner = store, builder, runner
-        self._target, self._options, self._observers, self._db = target, options, observers, db
+        self._target, self._options, self._db = target, options, db
         self._toolchain = dict(toolchain or {})
         self._tuner_factory = tuner_factory
         self._tasks = [TaskState(index, plan) for index, plan in enumerate(plans)]
+        self._journal = Journal(self._tasks, store, target, options, self._toolchain, observers, db)
         self._alternate = target.kind == "cpu"
         self._device = DeviceThread(queue=1 if self._alternate else 2)
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
@@ -113,40 +73,32 @@ class Session:
         self._building: dict[int, Proposal] = {}
         self._ready: deque[tuple[Proposal, Built]] = deque()
         self._measuring: dict[Future[Measurement], tuple[Proposal, Built]] = {}
-        self._spent = 0  # trials of this run that have an outcome
-        self._started = time.monotonic()
         self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> tasks in the store
-        self._run = ""
         self._trials_budget: int | None = None
-        self._prepared_before_s = 0.0
 
     # The run
 
     def run(self) -> RunSummary:
         """Searches, races, returns the summary. Raises Interrupted (see `tune`); what collaborators raise propagates."""
-        self._started = time.monotonic()
-        self._prepared_before_s = self._runner.prepare_s
+        prepared_before_s = self._runner.prepare_s
         with StopSignal() as stop, self._device, self._tuners:
-            resumed = self._resume()
-            self._run = self._store.start_run(self._info())
-            self._notify(lambda observer: observer.on_start(self._start_event(resumed)))
+            self._resume()
+            self._journal.open(self._trials_budget)
             stopped = self._search(stop)
             for task in self._tasks:
                 if not stop.requested:
                     self._race(task, stop)
-                    end = task.summary(self._target.key)
-                    self._notify(lambda observer: observer.on_task_end(task.index, end))  # noqa: B023  (called at once)
-            summary = self._summary("interrupted" if stop.requested else stopped)
-        self._store.finish_run(self._run, summary.to_json())
-        self._notify(lambda observer: observer.on_end(summary))
+                    self._journal.end_task(task)
+            shares = self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - prepared_before_s)
+        summary = self._journal.close(shares, "interrupted" if stop.requested else stopped)
         if stop.requested:
             raise Interrupted(
                 f"interrupted after {self._spent} trials, all saved in {self._db}; tune again to go on from there", summary
             )
         return summary
 
-    def _resume(self) -> int:
-        """Starts every arm's tuner, taught by earlier records of the same kind; returns how many trials these were."""
+    def _resume(self) -> None:
+        """Starts every arm's tuner, taught by earlier records of the same kind, and sets how many trials may be spent."""
         for task in self._tasks:
             task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
             for arm in task.arms:
@@ -162,7 +114,6 @@ class Session:
             new = sum(task.trials == 0 for task in self._tasks)
             old = self._options.trials * (len(self._tasks) - new) - sum(task.trials for task in self._tasks)
             self._trials_budget = self._options.trials * new + max(old, 0)
-        return sum(task.trials for task in self._tasks)
 
     def _earlier(self, task: TaskState, arm: Arm) -> dict[Config, Record]:
         template = arm.template
@@ -270,7 +221,7 @@ class Session:
         so many as can still be measured at the rate so far."""
         room = self._options.queue_depth - self._pending
         if self._alternate and self._options.time_s is not None and self._spent:
-            affordable = (self._options.time_s - self._elapsed_s) * self._spent / self._elapsed_s
+            affordable = (self._options.time_s - self._journal.elapsed_s) * self._spent / self._journal.elapsed_s
             room = min(room, max(1 - self._pending, int(affordable) - self._pending))
         return room
 
@@ -343,24 +294,22 @@ class Session:
 
     def _on_outcome(self, proposal: Proposal, measurement: Measurement, built: Built | None) -> None:
         task, arm, time_ns = proposal.task, proposal.arm, measurement.time_ns
-        record = self._record(task, arm, proposal.config, measurement, proposal)
-        record_id = self._store.append(record)
+        entry = self._journal.keep(task, arm, proposal.config, measurement, proposal)
         arm.pending -= 1
         task.new_outcomes += 1
         task.seconds += measurement.run_s if built is not None else measurement.build_s
         arm.note(proposal.config, measurement.outcome, time_ns)
         if measurement.outcome.is_trial:
             arm.new_trials += 1
-            self._spent += 1
         if time_ns is not None:
             assert built is not None
             task.keep_finalist(Finalist(arm, proposal.config, time_ns, built), self._options.race_size)
             arm.compare(proposal, time_ns)
         if measurement.outcome.is_trial:
             task.best_after_ns.append(task.best_ns)
-        self._notify_trial(task, arm, proposal.config, measurement)
+        self._journal.tell_trial(task, arm, proposal.config, measurement)
         if time_ns is not None and built is not None and (task.stored_best_ns is None or time_ns < task.stored_best_ns):
-            self._promote(task, record, record_id, built, if_faster=True)
+            self._journal.promote(task, entry, built, if_faster=True)
         self._tell(arm, proposal.config, time_ns)
 
     def _on_duplicate(self, proposal: Proposal, time_ns: float | None) -> None:
@@ -369,43 +318,12 @@ class Session:
         arm.note(proposal.config, None, time_ns)
         if proposal.config == arm.plan.default and time_ns is not None:
             task.keep_finalist(Finalist(arm, proposal.config, time_ns, None), self._options.race_size)
-        self._notify_trial(task, arm, proposal.config, None, time_ns)
+        self._journal.tell_trial(task, arm, proposal.config, None, twin_ns=time_ns)
         self._tell(arm, proposal.config, time_ns)
 
     def _tell(self, arm: Arm, config: Config, time_ns: float | None) -> None:
         with self._device.idle_counts_as("tuner"):
             self._telling.append(self._tuners.submit(arm.tell, [(config, time_ns)]))
-
-    def _record(
-        self, task: TaskState, arm: Arm, config: Config, measurement: Measurement, proposal: Proposal | None
-    ) -> Record:
-        now = time.time()
-        return Record(
-            workload=task.workload,
-            target=self._target.key,
-            template=arm.template.name,
-            template_version=arm.template.version,
-            config=config,
-            measurement=measurement,
-            toolchain=self._toolchain,
-            run=self._run,
-            batch=proposal.batch if proposal else 0,
-            prediction=proposal.prediction if proposal else None,
-            started_at=proposal.started_at if proposal else now - measurement.run_s,
-            finished_at=now,
-            final_race=proposal is None,
-        )
-
-    def _promote(self, task: TaskState, record: Record, record_id: int, built: Built, *, if_faster: bool) -> None:
-        if not self._store.promote(record_id, built.artifact, if_faster=if_faster):
-            # Another run on the same store was faster in the meantime.
-            task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
-            return
-        previous_ns, task.stored_best = task.stored_best_ns, record
-        assert record.measurement.time_ns is not None
-        time_ns = record.measurement.time_ns
-        event = Best(task.index, task.workload, record.template, record.config, time_ns, previous_ns, self._elapsed_s)
-        self._notify(lambda observer: observer.on_best(event))
 
     # The final race
 
@@ -422,32 +340,29 @@ class Session:
             entered = entered or any(finalist.is_of(standing) for finalist in contenders)
             valid = self._race_once(task, self._built(task, contenders))
             if valid:
-                task.settle([finalist for finalist, *_ in valid])
-                _, record, record_id, built = min(valid, key=lambda entry: entry[0].time_ns)
+                task.settle([finalist for finalist, _, _ in valid])
+                _, entry, built = min(valid, key=lambda passed: passed[0].time_ns)
                 # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
-                self._promote(task, record, record_id, built, if_faster=not entered)
+                self._journal.promote(task, entry, built, if_faster=not entered)
                 return
         if entered and not stop.requested:  # and failed, as everybody did
             self._store.demote(task.workload, self._target.key, self._options.mode)
 
-    def _race_once(
-        self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]
-    ) -> list[tuple[Finalist, Record, int, Built]]:
+    def _race_once(self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]) -> list[tuple[Finalist, Entry, Built]]:
         """Returns those who passed, with their records; the others are disqualified."""
-        valid: list[tuple[Finalist, Record, int, Built]] = []
+        valid: list[tuple[Finalist, Entry, Built]] = []
         if not entrants:
             return valid
         measurements = self._device.run(self._runner.race, task.workload, [built for _, built in entrants])
         for (finalist, built), measurement in zip(entrants, measurements):
-            record = self._record(task, finalist.arm, finalist.config, measurement, None)
-            record_id = self._store.append(record)
+            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None)
             task.seconds += measurement.run_s
             if measurement.time_ns is None:
                 task.disqualify(finalist)
             else:
                 finalist.time_ns = measurement.time_ns
-                valid.append((finalist, record, record_id, built))
-            self._notify_trial(task, finalist.arm, finalist.config, measurement, final_race=True)
+                valid.append((finalist, entry, built))
+            self._journal.tell_trial(task, finalist.arm, finalist.config, measurement, final_race=True)
         return valid
 
     def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:
@@ -461,86 +376,21 @@ class Session:
             for token, result in self._builder.poll(0.5):
                 finalist = missing.pop(token)
                 if isinstance(result, Measurement):
-                    self._store.append(self._record(task, finalist.arm, finalist.config, result, None))
+                    self._journal.keep(task, finalist.arm, finalist.config, result, None)
                     task.disqualify(finalist)
                 else:
                     finalist.built = result
         return [(finalist, finalist.built) for finalist in finalists if finalist.built is not None]
 
-    # What is told
-
-    def _start_event(self, resumed: int) -> RunStart:
-        tasks = tuple(
-            TaskStart(
-                task.workload,
-                task.weight,
-                tuple(ArmStart(arm.template.name, str(arm.plan.space.size), arm.trials) for arm in task.arms),
-            )
-            for task in self._tasks
-        )
-        return RunStart(self._run, self._target.key, tasks, self._trials_budget, self._options.time_s, resumed)
-
-    def _info(self) -> dict[str, Any]:
-        """What the store keeps about the run."""
-        return {
-            "target": self._target.facts() | {"key": self._target.key},
-            "toolchain": self._toolchain,
-            "options": asdict(self._options),
-            "tasks": [
-                {
-                    "workload": task.workload.id,
-                    "weight": task.weight,
-                    "templates": [arm.template.name for arm in task.arms],
-                }
-                for task in self._tasks
-            ],
-        }
-
-    def _notify(self, call: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
-            call(observer)
-
-    def _notify_trial(
-        self,
-        task: TaskState,
-        arm: Arm,
-        config: Config,
-        measurement: Measurement | None,
-        twin_ns: float | None = None,
-        final_race: bool = False,
-    ) -> None:
-        outcome = measurement.outcome if measurement else None
-        event = Trial(
-            task=task.index,
-            workload=task.workload,
-            template=arm.template.name,
-            config=config,
-            outcome=outcome,
-            time_ns=measurement.time_ns if measurement else twin_ns,
-            message=measurement.message if measurement else "the same machine code as a candidate before",
-            counted=outcome is not None and outcome.is_trial and not final_race,
-            done=self._spent,
-            best_ns=task.best_ns,
-            default_ns=task.default_ns,
-            elapsed_s=self._elapsed_s,
-            final_race=final_race,
-        )
-        self._notify(lambda observer: observer.on_trial(event))
-
-    def _summary(self, stopped: str) -> RunSummary:
-        tasks = tuple(task.summary(self._target.key) for task in self._tasks)
-        wall_s = self._elapsed_s
-        shares = self._device.shares(wall_s, self._runner.prepare_s - self._prepared_before_s)
-        return RunSummary(self._run, self._db, self._target.key, tasks, wall_s, shares, stopped)
-
     # Clock and budget
 
-    @property
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._started
-
     def _out_of_time(self) -> bool:
-        return self._options.time_s is not None and self._elapsed_s >= self._options.time_s
+        return self._options.time_s is not None and self._journal.elapsed_s >= self._options.time_s
+
+    @property
+    def _spent(self) -> int:
+        """Trials of this run that have an outcome."""
+        return sum(task.new_trials for task in self._tasks)
 
     @property
     def _pending(self) -> int:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from schedsearch.arms import Task, plan_tasks
 from schedsearch.errors import UsageError
-from schedsearch.loop import DEFAULT_TRIALS, Options, Session
+from schedsearch.loop import Session
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.observer import Observer, RunSummary
+from schedsearch.options import DEFAULT_TRIALS, Options
 from schedsearch.target import Target, detect
 from schedsearch.template import Template, TemplateSet, load_template, template_names
 from schedsearch.workload import Workload

@@ -20,10 +20,11 @@ from schedsearch import hints
 from schedsearch.arms import Task, plan_tasks
 from schedsearch.errors import ConfigError, Interrupted, UnsupportedError, UsageError
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
-from schedsearch.loop import Options, Session
+from schedsearch.loop import Session
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record, Resources
 from schedsearch.observer import Observer, RunSummary, TaskSummary, Trial
+from schedsearch.options import Options
 from schedsearch.records.store import Store
 from schedsearch.session import tune
 from schedsearch.space import ConfigSpace, Constraint, Knob
@@ -381,14 +382,13 @@ class TestBudget:
         world = World(before=lambda config: time.sleep(0.02))
         summary = world.tune(trials=None, time_s=0.2)
         assert summary.stopped == "time"
-        assert 1 < summary.tasks[0].trials < 100
+        assert 1 <= summary.tasks[0].trials < 100
         assert world.runner.raced
 
     def test_the_last_batch_on_a_cpu_is_cut_to_the_time_that_is_left(self) -> None:
         world = World(templates=(CpuSquare(),), target=CPU, before=lambda config: time.sleep(0.1))
         world.tune(trials=None, time_s=1.0, queue_depth=8)
-        last = max(trial.elapsed_s for trial in world.trials if not trial.final_race)
-        assert 0.8 < last < 1.4, "a full second batch would end at 1.6 s"
+        assert 8 <= len(world.searched) < 16, "there is no time for all of the second eight"
 
     def test_impossible_options_are_refused(self) -> None:
         for wrong in ({"trials": 0}, {"time_s": 0.0}, {"mode": "lukewarm"}):
@@ -459,15 +459,16 @@ class TestPipeline:
         assert world.store.threads == {threading.get_ident()}
 
     def test_shares_of_wall_time_are_fractions(self) -> None:
-        shares = World(before=lambda config: time.sleep(0.005)).tune(trials=20).shares
+        shares = World(before=lambda config: time.sleep(0.05)).tune(trials=20).shares
         assert 0.5 < shares.device <= 1
         assert 0 <= shares.build <= 1 and 0 <= shares.tuner <= 1
         assert shares.device + shares.build + shares.tuner + shares.preparing < 1.01
 
     def test_preparing_workloads_is_no_work_of_the_device(self) -> None:
-        shares = World(preparation_s=0.1).tune(WORKLOAD, OTHER, trials=8).shares
-        assert shares.preparing > 0.6
-        assert shares.device < 0.3
+        summary = World(preparation_s=0.5).tune(WORKLOAD, OTHER, trials=8)
+        preparing_s, device_s = (share * summary.wall_s for share in (summary.shares.preparing, summary.shares.device))
+        assert preparing_s > 0.9, "half a second for each of the two"
+        assert device_s < 0.5, "eight fake measurements take milliseconds"
 
     def test_the_device_gets_ready_for_a_workload_while_its_first_candidates_are_built(self) -> None:
         world = World(preparation_s=0.05)

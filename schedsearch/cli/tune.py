@@ -80,7 +80,7 @@ def tune(
 
     Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
     """
-    from schedsearch.loop import DEFAULT_TRIALS
+    from schedsearch.options import DEFAULT_TRIALS
     from schedsearch.target import detect
     from schedsearch.workload_file import load
 

@@ -1,0 +1,52 @@
+"""What a run may spend and how it searches, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.measurement import COLD_GRAPH, MODES
+from schedsearch.tuner import TUNERS
+
+DEFAULT_TRIALS = 64  # per task, when neither trials nor a time are given
+RACE_SIZE = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a session runs.
+
+    Attributes:
+        trials: per task, shared over the run: the run may spend `trials` times the number of tasks wherever it pays.
+            Earlier trials that are resumed count. None: no limit (then `time_s` or the spaces end the run).
+        time_s: seconds after which nothing new is proposed; what is under way is finished and the final races are held.
+        tuner, seed: name of the tuner, and the seed of every random choice.
+        resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
+            a warm start.
+        mode: how times are measured; see `schedsearch.measurement.MODES`.
+        race_size: so many of a task's fastest configurations meet in the final race (the default joins them).
+        queue_depth: candidates under way at most.
+        tuner_thread: whether tuners think in a thread of their own (not on a CPU target, where they would disturb timing).
+    """
+
+    trials: int | None = None
+    time_s: float | None = None
+    tuner: str = "xgb"
+    seed: int = 0
+    resume: bool = True
+    mode: str = COLD_GRAPH
+    race_size: int = RACE_SIZE
+    queue_depth: int = 8
+    tuner_thread: bool = False
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"trials {self.trials} is not possible; allowed: 1 or more")
+        if self.time_s is not None and not self.time_s > 0:
+            raise UsageError(f"time of {self.time_s} s is not possible; allowed: more than 0")
+        if self.tuner not in TUNERS:
+            raise UsageError(
+                f"tuner {self.tuner!r} is not known{did_you_mean(self.tuner, TUNERS)}; allowed: {', '.join(TUNERS)}"
+            )
+        if self.mode not in MODES:
+            raise UsageError(f"mode {self.mode!r} is not known; allowed: {', '.join(MODES)}")
