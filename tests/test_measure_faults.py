@@ -65,7 +65,7 @@ def test_every_fault_costs_one_trial_and_is_recorded(
     summary = tune(
         [Task(WORKLOAD, restrict={"step": [1]})],
         tmp_path / "faults.db",
-        build_timeout_s=3.0,
+        build_timeout_s=10.0,
         run_timeout_s=5.0,
         **options,  # type: ignore[arg-type]
     )

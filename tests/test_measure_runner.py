@@ -22,7 +22,7 @@ WORKLOAD = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(CPU, timeout_s=3.0) as runner:
+    with Runner(CPU, timeout_s=5.0) as runner:
         yield runner
 
 
@@ -104,7 +104,7 @@ def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: 
     ("template", "outcome", "text"),
     [
         (faulty.NullWrite(), Outcome.WORKER_LOST, "SIGSEGV"),
-        (faulty.EndlessKernel(), Outcome.RUN_TIMEOUT, "within 3 s"),
+        (faulty.EndlessKernel(), Outcome.RUN_TIMEOUT, "within 5 s"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
