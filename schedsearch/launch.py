@@ -122,8 +122,6 @@ class Step:
     """One kernel launch. On the CPU `block_threads` is the number of threads that share the work items.
 
     Attributes:
-        overlaps: the kernel may start before what precedes it on the stream has ended (programmatic dependent launch). It
-            waits itself, by `griddepcontrol.wait`, before it touches global memory.
         weight_only: the step reads nothing but `weight`, and no other step changes what it leaves in workspaces: with the
             same weight it need not run again. See `Kernel.prepare_weight`.
     """
@@ -134,7 +132,6 @@ class Step:
     block_threads: int
     dynamic_shared_bytes: int = 0
     cluster: int = 1
-    overlaps: bool = False
     weight_only: bool = False
 
 
@@ -146,7 +143,6 @@ class LaunchPlan:
         kind: cuda (code is a cubin) or cpu (code is an archive of ELF objects).
         arch: what the code runs on: sm_90a, sm_80 ...; on the CPU the name LLVM gives it.
         workspaces: name -> bytes of scratch buffers.
-        zeroed: workspaces that must be zero before the first launch; a kernel leaves them zero.
         alignments: buffer -> bytes its address must be a multiple of (1 where not named).
     """
 
@@ -154,7 +150,6 @@ class LaunchPlan:
     arch: str
     steps: tuple[Step, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
-    zeroed: tuple[str, ...] = ()
     alignments: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -172,12 +167,13 @@ class LaunchPlan:
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
         data: dict[str, Any] = json.loads(text)
-        data.pop("prepared", None)  # once a field, always empty
+        for name in ("prepared", "zeroed"):  # once fields, always empty
+            data.pop(name, None)
         steps = tuple(
             Step(**{**step, "grid": Grid(**step["grid"]), "params": tuple(_param(p) for p in step["params"])})
             for step in data.pop("steps")
         )
-        return cls(**{**data, "steps": steps, "zeroed": tuple(data.get("zeroed", ()))})
+        return cls(**data, steps=steps)
 
 
 def _without_defaults(value: LaunchPlan | Step) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class KernelStep:
     dynamic_shared_bytes: int = 0
     cluster: int = 1
     min_blocks_per_sm: int = 1
-    overlaps: bool = False
     weight_only: bool = False
     shaped_by: frozenset[str] | None = None
 
@@ -70,7 +69,6 @@ class KernelSource:
     arch: str
     steps: tuple[KernelStep, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
-    zeroed: tuple[str, ...] = ()
     alignments: Mapping[str, int] = field(default_factory=dict)
 
 

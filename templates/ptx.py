@@ -79,14 +79,6 @@ def cp_async_wait(groups: int) -> Callable[..., Any]:
 
 
 # --- Warp-level matrices, sm_80 ("Warp Level Matrix Instructions") ---------------------------------------------------
-ldmatrix_x4 = device_op(
-    "ldmatrix_x4",
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$a, $b, $c, $d}, [$shared];",
-    ins={"shared": "u32"},
-    outs={"a": "u32", "b": "u32", "c": "u32", "d": "u32"},
-)
-
-
 @functools.cache
 def mma_warp_tile(wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[..., Any]:
     """One warp's tile step of 16 in k: `wm` x `wn` accumulators += A x B, both operands K-major in shared memory.
@@ -179,10 +171,6 @@ def group_barrier(groups: int, threads: int) -> Callable[..., Any]:
     lines = [f"setp.eq.u32 mine, $group, {group}; @mine bar.sync {group + 1}, {threads};" for group in range(groups)]
     return device_op("group_barrier", f"{{ .reg .pred mine; {' '.join(lines)} }}", ins={"group": "u32"})
 
-
-# --- Overlap of dependent launches, sm_90 ("Parallel Synchronization: griddepcontrol"); see `Step.overlaps` --------------
-grid_dependency_launch = device_op("grid_dependency_launch", "griddepcontrol.launch_dependents;")
-grid_dependency_wait = device_op("grid_dependency_wait", "griddepcontrol.wait;")
 
 # --- Tensor copies, sm_90 ("Data Movement: cp.async.bulk.tensor") ------------------------------------------------------
 tma_load_3d = device_op(

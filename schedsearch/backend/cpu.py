@@ -67,7 +67,6 @@ def compile_cpu(source: KernelSource, target: Target) -> BuildResult:
         arch=llvm.get_host_cpu_name(),
         steps=tuple(steps),
         workspaces=dict(source.workspaces),
-        zeroed=source.zeroed,
         alignments=dict(source.alignments),
     )
     artifact = Artifact(_archive(objects), plan)

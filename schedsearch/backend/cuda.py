@@ -44,13 +44,10 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     entries = [f"kernel_{number}" for number in range(len(source.steps))]
     texts = [_compile_to_ptx(step, entry, source.arch) for step, entry in zip(source.steps, entries)]
     steps = tuple(
-        Step(
-            entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.overlaps,
-            step.weight_only,
-        )
+        Step(entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.weight_only)
         for step, entry in zip(source.steps, entries)
-    )  # fmt: skip
-    plan = LaunchPlan("cuda", source.arch, steps, dict(source.workspaces), source.zeroed, dict(source.alignments))
+    )
+    plan = LaunchPlan("cuda", source.arch, steps, dict(source.workspaces), dict(source.alignments))
     code, log = _link(texts, source.arch)
     resources = _resources(log, source, len(code))
     _check_quality(log, resources, source)

@@ -21,16 +21,13 @@ from schedsearch.launch import Artifact, Step, TensorMap
 from schedsearch.target import Target
 
 OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest that the code of the supported toolkits runs on
-_FIRST_STICKY_CODE = 700  # CUDA_ERROR_ILLEGAL_ADDRESS; from here on the context is lost
 _TENSOR_MAP_BYTES = 128
 
 
 class DriverError(DeviceError):
-    """A call of the driver failed. `code` is its CUresult; after a `sticky` one the process cannot use the device."""
+    """A call of the driver failed; `text` says how."""
 
-    def __init__(self, call: str, code: int, text: str) -> None:
-        self.code = code
-        self.sticky = code >= _FIRST_STICKY_CODE
+    def __init__(self, call: str, text: str) -> None:
         super().__init__(f"{call} failed: {text}")
 
 
@@ -74,7 +71,7 @@ def _call(function: str, *args: Any) -> Any:
     driver = _driver()
     code, *results = getattr(driver, function)(*args)
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise DriverError(function, int(code), _text(driver, code))
+        raise DriverError(function, _text(driver, code))
     return results[0] if len(results) == 1 else tuple(results) or None
 
 
@@ -141,10 +138,6 @@ class CudaDevice:
 
     def free(self, address: int) -> None:
         _call("cuMemFree", address)
-
-    def free_bytes(self) -> int:
-        """Device memory that is not in use by anybody."""
-        return int(_call("cuMemGetInfo")[0])
 
     def copy_in(self, address: int, data: memoryview) -> None:
         source = np.frombuffer(data, dtype=np.uint8)
@@ -242,8 +235,6 @@ class CudaKernel:
         for function, step in zip(self.functions, plan.steps):
             _call("cuFuncSetAttribute", function, limit, step.dynamic_shared_bytes)
         self.workspaces = {name: device.allocate(nbytes) for name, nbytes in plan.workspaces.items()}
-        for name in plan.zeroed:
-            device.fill(self.workspaces[name], 0, plan.workspaces[name])
 
     def bind(
         self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: WeightWorkspaces | None = None
@@ -281,15 +272,6 @@ class _LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     )
-
-
-class _LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute of the driver API, for values that are one integer."""
-
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
-
-
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 @functools.cache
@@ -333,10 +315,6 @@ class CudaBoundKernel:
         config = _LaunchConfig(blocks, 1, 1, step.block_threads, 1, 1, step.dynamic_shared_bytes)
         if step.grid.blocks_per_sm and step.cluster > 1:
             config.grid_x = min(blocks, step.cluster * _clusters_at_once(function, config))
-        if step.overlaps:
-            attribute = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
-            config.attributes, config.attribute_count = ctypes.addressof(attribute), 1
-            self._keep.append(attribute)
         self._keep += [values, pointers]
         return config, ctypes.byref(config), ctypes.c_void_p(int(function)), ctypes.byref(pointers)
 
@@ -405,7 +383,7 @@ def _clusters_at_once(function: Any, config: _LaunchConfig) -> int:
 
 def _raise(call: str, code: int) -> NoReturn:
     driver = _driver()
-    raise DriverError(call, code, _text(driver, driver.CUresult(code)))
+    raise DriverError(call, _text(driver, driver.CUresult(code)))
 
 
 def _aligned_storage(nbytes: int, alignment: int) -> Any:
