@@ -26,7 +26,7 @@ from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profile import Profile
-from schedsearch.records import dbfile, schema, trust
+from schedsearch.records import dbfile, queries, schema, trust
 from schedsearch.records.rows import RecordReader, to_row
 from schedsearch.records.sqlite import Database
 from schedsearch.records.writes import put_artifact, put_profile, set_best
@@ -242,18 +242,8 @@ class Store:
         """
         if keep < 1:
             raise UsageError(f"prune must keep at least 1 record per workload, got {keep}")
-        record, artifact, best = schema.record, schema.artifact, schema.best
-        rank = sa.func.row_number().over(
-            partition_by=(record.c.workload_id, record.c.target_key, record.c.mode), order_by=(record.c.time_ns, record.c.id)
-        )
-        fastest = (
-            sa.select(record.c.artifact_sha256, rank.label("rank")).where(record.c.outcome == str(Outcome.OK)).subquery()
-        )
-        kept = sa.union(
-            sa.select(fastest.c.artifact_sha256).where(fastest.c.rank <= keep, fastest.c.artifact_sha256.is_not(None)),
-            sa.select(best.c.artifact_sha256).where(best.c.artifact_sha256.is_not(None)),
-        )
-        unwanted = artifact.c.sha256.not_in(kept)
+        artifact = schema.artifact
+        unwanted = artifact.c.sha256.not_in(queries.artifacts_to_keep(keep))
         with self._db.write() as connection:
             dropped, freed = connection.execute(
                 sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0)).where(unwanted)
@@ -307,7 +297,7 @@ class Store:
             columns.verified, columns.artifact_sha256.label("best_sha256"), columns.promoted_at
         )
         query = query.join(best, columns.record_id == schema.record.c.id).where(
-            *_conditions(workload, target, None, op, mode)
+            *queries.matching(workload=workload, target=target, op=op, mode=mode)
         )
         query = query.order_by(schema.workload.c.op, schema.record.c.workload_id, schema.record.c.target_key)
         reader = RecordReader()
@@ -344,7 +334,9 @@ class Store:
         Raises:
             WorkloadError: a record is of an operator that this schedsearch does not know.
         """
-        query = RecordReader.select().where(*_conditions(workload, target, template, op, mode))
+        query = RecordReader.select().where(
+            *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode)
+        )
         reader = RecordReader()
         with self._db.read() as connection:
             rows = connection.execute(query.order_by(schema.record.c.started_at, schema.record.c.id)).all()
@@ -366,7 +358,8 @@ class Store:
             toolchain: only records made with exactly these versions; with any when None.
         """
         query = RecordReader.select().where(
-            *_conditions(workload, target_key, template, None, mode), schema.record.c.template_version == version
+            *queries.matching(workload=workload, target=target_key, template=template, mode=mode),
+            schema.record.c.template_version == version,
         )
         if toolchain is not None:
             query = query.where(schema.toolchain.c.json == canonical_json(dict(toolchain)))
@@ -380,23 +373,7 @@ class Store:
 
         Reads no more than one such record of each. A workload of a schema that this schedsearch does not know is left out.
         """
-        record = schema.record
-        pairs = (
-            sa.select(record.c.workload_id, record.c.target_key, schema.workload.c.json)
-            .select_from(schema.workload.join(record, record.c.workload_id == schema.workload.c.id))
-            .where(*_conditions(None, None, template, op, mode))
-            .distinct()
-            .subquery()
-        )
-        valid = sa.exists().where(
-            record.c.workload_id == pairs.c.workload_id,
-            record.c.target_key == pairs.c.target_key,
-            record.c.mode == mode,
-            record.c.template == template,
-            record.c.template_version == version,
-            record.c.time_ns.is_not(None),
-        )
-        query = sa.select(pairs.c.json, pairs.c.target_key).where(valid).order_by(pairs.c.json, pairs.c.target_key)
+        query = queries.tuned(op, template, version, mode)
         found = []
         with self._db.read() as connection:
             for text, target_key in connection.execute(query).all():
@@ -417,21 +394,7 @@ class Store:
         Returns:
             The fastest first, failures last.
         """
-        columns = schema.record.c
-        own = (
-            sa.select(columns.config, sa.func.min(columns.time_ns).label("time_ns"))
-            .where(*_conditions(workload, target_key, template, None, mode), columns.template_version == version)
-            .group_by(columns.config)
-            .subquery()
-        )
-        order = (own.c.time_ns.is_(None), own.c.time_ns, own.c.config)
-        ranked = sa.select(
-            own, sa.func.row_number().over(order_by=order).label("rank"), sa.func.count().over().label("total")
-        ).subquery()
-        fastest = limit // 4
-        step = sa.case((ranked.c.total > limit, (ranked.c.total + limit - 2 * fastest - 1) // (limit - fastest)), else_=1)
-        taken = sa.or_(ranked.c.rank <= fastest, (ranked.c.rank - fastest - 1) % step == 0)
-        query = sa.select(ranked.c.config, ranked.c.time_ns).where(taken).order_by(ranked.c.rank)
+        query = queries.evidence(workload, target_key, template, version, mode, limit)
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         return [(Config.from_json(row.config), row.time_ns) for row in rows]
@@ -448,37 +411,15 @@ class Store:
         limit: int | None = None,
     ) -> list[dict[str, Any]]:
         """The latest records as plain dictionaries, newest first; cheap, and knows operators of later versions too."""
-        record, columns = schema.record, schema.record.c
-        query = (
-            sa.select(
-                columns.id, columns.workload_id, schema.workload.c.op, schema.workload.c.json.label("workload"),
-                columns.target_key.label("target"), columns.template, columns.template_version, columns.config, columns.mode,
-                columns.outcome, columns.time_ns, columns.message, columns.run, columns.batch, columns.prediction,
-                columns.build_s, columns.run_s, columns.started_at, columns.finished_at, columns.final_race,
-                columns.artifact_sha256.label("artifact"), columns.source,
-                schema.best.c.record_id.is_not(None).label("best"),
-            )
-            .select_from(
-                record.join(schema.workload, columns.workload_id == schema.workload.c.id).outerjoin(
-                    schema.best,
-                    sa.and_(
-                        schema.best.c.workload_id == columns.workload_id,
-                        schema.best.c.target_key == columns.target_key,
-                        schema.best.c.mode == columns.mode,
-                        schema.best.c.record_id == columns.id,
-                    ),
-                )
-            )
-            .where(*_conditions(workload, target, template, op, mode))
-            .order_by(columns.id.desc())
-            .limit(limit)
-        )  # fmt: skip
+        query = queries.listing().where(
+            *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode)
+        )
         if outcome is not None:
-            query = query.where(columns.outcome == str(outcome))
+            query = query.where(schema.record.c.outcome == str(outcome))
         if run is not None:
-            query = query.where(columns.run == run)
+            query = query.where(schema.record.c.run == run)
         with self._db.read() as connection:
-            rows = connection.execute(query).mappings().all()
+            rows = connection.execute(query.limit(limit)).mappings().all()
         return [
             {
                 **row,
@@ -537,17 +478,3 @@ class Store:
             **self._db.health(),
             **self.stats(),
         }
-
-
-def _conditions(
-    workload: Workload | None, target: str | None, template: str | None, op: str | None, mode: str | None
-) -> list[sa.ColumnElement[bool]]:
-    record = schema.record.c
-    wanted = (
-        (record.workload_id, workload.id if workload else None),
-        (record.target_key, target),
-        (record.template, template),
-        (schema.workload.c.op, op),
-        (record.mode, mode),
-    )
-    return [column == value for column, value in wanted if value is not None]

@@ -15,7 +15,8 @@ from numba import types
 
 from schedsearch.backend import CompileError, compile_source, toolchain
 from schedsearch.backend.cpu_ops import as_array, tile_ops
-from schedsearch.device.cpu import MAX_THREADS, CpuDevice
+from schedsearch.device.cpu import CpuDevice
+from schedsearch.device.cpu_pool import MAX_THREADS
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Float32, Grid, Int32, Int64, LaunchPlan, Pointer, Scalar
 from schedsearch.target import PRESETS, detect

@@ -214,7 +214,7 @@ def test_of_numba_only_the_backend_uses_more_than_cuda_and_types() -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu")),
+        ("llvmlite", ("schedsearch.backend", "schedsearch.device.cpu", "schedsearch.device.cpu_pool")),
         ("cuda", ("schedsearch.backend", "schedsearch.device")),
         ("sqlalchemy", ("schedsearch.records",)),
         ("pydantic", ("schedsearch.workload_file", "schedsearch.workload_schema")),

@@ -13,171 +13,20 @@ import functools
 import io
 import json
 import mmap
-import platform
 import struct
-import threading
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llvmlite import binding as llvm
 
 from schedsearch.device import WeightWorkspaces
+from schedsearch.device.cpu_pool import Pool, barrier_address, target_machine
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Float32, Int32, Int64, Pointer, Scalar, Step
 from schedsearch.target import Target
 
-MAX_THREADS = 256
-_MAILBOX_BYTES = 128  # sem_t (32 bytes), run, arguments, thread, counter, base, done; two cache lines
-_WORKER_SPINS = 20_000  # polls before a worker goes to sleep: some 100 us, longer than the gap between launches of a chain
 # The argument block, in 64-bit words: status, then the barrier's counter on a cache line of its own, then the parameters.
 _STATUS_WORD, _COUNTER_WORD, _FIRST_PARAM_WORD = 0, 8, 16
-
-# A worker waits for a post of its mailbox's semaphore, runs its share, says that it is done, and waits again; a null
-# function ends it. `dispatch` fills the mailboxes of threads 1..threads-1, runs share 0 itself, and waits until all are
-# done: only then has every thread left the artifact's code, which may be freed next. `barrier` waits until the counter,
-# which only grows, has reached its goal.
-_POOL_IR = """
-declare i32 @sem_init(ptr, i32, i32)
-declare i32 @sem_wait(ptr)
-declare i32 @sem_trywait(ptr)
-declare i32 @sem_post(ptr)
-declare i32 @sched_yield()
-
-define void @mailbox_init(ptr %mailbox) {{
-  %status = call i32 @sem_init(ptr %mailbox, i32 0, i32 0)
-  ret void
-}}
-
-define void @worker(ptr %mailbox) {{
-entry:
-  %at_run = getelementptr i64, ptr %mailbox, i64 4
-  %at_arguments = getelementptr i64, ptr %mailbox, i64 5
-  %at_thread = getelementptr i64, ptr %mailbox, i64 6
-  %at_counter = getelementptr i64, ptr %mailbox, i64 7
-  %at_base = getelementptr i64, ptr %mailbox, i64 8
-  br label %poll
-poll:
-  %spins = phi i64 [ 0, %entry ], [ 0, %work ], [ %more, %spin ]
-  %polled = call i32 @sem_trywait(ptr %mailbox)
-  %posted = icmp eq i32 %polled, 0
-  br i1 %posted, label %wake, label %spin
-spin:
-  call void asm sideeffect "{relax}", ""()
-  %more = add i64 %spins, 1
-  %tired = icmp ugt i64 %more, {worker_spins}
-  br i1 %tired, label %sleep, label %poll
-sleep:
-  %slept = call i32 @sem_wait(ptr %mailbox)
-  %interrupted = icmp ne i32 %slept, 0
-  br i1 %interrupted, label %sleep, label %wake
-wake:
-  %run = load ptr, ptr %at_run
-  %end = icmp eq ptr %run, null
-  br i1 %end, label %exit, label %work
-work:
-  %arguments = load ptr, ptr %at_arguments
-  %thread = load i64, ptr %at_thread
-  %counter = load ptr, ptr %at_counter
-  %base = load i64, ptr %at_base
-  call void %run(ptr %arguments, i64 %thread, ptr %counter, i64 %base)
-  %at_done = getelementptr i64, ptr %mailbox, i64 9
-  store atomic i64 1, ptr %at_done release, align 8
-  br label %poll
-exit:
-  ret void
-}}
-
-define void @dispatch(ptr %mailboxes, i64 %threads, ptr %run, ptr %arguments, ptr %counter, i64 %base) {{
-entry:
-  br label %check
-check:
-  %thread = phi i64 [ 1, %entry ], [ %next, %post ]
-  %more = icmp ult i64 %thread, %threads
-  br i1 %more, label %post, label %own
-post:
-  %offset = mul i64 %thread, {mailbox_bytes}
-  %mailbox = getelementptr i8, ptr %mailboxes, i64 %offset
-  %at_run = getelementptr i64, ptr %mailbox, i64 4
-  %at_arguments = getelementptr i64, ptr %mailbox, i64 5
-  %at_thread = getelementptr i64, ptr %mailbox, i64 6
-  %at_counter = getelementptr i64, ptr %mailbox, i64 7
-  %at_base = getelementptr i64, ptr %mailbox, i64 8
-  store ptr %run, ptr %at_run
-  store ptr %arguments, ptr %at_arguments
-  store i64 %thread, ptr %at_thread
-  store ptr %counter, ptr %at_counter
-  store i64 %base, ptr %at_base
-  %at_done = getelementptr i64, ptr %mailbox, i64 9
-  store atomic i64 0, ptr %at_done monotonic, align 8
-  %posted = call i32 @sem_post(ptr %mailbox)
-  %next = add i64 %thread, 1
-  br label %check
-own:
-  call void %run(ptr %arguments, i64 0, ptr %counter, i64 %base)
-  br label %collect
-collect:
-  %other = phi i64 [ 1, %own ], [ %following, %collected ]
-  %left = icmp ult i64 %other, %threads
-  br i1 %left, label %await, label %exit
-await:
-  %other_offset = mul i64 %other, {mailbox_bytes}
-  %other_mailbox = getelementptr i8, ptr %mailboxes, i64 %other_offset
-  %its_done = getelementptr i64, ptr %other_mailbox, i64 9
-  call void @wait_for(ptr %its_done, i64 1)
-  br label %collected
-collected:
-  %following = add i64 %other, 1
-  br label %collect
-exit:
-  ret void
-}}
-
-define void @quit(ptr %mailboxes, i64 %threads) {{
-entry:
-  br label %check
-check:
-  %thread = phi i64 [ 1, %entry ], [ %next, %post ]
-  %more = icmp ult i64 %thread, %threads
-  br i1 %more, label %post, label %exit
-post:
-  %offset = mul i64 %thread, {mailbox_bytes}
-  %mailbox = getelementptr i8, ptr %mailboxes, i64 %offset
-  %at_run = getelementptr i64, ptr %mailbox, i64 4
-  store ptr null, ptr %at_run
-  %posted = call i32 @sem_post(ptr %mailbox)
-  %next = add i64 %thread, 1
-  br label %check
-exit:
-  ret void
-}}
-
-define void @barrier(ptr %counter, i64 %goal) {{
-  %before = atomicrmw add ptr %counter, i64 1 acq_rel
-  call void @wait_for(ptr %counter, i64 %goal)
-  ret void
-}}
-
-define internal void @wait_for(ptr %counter, i64 %goal) {{
-entry:
-  br label %check
-check:
-  %spins = phi i64 [ 0, %entry ], [ %more, %wait ], [ 0, %yield ]
-  %reached = load atomic i64, ptr %counter acquire, align 8
-  %all = icmp sge i64 %reached, %goal
-  br i1 %all, label %out, label %wait
-wait:
-  call void asm sideeffect "{relax}", ""()
-  %more = add i64 %spins, 1
-  %long = icmp ugt i64 %more, 2000
-  br i1 %long, label %yield, label %check
-yield:
-  %yielded = call i32 @sched_yield()
-  br label %check
-out:
-  ret void
-}}
-"""
 
 
 class CpuDevice:
@@ -188,7 +37,7 @@ class CpuDevice:
             raise DeviceError(f"target {target.key} is not a CPU; open it with open_device")
         self.target = target
         self._memory: dict[int, mmap.mmap] = {}
-        self._pool = _Pool()
+        self._pool = Pool()
 
     def load(self, artifact: Artifact) -> CpuKernel:
         """Raises DeviceError for GPU code, and for code that uses instructions which this CPU lacks."""
@@ -231,7 +80,7 @@ class CpuDevice:
 class CpuKernel:
     """See `schedsearch.device.LoadedKernel`."""
 
-    def __init__(self, device: CpuDevice, pool: _Pool, artifact: Artifact) -> None:
+    def __init__(self, device: CpuDevice, pool: Pool, artifact: Artifact) -> None:
         plan = artifact.plan
         if plan.kind != "cpu":
             raise DeviceError(f"code for {plan.arch} does not run on a CPU")
@@ -274,7 +123,7 @@ class CpuKernel:
 class _Chain:
     """The linked code that runs some steps of an artifact one after the other."""
 
-    def __init__(self, artifact: Artifact, steps: Sequence[Step], pool: _Pool) -> None:
+    def __init__(self, artifact: Artifact, steps: Sequence[Step], pool: Pool) -> None:
         self.steps = steps
         self.threads = max(step.block_threads for step in steps)
         pool.grow(self.threads)
@@ -355,82 +204,14 @@ class BoundCpuKernel:
             self._words[word] = _float_bits(value)
 
 
-class _Pool:
-    """Worker threads that wait in native code. Not usable after a fork."""
-
-    def __init__(self) -> None:
-        native = _native()
-        self.dispatch = native.dispatch
-        self._native = native
-        self._mailboxes = ctypes.create_string_buffer(_MAILBOX_BYTES * (MAX_THREADS + 1))
-        base = ctypes.addressof(self._mailboxes)
-        self.mailboxes = base + -base % _MAILBOX_BYTES
-        self._workers: list[threading.Thread] = []
-
-    def grow(self, threads: int) -> None:
-        """Makes sure that launches of so many threads (the caller is one of them) can be dispatched."""
-        if not 1 <= threads <= MAX_THREADS:
-            raise DeviceError(f"a step wants {threads} threads; allowed: 1 to {MAX_THREADS}")
-        while len(self._workers) < threads - 1:
-            mailbox = self.mailboxes + _MAILBOX_BYTES * (len(self._workers) + 1)
-            self._native.mailbox_init(mailbox)
-            # The thread's frame holds the mailboxes: they live as long as someone waits on them.
-            worker = threading.Thread(target=_work, args=(self._native, mailbox, self._mailboxes), daemon=True)
-            worker.start()
-            self._workers.append(worker)
-
-    def close(self) -> None:
-        """Ends the workers and waits for them."""
-        workers, self._workers = self._workers, []
-        if workers:
-            self._native.quit(self.mailboxes, len(workers) + 1)
-        for worker in workers:
-            worker.join()
-
-
-def _work(native: _Native, mailbox: int, keep_alive: object) -> None:
-    native.worker(mailbox)
-
-
-class _Native:
-    """The functions of `_POOL_IR`, callable. A foreign call gives up the interpreter lock."""
-
-    def __init__(self) -> None:
-        relax = {"x86_64": "pause", "aarch64": "yield"}.get(platform.machine(), "")
-        module = llvm.parse_assembly(_POOL_IR.format(relax=relax, worker_spins=_WORKER_SPINS, mailbox_bytes=_MAILBOX_BYTES))
-        self._engine = llvm.create_mcjit_compiler(module, _target_machine())
-        self._engine.finalize_object()
-        word = ctypes.c_uint64
-        self.mailbox_init = self._function("mailbox_init", word)
-        self.worker = self._function("worker", word)
-        self.dispatch = self._function("dispatch", word, word, word, word, word, word)
-        self.quit = self._function("quit", word, word)
-        self.barrier_address = self._engine.get_function_address("barrier")
-
-    def _function(self, name: str, *types: Any) -> Any:
-        return ctypes.CFUNCTYPE(None, *types)(self._engine.get_function_address(name))
-
-
-@functools.cache
-def _native() -> _Native:
-    return _Native()
-
-
 @functools.cache
 def _host_features() -> frozenset[str]:
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
-def _target_machine() -> llvm.TargetMachine:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()
-    return llvm.Target.from_default_triple().create_target_machine(opt=2, reloc="static", codemodel="large")
-
-
 def _link(artifact: Artifact, steps: Sequence[Step], threads: int) -> tuple[llvm.ExecutionEngine, int]:
     """The linked code of some steps of an artifact and the address of its `run`."""
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(steps, threads)), _target_machine())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(steps, threads)), target_machine())
     with zipfile.ZipFile(io.BytesIO(artifact.code)) as archive:
         missing = set(json.loads(archive.read("manifest.json"))["features"]) - _host_features()
         if missing:
@@ -483,7 +264,7 @@ def _run_ir(steps: Sequence[Step], threads: int) -> str:
         if threads > 1 and number < len(steps) - 1:
             lines += [
                 f"  %goal{number} = add i64 %base, {threads * (number + 1)}",
-                f"  call void inttoptr (i64 {_native().barrier_address} to ptr)(ptr %counter, i64 %goal{number})",
+                f"  call void inttoptr (i64 {barrier_address()} to ptr)(ptr %counter, i64 %goal{number})",
             ]
     return "\n".join([*declarations, _SHARE_IR, *lines, "  ret void", "}"])
 
