@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +30,7 @@ from numpy.typing import NDArray
 
 from schedsearch import replay
 from schedsearch.arms import WARM_TRIALS, Arm, ArmPlan, Finalist, Task, TaskPlan, TaskState, choose_arm
+from schedsearch.measure.process import call_in_children
 from schedsearch.measurement import Outcome
 from schedsearch.replay_figures import RESAMPLES
 from schedsearch.space import ConfigSpace, Knob
@@ -161,10 +160,10 @@ def search(
     """(seeds, tasks, evaluations): times in ns, NaN for a failure, inf where a space was exhausted before."""
     slim = [replace(space, repetitions_ns=()) for space in spaces]
     calls = [(space, tuner, seed, evaluations) for seed in range(seeds) for space in slim]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        found = [one.times_ns for one in pool.map(replay.run, *zip(*calls))]
-    padded = [np.pad(np.array(times), (0, evaluations - len(times)), constant_values=np.inf) for times in found]
-    return np.array(padded).reshape(seeds, len(spaces), evaluations)
+    times = np.full((len(calls), evaluations), np.inf)
+    for number, run in call_in_children("schedsearch.replay:run", calls, jobs):
+        times[number, : len(run.times_ns)] = run.times_ns
+    return times.reshape(seeds, len(spaces), evaluations)
 
 
 def make_runs(

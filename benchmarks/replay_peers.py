@@ -22,10 +22,8 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ import numpy as np
 from common import table, write
 
 from schedsearch import replay
+from schedsearch.measure.process import call_in_children
 from schedsearch.replay import RecordedSpace, Run
 
 STRATEGIES = ("genetic_algorithm", "adaptive_tabu_greywolf", "hybrid_vndx", "simulated_annealing", "bayes_opt")
@@ -110,7 +109,7 @@ def run_strategy(cache: Path, strategy: Any, seed: int, evaluations: int) -> Run
 
 
 def _one(tuner: str | None, strategy: str, space: RecordedSpace | Path, seed: int, evaluations: int) -> Run:
-    """In a process of the pool; no tuner: a strategy of Kernel Tuner."""
+    """No tuner: a strategy of Kernel Tuner."""
     if isinstance(space, RecordedSpace):
         assert tuner is not None
         return replay.run(space, tuner, seed, evaluations)
@@ -124,31 +123,20 @@ def run_all(
     slim = [replace(space, repetitions_ns=()) for space in spaces]
     with tempfile.TemporaryDirectory() as folder:
         caches = [write_cache(space, Path(folder) / f"{i}.json") for i, space in enumerate(slim)]
-        tasks: list[tuple[tuple[str, int, int], tuple[Any, ...]]] = []
+        tasks: list[tuple[str, int, int]] = []
+        calls: list[tuple[Any, ...]] = []
         for i, seed in ((i, seed) for seed in range(seeds) for i in range(len(spaces))):
-            tasks.append(((tuner, i, seed), (tuner, "", slim[i], seed, evaluations)))
-            tasks += [((name, i, seed), (None, name, caches[i], seed, evaluations)) for name in strategies]
+            tasks += [(name, i, seed) for name in (tuner, *strategies)]
+            calls += [(tuner, "", slim[i], seed, evaluations)]
+            calls += [(None, name, caches[i], seed, evaluations) for name in strategies]
         found = {}
-        for number, (key, run) in enumerate(_execute(tasks, jobs), 1):
-            found[key] = run
-            if 10 * number // len(tasks) > 10 * (number - 1) // len(tasks):
-                print(f"{number} of {len(tasks)} runs", flush=True)
+        for number, run in call_in_children("replay_peers:_one", calls, jobs):
+            found[tasks[number]] = run
+            if 10 * len(found) // len(tasks) > 10 * (len(found) - 1) // len(tasks):
+                print(f"{len(found)} of {len(tasks)} runs", flush=True)
     return {
         name: [[found[name, i, seed] for seed in range(seeds)] for i in range(len(spaces))] for name in (tuner, *strategies)
     }
-
-
-def _execute(tasks: Sequence[tuple[Any, tuple[Any, ...]]], jobs: int) -> Iterator[tuple[Any, Run]]:
-    if jobs == 1:
-        yield from ((key, _one(*arguments)) for key, arguments in tasks)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_one, *arguments): key for key, arguments in tasks}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def compare(

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.errors import UsageError
 from schedsearch.hints import MAX_HINTS
-from schedsearch.measure.process import ChildProcess
+from schedsearch.measure.process import call_in_children
 from schedsearch.recorded_space import Loaded, RecordedSpace, load
 from schedsearch.replay_figures import Report, Run, differences, summarise, to_json
 from schedsearch.tuner import make_tuner, require_tuner
 from schedsearch.workload import Config
 
 __all__ = [
-    "Loaded", "RecordedSpace", "Report", "Run", "cold_spaces", "differences", "load", "replay", "run", "serve", "summarise",
+    "Loaded", "RecordedSpace", "Report", "Run", "cold_spaces", "differences", "load", "replay", "run", "summarise",
     "to_json",
 ]  # fmt: skip
 
@@ -157,18 +155,20 @@ def replay(
     sources = _sources(spaces, warm)
     # Without noise the repetitions, most of the data, stay out of what goes to other processes.
     searched = spaces if noise else [replace(space, repetitions_ns=()) for space in spaces]
-    tasks = (
-        (i, seed, (space, tuner, seed, min(max(evaluations), len(space.rows))), {"warm": sources[i], "noise": noise})
-        for seed in range(seeds)
-        for i, space in enumerate(searched)
-    )
-    total = seeds * len(spaces)
+    tasks = [(i, seed) for seed in range(seeds) for i in range(len(spaces))]
+    calls = ((searched[i], tuner, seed, min(max(evaluations), len(spaces[i].rows)), sources[i], noise) for i, seed in tasks)
     runs: dict[tuple[int, int], Run] = {}
-    for number, (i, seed, result) in enumerate(_execute(tasks, min(jobs, total)), 1):
-        runs[i, seed] = result
+    for number, result in call_in_children(f"{__name__}:_run", calls, min(jobs, len(tasks))):
+        runs[tasks[number]] = result
         if progress:
-            progress(number, total, spaces[i].name)
+            progress(len(runs), len(tasks), spaces[tasks[number][0]].name)
     return summarise(spaces, tuner, evaluations, [[runs[i, s] for s in range(seeds)] for i in range(len(spaces))])
+
+
+def _run(
+    recorded: RecordedSpace, tuner: str, seed: int, evaluations: int, warm: Sequence[RecordedSpace], noise: bool
+) -> Run:
+    return run(recorded, tuner, seed, evaluations, warm=warm, noise=noise)
 
 
 def cold_spaces(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> list[str]:
@@ -198,43 +198,3 @@ def _sources(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> 
         if all(names[id(source)] != names[id(space)] for space in spaces):
             raise UsageError(f"{source.file} ({source.name}) has other knobs than every space to search; it cannot warm any")
     return [[w for w in warm if names[id(w)] == names[id(space)] and prints[id(w)] != prints[id(space)]] for space in spaces]
-
-
-_Task = tuple[int, int, tuple[Any, ...], dict[str, Any]]  # space, seed, arguments of `run`
-
-
-def _execute(tasks: Iterable[_Task], jobs: int) -> Iterator[tuple[int, int, Run]]:
-    if jobs == 1:
-        for i, seed, arguments, options in tasks:
-            yield i, seed, run(*arguments, **options)
-        return
-    tasks = iter(tasks)
-    children: list[ChildProcess] = []
-    busy: dict[ChildProcess, tuple[int, int]] = {}  # to the space and seed of its run
-
-    def give(child: ChildProcess) -> None:
-        if task := next(tasks, None):
-            i, seed, arguments, options = task
-            child.send((arguments, options))
-            busy[child] = i, seed
-
-    try:
-        for _ in range(jobs):
-            children.append(ChildProcess("schedsearch.replay:serve"))
-            give(children[-1])
-        while busy:
-            ready = wait([child.conn for child in busy])
-            for child in [child for child in busy if child.conn in ready]:
-                result, (i, seed) = child.receive(), busy.pop(child)
-                give(child)
-                yield i, seed, result
-    finally:  # also when interrupted: a run takes seconds
-        for child in children:
-            child.kill()
-
-
-def serve(conn: Connection) -> None:
-    """Entry of a child process: answers arguments of `run` with its result, until the parent closes the pipe."""
-    while True:
-        arguments, options = conn.recv()
-        conn.send(run(*arguments, **options))

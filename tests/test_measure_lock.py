@@ -14,7 +14,7 @@ from child_environment import child_environment
 
 from schedsearch.errors import DeviceBusyError
 from schedsearch.measure import DeviceLock
-from schedsearch.measure.process import ChildDiedError, ChildProcess
+from schedsearch.measure.process import ChildDiedError, ChildProcess, call_in_children
 from schedsearch.target import PRESETS, detect
 
 CPU = detect("cpu")
@@ -159,6 +159,16 @@ def test_a_dead_child_says_how_it_died() -> None:
         child.receive(30)
     child.kill()
     child.kill()  # again is no error
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 9])
+def test_calls_in_children_come_back_with_their_numbers(jobs: int) -> None:
+    assert dict(call_in_children("operator:sub", [(3 * i, i) for i in range(5)], jobs)) == {i: 2 * i for i in range(5)}
+
+
+def test_a_call_that_raises_in_a_child_is_an_error_here() -> None:
+    with pytest.raises(ChildDiedError, match="ZeroDivisionError"):
+        list(call_in_children("operator:truediv", [(1, 1), (1, 0)], 2))
 
 
 def test_a_silent_child_is_a_timeout_and_stays_alive() -> None:

@@ -88,7 +88,7 @@ class TestCounting:
 def test_the_data_have_one_report_a_tuner_in_the_form_of_replay(
     kernel_tuner: ModuleType, space: RecordedSpace, tmp_path: Path
 ) -> None:
-    data = json.loads(json.dumps(kernel_tuner.compare([space], "ga", ["random_sample"], [5, 10], seeds=2)))
+    data = json.loads(json.dumps(kernel_tuner.compare([space], "ga", ["random_sample"], [5, 10], seeds=2, jobs=2)))
     assert [each["tuner"] for each in data["reports"]] == ["ga", "Kernel Tuner random_sample"]
     for each in data["reports"]:
         assert set(each["geomean"]) == {"5", "10"} and each["spaces"][0]["fractions"] == each["geomean"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact
@@ -181,22 +181,22 @@ class Builder:
 
     def _collect(self, timeout_s: float) -> None:
         """Takes in every message that is there or comes first within `timeout_s`."""
-        by_conn = {worker.process.conn: worker for worker in self._pool}
+        by_conn: dict[Any, _Worker] = {worker.process.conn: worker for worker in self._pool}
         while ready := wait(list(by_conn), max(0.0, timeout_s)):
             timeout_s = 0.0
             for conn in ready:
-                worker = by_conn[conn]  # type: ignore[index]
+                worker = by_conn[conn]
                 try:
                     message = worker.process.receive(0.0)
                 except ChildDiedError as error:
                     if not worker.ready:
                         raise RuntimeError(f"a compiler process cannot start: {error}") from error
-                    del by_conn[conn]  # type: ignore[arg-type]
+                    del by_conn[conn]
                     self._lose(worker, Outcome.WORKER_LOST, f"the builder process was lost: {error}")
                 else:
                     self._take(worker, message)
                     if worker not in self._pool:
-                        del by_conn[conn]  # type: ignore[arg-type]
+                        del by_conn[conn]
 
     def _take(self, worker: _Worker, message: BuilderReady | BuildStarted | BuildFinished) -> None:
         if isinstance(message, BuilderReady):

@@ -18,9 +18,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -139,14 +139,63 @@ def _spawner() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_spawner.cache_clear)
 
 
+def call_in_children(function: str, calls: Iterable[tuple[Any, ...]], jobs: int) -> Iterator[tuple[int, Any]]:
+    """Calls a function in `jobs` child processes, in this one if that is 1. Closing the iterator kills those at work.
+
+    Args:
+        function: 'module:function', which the children import.
+        calls: the arguments of each call; taken when a child is free.
+
+    Yields:
+        The number of a call, from 0, and its result, as they come.
+
+    Raises:
+        ChildDiedError: a call raised (or ended its process); the text has the traceback's end.
+    """
+    waiting = iter(enumerate(calls))
+    if jobs == 1:
+        yield from ((number, _named(function)(*arguments)) for number, arguments in waiting)
+        return
+    children: list[ChildProcess] = []
+    busy: dict[ChildProcess, int] = {}
+    try:
+        for _, (number, arguments) in zip(range(jobs), waiting):
+            child = ChildProcess(f"{__name__}:_serve_calls", (function,))
+            children.append(child)
+            child.send(arguments)
+            busy[child] = number
+        while busy:
+            ready = wait([child.conn for child in busy])
+            for child in [child for child in busy if child.conn in ready]:
+                result, number = child.receive(), busy.pop(child)
+                if following := next(waiting, None):
+                    busy[child], arguments = following
+                    child.send(arguments)
+                yield number, result
+    finally:
+        for child in children:
+            child.kill()
+
+
+def _serve_calls(conn: Connection, function: str) -> None:
+    """Entry of a child: answers arguments with the function's result, until the parent closes the pipe."""
+    while True:
+        conn.send(_named(function)(*conn.recv()))
+
+
+def _named(function: str) -> Callable[..., Any]:
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def run_child(fd: int, parent: int) -> None:
     """Entry of the child: the first message names what to run; returns when the parent closes the pipe."""
     _die_with(parent)
     faulthandler.enable()
     with Connection(fd) as conn, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         entry, args = conn.recv()
-        module, _, name = entry.partition(":")
-        getattr(importlib.import_module(module), name)(conn, *args)
+        _named(entry)(conn, *args)
     sys.stderr.flush()
     os._exit(0)  # interpreter shutdown may hang in a driver that a candidate broke
 
