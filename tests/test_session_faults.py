@@ -1,16 +1,22 @@
-"""`tune` on this machine's CPU with candidates that crash, hang, compute nonsense or corrupt memory."""
+"""`tune` with candidates that crash, hang or compute nonsense: each costs a trial, keeps its text, leaves nothing behind."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import faulty_templates as faulty
 import pytest
+from child_environment import child_environment
+from test_measure_lock import alive, gone
 
 from schedsearch.arms import Task
 from schedsearch.errors import UsageError
 from schedsearch.measure import DeviceLock
-from schedsearch.measurement import Outcome
+from schedsearch.measurement import Outcome, Record
 from schedsearch.observer import RunSummary
 from schedsearch.records.store import Store
 from schedsearch.session import tune
@@ -18,59 +24,80 @@ from schedsearch.target import detect
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 
-WORKLOAD = Workload.conv2d(n=1, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")
+WORKLOAD = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")
 EXPECTED = {
-    "abort_in_builder": Outcome.WORKER_LOST,
-    "endless_compile": Outcome.COMPILE_TIMEOUT,
-    "raising_template": Outcome.COMPILE_ERROR,
-    "untypable": Outcome.COMPILE_ERROR,
-    "null_write": Outcome.WORKER_LOST,
-    "endless_kernel": Outcome.RUN_TIMEOUT,
-    "missing_product": Outcome.WRONG_ANSWER,
-    "unwritten_row": Outcome.WRONG_ANSWER,
+    "none": (Outcome.OK, ""),
+    "abort": (Outcome.WORKER_LOST, "SIGABRT"),
+    "endless compile": (Outcome.COMPILE_TIMEOUT, "not compiled within"),
+    "raise": (Outcome.COMPILE_ERROR, "a tile of no elements"),
+    "untypable": (Outcome.COMPILE_ERROR, "no_such_attribute"),
+    "wrong": (Outcome.WRONG_ANSWER, "elements are wrong"),
+    "unwritten": (Outcome.WRONG_ANSWER, "elements are wrong"),
+    "stray": (Outcome.WRONG_ANSWER, "wrote outside y"),
+    "hang": (Outcome.RUN_TIMEOUT, "not verified and timed within"),
 }
 
 
-def run(db: Path, *templates: Template) -> RunSummary:
-    task = Task(WORKLOAD, restrict={"step": [1]})
+def run(database: Path, template: Template, target: str, **only: list[str]) -> RunSummary:
+    """Tries every configuration of a template, or those that `only` names, with one input channel a step."""
     return tune(
-        [task], db, target="cpu", trials=len(templates), tuner="grid", templates=templates,
-        build_timeout_s=8.0, run_timeout_s=3.0,
-    )  # fmt: skip
+        [Task(WORKLOAD, restrict={"step": [1], **only})],
+        database,
+        target=target,
+        tuner="grid",
+        templates=[template],
+        workers=1,
+        build_timeout_s=20.0,  # builders are of low priority, and others may keep the machine busy
+        run_timeout_s=10.0,
+    )
 
 
-def children() -> set[str]:
-    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+def children(pid: int) -> list[int]:
+    """Process ids of the living children of all threads of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(word) for word in (task / "children").read_text().split()]
+    return [child for child in found if alive(child)]
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
+def trials(database: Path) -> list[Record]:
+    with Store.open(database, create=False) as store:
+        return [record for record in store.history(WORKLOAD) if not record.final_race]
 
 
-def test_every_fault_costs_one_trial_and_spoils_nothing_after_it(tmp_path: Path) -> None:
-    before = children()
-    faults = [
-        faulty.AbortInBuilder(), faulty.EndlessCompile(), faulty.RaisingTemplate(), faulty.Untypable(), faulty.NullWrite(),
-        faulty.EndlessKernel(), faulty.MissingProduct(), faulty.UnwrittenRow(),
-    ]  # fmt: skip
-    summary = run(tmp_path / "faulty.db", *faults, faulty.PointwiseCpu())
-
-    arms = {arm.template: arm for arm in summary.tasks[0].arms}
-    for name, outcome in EXPECTED.items():
-        assert arms[name].outcomes == {outcome: 1}, name
-    assert arms["pointwise_cpu"].outcomes == {Outcome.OK: 1}
-    assert summary.tasks[0].trials == len(arms)
-    with Store.open(tmp_path / "faulty.db", readonly=True) as store:
-        failed = [record for record in store.history() if not record.measurement.ok]
-    assert len(failed) == len(EXPECTED) and all(record.measurement.message for record in failed)
-
-    assert children() == before, "no process is left behind"
-    DeviceLock(detect("cpu"), wait=True).close()
+@pytest.mark.parametrize(
+    ("template", "target", "crash"),
+    [
+        pytest.param(faulty.MinefieldCpu(), "cpu", (Outcome.WORKER_LOST, "SIGSEGV"), id="cpu"),
+        pytest.param(
+            faulty.MinefieldCuda(), "cuda", (Outcome.LAUNCH_ERROR, "ILLEGAL_ADDRESS"), id="cuda", marks=pytest.mark.gpu
+        ),
+    ],
+)
+def test_every_fault_costs_one_trial_and_is_recorded(
+    template: faulty.MinefieldCpu | faulty.MinefieldCuda, target: str, crash: tuple[Outcome, str], tmp_path: Path
+) -> None:
+    before = set(children(os.getpid()))
+    (task,) = run(tmp_path / "faults.db", template, target).tasks
+    records = trials(tmp_path / "faults.db")
+    assert sorted(record.config["fault"] for record in records) == sorted(template.templates)
+    assert task.trials == len(template.templates)
+    for record in records:
+        outcome, text = {**EXPECTED, "crash": crash}[record.config["fault"]]
+        assert record.measurement.outcome is outcome, record.measurement.message
+        assert text in record.measurement.message
+    assert task.best_config is not None and task.best_config["fault"] == "none"
+    if target == "cuda":  # a CPU's cores are shared with the other tests, so its times are not compared
+        (after,) = (record for record in records if record.measurement.ok)
+        run(tmp_path / "clean.db", template, target, fault=["none"])
+        fastest = min(min(record.measurement.times_ns) for record in trials(tmp_path / "clean.db"))
+        assert min(after.measurement.times_ns) == pytest.approx(fastest, rel=0.1)
+    assert set(children(os.getpid())) <= before
+    DeviceLock(detect(target), wait=True).close()
 
 
 def test_a_race_condition_that_shows_under_load_only_is_never_best(tmp_path: Path) -> None:
-    summary = run(tmp_path / "t.db", faulty.WrongWhenHot())
+    summary = run(tmp_path / "t.db", faulty.WrongWhenHot(), "cpu")
     with Store.open(tmp_path / "t.db", readonly=True) as store:
         raced = [record.measurement.outcome for record in store.history() if record.final_race]
         assert list(store.bests()) == []
@@ -83,6 +110,44 @@ def test_a_template_that_workers_cannot_import_is_refused_before_anything_runs(t
         name = "local"
 
     with pytest.raises(UsageError, match="top level"):
-        run(tmp_path / "t.db", Local())
-    with Store.open(tmp_path / "t.db", readonly=True) as store:
-        assert store.history() == []
+        run(tmp_path / "t.db", Local(), "cpu")
+    assert trials(tmp_path / "t.db") == []
+
+
+PARENT = """
+import sys
+import faulty_templates as faulty
+from schedsearch.arms import Task
+from schedsearch.session import tune
+from schedsearch.workload import Workload
+
+class Announce:
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: print(name, flush=True)
+
+workload = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")
+template = {"cpu": faulty.MinefieldCpu, "cuda": faulty.MinefieldCuda}[sys.argv[1]]()
+task = Task(workload, restrict={"fault": ["none", "hang"], "step": [1]})
+options = {"target": sys.argv[1], "tuner": "grid", "templates": [template], "workers": 1, "run_timeout_s": 1000}
+tune([task], sys.argv[2], observers=[Announce()], **options)
+"""
+
+
+@pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_kill_9_loses_the_trial_in_flight_and_nothing_else(target: str, tmp_path: Path) -> None:
+    environment = child_environment(TMPDIR=str(tmp_path))  # a lock file of its own
+    database = tmp_path / "records.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, target, database], stdout=subprocess.PIPE, text=True, env=environment
+    ) as run:
+        assert run.stdout is not None
+        while "trial" not in (line := run.stdout.readline()):
+            assert line, "the run ended before its first trial"
+        time.sleep(5.0)  # the second candidate hangs now
+        offspring = children(run.pid)
+        assert len(offspring) >= 2  # a builder and the runner
+        run.kill()
+    assert gone(offspring, within_s=30.0)
+    (record,) = trials(database)
+    assert record.measurement.ok and record.config["fault"] == "none"
+    DeviceLock(detect(target), wait=False, folder=tmp_path).close()
