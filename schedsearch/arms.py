@@ -12,7 +12,7 @@ import numpy as np
 
 from schedsearch.collaborators import TunerFactory, TunerLike
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
-from schedsearch.hints import COLD, WarmStart
+from schedsearch.hints import COLD, Results, WarmStart
 from schedsearch.measurement import Outcome, Record
 from schedsearch.observer import ArmSummary, TaskSummary
 from schedsearch.ranking import RankAgreement
@@ -213,7 +213,7 @@ class Arm:
         own_seed = int(sha256_hex(f"{seed}:{workload.id}:{self.template.name}")[:8], 16)
 
         def make(warm: WarmStart) -> TunerLike:
-            known = list(self.results.items())
+            known = self.evidence()
             exclude = [self.plan.default, *(config for config, _ in known)]
             tuner = factory(
                 name, self.plan.space, seed=own_seed, default=self.plan.default, exclude=exclude, hints=warm.hints
@@ -245,6 +245,10 @@ class Arm:
             return
         self._fruitless = 0
         self.trials += 1
+
+    def evidence(self) -> Results:
+        """`results` as of now, in the form that tuners learn from."""
+        return list(self.results.items())
 
     @property
     def open(self) -> bool:

@@ -1,6 +1,7 @@
 """The journal of a run: every outcome is kept in the store, then told to the observers.
 
-The loop (`schedsearch.loop`) decides what is tried; it has no other way to the store's records or to an observer.
+The loop (`schedsearch.loop`) decides what is tried. It reads from the store what is known from before; all that is written
+there and told to observers goes through here.
 """
 
 from __future__ import annotations
@@ -154,6 +155,10 @@ class Journal:
         time_ns = record.measurement.time_ns
         event = Best(task.index, task.workload, record.template, record.config, time_ns, previous_ns, self.elapsed_s)
         self._tell(lambda observer: observer.on_best(event))
+
+    def demote(self, task: TaskState) -> None:
+        """Takes away the store's best of a task, because its code turned out to be wrong."""
+        self._store.demote(task.workload, self._target.key, self._options.mode)
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:

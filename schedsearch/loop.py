@@ -196,9 +196,7 @@ class Session:
             if (other.workload.op, twin.template.name, twin.template.version) == key
         ]
         known = [
-            Known(workload, self._target.key, lambda twin=twin: list(twin.results.items()))  # type: ignore[misc]
-            for workload, twin in twins
-            if twin.trials >= self._warm_trials
+            Known(workload, self._target.key, twin.evidence) for workload, twin in twins if twin.trials >= self._warm_trials
         ]
         if self._options.resume:
             if key not in self._elsewhere:
@@ -238,15 +236,17 @@ class Session:
         while self._ready and len(self._measuring) < self._device.queue:
             proposal, built = self._ready.popleft()
             proposal.task.prepared = True
-            # The best time is read when the device gets to it, not now.
-            call = lambda task=proposal.task, built=built: self._runner.measure(task.workload, built, task.best_ns)  # noqa: E731
-            self._measuring[self._device.submit(call)] = (proposal, built)
+            self._measuring[self._device.submit(self._measure, proposal.task, built)] = (proposal, built)
         if not (self._measuring or self._preparing or self._alternate):
             # The device would be idle until a build is done: it can as well get ready for one that is under way.
             task = next((proposal.task for proposal in self._building.values() if not proposal.task.prepared), None)
             if task is not None:
                 task.prepared = True
                 self._preparing = self._device.submit(self._runner.prepare, task.workload)
+
+    def _measure(self, task: TaskState, built: Built) -> Measurement:
+        """On the device's thread: the best time is that of when the device gets to it."""
+        return self._runner.measure(task.workload, built, task.best_ns)
 
     def _wait(self) -> None:
         """Sleeps until a proposal, a build or a measurement is done, and takes in what is built and measured."""
@@ -346,7 +346,7 @@ class Session:
                 self._journal.promote(task, entry, built, if_faster=not entered)
                 return
         if entered and not stop.requested:  # and failed, as everybody did
-            self._store.demote(task.workload, self._target.key, self._options.mode)
+            self._journal.demote(task)
 
     def _race_once(self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]) -> list[tuple[Finalist, Entry, Built]]:
         """Returns those who passed, with their records; the others are disqualified."""

@@ -198,7 +198,7 @@ class TestVerify:
         (entry,) = events(result.stdout)
         assert entry["regressed"] and entry["ratio"] > 1.1
 
-    def test_what_is_wrong_exits_with_1_and_is_best_no_more(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_wrong_exits_with_1_and_is_best_no_more(self, folder: Path) -> None:
         """The stored code is that of another workload: a tile that leaves the second half of the channels out."""
         other = Workload.conv2d(n=1, h=8, w=8, c=4, k=8, r=3, s=3, dtype="float32")
         (folder / "half.yaml").write_text(TINY.replace("c: 8", "c: 4"))

@@ -74,7 +74,7 @@ def test_a_mark_makes_a_database_trusted_where_it_lies(foreign: Path, tmp_path: 
         lookup.code(SHA256)
 
 
-def test_a_mark_does_not_pass_to_another_database_at_the_same_place(foreign: Path, tmp_path: Path) -> None:
+def test_a_mark_does_not_pass_to_another_database_at_the_same_place(foreign: Path) -> None:
     trust.trust(foreign)
     with sqlite3.connect(foreign) as other:
         other.execute("UPDATE meta SET value = 'another id' WHERE key = 'uuid'")

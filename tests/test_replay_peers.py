@@ -85,9 +85,7 @@ class TestCounting:
         assert len({int((each.fractions == 0).sum()) for each in found}) > 3, "the one is met sooner or later"
 
 
-def test_the_data_have_one_report_a_tuner_in_the_form_of_replay(
-    kernel_tuner: ModuleType, space: RecordedSpace, tmp_path: Path
-) -> None:
+def test_the_data_have_one_report_a_tuner_in_the_form_of_replay(kernel_tuner: ModuleType, space: RecordedSpace) -> None:
     data = json.loads(json.dumps(kernel_tuner.compare([space], "ga", ["random_sample"], [5, 10], seeds=2, jobs=2)))
     assert [each["tuner"] for each in data["reports"]] == ["ga", "Kernel Tuner random_sample"]
     for each in data["reports"]:

@@ -31,7 +31,7 @@ def compile_source(source: KernelSource, target: Target) -> BuildResult:
         return compile_cuda(source, target)
     from schedsearch.backend.cpu import compile_cpu
 
-    return compile_cpu(source, target)
+    return compile_cpu(source)
 
 
 def toolchain(kind: Literal["cuda", "cpu"]) -> dict[str, str]:

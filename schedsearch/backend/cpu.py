@@ -24,7 +24,6 @@ from llvmlite import binding as llvm
 from schedsearch.backend.base import BuildResult, CompileError
 from schedsearch.launch import Artifact, LaunchPlan, Step
 from schedsearch.measurement import Resources
-from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
 
 # No nnan or ninf: poisoned outputs must stay NaN. No reassoc: a kernel's order of summation is part of its schedule.
@@ -41,7 +40,7 @@ def toolchain_cpu() -> dict[str, str]:
     }
 
 
-def compile_cpu(source: KernelSource, target: Target) -> BuildResult:
+def compile_cpu(source: KernelSource) -> BuildResult:
     """Compiles every step for the processor that this process runs on.
 
     The code is a zip archive: `manifest.json` ({"cpu": LLVM's name, "features": what LLVM may have used}) and one ELF object
