@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any, ClassVar
 
 from schedsearch.launch import Grid, Int64, Pointer
@@ -92,14 +91,6 @@ class EndlessCompile(PointwiseCpu):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         while True:
             pass
-
-
-class SleepingCompile(PointwiseCpu):
-    name = "sleeping_compile"
-
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        time.sleep(3600)
-        raise AssertionError("not reached")
 
 
 class RaisingTemplate(PointwiseCpu):

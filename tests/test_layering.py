@@ -229,8 +229,8 @@ def test_a_library_is_used_in_its_home_only(library: str, homes: tuple[str, ...]
 
 def test_xgboost_is_imported_in_one_file_and_never_eagerly() -> None:
     uses = [item for item in IMPORTS if item.module.split(".")[0] == "xgboost"]
-    assert len({item.importer for item in uses}) == 1
-    assert [str(item) for item in uses if item.eager and _within(item.importer, "schedsearch.tuner.xgb")] == []
+    assert {item.importer for item in uses} == {"schedsearch.tuner.model"}
+    assert [str(item) for item in uses if item.eager] == []
 
 
 def test_lookup_needs_the_standard_library_and_errors_only() -> None:
@@ -259,7 +259,7 @@ def _loaded(code: str) -> list[str]:
         f"with contextlib.redirect_stdout(io.StringIO()):\n    {code}\n"
         "print(json.dumps(list(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT.anchor)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, cwd=ROOT.anchor)
     assert result.returncode == 0, result.stderr
     modules: list[str] = json.loads(result.stdout)
     return modules

@@ -117,12 +117,11 @@ def test_a_kernel_that_does_not_compile_keeps_the_compilers_text(builder: Builde
     assert "no_such_attribute" in measurement.message
 
 
-@pytest.mark.parametrize("template", [faulty.EndlessCompile(), faulty.SleepingCompile()], ids=lambda t: t.name)
-def test_a_compile_that_never_ends_is_killed_and_the_next_one_works(template: Template) -> None:
-    with Builder(CPU, workers=1, timeout_s=8.0) as builder:
-        measurement = failure(builder, template)
+def test_a_compile_that_never_ends_is_killed_and_the_next_one_works() -> None:
+    with Builder(CPU, workers=1, timeout_s=10.0) as builder:
+        measurement = failure(builder, faulty.EndlessCompile())
         assert measurement.outcome is Outcome.COMPILE_TIMEOUT
-        assert "8 s" in measurement.message
+        assert "10 s" in measurement.message
         assert isinstance(outcome(builder, faulty.PointwiseCpu()), Built)
 
 

@@ -53,19 +53,22 @@ def test_cold_operands_rotate_over_more_than_the_cache_or_the_record_says_so(run
 
 
 def test_a_workload_can_be_prepared_ahead(runner: Runner) -> None:
-    workload = WORKLOAD.replace(n=3)
-    before = runner.prepare_s
-    runner.prepare(workload)
-    took_s = runner.prepare_s - before
-    assert took_s > 0
-    assert runner.measure(workload, build(faulty.PointwiseCpu(), workload)).outcome is Outcome.OK
-    assert runner.prepare_s - before < 1.5 * took_s
+    def share_left(n: int) -> float:
+        """Of the time that preparing a new workload takes, how much its measurement still spends."""
+        workload = WORKLOAD.replace(n=n)
+        before = runner.prepare_s
+        runner.prepare(workload)
+        prepared = runner.prepare_s
+        assert runner.measure(workload, build(faulty.PointwiseCpu(), workload)).outcome is Outcome.OK
+        return (runner.prepare_s - prepared) / (prepared - before)
+
+    assert min(map(share_left, (3, 4, 5))) < 0.5  # the least: others may use the machine
 
 
 def test_runs_are_counted_as_busy_time(runner: Runner) -> None:
     before = runner.busy_s
     measurement = measure(runner, faulty.PointwiseCpu())
-    assert 0 < runner.busy_s - before <= measurement.run_s + 0.1
+    assert 0 < runner.busy_s - before <= measurement.run_s + 1e-6
 
 
 def test_a_hopeless_candidate_is_timed_once_only(runner: Runner) -> None:
@@ -120,13 +123,13 @@ def test_a_lost_process_is_replaced_and_the_next_candidate_is_measured(
 
 
 def test_several_workloads_can_be_measured_in_turns(runner: Runner) -> None:
-    other = WORKLOAD.replace(k=32)
+    other = WORKLOAD.replace(k=4)
     times: dict[Workload, list[float]] = {WORKLOAD: [], other: []}
     for workload in (WORKLOAD, other, WORKLOAD, other):
         measurement = runner.measure(workload, build(faulty.PointwiseCpu(), workload))
         assert measurement.ok, measurement.message
         times[workload] += measurement.times_ns
-    assert min(times[other]) < min(times[WORKLOAD])  # half of the work
+    assert min(times[other]) < min(times[WORKLOAD])  # a sixteenth of the work
 
 
 def test_a_race_times_all_finalists_and_finds_what_only_shows_under_load(runner: Runner) -> None:

@@ -305,7 +305,7 @@ class TestFiles:
         here = figures(cache, *options[:-1])
         for more in ((), ("--jobs", "2")):
             process = start("replay", cache, *options, *more, cwd=cache.parent)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=240)
             there = json.loads(out)
             assert self.without(there) == self.without(here)
             assert "4 of 4 runs" in err or "2 of 2 runs" in err
@@ -319,7 +319,7 @@ class TestFiles:
         workers = children(process.pid)
         for pid in (process.pid, *workers) if number == signal.SIGINT else (process.pid,):
             os.kill(pid, number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
         assert process.returncode == code and "Traceback" not in errors
         assert len(workers) == 2
         deadline = time.monotonic() + 20
