@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from test_session import OTHER, WORKLOAD, RandomTuner, World, square_ns
+from session_support import OTHER, WORKLOAD, RandomTuner, World, square_ns
 
 from schedsearch.cli import render
 from schedsearch.measure.builder import Candidate
