@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from schedsearch.cli import render
 from schedsearch.cli.options import AtLeast
 from schedsearch.errors import NoRecordError, UsageError
+
+if TYPE_CHECKING:
+    from schedsearch.profiling import Profiled
+    from schedsearch.workload_file import Task
 
 
 @click.command()
@@ -67,27 +72,33 @@ def profile(
                 wait=not no_wait,
                 on_wait=lambda text: click.echo(text, err=True),
             )
-            record = profiled.record
             if as_json:
-                results.append(
-                    {
-                        "name": one.name,
-                        "label": one.workload.label,
-                        "workload_id": one.workload.id,
-                        "record_id": profiled.record_id,
-                        "template": record.template,
-                        "config": dict(record.config),
-                        "time_ns": record.measurement.time_ns,
-                        "profiles": [render.profile_json(each) for each in profiled.profiles],
-                    }
-                )
-                continue
-            click.echo(f"{one.name} ({one.workload.label}), record {profiled.record_id}")
-            click.echo(f"{record.template}, {render.config_text(record.config)}")
-            click.echo(render.profile_table(profiled.profiles))
-            for each in profiled.profiles:
-                sources = dict.fromkeys(name for figure in each.figures() for name in each.source(figure))
-                click.echo(f"{each.subject}: {each.tool}, caches {each.cache}; {', '.join(sources)}")
-            click.echo()
+                results.append(_json(one, profiled))
+            else:
+                _print(one, profiled)
     if as_json:
         render.echo_json(results)
+
+
+def _json(task: Task, profiled: Profiled) -> dict[str, Any]:
+    record = profiled.record
+    return {
+        "name": task.name,
+        "label": task.workload.label,
+        "workload_id": task.workload.id,
+        "record_id": profiled.record_id,
+        "template": record.template,
+        "config": dict(record.config),
+        "time_ns": record.measurement.time_ns,
+        "profiles": [render.profile_json(each) for each in profiled.profiles],
+    }
+
+
+def _print(task: Task, profiled: Profiled) -> None:
+    click.echo(f"{task.name} ({task.workload.label}), record {profiled.record_id}")
+    click.echo(f"{profiled.record.template}, {render.config_text(profiled.record.config)}")
+    click.echo(render.profile_table(profiled.profiles))
+    for each in profiled.profiles:
+        sources = dict.fromkeys(name for figure in each.figures() for name in each.source(figure))
+        click.echo(f"{each.subject}: {each.tool}, caches {each.cache}; {', '.join(sources)}")
+    click.echo()
