@@ -30,6 +30,7 @@ _PACKAGES = (
 )
 L2_FACTOR = 2.5  # all operands rotate over sets that together exceed this many times L2
 MAX_LAUNCHES = 600
+TIMED_MS = 20.0  # that the replays of a graph should take, within 5 to 30 of them
 
 
 def facts() -> dict[str, Any]:
@@ -84,7 +85,7 @@ def sets_needed(bytes_per_set: int, l2_bytes: int) -> int:
     return max(1, math.ceil(L2_FACTOR * l2_bytes / bytes_per_set))
 
 
-def cold_graph_us(calls: Sequence[Callable[[], object]], target_ms: float = 20.0) -> float:
+def cold_graph_us(calls: Sequence[Callable[[], object]]) -> float:
     """Microseconds per call inside a CUDA graph that rotates over `calls`, one a set of operands; median of the replays."""
     import torch
 
@@ -107,7 +108,7 @@ def cold_graph_us(calls: Sequence[Callable[[], object]], target_ms: float = 20.0
             kept = [calls[i % len(calls)]() for i in range(launches)]
         graph.replay()
         torch.cuda.synchronize()
-        repeats = max(5, min(30, int(target_ms / (launches * estimate_ms))))
+        repeats = max(5, min(30, int(TIMED_MS / (launches * estimate_ms))))
         times = []
         for _ in range(repeats):
             first.record()

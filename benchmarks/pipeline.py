@@ -80,10 +80,10 @@ def time_ns(workload: Workload, config: Config) -> float:
 class PretendedBuilder:
     """`workers` slots that go on by themselves; candidates reach them in order of submission."""
 
-    def __init__(self, workers: int, build_s: float, start_s: float, seed: int = 0) -> None:
+    def __init__(self, workers: int, build_s: float, start_s: float) -> None:
         self.workers, self.busy_s = workers, 0.0
         self._build_s, self._start_s = build_s, start_s
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         self._free_at = [math.inf] * workers  # inf: not started
         self._under_way: dict[int, tuple[float, float, Candidate]] = {}
         self._tokens = itertools.count()

@@ -457,15 +457,13 @@ class TaskState:
         )
 
 
-def choose_arm(
-    tasks: Sequence[TaskState], warm_trials: int, usable: Callable[[Arm], bool] = lambda arm: arm.ready
-) -> tuple[TaskState, Arm] | None:
-    """The arm that gets the next trials.
+def choose_arm(tasks: Sequence[TaskState], warm_trials: int) -> tuple[TaskState, Arm] | None:
+    """The arm that gets the next trials, None where none is ready.
 
     First every arm in turn measures its default; then one after the other gets `warm_trials`, so that the later ones can
     profit from what the earlier ones found; then comes the arm with the greatest expected gain times its task's weight.
     """
-    arms = [(task, arm) for task in tasks for arm in task.arms if usable(arm)]
+    arms = [(task, arm) for task in tasks for arm in task.arms if arm.ready]
     if not arms:
         return None
     for pair in arms:

@@ -22,8 +22,8 @@ def swizzled(addresses: Array, width_bytes: int) -> Array:
 
 
 class ClusterEmulator(HopperEmulator):
-    def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
-        super().__init__(memory, epilogue, late, seed)
+    def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool) -> None:
+        super().__init__(memory, epilogue, late)
         self.types = SimpleNamespace(**{**vars(TYPES), "uint16": lambda value: int(value) % 2**16})
 
     @staticmethod

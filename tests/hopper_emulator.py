@@ -74,8 +74,8 @@ class HopperBlock(Block):
 
 
 class HopperEmulator(Emulator):
-    def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool, seed: int = 0) -> None:
-        super().__init__(memory, epilogue, late, seed)
+    def __init__(self, memory: Any, epilogue: Callable[..., Any], late: bool) -> None:
+        super().__init__(memory, epilogue, late)
         self.late = late
 
     def new_block(self, size: int, shared_bytes: int, index: int) -> HopperBlock:

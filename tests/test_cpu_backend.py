@@ -47,13 +47,13 @@ def reverse(y, z, start, stop):
         target[i] = source[N - 1 - i]
 
 
-def two_steps(threads: int, items: int = N) -> KernelSource:
+def two_steps(threads: int) -> KernelSource:
     return KernelSource(
         "cpu",
         "native",
         (
-            KernelStep(add_scaled, (Pointer("x"), Pointer("between"), Scalar("factor")), Grid(items), threads),
-            KernelStep(reverse, (Pointer("between"), Pointer("y")), Grid(items), threads),
+            KernelStep(add_scaled, (Pointer("x"), Pointer("between"), Scalar("factor")), Grid(N), threads),
+            KernelStep(reverse, (Pointer("between"), Pointer("y")), Grid(N), threads),
         ),
         workspaces={"between": 4 * N},
         alignments={"x": 4, "y": 64},

@@ -7,14 +7,16 @@ from numpy.typing import NDArray
 
 from schedsearch.space import ConfigSpace, Rows
 
+CHANGES = 1.5  # knobs that a mutation changes in the mean
+
 
 def crossover(one: Rows, other: Rows, rng: np.random.Generator) -> Rows:
     """Uniform crossover: every knob from one parent or the other, (n, knobs) each."""
     return np.where(rng.random(one.shape) < 0.5, one, other)
 
 
-def mutate(rows: Rows, space: ConfigSpace, rng: np.random.Generator, changes: float = 1.5) -> Rows:
-    """Changes at least one knob of every row, `changes` (>= 1) in the mean.
+def mutate(rows: Rows, space: ConfigSpace, rng: np.random.Generator) -> Rows:
+    """Changes at least one knob of every row, `CHANGES` in the mean.
 
     A numeric knob moves to the next smaller or larger value half of the time, else, like any other, anywhere.
     Knobs with a single value never change; a space of such knobs comes back as it is.
@@ -24,7 +26,7 @@ def mutate(rows: Rows, space: ConfigSpace, rng: np.random.Generator, changes: fl
     if not len(free):
         return rows
     n = len(rows)
-    chosen = rng.random((n, len(free))) < min(1.0, (changes - 1) / len(free))
+    chosen = rng.random((n, len(free))) < min(1.0, (CHANGES - 1) / len(free))
     chosen[np.arange(n), rng.integers(0, len(free), n)] = True
     jump = _elsewhere(rows[:, free], cards[free], rng)
     step = np.clip(rows[:, free] + np.where(rng.random(chosen.shape) < 0.5, -1, 1), 0, cards[free] - 1)
