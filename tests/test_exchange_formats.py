@@ -179,7 +179,7 @@ class TestFilesOfOthers:
         failed = by_config[128, 2, "row"].measurement
         assert (failed.outcome, failed.message) == (Outcome.COMPILE_ERROR, "CompilationFailedConfig")
 
-    def test_newer_and_older_ways_of_saying_that_it_failed(self) -> None:
+    def test_newer_and_older_ways_of_saying_that_it_failed(self, tmp_path: Path) -> None:
         data = support.cache()
         newer, older, *rest = data["cache"].values()
         del newer["time"], newer["times"]
