@@ -87,6 +87,8 @@ class Conv2dStem(Template):
             return f"the horizontal dilation is {w.dilation[1]}; allowed: 1, so that a run's values are neighbours"
         if w.w * w.c % OCTET:
             return f"w * c is {w.w * w.c}; allowed: multiples of 8, TMA's strides are of 16 bytes"
+        if w.w * w.c >= hopper.LARGEST_SIZE:
+            return f"w * c is {w.w * w.c}; allowed: less than 2**30, coordinates have 32 bits"
         if w.k > MAX_CHANNELS:
             return f"k is {w.k}; allowed: up to {MAX_CHANNELS}, wgmma's columns"
         pixels = math.prod(w.output.shape[:3])

@@ -25,6 +25,7 @@ WGMMA_M = 64  # rows of a wgmma
 WGMMA_K = 16  # 16-bit elements along k of one wgmma
 BARRIER_BYTES = 8
 SWIZZLE_ROWS = 8  # a swizzle repeats after these
+LARGEST_SIZE = 2**30  # of one axis: coordinates, and sums of two of them, stay within int32
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each resident block
 IDLE_SMS = 8  # multiprocessors that clusters of 4 or 8 leave idle: a cluster must find room in a group (GPC) of 16 or 18
@@ -45,6 +46,12 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False) -
     for name in ("c", "k"):
         if w.params[name] % (ALIGNMENT_BYTES // ELEMENT_BYTES):
             return f"{name} is {w.params[name]}; allowed: multiples of 8, TMA's strides are of 16 bytes"
+    top, left, bottom, right = w.padding
+    depth = w.r * w.s * w.c // w.groups
+    sizes = {"n": w.n, "padded h": w.h + top + bottom, "padded w": w.w + left + right, "k": w.k, "c": w.c, "r*s*c": depth}
+    for name, size in sizes.items():
+        if size >= LARGEST_SIZE:
+            return f"{name} is {size}; allowed: less than 2**30, coordinates have 32 bits"
     return None
 
 

@@ -269,6 +269,8 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
         (BASE.replace(padding=128, dilation=128), H200, ["256 x 256"]),
         (BASE.replace(padding=30, dilation=30), H200, ["60 x 60", "shared memory"]),
         (BASE.replace(n=2**31 // 784, c=8, k=8), H200, ["pixels", "2**31"]),
+        (BASE.replace(k=2**30), H200, ["k is 1073741824", "2**30"]),
+        (BASE.replace(n=1, w=2**30 - 2, stride=8, c=8, k=8), H200, ["padded w is 1073741824", "2**30"]),
     ],
 )
 def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:

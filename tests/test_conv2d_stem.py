@@ -255,6 +255,7 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
         (SMALL.replace(k=264), H200, ["k is 264", "256"]),
         (SMALL.replace(stride=(1, 12), w=64), H200, ["stride (1, 12)", "256"]),
         (SMALL.replace(n=2**31 // 24), H200, ["pixels", "2**31"]),
+        (SMALL.replace(n=1, w=2**29, stride=(1, 8), c=8), H200, ["w * c is 4294967296", "2**30"]),
     ],
 )
 def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:

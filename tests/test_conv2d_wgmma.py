@@ -193,6 +193,10 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
         (BASE.replace(padding=128, dilation=128), H200, ["reaches", "256", "255"]),
         (BASE.replace(padding=66, dilation=(1, 98), h=10, w=80), H200, ["horizontal", "-130"]),
         (BASE.replace(n=2**31 // 784, c=8, k=8), H200, ["pixels", "2**31"]),
+        (BASE.replace(c=2**30), H200, ["c is 1073741824", "2**30"]),
+        (BASE.replace(k=2**30), H200, ["k is 1073741824", "2**30"]),
+        (BASE.replace(c=2**27), H200, ["r*s*c is 1207959552", "2**30"]),
+        (BASE.replace(n=1, w=2**30 - 2, stride=8, c=8, k=8), H200, ["padded w is 1073741824", "2**30"]),
     ],
 )  # fmt: skip
 def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
