@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,8 @@ def tune(
 
     if isinstance(workloads, Task | Workload):
         raise UsageError(f"workloads must be a list, got one {type(workloads).__name__}; give tune([workload], ...)")
+    if isinstance(workloads, str | os.PathLike):
+        raise UsageError(f"workloads must be a list of Workload, got {workloads!r}; a file is for `schedsearch tune FILE`")
     if trials is None and time_s is None:
         trials = DEFAULT_TRIALS
     options = Options(trials, time_s, tuner, seed, resume, mode)

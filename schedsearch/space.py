@@ -263,7 +263,7 @@ class ConfigSpace:
         """The same space with fewer values for some knobs.
 
         Raises:
-            ConfigError: unknown knob, a value that the knob does not have, or nothing legal is left.
+            ConfigError: unknown knob, no list, a value that the knob does not have, or nothing legal is left.
         """
         problems = []
         kept = {}
@@ -274,6 +274,9 @@ class ConfigSpace:
                 )
                 continue
             knob = self.knobs[self.names.index(name)]
+            if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+                problems.append(f"knob {name!r} must be restricted to a list of values, got {wanted!r}; give [{wanted!r}]")
+                continue
             if not wanted:
                 problems.append(f"knob {name!r} is restricted to no value; give some of {_listing(knob.values)}")
             for value in wanted:
@@ -287,9 +290,20 @@ class ConfigSpace:
         space = ConfigSpace(knobs, self.constraints, self.derived)
         if not len(space.sample_indices(1, np.random.default_rng(0))):
             limits = ", ".join(f"{name} in {_listing(kept[name])}" for name in kept)
-            rules = "; ".join(constraint.reason for constraint in self.constraints) or "none"
-            raise ConfigError(f"no legal configuration is left with {limits}; allow more values. The rules are: {rules}")
+            raise ConfigError(
+                f"no legal configuration is left with {limits}; allow more values. What comes nearest breaks: "
+                + "; ".join(space._rules_nearest_to_hold())
+            )
         return space
+
+    def _rules_nearest_to_hold(self) -> list[str]:
+        """Of a space without legal configurations: the rules that those break which break the fewest, of many at random."""
+        rows = np.random.default_rng(0).integers(0, self._cards, (CHUNK_ROWS, len(self.knobs)), dtype=np.int32)
+        columns = _Columns(self, rows, range(len(self.knobs)))
+        broken = np.array([~columns.holds(constraint) for constraint in self.constraints])
+        counts = broken.sum(axis=0)
+        by_nearest = broken[:, counts == counts.min()].any(axis=1)
+        return [constraint.reason for constraint, one in zip(self.constraints, by_nearest) if one]
 
     # ---- features
 

@@ -83,7 +83,8 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", selector)
     if not match or (match[2] and match[1] != "cuda"):
         allowed = ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())]
-        raise UsageError(f"target {selector!r} is not known; allowed: {', '.join(allowed)}")
+        got = "stands for a device that need not be here, and this needs one" if selector in PRESETS else "is not known"
+        raise UsageError(f"target {selector!r} {got}; allowed: {', '.join(allowed)}")
     if match[1] == "cpu":
         return _detect_cpu()
     try:

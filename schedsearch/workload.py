@@ -98,7 +98,7 @@ class Workload:
         params: dict[str, Any] = {
             "n": n, "h": h, "w": w, "c": c, "k": k, "r": r, "s": s,
             "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
-            "dtype": dtype, "layout": layout, "epilogue": tuple(epilogue),
+            "dtype": dtype, "layout": layout, "epilogue": epilogue,
         }  # fmt: skip
         if out_dtype is not None:
             params["out_dtype"] = out_dtype

@@ -266,6 +266,21 @@ def test_a_torch_tensor_without_memory_is_refused_also_on_the_short_path(kernel:
         kernel(tensors[0].to("meta"), *tensors[1:])
 
 
+def test_a_sparse_tensor_is_refused(kernel: schedsearch.Kernel) -> None:
+    torch = pytest.importorskip("torch")
+    x, weight, bias = (torch.from_numpy(array) for array in operands())
+    with pytest.raises(ArgumentError, match=r"x has layout torch.sparse_coo; allowed: torch.strided; give x.to_dense\(\)"):
+        kernel.bind(x.to_sparse(), weight, bias)
+
+
+@pytest.mark.parametrize("ask", [schedsearch.compile, schedsearch.explain])
+def test_a_workload_is_asked_for_and_no_file(ask: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"workload is a str, 'layers.yaml'; give a schedsearch.Workload"):
+        ask("layers.yaml", tmp_path / "none.db", target="cpu")
+    with pytest.raises(UsageError, match=r"a list of Workload, got 'layers.yaml'; a file is for `schedsearch tune FILE`"):
+        schedsearch.tune("layers.yaml", tmp_path / "none.db", target="cpu")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -280,7 +295,9 @@ def test_a_torch_tensor_without_memory_is_refused_also_on_the_short_path(kernel:
         (lambda a: {**a, "weight": [1.0]}, "weight is a list; allowed"),
         (lambda a: {"x": a["x"], "weight": a["weight"]}, "missing bias"),
         (lambda a: {**a, "biass": a["bias"]}, "did you mean 'bias'"),
-        (lambda a: {**a, "out": np.empty((2, 9, 8, 8), np.float32)}, "y has shape"),
+        (lambda a: {**a, "out": np.empty((2, 9, 8, 8), np.float32)}, "out has shape"),
+        (lambda a: {**a, "leaky_relu_slope": "steep"}, "leaky_relu_slope is a str, 'steep'; allowed: one number"),
+        (lambda a: {**a, "leaky_relu_slope": None}, "leaky_relu_slope is a NoneType, None; allowed: one number"),
         (lambda a: {**a, "out": readonly(np.empty((2, 9, 8, 16), np.float32))}, "out is read-only"),
         (lambda a: overlapping(a, 0), "out overlaps x"),
         (lambda a: overlapping(a, 1), "out overlaps x"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,10 +281,20 @@ class TestRestrict:
             ({"warp": [1]}, "unknown knob 'warp'.*did you mean 'warps'"),
             ({"warps": [3]}, "'warps' cannot be 3; allowed are 1, 2, 4, 8"),
             ({"warps": []}, "no value"),
-            ({"warps": [8]}, "no legal configuration is left with warps in 8.*threads per block <= 128"),
+            ({"warps": 8}, r"'warps' must be restricted to a list of values, got 8; give \[8\]"),
+            ({"order": "row"}, r"'order' must be restricted to a list of values, got 'row'; give \['row'\]"),
+            ({"warps": [8]}, "no legal configuration is left with warps in 8.* breaks: threads per block <= 128$"),
+            (
+                {"vector": [True], "order": ["column"]},
+                "left with vector in True, order in 'column'; allow more values.* breaks: column order is not vectorised$",
+            ),
+            (
+                {"warps": [8], "vector": [True], "order": ["column"]},
+                "breaks: threads per block <= 128; column order is not vectorised$",
+            ),
         ],
     )
-    def test_says_what_is_wrong(self, values: dict[str, list[int]], message: str) -> None:
+    def test_says_what_is_wrong(self, values: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             small_space().restrict(values)
 

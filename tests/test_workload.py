@@ -63,6 +63,7 @@ def test_a_workload_cannot_be_changed() -> None:
         ({"weight_layout": "HWIO"}, "weight_layout", "allowed: OHWI, OIHW"),
         ({"epilogue": ["relu", "biass"]}, "epilogue", "did you mean 'bias'"),
         ({"epilogue": "relu"}, "epilogue", "must be a list"),
+        ({"epilogue": None}, "epilogue", "must be a list"),
         ({"epilogue": ["bias", "bias"]}, "epilogue", "more than once"),
     ],
 )
@@ -70,6 +71,11 @@ def test_each_mistake_is_named_with_what_is_allowed(change: dict[str, Any], key:
     with pytest.raises(WorkloadError, match=message) as caught:
         Workload("conv2d", {**SHAPE, **change})
     assert key in {problem.key for problem in caught.value.problems}
+
+
+def test_a_stage_alone_is_no_list_of_stages() -> None:
+    with pytest.raises(WorkloadError, match="must be a list of stages, got 'relu'"):
+        Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=1, s=1, epilogue="relu")
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

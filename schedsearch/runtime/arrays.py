@@ -49,6 +49,8 @@ def view(array: Any, name: str) -> ArrayView:
     if is_torch_tensor(array):
         if array.device.type not in ("cpu", "cuda"):
             raise ArgumentError(f"{name} is on device {array.device}; allowed: cpu or cuda, as the kernel's target")
+        if array.layout is not sys.modules["torch"].strided:
+            raise ArgumentError(f"{name} has layout {array.layout}; allowed: torch.strided; give {name}.to_dense()")
         device = (array.device.type, array.device.index or 0)
         dtype = str(array.dtype).removeprefix("torch.")
         return ArrayView(array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, device, "torch")

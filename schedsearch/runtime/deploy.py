@@ -89,7 +89,7 @@ def compile(
 
     Raises:
         NoRecordError: no allowed rung has a kernel; the message has each one's reason.
-        UsageError: an unknown rung.
+        UsageError: an unknown rung, or no Workload.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
     allowed = _check_rungs(allow)
@@ -148,6 +148,8 @@ def _check_rungs(allow: Iterable[str]) -> tuple[str, ...]:
 
 def _ladder(workload: Workload, target: Target, db: Path, mode: str, allowed: Iterable[str]) -> Iterator[_Way | str]:
     """Ways in the order of preference; a text in place of a rung that has none."""
+    if not isinstance(workload, Workload):
+        raise UsageError(f"workload is a {type(workload).__name__}, {workload!r}; give a schedsearch.Workload")
     lookup: Lookup | None = None
     if db.exists() or set(allowed) - {"default"} == set(allowed):
         lookup = _open(db)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schedsearch.device import BoundKernel, LoadedKernel, WeightWorkspaces
@@ -233,7 +233,7 @@ class Kernel:
         scalars = dict(self._scalar_defaults)
         for name, value in named.items():
             if name in scalars:
-                scalars[name] = float(value)
+                scalars[name] = _number(name, value)
             elif name not in self._names:
                 allowed = [*self._names, *scalars, "out", "stream"]
                 raise ArgumentError(f"unknown argument {name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}")
@@ -249,7 +249,7 @@ class Kernel:
     def _checked(self, arguments: Mapping[str, Any], out: Any) -> tuple[dict[str, arrays.ArrayView], Any]:
         views = {name: arrays.view(array, name) for name, array in arguments.items()}
         held = {spec.name: arrays.check(spec, views[spec.name], self.device) for spec in self._specs}
-        output = self.workload.output
+        output = replace(self.workload.output, name="out")
         if out is None:
             first = self._names[0]
             form = next((form for form in arrays.forms(output) if form.name == held[first].name), arrays.forms(output)[0])
@@ -321,6 +321,13 @@ class _SeenTensor:
         self.strides = tensor.stride()
         self.ordinal = tensor.get_device()
         self.pointer = tensor.data_ptr()
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} is a {type(value).__name__}, {value!r}; allowed: one number") from None
 
 
 def _torch_stream_getter() -> Callable[[int], int]:
