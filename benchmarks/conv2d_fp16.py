@@ -5,9 +5,9 @@
     python benchmarks/conv2d_fp16.py --dtype bfloat16        the same in bf16
     python benchmarks/conv2d_fp16.py --suite random --seed 7 twenty shapes drawn from the seed
     python benchmarks/conv2d_fp16.py --suite grouped         grouped layers of ResNeXt and RegNet, and each template's best
-    python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64
-    python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64 \\
-        --network "resnet50 batch 32" --add --out networks.json     one network; the file keeps what it has of the others
+    python benchmarks/conv2d_fp16.py --suite networks --trials 64       every convolution of ResNet-50, VGG-16, Inception v3
+    python benchmarks/conv2d_fp16.py --suite networks --trials 64 --network "resnet50 batch 32" --add --out FILE
+                                                             one network; the file keeps what it has of the others
 
 Needs a CUDA device and PyTorch. cuDNN runs in benchmark mode; its fastest way counts, the output in that way's layout.
 Without an epilogue these are NCHW and NHWC; with bias and relu, in each layout, cuDNN's fused convolution, torch.compile in
@@ -36,6 +36,8 @@ from schedsearch.errors import SchedsearchError
 
 Layer = tuple[schedsearch.Workload, str, int]  # with its network and how often that runs it
 PEER_FIELDS = ("_nchw_us", "_nhwc_us")
+NETWORKS = Path(__file__).with_name("networks.json")
+MAX_FLOPS, MAX_BYTES = 4e12, 8e9  # of a shape that is drawn: a launch of at most some 10 ms
 
 # n, h, w, c, k, kernel, stride, padding
 SHAPES = [
@@ -83,18 +85,18 @@ def square(
 
 
 def draw(seed: int, count: int) -> list[schedsearch.Workload]:
-    """Shapes that nobody chose: sizes 7 to 224, channels 16 to 1024 in multiples of 8, batch 1 to 64."""
+    """Shapes that nobody chose: sizes 7 to 224, channels 16 to 1024 in multiples of 8, batch 1 to 64; not the largest."""
     rng, found = random.Random(seed), []
     while len(found) < count:
         kernel, size = rng.choice((1, 3, 5, 7)), rng.randint(7, 224)
         c, k = (8 * rng.randint(2, 128) for _ in range(2))
         workload = square(rng.randint(1, 64), size, size, c, k, kernel, rng.choice((1, 2)), kernel // 2)
-        if workload.flops < 4e12 and workload.min_bytes < 8e9:  # a launch of at most some 10 ms
+        if workload.flops < MAX_FLOPS and workload.min_bytes < MAX_BYTES:
             found.append(workload)
     return found
 
 
-def network_layers(path: str) -> list[Layer]:
+def network_layers(path: str | Path) -> list[Layer]:
     """(workload, network, multiplicity) of every convolution at batch 1, and of ResNet-50 at batch 32 too."""
     data = json.loads(Path(path).read_text())
     found = []
@@ -230,14 +232,16 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=float, default=1e9, help="seconds from the start, after which no further shape is timed"
     )
-    parser.add_argument("--networks", help="the file networks.json with the layers of --suite networks")
-    parser.add_argument("--network", action="append", help="of --networks, only this one; may be given several times")
+    parser.add_argument(
+        "--networks", help=f"file with the layers of --suite networks (default: {NETWORKS.name} beside this)"
+    )
+    parser.add_argument("--network", action="append", help="of --suite networks, only this one; may be given several times")
     parser.add_argument("--db", default="benchmark.db")
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--add", action="store_true", help="keep what --out has of shapes that this run does not time")
     options = parser.parse_args(words)
-    if (options.suite == "networks") != bool(options.networks) or (options.network and not options.networks):
-        parser.error("--suite networks and --networks FILE belong together, and --network to them")
+    if options.suite != "networks" and (options.networks or options.network):
+        parser.error(f"--networks and --network belong to --suite networks, got --suite {options.suite}")
     return options
 
 
@@ -255,12 +259,12 @@ def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], lis
     elif options.suite == "grouped":
         workloads, layers = [square(*shape) for shape in GROUPED], []
     else:
-        found = network_layers(options.networks)
+        found = network_layers(options.networks or NETWORKS)
         layers = [(workload.replace(**kind), network, times) for workload, network, times in found]
         networks = list(dict.fromkeys(network for _, network, _ in layers))
         wanted = options.network or networks
         if unknown := [network for network in wanted if network not in networks]:
-            raise SystemExit(f"no network {', '.join(map(repr, unknown))}; {options.networks} has {', '.join(networks)}")
+            raise SystemExit(f"no network {', '.join(map(repr, unknown))}; allowed: {', '.join(networks)}")
         workloads = [workload for workload, network, _ in layers if network in wanted]
     return list(dict.fromkeys(workload.replace(**kind) for workload in workloads)), layers
 

@@ -241,7 +241,7 @@ TABLES = {
     "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
-    "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --networks FILE --trials 64", networks),
+    "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --trials 64", networks),
     "profile": Table("profile_h200", "", profile),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),

@@ -302,7 +302,7 @@ class ConfigSpace:
         columns = _Columns(self, rows, range(len(self.knobs)))
         broken = np.array([~columns.holds(constraint) for constraint in self.constraints])
         counts = broken.sum(axis=0)
-        by_nearest = broken[:, counts == counts.min()].any(axis=1)
+        by_nearest: NDArray[np.bool_] = np.any(broken[:, counts == counts.min()], axis=1)
         return [constraint.reason for constraint, one in zip(self.constraints, by_nearest) if one]
 
     # ---- features

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import os
 import re
@@ -188,6 +189,22 @@ def test_the_tables_show_the_data() -> None:
     for page in tables.PAGES:
         assert tables.MARKED.findall(text(ROOT / page)), page
         assert tables.render(text(ROOT / page)) == text(ROOT / page), page
+
+
+COMMANDS = sorted({found for page in PAGES for found in re.findall(r"python (benchmarks/\w+\.py)([^\n`]*)", text(page))})
+
+
+@pytest.mark.parametrize(("file", "words"), COMMANDS)
+def test_commands_on_the_pages_have_options_that_there_are(file: str, words: str) -> None:
+    allowed = re.findall(r'add_argument\(\s*"(--[\w-]+)"', text(ROOT / file))
+    assert set(re.findall(r"--[\w-]+", words)) <= set(allowed)
+
+
+def test_the_commands_behind_the_tables_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    arguments = importlib.import_module("conv2d_fp16").arguments
+    suites = {arguments(words.split()).suite for file, words in COMMANDS if file == "benchmarks/conv2d_fp16.py"}
+    assert suites == {"targets", "random", "grouped", "networks"}
 
 
 def test_the_readme_has_measured_tables_only() -> None:
