@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md and README.md from the data in benchmarks/results/.
+"""Writes the tables of the documentation from the data in benchmarks/results/.
 
     python benchmarks/render_tables.py
 
@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import conv2d_ideas
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/kernels/conv2d.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
 _MACHINE_OPTIONS = r" --(db|out|networks) \S+"  # where a run kept its files says nothing to a reader
@@ -94,8 +96,11 @@ def _conv2d(data: dict[str, Any], peers: dict[str, tuple[str, ...]]) -> str:
     parts += [f"- {layer}, {name}: {text.splitlines()[0]}" for layer, name, text in failed]
     named = {"device": "device busy", "preparing": "preparing", "build": "waiting for a build", "tuner": "for the tuner"}
     shares = ", ".join(f"{named[share]} {100 * value:.0f} %" for share, value in data["shares"].items())
+    behind = [row["default_us"] / row["us"] for row in data["rows"] if row.get("default_us") and "ratio" in row]
+    default = f"The default takes {max(behind):.2f} times the tuned time at most. " if behind else ""
     parts.append(
         f"Geometric mean **{data['geometric_mean_ratio']:.2f}x** cuDNN over {len(rows)} of {len(data['rows'])} layers. "
+        f"{default}"
         f"Tuned in {data['tuning_s']:.0f} s, {data['trials_per_s']:.1f} trials/s; of the wall time: {shares}."
     )
     return "\n\n".join(parts)
@@ -178,6 +183,12 @@ def profile(data: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
+def conv2d_ideas_table(data: dict[str, Any]) -> str:
+    """What single knobs bought; reads its data itself, which are packed."""
+    header = ("knob", "layer", "predicted, µs", "measured, µs", "configurations")
+    return markdown(header, conv2d_ideas.rows())
+
+
 def cpu_conv2d(data: dict[str, Any]) -> str:
     rows = [
         (
@@ -217,7 +228,10 @@ def _goal(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """`data` names a file of benchmarks/results/, `command` makes it; with `origin` the page gives machine and command."""
+    """`data` names a file of benchmarks/results/, or nothing where `draw` reads its own; `command` makes it.
+
+    With `origin` the page gives machine and command.
+    """
 
     data: str
     command: str
@@ -225,6 +239,8 @@ class Table:
     origin: bool = True
 
     def render(self) -> str:
+        if not self.data:
+            return self.draw({})
         path = RESULTS / f"{self.data}.json"
         if not path.exists():
             command = f"python benchmarks/{self.command} --out benchmarks/results/{path.name}"
@@ -243,6 +259,7 @@ TABLES = {
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
     "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --trials 64", networks),
     "profile": Table("profile_h200", "", profile),
+    "conv2d_ideas": Table("", "", conv2d_ideas_table, origin=False),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
