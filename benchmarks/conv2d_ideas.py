@@ -8,6 +8,7 @@ benchmarks/results/conv2d_configurations_h200.json.gz; a row is of one of its ru
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -53,21 +54,34 @@ IDEAS = (
 )  # fmt: skip
 
 
+@functools.cache
+def runs() -> list[dict[str, list[tuple[Workload, list[str], list[list[Any]]]]]]:
+    """Of each run, template -> (layer, its knobs, configurations as their values and then the time in us)."""
+    with gzip.open(DATA, "rt", encoding="utf-8") as file:
+        sources = json.load(file)["sources"]
+    found: list[dict[str, list[tuple[Workload, list[str], list[list[Any]]]]]] = []
+    for source in sources:
+        found.append({})
+        for layer in source["layers"]:
+            workload = Workload(layer["workload"]["op"], layer["workload"]["params"])
+            for template, data in layer["templates"].items():
+                found[-1].setdefault(template, []).append((workload, data["knobs"], data["rows"]))
+    return found
+
+
 def measured(run: int, label: str) -> tuple[Workload, list[dict[str, Any]]]:
     """A layer's configurations in one run, each with its time as `us`."""
-    with gzip.open(DATA, "rt", encoding="utf-8") as file:
-        layers = json.load(file)["sources"][run]["layers"]
-    for layer in layers:
-        workload = Workload(layer["workload"]["op"], layer["workload"]["params"])
+    for workload, knobs, rows in runs()[run][TEMPLATE]:
         if workload.label == f"conv2d {label} f16 NHWC":
-            data = layer["templates"][TEMPLATE]
-            return workload, [LATER_KNOBS | dict(zip((*data["knobs"], "us"), row)) for row in data["rows"]]
+            return workload, [LATER_KNOBS | dict(zip((*knobs, "us"), row)) for row in rows]
     raise KeyError(f"run {run} has no layer {label!r}")
 
 
-def predicted_us(workload: Workload, configurations: Sequence[Mapping[str, Any]]) -> list[float]:
+def predicted_us(
+    workload: Workload, configurations: Sequence[Mapping[str, Any]], formulas: Callable[..., Any] = derived_quantities
+) -> list[float]:
     q: dict[str, Any] = {name: np.array([each[name] for each in configurations]) for name in configurations[0]}
-    for name, formula in derived_quantities(workload, H200).items():
+    for name, formula in formulas(workload, H200).items():
         q[name] = formula(q)
     return [float(cycles) * 1e3 / H200.clock_khz for cycles in q["predicted_cycles"]]
 

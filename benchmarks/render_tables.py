@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import conv2d_ideas
+import conv2d_predictions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/performance.md", "docs/kernels/conv2d.md")
+PAGES = ("README.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
 _MACHINE_OPTIONS = r" --(db|out|networks) \S+"  # where a run kept its files says nothing to a reader
@@ -189,6 +190,16 @@ def conv2d_ideas_table(data: dict[str, Any]) -> str:
     return markdown(header, conv2d_ideas.rows())
 
 
+def conv2d_predictions_table(data: dict[str, Any]) -> str:
+    """Measured and predicted times of conv2d_wgmma; reads its data itself, too."""
+    header = ("layer", "measured", "the fastest", "predicted for it", "chosen", "predicted for it", "rank correlation")
+    return f"{markdown(header, conv2d_predictions.rows())}\n\n{conv2d_predictions.summary('conv2d_wgmma')}"
+
+
+def conv2d_halo_predictions(data: dict[str, Any]) -> str:
+    return conv2d_predictions.summary("conv2d_halo")
+
+
 def cpu_conv2d(data: dict[str, Any]) -> str:
     rows = [
         (
@@ -260,6 +271,8 @@ TABLES = {
     "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --trials 64", networks),
     "profile": Table("profile_h200", "", profile),
     "conv2d_ideas": Table("", "", conv2d_ideas_table, origin=False),
+    "conv2d_predictions": Table("", "", conv2d_predictions_table, origin=False),
+    "conv2d_halo_predictions": Table("", "", conv2d_halo_predictions, origin=False),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
