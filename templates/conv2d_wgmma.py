@@ -207,7 +207,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     # Clusters of cluster_m x cluster_n tiles with split_k blocks each; their ranks run over split_k, then cluster_m.
     cluster_m, cluster_n, cluster_blocks = plan["cluster_m"], plan["cluster_n"], plan["cluster"]
     cluster_rows, cluster_columns = plan["cluster_rows"], plan["cluster_columns"]
-    clusters = cluster_rows * cluster_columns
+    clusters = cluster_rows * cluster_columns  # a block's tile goes by the number of the cluster
     clustered = cluster_m * cluster_n > 1
     peers = cluster_m + cluster_n - 1  # blocks that a block sends to, itself among them
     turns = plan["turns"]
@@ -215,11 +215,12 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     tile_groups = groups // turns  # that share a tile
     next_turn = (turns - 1) * k_steps % stages  # stages of the tiles that the others take
     channel_steps = -(-channels // bk)
-    group_clusters = group_m * cluster_columns
-    uneven_groups = cluster_rows % group_m != 0
+    # Clusters are walked in bands of group_m rows, each band column by column.
+    band_clusters = group_m * cluster_columns
+    uneven_bands = cluster_rows % group_m != 0
 
-    # Shared memory: `stages` times (bm x bk of x, bn x bk of weight), then y of each consumer group, then the barriers.
-    # All matrices are K-major rows of bk * 2 bytes, swizzled over that width.
+    # Shared memory: `stages` times (bm x bk of x, wgmma's A, and bn x bk of weight, its B), y of each consumer group, the
+    # barriers. All matrices are K-major rows of bk * 2 bytes, swizzled over that width.
     row_bytes = bk * ELEMENT_BYTES
     a_bytes = bm * row_bytes
     stage_bytes = a_bytes + bn * row_bytes
@@ -278,15 +279,15 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         rank_n = types.uint32(tile_in_cluster // types.uint32(cluster_m))
 
         def tile_origin(tile: Any) -> Any:
-            """(first row, first column) of the block's tile: groups of group_m rows of clusters, each column by column."""
+            """(first row, first column) of the block's tile."""
             tile = types.uint32(tile)
-            group = types.uint32(tile // types.uint32(group_clusters))
-            within = types.uint32(tile - group * types.uint32(group_clusters))
+            band = types.uint32(tile // types.uint32(band_clusters))
+            within = types.uint32(tile - band * types.uint32(band_clusters))
             height = types.uint32(group_m)
-            if uneven_groups:
-                height = types.uint32(min(group_m, cluster_rows - group * group_m))
+            if uneven_bands:
+                height = types.uint32(min(group_m, cluster_rows - band * group_m))
             column = ptx.divide_u32(within, height)
-            row = types.uint32(group * group_m + within - column * height)
+            row = types.uint32(band * group_m + within - column * height)
             return types.int32((row * cluster_m + rank_m) * bm), types.int32((column * cluster_n + rank_n) * bn)
 
         shared = shared_base()

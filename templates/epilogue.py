@@ -72,16 +72,17 @@ class Epilogue:
         self.single = _operation(stages, 1, workload.dtype, workload.out_dtype)
         self._dtypes = stages, workload.dtype, workload.out_dtype
 
-    def fragments(self, octets: int, row_elements: int) -> Callable[..., Any]:
+    def fragments(self, octets: int, elements_8_rows: int) -> Callable[..., Any]:
         """A device operation on a thread's part of wgmma's result: `octets` times 8 columns, of rows r and r + 8.
 
         It changes accumulators in place. Called as (accumulators[4 * octets], columns, row_inside, row_8_inside, k, offset,
         *params): of each 8 columns the thread holds two neighbours in row r, then the same in row r + 8. k (i32, even) is
-        the channel of the first, offset (i64, even) its element offset in y and the residual, where rows are `row_elements`
-        / 8 apart. `columns` (i32, a multiple of 8, the same in the whole warp) are those that lie inside, from the thread's
-        first 8 on; outside of them and of the rows nothing is read. Per-channel operands are loaded once for both rows.
+        the channel of the first, offset (i64, even) its element offset in y and the residual, where rows r and r + 8 are
+        `elements_8_rows` apart. `columns` (i32, a multiple of 8, the same in the whole warp) are those that lie inside, from
+        the thread's first 8 on; outside of them and of the rows nothing is read. Per-channel operands are loaded once for
+        both rows.
         """
-        return _fragments_operation(octets, row_elements, *self._dtypes)
+        return _fragments_operation(octets, elements_8_rows, *self._dtypes)
 
     def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
         """A device operation on a thread's part of a wgmma whose rows are channels: `octets` times 8 positions of pixels.
@@ -156,17 +157,17 @@ _FRAGMENT_INS = {
 
 @functools.cache
 def _fragments_operation(
-    octets: int, row_elements: int, stages: tuple[str, ...], dtype: str, out_dtype: str
+    octets: int, elements_8_rows: int, stages: tuple[str, ...], dtype: str, out_dtype: str
 ) -> Callable[..., Any]:
     return device_op(
         "epilogue_fragments",
-        _fragments_text(octets, row_elements, stages, dtype, out_dtype),
+        _fragments_text(octets, elements_8_rows, stages, dtype, out_dtype),
         inout={"acc": ("f32", 4 * octets)},
         ins=_FRAGMENT_INS,
     )
 
 
-def _fragments_text(octets: int, row_elements: int, stages: Sequence[str], dtype: str, out_dtype: str) -> str:
+def _fragments_text(octets: int, elements_8_rows: int, stages: Sequence[str], dtype: str, out_dtype: str) -> str:
     lines = [
         "{ .reg .pred column, row, row8, inside, inside8, q; .reg .b64 at_<4>, at_residual8;",
         ".reg .b32 word; .reg .b16 low, high, zero; .reg .f32 a<4>, b<2>;",
@@ -177,7 +178,7 @@ def _fragments_text(octets: int, row_elements: int, stages: Sequence[str], dtype
     for pointer in sorted(pointers):
         lines.append(_address(at[pointer], pointer, out_dtype if pointer == "residual" else dtype))
     if "residual" in pointers:
-        lines.append(f"add.s64 at_residual8, {at['residual']}, {row_elements * DTYPE_BYTES[out_dtype]};")
+        lines.append(f"add.s64 at_residual8, {at['residual']}, {elements_8_rows * DTYPE_BYTES[out_dtype]};")
     for octet in range(octets):
         column = 8 * octet
         lines.append(f"setp.gt.s32 column, $columns, {column};")
