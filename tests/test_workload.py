@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +72,13 @@ def test_each_mistake_is_named_with_what_is_allowed(change: dict[str, Any], key:
     with pytest.raises(WorkloadError, match=message) as caught:
         Workload("conv2d", {**SHAPE, **change})
     assert key in {problem.key for problem in caught.value.problems}
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    size, pair = np.int64(8), (np.int32(1), np.int32(2))
+    workload = Workload.conv2d(n=1, h=size, w=size, c=size, k=size, r=3, s=3, stride=pair, padding=list(pair), groups=size)
+    assert workload == Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=3, s=3, stride=(1, 2), padding=[1, 2], groups=8)
+    assert Workload.from_json(workload.json) == workload and type(workload.h) is int
 
 
 def test_a_stage_alone_is_no_list_of_stages() -> None:

@@ -6,6 +6,7 @@ Padding order (top, left, bottom, right) is that of ONNX Conv's `pads`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
@@ -46,6 +47,14 @@ _OPTIONAL = {
 }
 
 
+def _plain(value: Any) -> Any:
+    """NumPy's whole numbers, alone or in a list, as Python's; they are equal, but not in JSON."""
+    if isinstance(value, list | tuple):
+        plain = [_plain(each) for each in value]
+        return plain if isinstance(value, list) else tuple(plain)
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -72,6 +81,7 @@ class Conv2d:
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         problems: list[Problem] = []
+        params = {key: _plain(value) for key, value in params.items()}
         known = self.parameters()
         for key in params:
             if key not in known:
