@@ -190,6 +190,30 @@ def conv2d_ideas_table(data: dict[str, Any]) -> str:
     return markdown(header, conv2d_ideas.rows())
 
 
+FASTEST_TEMPLATES = ("conv2d_wgmma", "conv2d_halo", "conv2d_mma", "conv2d_stem", "conv2d_unfold")
+FASTEST_LAYERS = (
+    "32x56x56x64 k64 3x3 p1", "32x28x28x128 k128 3x3 p1", "32x14x14x256 k256 3x3 p1", "32x7x7x512 k512 3x3 p1",
+    "32x56x56x64 k256 1x1", "32x28x28x512 k128 1x1", "32x56x56x128 k128 3x3 s2 p1", "32x28x28x256 k256 3x3 s2 p1",
+    "32x224x224x3 k64 7x7 s2 p3", "32x300x300x64 k64 3x3 p1", "1x56x56x64 k64 3x3 p1", "1x28x28x128 k128 3x3 p1",
+    "1x14x14x256 k256 3x3 p1", "1x7x7x512 k512 3x3 p1", "1x56x56x64 k256 1x1", "1x28x28x512 k128 1x1",
+    "1x224x224x3 k64 7x7 s2 p3",
+)  # fmt: skip
+
+
+def conv2d_fastest(data: dict[str, Any]) -> str:
+    """Each template's fastest configuration in the searches behind the tables, which are the last of the runs."""
+    run = conv2d_ideas.runs()[-1]
+    times = {
+        (workload.label, template): min(row[-1] for row in rows) for template in run for workload, _, rows in run[template]
+    }
+    rows = []
+    for layer in FASTEST_LAYERS:
+        of_layer = [times.get((f"conv2d {layer} f16 NHWC", template)) for template in FASTEST_TEMPLATES]
+        best = min(time for time in of_layer if time is not None)
+        rows.append((layer, *("" if t is None else f"**{t:.1f}**" if t == best else f"{t:.1f}" for t in of_layer)))
+    return markdown(("layer", *FASTEST_TEMPLATES), rows)
+
+
 def conv2d_predictions_table(data: dict[str, Any]) -> str:
     """Measured and predicted times of conv2d_wgmma; reads its data itself, too."""
     header = ("layer", "measured", "the fastest", "predicted for it", "chosen", "predicted for it", "rank correlation")
@@ -270,6 +294,7 @@ TABLES = {
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
     "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --trials 64", networks),
     "profile": Table("profile_h200", "", profile),
+    "conv2d_fastest": Table("", "", conv2d_fastest, origin=False),
     "conv2d_ideas": Table("", "", conv2d_ideas_table, origin=False),
     "conv2d_predictions": Table("", "", conv2d_predictions_table, origin=False),
     "conv2d_halo_predictions": Table("", "", conv2d_halo_predictions, origin=False),
