@@ -39,6 +39,12 @@ class Idea:
 
 
 IDEAS = (
+    Idea("blocks of a cluster share a tile's reduction (`split_k`)", lambda c: c["split_k"] > 1,
+         ((3, "1x7x7x512 k512 3x3 p1"), (3, "1x14x14x256 k256 3x3 p1"), (3, "1x28x28x512 k512 3x3 p1"))),
+    Idea("loads shared in a cluster, by multicast (`cluster_m`, `cluster_n`)", lambda c: c["cluster_m"] * c["cluster_n"] > 1,
+         ((0, "12x100x100x488 k448 5x5 s2 p2"), (3, "6x70x70x136 k648 3x3 s2 p1"), (3, "1x28x28x512 k512 3x3 p1"))),
+    Idea("a persistent grid: the next tile's loads during a store (`grid`)", lambda c: c["grid"] == "persistent",
+         ((2, "32x28x28x512 k128 1x1"), (0, "14x88x88x528 k984 1x1"), (0, "32x28x28x128 k128 3x3 p1"))),
     Idea("k steps of 16 or 32 channels (`bk`)", lambda c: c["bk"] < 64,
          ((3, "6x70x70x136 k648 3x3 s2 p1"), (3, "14x88x88x528 k984 1x1"))),
     Idea("tiles of 48, 80, 96, 112, 160, 192 or 224 channels (`bn`)", lambda c: c["bn"] not in POWERS_OF_TWO,
