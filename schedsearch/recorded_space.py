@@ -71,8 +71,12 @@ class RecordedSpace:
         return ListedSpace(self.knobs, self.rows)
 
     def fingerprint(self) -> str:
-        """The same for the same data in another format, unit or order of knobs; times count to six digits."""
-        names = sorted(knob.name for knob in self.knobs if len(knob.values) > 1)
+        """The same for the same data in another format, unit or order of knobs; times count to six digits.
+
+        Only values that occur count: a database does not know what else its source allowed.
+        """
+        varies = (self.rows != self.rows[0]).any(axis=0)
+        names = sorted(knob.name for knob, more in zip(self.knobs, varies) if more)
         column = {knob.name: i for i, knob in enumerate(self.knobs)}
         values = {knob.name: [str(value) for value in knob.values] for knob in self.knobs}
         lines = [

@@ -246,6 +246,12 @@ class TestFiles:
         (again,) = load([tmp_path / "records.db"]).spaces
         assert again.best_ns == pytest.approx(1e6 * min(e["time"] for e in data["cache"].values() if "times" in e))
 
+    def test_values_that_never_occur_do_not_make_it_other_data(self, cache: Path, tmp_path: Path) -> None:
+        data = json.loads(json.dumps(support.cache()).replace('"fixed": [7]', '"fixed": [7, 8]'))
+        assert data["tune_params"]["fixed"] == [7, 8]
+        loaded = load([cache, support.write(tmp_path / "more.json", data)])
+        assert len(loaded.spaces) == 1 and "more.json" in loaded.left_out[0]
+
     def test_times_are_the_same_whatever_their_last_bit(self, tmp_path: Path) -> None:
         text = json.dumps(support.cache()).replace('"time": 1.0,', '"time": 29.94895,')
         text = text.replace('"times": [0.99, 1.0, 1.01]', '"times": []')
