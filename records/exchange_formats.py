@@ -6,7 +6,8 @@ every repetition, message and stamp. A file that another tuner wrote becomes rec
     workload   foreign(tuner, kernel, problem)        template, version   the kernel's name, 1
     target     "foreign:" and the device's name       mode                the tuner's name: its way of timing
 
-They are listed, exported and replayed like any other, and are never deployed.
+Where a file does not name its device, its own name stands for it: records of two devices must not become one task's. Foreign
+records are listed, exported and replayed like any other, and are never deployed.
 """
 
 from __future__ import annotations
@@ -181,9 +182,11 @@ def export_file(
 
 def description_path(path: str | Path) -> Path:
     """Where the T1 description of a T4 file is written, so that `t4.description_of` finds it."""
-    path = Path(path)
-    stem = path.name.removesuffix(".gz").removesuffix(".json").removesuffix("_T4")
-    return path.with_name(f"{stem}_T1.json")
+    return Path(path).with_name(f"{_stem(path).removesuffix('_T4')}_T1.json")
+
+
+def _stem(path: str | Path) -> str:
+    return Path(path).name.removesuffix(".gz").removesuffix(".json")
 
 
 def _write(path: str | Path, text: str) -> None:
@@ -253,7 +256,7 @@ def _records(recording: Recording, entry: Entry) -> Iterator[Record]:
     times_ns = entry.times_ns or ((entry.time_ns,) if entry.time_ns is not None else ())
     yield Record(
         workload=Workload(_FOREIGN, {"tuner": recording.tuner, "kernel": recording.kernel, "problem": recording.problem}),
-        target=f"{_FOREIGN}:{recording.device or 'unknown'}",
+        target=f"{_FOREIGN}:{recording.device or _stem(recording.source)}",
         template=recording.kernel or "unknown",
         template_version=1,
         config=entry.config,

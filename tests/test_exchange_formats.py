@@ -16,7 +16,7 @@ from records_support import record as make_record
 from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.measurement import Outcome, Record
 from schedsearch.records import autotvm, kernel_tuner, t4
-from schedsearch.records.exchange_formats import export_file, import_file, recognise
+from schedsearch.records.exchange_formats import export_file, import_file, recognise, recordings
 from schedsearch.records.store import Store
 from schedsearch.workload import Config, Workload, canonical_json
 
@@ -178,6 +178,21 @@ class TestFilesOfOthers:
         assert one.measurement.build_s == pytest.approx(0.25)
         failed = by_config[128, 2, "row"].measurement
         assert (failed.outcome, failed.message) == (Outcome.COMPILE_ERROR, "CompilationFailedConfig")
+
+    def test_files_that_do_not_name_their_device_are_never_taken_for_one(self, tmp_path: Path) -> None:
+        """T4 results of Kernel Tuner have no device, nor have its caches where it could not ask for it."""
+        other = support.cache()
+        for fields in other["cache"].values():
+            if not isinstance(fields["time"], str):
+                fields["time"], fields["times"] = 2 * fields["time"], []
+        support.write(tmp_path / "conv_T1.json", support.t1())
+        with Store.open(tmp_path / "foreign.db") as store:
+            for name, data in (("conv_A_T4.json.gz", support.cache()), ("conv_B_T4.json", other)):
+                import_file(store, support.write(tmp_path / name, support.t4(data)))
+            (_, one), (_, two) = recordings(store)
+        assert (one.device, two.device) == ("conv_A_T4", "conv_B_T4")
+        fastest = [min(entry.time_ns for entry in each.entries if entry.time_ns) for each in (one, two)]
+        assert fastest == pytest.approx([1e6, 2e6])
 
     def test_newer_and_older_ways_of_saying_that_it_failed(self, tmp_path: Path) -> None:
         data = support.cache()
