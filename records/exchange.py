@@ -146,7 +146,7 @@ def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Re
                     importer.line(number, line)
                 except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                     at = f"{path}:{number}: "
-                    problems.append(at + _reason(error).removeprefix(at))
+                    problems.append(at + reason(error).removeprefix(at))
                     if len(problems) == _MAX_PROBLEMS:
                         problems.append("... (later lines were not looked at)")
                         break
@@ -180,7 +180,8 @@ def add_records(store: Store, records: Iterable[Record], *, source: str) -> Repo
     return importer.report
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What is wrong with a JSON object that a record could not be made of."""
     if isinstance(error, KeyError):
         return f"the field {error.args[0]!r} is missing"
     if isinstance(error, TypeError | AttributeError):

@@ -275,14 +275,12 @@ def _records(recording: Recording, entry: Entry) -> Iterator[Record]:
 
 
 def _embedded(recording: Recording, entry: Entry, data: Mapping[str, Any]) -> Record:
-    place = Place(recording.source)[entry.config.json]
+    what = f"the record that schedsearch put beside the configuration {entry.config.json}"
     try:
         record = rows.from_json(data)
         rows.to_row(record)  # finds what the database cannot hold
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        place.fail(f"the record that schedsearch put beside this configuration is wrong: {error}; remove it")
+        Place(recording.source).fail(f"{what} is wrong: {exchange.reason(error)}; remove it")
     if record.config != entry.config:
-        place.fail(
-            f"the record that schedsearch put beside this configuration is of another one, {record.config}; remove it"
-        )
+        Place(recording.source).fail(f"{what} is of another one, {record.config.json}; remove it")
     return record

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from schedsearch.errors import UsageError
 from schedsearch.measurement import Outcome
 from schedsearch.records.recording import (
     Entry,
@@ -36,6 +37,11 @@ _FAILURES = {
 }
 _ERROR_NAME = re.compile(r"[A-Za-z_]+Config")
 _EMBEDDED = "schedsearch"  # a field of our own in an entry: the JSON of the records behind it
+# Of an entry, beside the parameters, which therefore cannot have these names.
+_FIELDS = {
+    "time", "times", "__error__", "compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time",
+    "timestamp", _EMBEDDED,
+}  # fmt: skip
 
 
 def is_cache(data: Any) -> bool:
@@ -56,6 +62,8 @@ def parse(data: Any, path: str | Path) -> Recording:
     place = Place(path)
     top = place.object(data)
     params = place["tune_params"].object(place.need(top, "tune_params"))
+    if hidden := _FIELDS.intersection(params):
+        place["tune_params"].fail(f"a parameter is called {sorted(hidden)[0]!r} like a field of the format; rename it")
     table = KnobTable(params, place["tune_params"])
     order = _key_order(top, params, place)
     cache = place["cache"].object(place.need(top, "cache"))
@@ -93,13 +101,13 @@ def _key_order(top: Mapping[str, Any], params: Mapping[str, Any], place: Place) 
 
 
 def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
-    time = _time(fields, at)
+    time, where = _time(fields, at)
     outcome, message, time_ns = Outcome.OK, "", None
     times_ns: tuple[float, ...] = ()
     if isinstance(time, str):
         if not _ERROR_NAME.fullmatch(time):
             names = ", ".join(_FAILURES)
-            at["time"].fail(f"{time!r} is neither a number of milliseconds nor the name of an error such as {names}")
+            where.fail(f"{time!r} is neither a number of milliseconds nor the name of an error such as {names}")
         outcome, message = _FAILURES.get(time, Outcome.LAUNCH_ERROR), time
     elif time == OLD_FAILURE_MS:
         outcome, message = Outcome.LAUNCH_ERROR, "failed; the cache does not say why"
@@ -128,20 +136,29 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
     )
 
 
-def _time(fields: Mapping[str, Any], at: Place) -> Any:
-    """The time in milliseconds, or the name of an error."""
+def _time(fields: Mapping[str, Any], at: Place) -> tuple[Any, Place]:
+    """The time in milliseconds, or the name of an error, and where it stands."""
     if fields.get("__error__") is not None:
-        return fields["__error__"]
+        return at["__error__"].text(fields["__error__"]), at["__error__"]
     if "time" not in fields:
-        for value in fields.values():
+        for name, value in fields.items():
             if value in (*_FAILURES, "ErrorConfig"):
-                return value
-    return at.need(fields, "time")
+                return value, at[name]
+    return at.need(fields, "time"), at["time"]
 
 
 def to_json(recording: Recording) -> dict[str, Any]:
-    """The JSON value of a cache; `entry.extra` goes along, which Kernel Tuner passes over."""
+    """The JSON value of a cache; `entry.extra` goes along, which Kernel Tuner passes over.
+
+    Raises:
+        UsageError: a knob has the name of a field of the format.
+    """
     names = [knob.name for knob in recording.knobs]
+    if hidden := _FIELDS.intersection(names):
+        raise UsageError(
+            f"the knob {sorted(hidden)[0]!r} of {recording.kernel} has the name of a field of Kernel Tuner's cache; "
+            "export it in another format"
+        )
     return {
         "device_name": recording.device,
         "kernel_name": recording.kernel,

@@ -143,7 +143,7 @@ class TestOurRecords:
             import_file(store, tmp_path / "bent.json")
         del data["cache"]["2,row,False"]["schedsearch"][0]["target"]
         support.write(tmp_path / "bent.json", data)
-        with pytest.raises(UsageError, match=r"bent\.json: .*'target'"):
+        with pytest.raises(UsageError, match=r"bent\.json: .*the field 'target' is missing"):
             import_file(store, tmp_path / "bent.json")
         assert len(store.history()) == 10, "nothing was added"
 
@@ -219,6 +219,16 @@ class TestFilesOfOthers:
         failed["GFLOP/s"] = 3.0
         with pytest.raises(UsageError, match="the field 'time' is missing"):
             kernel_tuner.parse(data, "some.json")
+
+    def test_a_parameter_with_the_name_of_a_field_is_refused(self, tmp_path: Path) -> None:
+        """Its value would be read as the time, and lost in an export."""
+        data = json.loads(json.dumps(support.cache()).replace('"fixed"', '"time"'))
+        with pytest.raises(UsageError, match=r"some\.json: tune_params: a parameter is called 'time' like a field"):
+            kernel_tuner.parse(data, "some.json")
+        with Store.open(tmp_path / "records.db") as store:
+            store.append(make_record(config=Config(bm=2, times=3)))
+            with pytest.raises(UsageError, match=r"the knob 'times' of .* has the name of a field"):
+                export_file(store, tmp_path / "out.json", "kernel-tuner")
 
     def test_a_problem_size_that_is_no_number_stays_json(self, tmp_path: Path) -> None:
         data = support.cache()

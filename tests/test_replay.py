@@ -403,6 +403,10 @@ BAD_CACHES = {
         lambda: edit(lambda d: first(d).update(time="3.5 us")),
         "'3.5 us' is neither a number of milliseconds",
     ),
+    "an error that is a number": (
+        lambda: edit(lambda d: first(d).update(__error__=3.5)),
+        f"{AT}.__error__: a text is wanted, got a number (3.5)",
+    ),
     "time in another unit than times": (
         lambda: edit(lambda d: first(d).update(time=first(d)["time"] * 1e6)),
         f"{AT}: the time, 3.5e+12 ns, is not that of its 3 repetitions",
