@@ -8,6 +8,7 @@ say what the space was, so its knobs have the values that occur. A configuration
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from schedsearch.measurement import Outcome
-from schedsearch.records.recording import Entry, KnobTable, Place, Recording, parse_json, read_bytes
+from schedsearch.records.recording import Entry, KnobTable, Place, Recording, parse_json
 from schedsearch.workload import canonical_json
 
 VERSION = 0.2
@@ -39,14 +40,14 @@ _TAGGED = re.compile(r"(sp|re|an)(\[.*\])", re.DOTALL)
 _EMBEDDED = "schedsearch"  # a field of our own in a line: the JSON of the records behind it
 
 
-def read(path: str | Path) -> list[Recording]:
-    """Reads a log; one recording for each task, target and set of knobs, in order of their first line.
+def parse(data: bytes, path: str | Path) -> list[Recording]:
+    """The log that `path` holds; one recording for each task, target and set of knobs, in order of their first line.
 
     Raises:
-        UsageError: it cannot be read or a line is wrong; names file and line.
+        UsageError: a line is wrong; names file and line.
     """
     tasks: dict[tuple[str, str, str, tuple[str, ...]], list[tuple[dict[str, Any], Mapping[str, Any], Place]]] = {}
-    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
+    for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
         place = Place(path).line(number)

@@ -16,12 +16,14 @@ if this machine wrote it or its origin is trusted; it is rebuilt from the config
 from __future__ import annotations
 
 import base64
+import gzip
+import io
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
 import sqlalchemy as sa
 
@@ -32,7 +34,7 @@ from schedsearch.records import dbfile, rows, schema
 from schedsearch.records import trust as trust_marks
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import new_file, temporary_beside
-from schedsearch.records.recording import Place, parse_json
+from schedsearch.records.recording import Place, parse_json, read_bytes
 from schedsearch.records.sqlite import Database, new_meta
 from schedsearch.records.store import Store
 from schedsearch.records.trust import trust
@@ -64,7 +66,8 @@ class Report:
 
 
 def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: bool = False) -> int:
-    """Writes everything in a store as JSON lines; a file appears under its name only when it is complete.
+    """Writes everything in a store as JSON lines; a file appears under its name only when it is complete. It is a gzip where
+    the name ends with .gz.
 
     Args:
         store: what to export.
@@ -79,8 +82,11 @@ def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: 
     """
     if not isinstance(destination, str | Path):
         return _write_lines(store, destination, artifacts)
-    with new_file(Path(destination)) as temporary, temporary.open("w", encoding="utf-8") as file:
-        return _write_lines(store, file, artifacts)
+    packed = Path(destination).suffix == ".gz"
+    with new_file(Path(destination)) as temporary, temporary.open("wb") as raw:
+        stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if packed else raw
+        with io.TextIOWrapper(cast(BinaryIO, stream), encoding="utf-8") as file:
+            return _write_lines(store, file, artifacts)
 
 
 def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
@@ -125,37 +131,34 @@ def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Re
 
     Args:
         store: where to.
-        path: a file of `export_jsonl`.
+        path: a file of `export_jsonl`, gzip or not.
         trusted: whether to take machine code that another machine wrote.
 
     Raises:
         UsageError: the file cannot be read, or lines are wrong; names each as file:line with what is wrong.
         SchemaVersionError: the file is of a newer format.
     """
-    path = Path(path)
+    return import_lines(store, read_bytes(path), source=str(path), trusted=trusted)
+
+
+def import_lines(store: Store, data: bytes, *, source: str, trusted: bool = False) -> Report:
+    """Like `import_jsonl`, of the content of the file `source`."""
     problems: list[str] = []
-    try:
-        file = path.open(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
-    with file, store.database.write() as connection:
-        importer = _Importer(store, connection, source=str(path), trusted=trusted)
-        try:
-            for number, line in enumerate(file, 1):
-                try:
-                    importer.line(number, line)
-                except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-                    at = f"{path}:{number}: "
-                    problems.append(at + reason(error).removeprefix(at))
-                    if len(problems) == _MAX_PROBLEMS:
-                        problems.append("... (later lines were not looked at)")
-                        break
-        except UnicodeDecodeError as error:
-            problems.append(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})")
+    with store.database.write() as connection:
+        importer = _Importer(store, connection, source=source, trusted=trusted)
+        for number, line in enumerate(io.BytesIO(data), 1):
+            try:
+                importer.line(number, line)
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                at = f"{source}:{number}: "
+                problems.append(at + reason(error).removeprefix(at))
+                if len(problems) == _MAX_PROBLEMS:
+                    problems.append("... (later lines were not looked at)")
+                    break
         if not problems:
             importer.finish()
             if not importer.header:
-                problems.append(f"{path}: empty; give a file of: schedsearch records export")
+                problems.append(f"{source}: empty; give a file of: schedsearch records export")
         if problems:
             raise UsageError("nothing was imported; correct or remove these lines: " + "; ".join(problems))
     return importer.report
@@ -262,10 +265,10 @@ class _Importer:
         self._records_before = self._count(schema.record)
         self._artifacts_before = self._count(schema.artifact)
 
-    def line(self, number: int, text: str) -> None:
+    def line(self, number: int, text: bytes) -> None:
         """One line of an exchange file. Raises whatever Python raises when it is wrong; `import_jsonl` names the line."""
         place = Place(self._source).line(number)
-        data = place.object(parse_json(text.encode(), place))
+        data = place.object(parse_json(text, place))
         kind = data.pop("kind")
         if number == 1:
             if kind != "header":

@@ -25,7 +25,7 @@ from schedsearch.errors import UsageError
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records import autotvm, exchange, kernel_tuner, rows, t4
 from schedsearch.records.output import is_database, new_file
-from schedsearch.records.recording import Entry, Place, Recording, read_bytes, read_json
+from schedsearch.records.recording import Entry, Place, Recording, parse_json, read_bytes
 from schedsearch.records.store import Store
 from schedsearch.space import Knob
 from schedsearch.workload import Workload
@@ -208,7 +208,7 @@ def import_file(
 
     Args:
         store: where to.
-        path: the file; the formats of other tuners also as gzip.
+        path: the file, gzip or not.
         form: one of FORMATS; recognised from the content unless given.
         t1: the description of T4 results; the one beside them unless given.
         trusted: for jsonl, see `exchange.import_jsonl`.
@@ -218,20 +218,22 @@ def import_file(
     """
     if is_database(path):
         raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
-    form = form or recognise(path)
+    data = read_bytes(path)  # once, as it may be a pipe
+    form = form or recognise(data, path)
     if form == "jsonl":
-        return exchange.import_jsonl(store, path, trusted=trusted)
+        return exchange.import_lines(store, data, source=str(path), trusted=trusted)
     if form == "autotvm":
-        found = autotvm.read(path)
+        found = autotvm.parse(data, path)
     else:
-        found = [kernel_tuner.read(path) if form == "kernel-tuner" else t4.read(path, t1)]
+        value = parse_json(data, Place(path))
+        found = [kernel_tuner.parse(value, path) if form == "kernel-tuner" else t4.parse(value, path, t1)]
     made = [record for recording in found for entry in recording.entries for record in _records(recording, entry)]
     return exchange.add_records(store, made, source=str(path))
 
 
-def recognise(path: str | Path) -> str:
-    """The format of a file, by its content. Raises UsageError when it is none that is known."""
-    first = read_bytes(path).lstrip().partition(b"\n")[0]
+def recognise(content: bytes, path: str | Path) -> str:
+    """The format of a file, by its unpacked content. Raises UsageError when it is none that is known."""
+    first = content.lstrip().partition(b"\n")[0]
     try:
         line = json.loads(first)
     except (ValueError, RecursionError):
@@ -240,7 +242,7 @@ def recognise(path: str | Path) -> str:
         return "jsonl"
     if isinstance(line, dict) and "input" in line and "result" in line:
         return "autotvm"
-    data = line if line is not None else read_json(path)
+    data = line if line is not None else parse_json(content, Place(path))
     if kernel_tuner.is_cache(data):
         return "kernel-tuner"
     if t4.is_results(data):

@@ -24,7 +24,6 @@ from schedsearch.records.recording import (
     format_stamp,
     once_each,
     parse_stamp,
-    read_json,
 )
 
 NS_PER_MS = 1e6
@@ -48,17 +47,12 @@ def is_cache(data: Any) -> bool:
     return isinstance(data, dict) and ("cache" in data or "tune_params" in data)
 
 
-def read(path: str | Path) -> Recording:
-    """Reads a cache.
+def parse(data: Any, path: str | Path) -> Recording:
+    """The cache that is the JSON value in `path`.
 
     Raises:
-        UsageError: it cannot be read or anything in it is wrong; names file and place.
+        UsageError: anything in it is wrong; names file and place.
     """
-    return parse(read_json(path), path)
-
-
-def parse(data: Any, path: str | Path) -> Recording:
-    """Like `read`, of the JSON value that `path` holds."""
     place = Place(path)
     top = place.object(data)
     params = place["tune_params"].object(place.need(top, "tune_params"))

@@ -157,7 +157,7 @@ def read_bytes(path: str | Path) -> bytes:
         reason = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
         raise UsageError(f"{path}: the gzip of {len(data):,} bytes is {reason}; get the file again") from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: holds more than {MAX_BYTES:,} bytes once unpacked; split it")
+        raise UsageError(f"{path}: holds more than {MAX_BYTES:,} bytes once unpacked; unpack it before, or split it")
     return data
 
 

@@ -141,17 +141,12 @@ def _values(value: Any, place: Place) -> list[Any]:
     return list(value) if isinstance(value, tuple) else place.list(value)
 
 
-def read(path: str | Path, t1: str | Path | None = None) -> Recording:
-    """Reads T4 results with their T1 description, the one beside it unless given.
+def parse(data: Any, path: str | Path, t1: str | Path | None = None) -> Recording:
+    """T4 results, the JSON value in `path`, with their T1 description, the one beside them unless given.
 
     Raises:
-        UsageError: either cannot be read or anything in them is wrong; names file and place.
+        UsageError: the description cannot be read, or anything in either is wrong; names file and place.
     """
-    return parse(read_json(path), path, t1)
-
-
-def parse(data: Any, path: str | Path, t1: str | Path | None = None) -> Recording:
-    """Like `read`, of the JSON value that `path` holds."""
     place = Place(path)
     top = place.object(data)
     results = place["results"].list(place.need(top, "results"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.measurement import Outcome, Record
 from schedsearch.records import autotvm, kernel_tuner, t4
 from schedsearch.records.exchange_formats import export_file, import_file, recognise, recordings
+from schedsearch.records.recording import read_bytes
 from schedsearch.records.store import Store
 from schedsearch.workload import Config, Workload, canonical_json
 
@@ -58,7 +61,7 @@ class TestOurRecords:
         path = tmp_path / name
         counts = export_file(store, path, form)
         assert (counts["configurations"], counts["records"]) == (8, 10)
-        assert recognise(path) == form
+        assert recognise(read_bytes(path), path) == form
         with Store.open(tmp_path / "copy.db") as copy:
             assert import_file(copy, path).records_added == 10
             assert bare(copy.history()) == store.history()
@@ -124,7 +127,7 @@ class TestOurRecords:
         assert export_file(store, tmp_path / "a.json", "t4", workload=conv(k=128).id[:8])["records"] == 1
         assert export_file(store, tmp_path / "b.json", "t4", target=A100)["records"] == 1
         assert export_file(store, tmp_path / "c.log", "autotvm")["records"] == 12
-        assert len(autotvm.read(tmp_path / "c.log")) == 3
+        assert len(autotvm.parse((tmp_path / "c.log").read_bytes(), "c.log")) == 3
         with pytest.raises(UsageError, match="no record that matches"):
             export_file(store, tmp_path / "d.json", "t4", template="nothing")
         with pytest.raises(UsageError, match="cannot write"):
@@ -344,10 +347,25 @@ class TestFilesOfOthers:
     def test_a_file_of_no_known_format(self, tmp_path: Path, text: str) -> None:
         path = support.write(tmp_path / "some.txt", text)
         with pytest.raises(UsageError, match=r"some\.txt: (the format is not recognised|not JSON|empty)"):
-            recognise(path)
+            recognise(path.read_bytes(), path)
 
 
 class TestCommands:
+    @pytest.mark.parametrize("form", ["jsonl", *FORMATS])
+    def test_a_pipe_is_read_once(self, tmp_path: Path, store: Store, form: str) -> None:
+        """As in `schedsearch records import <(ssh host cat records.jsonl.gz)`."""
+        options = ("--db", tmp_path / "records.db", "--format", form)
+        assert schedsearch("records", "export", tmp_path / "out.gz", *options).exit_code == 0
+        packed = (tmp_path / "out.gz").read_bytes()
+        assert gzip.decompress(packed).startswith(b"{")
+        os.mkfifo(tmp_path / "pipe")
+        writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(packed,))
+        writer.start()
+        with Store.open(tmp_path / "copy.db") as copy:
+            t1 = tmp_path / "out_T1.json" if form == "t4" else None
+            assert import_file(copy, tmp_path / "pipe", t1=t1).records_added == 10
+        writer.join()
+
     def test_there_and_back(self, store: Store, tmp_path: Path) -> None:
         db, out = tmp_path / "records.db", tmp_path / "out.json.gz"
         result = schedsearch("records", "export", out, "--db", db, "--format", "t4", "--json")
