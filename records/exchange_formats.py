@@ -149,7 +149,8 @@ def export_file(
         {"configurations", "records"}, with t4 also {"description": its path}.
 
     Raises:
-        UsageError: nothing matches, or several tasks do where one is wanted, or the file cannot be written.
+        UsageError: nothing matches, or several tasks do where one is wanted, or the file cannot be written; with t4 also
+            when a description with conditions would be lost.
     """
     found = list(recordings(store, workload=workload, template=template, target=target))
     if not found:
@@ -172,6 +173,7 @@ def export_file(
         results, description = t4.to_json(chosen[0])
         results["metadata"] |= about
         beside = description_path(path)
+        _require_room(Path(path), beside)
         _write(beside, json.dumps(description, allow_nan=False, indent=1))
         _write(path, json.dumps(results, allow_nan=False))
         counts["description"] = str(beside)
@@ -183,6 +185,22 @@ def export_file(
 def description_path(path: str | Path) -> Path:
     """Where the T1 description of a T4 file is written, so that `t4.description_of` finds it."""
     return Path(path).with_name(f"{_stem(path).removesuffix('_T4')}_T1.json")
+
+
+def _require_room(path: Path, beside: Path) -> None:
+    """Raises UsageError where T4 results cannot have their description beside them."""
+    if path.exists() and not path.is_file():
+        raise UsageError(
+            f"T4 results are two files, the second beside the first, and {path} is a device or pipe; give a file"
+        )
+    try:
+        conditions = t4.Description(beside).conditions
+    except UsageError:  # there is none, or none that says anything
+        return
+    if conditions:
+        raise UsageError(
+            f"{beside} is a description with conditions, and that of an export has none; it is left alone: give another name"
+        )
 
 
 def _stem(path: str | Path) -> str:

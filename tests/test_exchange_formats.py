@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import replay_support as support
-from cli_support import schedsearch
+from cli_support import schedsearch, start
 from records_support import A100, conv
 from records_support import record as make_record
 
@@ -401,6 +401,26 @@ class TestCommands:
     def test_mistakes(self, store: Store, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
         result = schedsearch("records", "export", tmp_path / "out", "--db", tmp_path / "records.db", *options)
         assert result.exit_code == 2 and message in result.stderr
+
+    @pytest.mark.parametrize("more", [(), ("--json",)])
+    def test_records_in_standard_output_are_alone_there(self, store: Store, tmp_path: Path, more: tuple[str, ...]) -> None:
+        process = start("records", "export", "/dev/stdout", "--db", "records.db", *more, cwd=tmp_path)
+        out, err = process.communicate(timeout=60)
+        kinds = [json.loads(line)["kind"] for line in out.splitlines()]
+        assert process.returncode == 0 and kinds == ["header", *["record"] * 10] and "/dev/stdout" in err
+
+    def test_t4_results_need_room_for_their_description(self, store: Store, tmp_path: Path) -> None:
+        db = ("--db", tmp_path / "records.db", "--format", "t4")
+        os.mkfifo(tmp_path / "pipe")
+        result = schedsearch("records", "export", tmp_path / "pipe", *db)
+        assert result.exit_code == 2 and "T4 results are two files" in result.stderr
+        theirs = support.write(tmp_path / "some_T1.json", support.t1("bx > 0"))
+        before = theirs.read_bytes()
+        result = schedsearch("records", "export", tmp_path / "some_T4.json", *db)
+        assert result.exit_code == 2 and "description with conditions" in result.stderr
+        assert theirs.read_bytes() == before and not (tmp_path / "some_T4.json").exists()
+        for _ in range(2):  # one that an export made may be replaced
+            assert schedsearch("records", "export", tmp_path / "other_T4.json", *db).exit_code == 0
 
     def test_a_wrong_file_makes_no_database(self, tmp_path: Path) -> None:
         result = schedsearch("records", "import", support.write(tmp_path / "x", "{"), "--db", tmp_path / "new.db")

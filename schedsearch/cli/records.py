@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -226,6 +229,7 @@ def export(
         raise click.UsageError(
             "--workload and --template are for the formats of other tuners, --target also for --deploy; JSON lines hold all"
         )
+    into_stdout = _is_stdout(file)  # then nothing else may go there
     with _open(db) as store:
         counts: dict[str, Any]
         if deploy:
@@ -236,7 +240,7 @@ def export(
             counts = export_file(store, file, form, workload=workload, template=template, target=_key(selector))
         else:
             counts = {"records": exchange.export_jsonl(store, file, artifacts=artifacts)}
-    _print_counts({"file": file, **counts}, as_json)
+    _print_counts({"file": file, **counts}, as_json, err=into_stdout)
 
 
 @records.command("import")
@@ -374,8 +378,16 @@ def _label(workload: dict[str, Any]) -> str:
         return str(workload["op"])
 
 
-def _print_counts(counts: dict[str, Any], as_json: bool) -> None:
+def _is_stdout(file: str) -> bool:
+    """Whether a path, e.g. /dev/stdout, is what this process writes its output to."""
+    try:
+        return os.path.samestat(Path(file).stat(), os.fstat(sys.stdout.fileno()))
+    except OSError:
+        return False
+
+
+def _print_counts(counts: dict[str, Any], as_json: bool, err: bool = False) -> None:
     if as_json:
-        render.echo_json(counts)
+        render.echo_json(counts, err=err)
     else:
-        click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts.items()))
+        click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts.items()), err=err)

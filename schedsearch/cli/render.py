@@ -18,9 +18,9 @@ _FEW_MARKS = (1, 2, 5)  # where no task had as many
 _REPORTED_TASKS = 8
 
 
-def echo_json(value: Any) -> None:
-    """One JSON value on one line of standard output."""
-    click.echo(json.dumps(value, default=str))
+def echo_json(value: Any, *, err: bool = False) -> None:
+    """One JSON value on one line of standard output, or of standard error."""
+    click.echo(json.dumps(value, default=str), err=err)
 
 
 def duration(time_ns: float | None) -> str:
