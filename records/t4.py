@@ -57,6 +57,10 @@ def is_results(data: Any) -> bool:
     return isinstance(data, dict) and "results" in data
 
 
+def is_description(data: Any) -> bool:
+    return isinstance(data, dict) and "ConfigurationSpace" in data
+
+
 def description_of(path: str | Path) -> Path:
     """The T1 file beside a T4 file: `<name>_T1.json` for the longest `<name>` that the T4 file's name begins with, else the
     only T1 file there is.

@@ -7,6 +7,8 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -195,6 +197,16 @@ class TestFigures:
         noisy = run(space, "grid", 0, 18, noise=True)
         assert noisy.fractions == pytest.approx(run(space, "grid", 0, 18).fractions), "1 % of noise, five finalists"
 
+    def test_noise_without_repetitions_is_none_and_that_is_said(self, cache: Path, tmp_path: Path) -> None:
+        data = support.cache()
+        for fields in data["cache"].values():
+            fields.pop("times", None)
+        single = support.write(tmp_path / "single.json", data)
+        options = ("--noise", "--tuner", "random", "--seeds", "1", "--evaluations", "5")
+        result = schedsearch("replay", single, *options)
+        assert result.exit_code == 0 and f"warning: {single} (some_kernel Some GPU) has no repetitions" in result.stderr
+        assert "warning" not in schedsearch("replay", cache, *options).stderr
+
 
 class TestFiles:
     def without(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -315,6 +327,23 @@ class TestFiles:
             there = json.loads(out)
             assert self.without(there) == self.without(here)
             assert "4 of 4 runs" in err or "2 of 2 runs" in err
+
+    def test_figures_that_a_full_disk_does_not_take_are_one_line_of_error(self, cache: Path) -> None:
+        command = [
+            sys.executable,
+            "-c",
+            "from schedsearch.cli.main import main; main()",
+            "replay",
+            str(cache),
+            "--tuner",
+            "grid",
+            "--seeds",
+            "1",
+        ]
+        with Path("/dev/full").open("w") as full:
+            result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert result.returncode == 2 and "cannot write what there is to print: No space left" in result.stderr
+        assert "Traceback" not in result.stderr
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
     def test_however_it_ends_its_processes_end_with_it(self, cache: Path, number: int, code: int) -> None:
@@ -459,6 +488,7 @@ BAD_CACHES = {
     "one single point": (lambda: edit(lambda d: d.update(cache={KEY: first(d)})), "one single configuration"),
     "a list": (lambda: "[1, 2]", "neither a Kernel Tuner cache"),
     "another object": (lambda: '{"a": 1}', "neither a Kernel Tuner cache"),
+    "a T1 description": (lambda: json.dumps(support.t1()), "bad.json: a T1 description, which is read with its T4 results"),
     "not JSON": (lambda: '{"cache": {', "not JSON: Expecting property name enclosed in double quotes at line 1 column 12"),
     "an unfinished cache": (
         lambda: json.dumps(support.cache())[:-2] + ",\n",
@@ -505,7 +535,9 @@ class TestBadCaches:
         [
             (("--evaluations", "25,x"), "no list of whole numbers"),
             (("--evaluations", "0"), "no list of whole numbers"),
-            (("--seeds", "0"), "--seeds"),
+            (("--seeds", "0"), "0 is too small; allowed: 1 or more"),
+            (("--seeds", "few"), "'few' is not a whole number"),
+            (("--jobs", "0"), "0 is too small; allowed: 1 or more"),
             (("--tuner", "xbg"), "did you mean 'xgb'"),
             (("--t1", "nowhere_T1.json"), "nowhere_T1.json"),
         ],

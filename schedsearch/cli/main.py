@@ -6,6 +6,7 @@ needs none of the heavy dependencies.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import signal
 import sys
@@ -62,6 +63,12 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
         at = error.ctx or ctx
         command = at.command_path if at else "schedsearch"
         raise Failure(f"{error.format_message().rstrip('.')}; see: {command} --help", 2) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        raise Failure(
+            f"cannot write what there is to print: {error.strerror}; free some space and run it again", 2
+        ) from error
     except KeyboardInterrupt:
         raise Failure("interrupted; nothing that was saved is lost", 130) from None
 

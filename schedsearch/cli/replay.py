@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
+from schedsearch.cli.options import AtLeast
 
 if TYPE_CHECKING:
     from schedsearch.replay import Report
@@ -34,7 +35,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     callback=_budgets,
     help="Look after so many evaluations.",
 )
-@click.option("--seeds", metavar="N", type=click.IntRange(min=1), default=20, show_default=True, help="Runs per space.")
+@click.option("--seeds", metavar="N", type=AtLeast(1), default=20, show_default=True, help="Runs per space.")
 @click.option(
     "--warm",
     metavar="FILE",
@@ -44,7 +45,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 )
 @click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
 @click.option("--noise", is_flag=True, help="Answer with single recorded repetitions, drawn at random.")
-@click.option("--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--jobs", metavar="N", type=AtLeast(1), default=1, show_default=True, help="Processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay(
     files: tuple[str, ...],
@@ -71,6 +72,9 @@ def replay(
         click.echo(f"left out: {text}", err=True)
     for text in replaying.cold_spaces(loaded.spaces, warming.spaces):
         click.echo(f"warning: {text}", err=True)
+    for space in loaded.spaces if noise else ():
+        if not any(len(times_ns) > 1 for times_ns in space.repetitions_ns):
+            click.echo(f"warning: {space.file} ({space.name}) has no repetitions: --noise changes nothing there", err=True)
     with _Progress() as progress:
         report = replaying.replay(
             loaded.spaces,
@@ -120,8 +124,9 @@ def _print(report: Report) -> None:
     geomean = [_interval(report.geomean[b], report.geomean_low[b], report.geomean_high[b]) for b in budgets]
     rows.append(["geometric mean", "", "", *geomean])
     click.echo(render.table(headers, rows, right=headers[1:]))
+    runs = f"{report.seeds} seed{'s' if report.seeds > 1 else ''}"
     click.echo(
-        f"\n{report.tuner}, {report.seeds} seeds: mean fraction of the optimum [95 % interval]; "
+        f"\n{report.tuner}, {runs}: mean fraction of the optimum [95 % interval]; "
         f"{report.cpu_s_per_64:.3g} CPU seconds per 64 proposals"
     )
 
