@@ -85,8 +85,8 @@ class Condition:
         try:
             with np.errstate(all="ignore"):  # a division by zero is harmless beside an `or` that covers it
                 return np.broadcast_to(np.asarray(self._node(columns)).astype(np.bool_), (n,))
-        except (TypeError, ValueError, np.exceptions.DTypePromotionError) as error:
-            self._place.fail(f"{self.text!r} cannot be computed: {error}")
+        except (TypeError, ValueError, np.exceptions.DTypePromotionError):
+            self._place.fail(f"{self.text!r} cannot be computed: texts can be compared with texts, not calculated with")
 
 
 class _Compiler:
@@ -128,7 +128,8 @@ class _Compiler:
             return self._comparison(tree)
         if isinstance(tree, ast.Call):
             return self._call(tree)
-        raise self._error(tree, f"{type(tree).__name__} is not allowed")
+        what = type(getattr(tree, "op", tree)).__name__  # of `a ** b` Pow, not BinOp
+        raise self._error(tree, f"{what} is not allowed")
 
     def _constant(self, tree: ast.Constant) -> Node:
         value = tree.value
@@ -176,7 +177,7 @@ def _number(value: Any) -> Any:
     """A bool counts 0 or 1. Refuses texts: one times 10**9, or formatted to that width, is a way to fill the memory."""
     kind = np.asarray(value).dtype.kind
     if kind not in "bif":
-        raise TypeError("texts can be compared, not calculated with")
+        raise TypeError("a text")
     return np.asarray(value, dtype=np.int64) if kind == "b" else value
 
 

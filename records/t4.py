@@ -140,8 +140,8 @@ def _values(value: Any, place: Place) -> list[Any]:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-            place.fail(f"{value[:80]!r} is no list of numbers and texts ({error}); it is never run as code")
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            place.fail(f"{value[:80]!r} is no list of numbers and texts; it is never run as code")
     return list(value) if isinstance(value, tuple) else place.list(value)
 
 

@@ -131,11 +131,28 @@ def test_the_command_names_file_place_and_call_and_exits_with_2(tmp_path: Path, 
     assert not Path("pwned").exists()
 
 
-@pytest.mark.parametrize("text", ["name * 2 == a", "'%99999999999s' % a == name", "'a' * 9999999999 != name", "name + name"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name * 2 == a",
+        "'%99999999999s' % a == name",
+        "'a' * 9999999999 != name",
+        "name + name",
+        "name > 3",
+        "not name",
+        "max(name, 3) == a",
+    ],
+)
 def test_calculating_with_texts_is_a_clear_error(text: str) -> None:
     """Also where the result would fill the memory."""
     with pytest.raises(UsageError, match=re.escape(f"some_T1.json: {text!r} cannot be computed: texts can be compared")):
         holds(text)
+
+
+@pytest.mark.parametrize(("text", "name"), [("a ** 2 > 1", "Pow"), ("a & b", "BitAnd"), ("~a", "Invert")])
+def test_an_operation_that_is_not_allowed_is_named(text: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"column 1: {name} is not allowed"):
+        Condition(text, NAMES, Place("some_T1.json"))
 
 
 def test_products_of_constants_stay_small() -> None:
