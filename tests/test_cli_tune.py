@@ -192,10 +192,15 @@ class TestRun:
         assert told_again[-1]["tasks"][0]["best_config"] == task["best_config"]
         assert "4 trials measured before" not in again.stdout
 
-        more = schedsearch("tune", "tiny.yaml", "--db", "t.db", "--trials", 6)
+        (folder / "auto.yaml").write_text(TINY.replace("target: cpu", "target: auto"))
+        more = schedsearch("tune", "auto.yaml", "--target", "cpu", "--db", "t.db", "--trials", 6)
         assert more.exit_code == 0, more.output
         assert "2 new trials" in more.stdout and "device busy" in more.stdout
-        assert "schedsearch records best --db t.db" in more.stdout and "kernel = schedsearch.compile(" in more.stdout
+        assert "schedsearch records best --db t.db" in more.stdout
+        assert "schedsearch compile auto.yaml --db t.db --target cpu --output" in more.stdout, (
+            "what was tuned, also beside a GPU"
+        )
+        assert "kernel = schedsearch.compile(workload, db='t.db', target='cpu')" in more.stdout
         assert "going on after 4 trials" in more.stderr
         header, _, row, *_ = more.stdout.splitlines()
         for column in ("task", "template", "default", "best", "speed-up", "GFLOP/s", "trials", "failures"):

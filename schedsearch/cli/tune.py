@@ -129,7 +129,7 @@ def tune(
             raise Interrupted(f"interrupted; everything measured is saved in {db}; go on with: {again}") from interrupted
     if not as_json:
         _print_summary(summary, file)
-        _print_next(summary, file, db)
+        _print_next(summary, file, db, selector)
     if not summary.complete:
         failed = [name for task, name in zip(summary.tasks, _names(file).values()) if task.best_ns is None]
         raise NoValidConfigError(
@@ -198,16 +198,19 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
         click.echo(render.model_line(summary))
 
 
-def _print_next(summary: RunSummary, file: WorkloadFile, db: str) -> None:
+def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str) -> None:
+    """What to do with the results of a run on the target `selector`."""
+    option = "" if selector == file.target else f" --target {shlex.quote(selector)}"
+    argument = "" if selector == "auto" else f", target={selector!r}"
     click.echo(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
-    click.echo(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)} --output kernels.db")
+    click.echo(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")
     task = next((task for task in summary.tasks if task.best_ns is not None), None)
     if task is not None:
         params = ", ".join(f"{name}={value!r}" for name, value in _given(task.workload).items())
         arguments = ", ".join(argument.name for argument in task.workload.signature)
         click.echo("\n  import schedsearch")
         click.echo(f"  workload = schedsearch.Workload.{task.workload.op}({params})")
-        click.echo(f"  kernel = schedsearch.compile(workload, db={db!r})")
+        click.echo(f"  kernel = schedsearch.compile(workload, db={db!r}{argument})")
         click.echo(f"  y = kernel({arguments})")
 
 
