@@ -141,13 +141,14 @@ def replay(
         tuner: a name in `schedsearch.tuner.TUNERS`.
         evaluations: the budgets at which to look.
         seeds: how many runs each space gets.
-        warm: recordings to learn from; each serves the spaces that have its knobs, but not the one of its own data.
+        warm: recordings to learn from; each serves the spaces that have its knobs, but not the one of its own data. Those
+            of a file of which none serves any space are a mistake.
         noise: see `run`.
         jobs: processes to spread the runs over.
         progress: called after each run with the number of runs done, the number of all, and the space's name.
 
     Raises:
-        UsageError: no tuner has this name, no space was given, or a warm recording fits no space.
+        UsageError: no tuner has this name, no space was given, or a warm file fits no space.
     """
     if not spaces or seeds < 1 or not evaluations or min(evaluations) < 1:
         raise UsageError("a replay needs at least one space, one seed and one budget of one evaluation or more")
@@ -194,7 +195,9 @@ def _sources(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> 
         return [[] for _ in spaces]
     prints = {id(space): space.fingerprint() for space in (*spaces, *warm)}
     names = {id(space): {knob.name for knob in space.knobs} for space in (*spaces, *warm)}
+    searched = [names[id(space)] for space in spaces]
+    useful = {source.file for source in warm if names[id(source)] in searched}  # a database holds other tasks, too
     for source in warm:
-        if all(names[id(source)] != names[id(space)] for space in spaces):
+        if source.file not in useful:
             raise UsageError(f"{source.file} ({source.name}) has other knobs than every space to search; it cannot warm any")
     return [[w for w in warm if names[id(w)] == names[id(space)] and prints[id(w)] != prints[id(space)]] for space in spaces]

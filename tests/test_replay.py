@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import gzip
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -362,6 +366,16 @@ class TestFiles:
             time.sleep(0.05)
         assert not any(alive(worker) for worker in workers)
 
+    def test_progress_on_a_narrow_terminal_stays_in_one_line(self, cache: Path) -> None:
+        master, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+        command = [sys.executable, "-c", "from schedsearch.cli.main import main; main()", "replay", str(cache)]
+        options = ["--tuner", "random", "--seeds", "3", "--evaluations", "3"]
+        subprocess.run([*command, *options], stdout=subprocess.DEVNULL, stderr=terminal, check=True)
+        os.close(terminal)
+        told = os.read(master, 10_000).decode().split("\r\x1b[2K")
+        assert told == ["", "1 of 3 runs, some_k", "2 of 3 runs, some_k", "3 of 3 runs, some_k", ""]
+
     def test_without_json_there_is_a_table(self, cache: Path) -> None:
         result = schedsearch("replay", cache, "--tuner", "random", "--seeds", "2", "--evaluations", "5,18")
         assert result.exit_code == 0
@@ -398,6 +412,17 @@ class TestWarm:
         first, second = (line for line in result.stderr.splitlines() if line.startswith("warning"))
         assert f"{name} is searched cold" in first and f"{other} (some_kernel Some GPU) has other knobs" in first
         assert f"{other} (some_kernel Some GPU) is searched cold" in second and "its own data" in second
+
+    def test_of_a_database_what_fits_warms_and_the_rest_is_no_mistake(self, cache: Path, tmp_path: Path) -> None:
+        params = {**support.PARAMS, "fixed": [7, 8, 9, 10]}
+        slower = json.loads(json.dumps(support.cache(params)).replace('"time": 1.0,', '"time": 1.005,'))
+        stranger = json.loads(json.dumps(support.cache(params)).replace('"bx"', '"block"'))
+        with Store.open(tmp_path / "records.db") as store:
+            for name, data in (("slower.json", slower), ("stranger.json", stranger)):
+                import_file(store, support.write(tmp_path / name, {**data, "device_name": name}))
+        options = ("--seeds", "1", "--evaluations", "3")
+        result = schedsearch("replay", cache, "--warm", tmp_path / "records.db", *options)
+        assert result.exit_code == 0 and "warning" not in result.stderr, result.stderr
 
     def test_a_recording_of_something_else_cannot_warm(self, cache: Path, tmp_path: Path) -> None:
         other = json.loads(json.dumps(support.cache()).replace('"bx"', '"block"'))

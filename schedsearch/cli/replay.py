@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,8 @@ class _Progress:
     def __call__(self, done: int, total: int, name: str) -> None:
         if sys.stderr.isatty():
             self._drawn = True
-            click.echo(f"\r\x1b[2K{done} of {total} runs, {name[:60]}", err=True, nl=False)
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80  # of two lines only the last could be cleared
+            click.echo("\r\x1b[2K" + f"{done} of {total} runs, {name}"[: width - 1], err=True, nl=False)
         elif 10 * done // total > self._tenth:
             self._tenth = 10 * done // total
             click.echo(f"{done} of {total} runs", err=True)
