@@ -402,6 +402,14 @@ class TestCommands:
         result = schedsearch("records", "export", tmp_path / "out", "--db", tmp_path / "records.db", *options)
         assert result.exit_code == 2 and message in result.stderr
 
+    def test_control_characters_of_a_foreign_file_do_not_reach_the_terminal(self, tmp_path: Path) -> None:
+        data = {**support.cache(), "kernel_name": "line\nbreak \x1b[31mred"}
+        with Store.open(tmp_path / "foreign.db") as store:
+            import_file(store, support.write(tmp_path / "some.json", data))
+        listed = schedsearch("records", "list", "--db", tmp_path / "foreign.db")
+        assert len(listed.stdout.splitlines()) == 2 + 18 and "\x1b" not in listed.stdout
+        assert r"line\nbreak \x1b[31mred" in listed.stdout
+
     @pytest.mark.parametrize("more", [(), ("--json",)])
     def test_records_in_standard_output_are_alone_there(self, store: Store, tmp_path: Path, more: tuple[str, ...]) -> None:
         process = start("records", "export", "/dev/stdout", "--db", "records.db", *more, cwd=tmp_path)

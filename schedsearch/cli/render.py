@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
 _FEW_MARKS = (1, 2, 5)  # where no task had as many
 _REPORTED_TASKS = 8
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def echo_json(value: Any, *, err: bool = False) -> None:
@@ -62,8 +64,11 @@ def counts(outcomes: Mapping[str, int]) -> str:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
-    """Columns under headers, separated by two blanks; those named in `right` are aligned to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    """Columns under headers, separated by two blanks; those named in `right` are aligned to the right.
+
+    Names may come from files of others: line breaks and control characters are shown as escapes.
+    """
+    cells = [[_CONTROL.sub(lambda found: repr(found[0])[1:-1], str(cell)) for cell in row] for row in rows]
     widths = [
         max(len(header), *(len(row[i]) for row in cells)) if cells else len(header) for i, header in enumerate(headers)
     ]
