@@ -232,12 +232,14 @@ def import_file(
         trusted: for jsonl, see `exchange.import_jsonl`.
 
     Raises:
-        UsageError: the file cannot be read, or something in it is wrong; names file and place.
+        UsageError: the file cannot be read, or something in it is wrong; names file and place. Or it needs no description.
     """
     if is_database(path):
         raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
     data = read_bytes(path)  # once, as it may be a pipe
     form = form or recognise(data, path)
+    if t1 is not None and form != "t4":
+        raise UsageError(f"{path}: {form} needs no T1 description, which says what T4 results leave open; leave out --t1")
     if form == "jsonl":
         return exchange.import_lines(store, data, source=str(path), trusted=trusted)
     if form == "autotvm":

@@ -430,6 +430,14 @@ class TestCommands:
         for _ in range(2):  # one that an export made may be replaced
             assert schedsearch("records", "export", tmp_path / "other_T4.json", *db).exit_code == 0
 
+    def test_a_description_of_what_needs_none_is_a_mistake(self, tmp_path: Path) -> None:
+        """Its conditions would not be looked at."""
+        t1 = support.write(tmp_path / "some_T1.json", support.t1("bx > 16"))
+        path = support.write(tmp_path / "some.json", support.cache())
+        result = schedsearch("records", "import", path, "--t1", t1, "--db", tmp_path / "new.db")
+        assert result.exit_code == 2 and "kernel-tuner needs no T1 description" in result.stderr
+        assert not (tmp_path / "new.db").exists()
+
     def test_a_wrong_file_makes_no_database(self, tmp_path: Path) -> None:
         result = schedsearch("records", "import", support.write(tmp_path / "x", "{"), "--db", tmp_path / "new.db")
         assert result.exit_code == 2 and not (tmp_path / "new.db").exists()
