@@ -5,9 +5,9 @@
     python benchmarks/conv2d_fp16.py --dtype bfloat16        the same in bf16
     python benchmarks/conv2d_fp16.py --suite random --seed 7 twenty shapes drawn from the seed
     python benchmarks/conv2d_fp16.py --suite grouped         grouped layers of ResNeXt and RegNet, and each template's best
-    python benchmarks/conv2d_fp16.py --suite networks --trials 64       every convolution of ResNet-50, VGG-16, Inception v3
-    python benchmarks/conv2d_fp16.py --suite networks --trials 64 --network "resnet50 batch 32" --add --out FILE
-                                                             one network; the file keeps what it has of the others
+    python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64
+    python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64 \\
+        --network "resnet50 batch 32" --add --out networks_h200.json     one network; --out keeps what it has of the others
 
 Needs a CUDA device and PyTorch. cuDNN runs in benchmark mode; its fastest way counts, the output in that way's layout.
 Without an epilogue these are NCHW and NHWC; with bias and relu, in each layout, cuDNN's fused convolution, torch.compile in
@@ -36,7 +36,6 @@ from schedsearch.errors import SchedsearchError
 
 Layer = tuple[schedsearch.Workload, str, int]  # with its network and how often that runs it
 PEER_FIELDS = ("_nchw_us", "_nhwc_us")
-NETWORKS = Path(__file__).with_name("networks.json")
 MAX_FLOPS, MAX_BYTES = 4e12, 8e9  # of a shape that is drawn: a launch of at most some 10 ms
 
 # n, h, w, c, k, kernel, stride, padding
@@ -96,8 +95,12 @@ def draw(seed: int, count: int) -> list[schedsearch.Workload]:
     return found
 
 
-def network_layers(path: str | Path) -> list[Layer]:
-    """(workload, network, multiplicity) of every convolution at batch 1, and of ResNet-50 at batch 32 too."""
+def network_layers(path: str) -> list[Layer]:
+    """(workload, network, multiplicity) of every convolution at batch 1, and of ResNet-50 at batch 32 too.
+
+    The file is a JSON object with resnet50, vgg16 and inception_v3, each {"layers": [[H, W, Cin, Cout, KH, KW, stride_h,
+    stride_w, pad_h, pad_w, dil_h, dil_w, groups, how often the network has the layer], ...]}; H and W are the input's.
+    """
     data = json.loads(Path(path).read_text())
     found = []
     for name, batch in (("resnet50", 1), ("vgg16", 1), ("inception_v3", 1), ("resnet50", 32)):
@@ -233,15 +236,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--limit", type=float, default=1e9, help="seconds from the start, after which no further shape is timed"
     )
     parser.add_argument(
-        "--networks", help=f"file with the layers of --suite networks (default: {NETWORKS.name} beside this)"
+        "--networks", metavar="FILE", help="JSON file with the layers of --suite networks; `network_layers` has its form"
     )
     parser.add_argument("--network", action="append", help="of --suite networks, only this one; may be given several times")
     parser.add_argument("--db", default="benchmark.db")
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--add", action="store_true", help="keep what --out has of shapes that this run does not time")
     options = parser.parse_args(words)
-    if options.suite != "networks" and (options.networks or options.network):
-        parser.error(f"--networks and --network belong to --suite networks, got --suite {options.suite}")
+    if (options.suite == "networks") != bool(options.networks) or (options.network and not options.networks):
+        parser.error("--suite networks and --networks FILE belong together, and --network to them")
     return options
 
 
@@ -259,7 +262,7 @@ def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], lis
     elif options.suite == "grouped":
         workloads, layers = [square(*shape) for shape in GROUPED], []
     else:
-        found = network_layers(options.networks or NETWORKS)
+        found = network_layers(options.networks)
         layers = [(workload.replace(**kind), network, times) for workload, network, times in found]
         networks = list(dict.fromkeys(network for _, network, _ in layers))
         wanted = options.network or networks

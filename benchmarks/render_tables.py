@@ -25,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("README.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
-_MACHINE_OPTIONS = r" --(db|out|networks) \S+"  # where a run kept its files says nothing to a reader
+_MACHINE_OPTIONS = r" --(db|out) \S+"  # where a run kept its files says nothing to a reader
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -37,6 +37,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def origin(data: dict[str, Any], name: str) -> str:
     """Machine, versions and commands, one a line, as a paragraph."""
     command = re.sub(r"\S*benchmarks/(?=\w+\.py)", "benchmarks/", re.sub(_MACHINE_OPTIONS, "", data["command"]))
+    command = re.sub(r"(?<=--networks )\S+/", "", command)
     command = command.replace("\n", "\n    ")
     versions = data.get("versions") or data.get("toolchain") or {}
     named = ", ".join(f"{package} {version}" for package, version in versions.items() if package != "schedsearch")
@@ -292,7 +293,7 @@ TABLES = {
     "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
-    "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --trials 64", networks),
+    "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --networks networks.json --trials 64", networks),
     "profile": Table("profile_h200", "", profile),
     "conv2d_fastest": Table("", "", conv2d_fastest, origin=False),
     "conv2d_ideas": Table("", "", conv2d_ideas_table, origin=False),

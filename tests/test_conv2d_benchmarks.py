@@ -131,15 +131,15 @@ def test_an_unknown_network_is_refused_with_those_there_are(conv2d: ModuleType, 
         conv2d.chosen(conv2d.arguments(words))
 
 
-@pytest.mark.parametrize("words", [["--networks", "FILE"], ["--network", "vgg16 batch 1"]])
-def test_networks_belong_to_their_suite(conv2d: ModuleType, words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["--suite", "networks"], ["--networks", "FILE"], ["--network", "vgg16 batch 1"]])
+def test_networks_and_their_file_belong_together(conv2d: ModuleType, words: list[str]) -> None:
     with pytest.raises(SystemExit):
         conv2d.arguments(words)
 
 
-def test_the_networks_are_those_of_torchvision(conv2d: ModuleType, chain: ModuleType) -> None:
+def test_the_networks_are_those_of_torchvision(conv2d: ModuleType, chain: ModuleType, shared: Path) -> None:
     """Its documentation has 4.09, 15.47 and 5.71 G multiply-adds, linear layers of 0.002, 0.124 and 0.002 G among them."""
-    _, layers = conv2d.chosen(conv2d.arguments(["--suite", "networks"]))
+    _, layers = conv2d.chosen(conv2d.arguments(["--suite", "networks", "--networks", str(shared / "cases/networks.json")]))
     linear = {"resnet50": 0.002, "vgg16": 0.124, "inception_v3": 0.002}
     for name, total, count in (("resnet50", 4.09, 53), ("vgg16", 15.47, 13), ("inception_v3", 5.71, 94)):
         found = [(workload, times) for workload, network, times in layers if network == f"{name} batch 1"]
