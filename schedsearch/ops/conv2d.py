@@ -52,7 +52,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         plain = [_plain(each) for each in value]
         return plain if isinstance(value, list) else tuple(plain)
-    return int(value) if isinstance(value, Integral) and type(value) is not bool else value
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
 
 
 def _is_int(value: object) -> bool:
