@@ -267,8 +267,7 @@ def recognise(content: bytes, path: str | Path) -> str:
         return "kernel-tuner"
     if t4.is_results(data):
         return "t4"
-    if t4.is_description(data):
-        raise UsageError(f"{path}: a T1 description, which is read with its T4 results (--t1); give a file with results")
+    t4.refuse_description(data, path)
     raise UsageError(f"{path}: the format is not recognised; give it with --format, one of {', '.join(FORMATS)}")
 
 

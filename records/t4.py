@@ -57,8 +57,10 @@ def is_results(data: Any) -> bool:
     return isinstance(data, dict) and "results" in data
 
 
-def is_description(data: Any) -> bool:
-    return isinstance(data, dict) and "ConfigurationSpace" in data
+def refuse_description(data: Any, path: str | Path) -> None:
+    """Raises UsageError where the JSON value in `path`, which should hold results, is a T1 description."""
+    if isinstance(data, dict) and "ConfigurationSpace" in data:
+        raise UsageError(f"{path}: a T1 description, which is read with its T4 results (--t1); give a file with results")
 
 
 def description_of(path: str | Path) -> Path:

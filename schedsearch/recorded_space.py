@@ -131,9 +131,8 @@ def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Itera
         recording = kernel_tuner.parse(data, path)
     elif t4.is_results(data):
         recording = t4.parse(data, path, t1)
-    elif t4.is_description(data):
-        raise UsageError(f"{path}: a T1 description, which is read with its T4 results (--t1); give a file with results")
     else:
+        t4.refuse_description(data, path)
         raise UsageError(
             f"{path}: neither a Kernel Tuner cache (with 'tune_params' and 'cache'), nor T4 results (with 'results'), "
             "nor a schedsearch database"

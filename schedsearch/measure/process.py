@@ -150,7 +150,8 @@ def call_in_children(function: str, calls: Iterable[tuple[Any, ...]], jobs: int)
         The number of a call, from 0, and its result, as they come.
 
     Raises:
-        ChildDiedError: a call raised (or ended its process); the text has the traceback's end.
+        ChildDiedError: a call raised (or ended its process); the text has the traceback's end. With one job its exception
+            comes as it is.
     """
     waiting = iter(enumerate(calls))
     if jobs == 1:
