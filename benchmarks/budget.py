@@ -4,9 +4,9 @@
     python benchmarks/budget.py network.db --weights 3,4,6,3 --jobs 8
 
 The spaces of the files (whatever `schedsearch replay` takes) are the tasks of one run. Each is searched alone first, with
-every seed. Then `schedsearch.arms.choose_arm`, the function that `tune` calls, hands out the budget in batches, and an arm
-that gets n trials goes n evaluations further on its task's recorded search. Both ways of sharing so see the same searches,
-seed by seed, and differ in nothing but the shares.
+every seed. Then `schedsearch.session.arms.choose_arm`, the function that `tune` calls, hands out the budget in batches, and
+an arm that gets n trials goes n evaluations further on its task's recorded search. Both ways of sharing so see the same
+searches, seed by seed, and differ in nothing but the shares.
 
 What is judged is the sum over the tasks of weight x best time / optimum, smaller is better; the scheduler has the weights,
 and equal shares do not use them. With `--weights random` the weights are drawn anew for every run from 1, 1, 1, 2, 3, 6 and
@@ -29,12 +29,14 @@ from common import table, write
 from numpy.typing import NDArray
 
 from schedsearch import replay
-from schedsearch.arms import WARM_TRIALS, Arm, ArmPlan, Finalist, Task, TaskPlan, TaskState, choose_arm
+from schedsearch.config import Config
 from schedsearch.measure.process import call_in_children
 from schedsearch.measurement import Outcome
-from schedsearch.replay_figures import RESAMPLES
+from schedsearch.replay.figures import RESAMPLES
+from schedsearch.session.arms import WARM_TRIALS, Arm, Finalist, TaskState, choose_arm
+from schedsearch.session.plan import ArmPlan, Task, TaskPlan
 from schedsearch.space import ConfigSpace, Knob
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 Choose = Callable[[Sequence[TaskState], int], "tuple[TaskState, Arm] | None"]
 REACH = 3  # a task's search is known up to this many times the greatest budget per task

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.target import PRESETS
-from schedsearch.templates.conv2d_wgmma_sizes import derived_quantities
+from schedsearch.templates.conv2d.wgmma_sizes import derived_quantities
 from schedsearch.workload import Workload
 
 DATA = Path(__file__).parent / "results" / "conv2d_configurations_h200.json.gz"

@@ -16,7 +16,8 @@ import numpy as np
 from conv2d_ideas import LATER_KNOBS, predicted_us, runs
 from numpy.typing import NDArray
 
-from schedsearch.templates import conv2d_halo_sizes, conv2d_wgmma_sizes
+from schedsearch.templates.conv2d import halo_sizes as conv2d_halo_sizes
+from schedsearch.templates.conv2d import wgmma_sizes as conv2d_wgmma_sizes
 from schedsearch.workload import Workload
 
 FORMULAS: Mapping[str, Callable[..., Any]] = {

@@ -21,11 +21,13 @@ import numpy as np
 from numba import njit
 
 from schedsearch.backend import compile_source, toolchain
+from schedsearch.config import Config
 from schedsearch.device import open_device
-from schedsearch.target import Target, detect
+from schedsearch.device.detect import detect
+from schedsearch.target import Target
 from schedsearch.template import load_reference
-from schedsearch.templates.cpu.conv2d_cpu import Conv2dCpu
-from schedsearch.workload import Config, Workload
+from schedsearch.templates.conv2d.cpu import Conv2dCpu
+from schedsearch.workload import Workload
 
 SHAPES = (  # h = w, c, k, r = s, padding
     (56, 64, 64, 3, 1),

@@ -31,12 +31,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from schedsearch.config import Config
 from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step, TensorMap
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record, Resources
 from schedsearch.records import rows, schema
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 TARGET = "cuda:sm_90:132:NVIDIA H200"
 RECORDS_PER_WORKLOAD = 50

@@ -19,18 +19,19 @@ from typing import Any
 
 from common import table, write
 
-from schedsearch.arms import plan_tasks
+from schedsearch.config import Config
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
-from schedsearch.loop import Session
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
-from schedsearch.observer import Observer, Trial
-from schedsearch.options import Options
-from schedsearch.session import queue_depth
+from schedsearch.session.loop import Session
+from schedsearch.session.observer import Observer, Trial
+from schedsearch.session.options import Options
+from schedsearch.session.plan import plan_tasks
+from schedsearch.session.tune import queue_depth
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, Template, TemplateSet
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PREPARE_S = 0.4  # inputs and reference of a workload

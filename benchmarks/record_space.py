@@ -23,12 +23,14 @@ import common
 
 import schedsearch
 from schedsearch.backend import toolchain
+from schedsearch.device.detect import detect
 from schedsearch.errors import Interrupted, SchedsearchError
-from schedsearch.observer import Observer, RunSummary, Trial
-from schedsearch.records.exchange_formats import export_file
+from schedsearch.records.formats.exchange import export_file
 from schedsearch.records.store import Store
-from schedsearch.target import Target, detect
-from schedsearch.workload_schema import parse_duration_s
+from schedsearch.session.observer import Observer, Trial
+from schedsearch.session.summary import RunSummary
+from schedsearch.target import Target
+from schedsearch.workload_file.schema import parse_duration_s
 
 _LINE_EVERY_S = 10.0
 

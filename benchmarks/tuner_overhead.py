@@ -24,11 +24,11 @@ import numpy as np
 from common import write
 from record_space import convolution, space_name
 
+from schedsearch.config import Config
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.tuner import TUNERS, make_tuner
-from schedsearch.workload import Config
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROPOSALS = 64

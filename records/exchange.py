@@ -28,18 +28,19 @@ from typing import IO, Any, BinaryIO, cast
 import sqlalchemy as sa
 
 from schedsearch.errors import DatabaseError, NoRecordError, SchemaVersionError, UsageError
+from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
-from schedsearch.profile import Profile
+from schedsearch.profiling.profile import Profile
 from schedsearch.records import dbfile, rows, schema
 from schedsearch.records import trust as trust_marks
+from schedsearch.records.formats.recording import Place, parse_json, read_bytes
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import new_file, temporary_beside
-from schedsearch.records.recording import Place, parse_json, read_bytes
 from schedsearch.records.sqlite import Database, new_meta
 from schedsearch.records.store import Store
 from schedsearch.records.trust import trust
 from schedsearch.records.writes import put_artifact, put_profile, set_best
-from schedsearch.workload import Workload, canonical_json
+from schedsearch.workload import Workload
 
 __all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge", "trust"]
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from schedsearch.config import Config
+from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
 from schedsearch.records import schema
-from schedsearch.workload import Config, Workload, canonical_json, sha256_hex
+from schedsearch.workload import Workload
 
 _INFINITY = "inf"
 _RESOURCES = ("registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes")

@@ -116,7 +116,7 @@ profile = Table(
     Column("record_id", Integer, nullable=False),
     Column("subject", Text, nullable=False),
     Column("taken_at", Float, nullable=False),
-    Column("json", Text, nullable=False),  # `schedsearch.profile.Profile`
+    Column("json", Text, nullable=False),  # `schedsearch.profiling.profile.Profile`
 )
 
 # What deployment reads: the tables of `records export --deploy`.

@@ -22,15 +22,17 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError, WorkloadError
+from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
-from schedsearch.profile import Profile
+from schedsearch.profiling.profile import Profile
 from schedsearch.records import dbfile, queries, schema, trust
 from schedsearch.records.rows import RecordReader, to_row
 from schedsearch.records.sqlite import Database
 from schedsearch.records.writes import put_artifact, put_profile, set_best
-from schedsearch.workload import Config, Workload, canonical_json
+from schedsearch.workload import Workload
 
 
 class Best(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from schedsearch.profile import Profile
+from schedsearch.profiling.profile import Profile
 from schedsearch.records import schema, trust
 from schedsearch.records.sqlite import Database
 

@@ -9,20 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from schedsearch.config import Config
+    from schedsearch.device.detect import detect
     from schedsearch.runtime import Kernel, compile, explain
     from schedsearch.session import tune
-    from schedsearch.target import Target, detect
+    from schedsearch.target import Target
     from schedsearch.template import Template, load_templates
-    from schedsearch.workload import Config, Workload
+    from schedsearch.workload import Workload
 
 _HOMES = {
-    "Config": "schedsearch.workload",
+    "Config": "schedsearch.config",
     "Kernel": "schedsearch.runtime",
     "Target": "schedsearch.target",
     "Template": "schedsearch.template",
     "Workload": "schedsearch.workload",
     "compile": "schedsearch.runtime",
-    "detect": "schedsearch.target",
+    "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
     "load_templates": "schedsearch.template",
     "tune": "schedsearch.session",

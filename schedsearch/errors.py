@@ -109,7 +109,7 @@ class UntrustedDatabaseError(DatabaseError):
 
 
 class Interrupted(SchedsearchError):
-    """`summary` is the `schedsearch.observer.RunSummary` of what was reached until then."""
+    """`summary` is the `schedsearch.session.observer.RunSummary` of what was reached until then."""
 
     exit_code = 130
 

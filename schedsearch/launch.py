@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from schedsearch.workload import canonical_json, sha256_hex
+from schedsearch.identity import canonical_json, sha256_hex
 
 MAX_GRID_X = 2**31 - 1
 MAX_BLOCK_THREADS = 1024

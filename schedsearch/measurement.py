@@ -8,7 +8,9 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from schedsearch.workload import Config, Workload, canonical_json
+from schedsearch.config import Config
+from schedsearch.identity import canonical_json
+from schedsearch.workload import Workload
 
 
 class Outcome(enum.StrEnum):

@@ -1,30 +1,21 @@
-"""What is to be computed (`Workload`) and one way to compute it (`Config`), as values with stable identities.
+"""What is to be computed (`Workload`), as a value with a stable identity.
 
-Canonical JSON (sorted keys, no spaces, parameters at their default left out) is hashed with sha256 for ids, so
-that adding a parameter with a default later changes no id.
+Parameters at their default are left out of the JSON that gives the id, so that adding a parameter with a default later
+changes no id.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from schedsearch.errors import Problem, WorkloadError, did_you_mean
+from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.ops import OPS, RECORDED_OPS, ArgSpec, Op, ScalarSpec
-
-
-def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def sha256_hex(text: str | bytes) -> str:
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
 
 
 class Workload:
@@ -202,49 +193,3 @@ def distance(one: Workload, other: Workload) -> float:
 
 def _flat(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-class Config(Mapping[str, "int | str | bool"]):
-    """One value per knob. Immutable, hashable, independent of the order of its knobs."""
-
-    __slots__ = ("_hash", "_values")
-
-    def __init__(self, values: Mapping[str, int | str | bool] = MappingProxyType({}), /, **more: int | str | bool) -> None:
-        merged = {**values, **more}
-        self._values: dict[str, Any] = {name: merged[name] for name in sorted(merged)}
-        self._hash = hash(tuple(self._values.items()))
-
-    @classmethod
-    def from_json(cls, text: str) -> Config:
-        return cls(json.loads(text))
-
-    @property
-    def json(self) -> str:
-        return canonical_json(self._values)
-
-    @property
-    def id(self) -> str:
-        return sha256_hex(self.json)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Config):
-            return self._values == other._values
-        return NotImplemented if not isinstance(other, Mapping) else self._values == dict(other)
-
-    def __repr__(self) -> str:
-        return "Config(" + ", ".join(f"{name}={value!r}" for name, value in self._values.items()) + ")"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Config, (self._values,)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> None:
     text = json.dumps(json_schema(), indent=2) + "\n"
-    (ROOT / "schedsearch" / "workload.schema.json").write_text(text, encoding="utf-8")
+    (ROOT / "schedsearch" / "workload_file" / "workload.schema.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schedsearch.target import Target, detect
+from schedsearch.device.detect import detect
+from schedsearch.target import Target
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.config import Config
 from schedsearch.target import Target
 from schedsearch.template import Template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
 SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 60.0}  # exact in every dtype

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.template import KernelSource
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 NUMPY_DTYPES = {"float16": np.float16, "float32": np.float32, "bfloat16": np.uint16}
 

@@ -37,7 +37,7 @@ if arguments == ["--version"]:
     print("Version 2025.3.1.0 (build 36398880) (public-release)")
     sys.exit()
 request = Path(arguments[-1])
-assert arguments[-4:-1] == ["-P", "-m", "schedsearch.measure.profile_target"], arguments
+assert arguments[-4:-1] == ["-P", "-m", "schedsearch.profiling.process"], arguments
 asked_for = Request(request.open("rb")).load()
 metrics = arguments[arguments.index("--metrics") + 1].split(",")
 print("==PROF== Connected to process 4242 (python)")

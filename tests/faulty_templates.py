@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
+from schedsearch.config import Config
 from schedsearch.launch import Grid, Int64, Pointer
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 CPU_BUFFERS = (Pointer("x"), Pointer("weight"), Pointer("y"))
 

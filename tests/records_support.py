@@ -11,10 +11,11 @@ from typing import Any
 
 from child_environment import child_environment
 
+from schedsearch.config import Config
 from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step, TensorMap
 from schedsearch.measurement import Measurement, Outcome, Record, Resources
-from schedsearch.profile import Launch, Profile
-from schedsearch.workload import Config, Workload
+from schedsearch.profiling.profile import Launch, Profile
+from schedsearch.workload import Workload
 
 H200 = "cuda:sm_90:132:NVIDIA H200"
 H100 = "cuda:sm_90:114:NVIDIA H100 PCIe"

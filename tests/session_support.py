@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.arms import Task, plan_tasks
+from schedsearch.config import Config
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
-from schedsearch.loop import Session
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record, Resources
-from schedsearch.observer import Observer, RunSummary, Trial
-from schedsearch.options import Options
+from schedsearch.session.loop import Session
+from schedsearch.session.observer import Observer, Trial
+from schedsearch.session.options import Options
+from schedsearch.session.plan import Task, plan_tasks
+from schedsearch.session.summary import RunSummary
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template, TemplateSet
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 GPU = Target("cuda", "a pretended GPU", (9, 0), 132)
 CPU = Target("cpu", "a pretended CPU", sms=2)

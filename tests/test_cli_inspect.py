@@ -11,10 +11,11 @@ import pytest
 from cli_support import TINY, isolate, schedsearch
 
 from schedsearch.cli.main import COMMANDS, main
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.records.store import Store
-from schedsearch.target import detect
 from schedsearch.template import load_template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_WORKLOAD = Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=3, s=3, dtype="float32")
@@ -90,7 +91,7 @@ class TestSchema:
         assert result.exit_code == 0
         printed = json.loads(schedsearch("workload-schema").stdout)
         assert json.loads((tmp_path / "schema.json").read_text()) == printed
-        assert printed == json.loads((ROOT / "schedsearch" / "workload.schema.json").read_text())
+        assert printed == json.loads((ROOT / "schedsearch" / "workload_file" / "workload.schema.json").read_text())
 
 
 class TestDoctor:

@@ -9,9 +9,11 @@ from rich.console import Console
 
 from schedsearch.cli import progress, render
 from schedsearch.cli.progress import LiveTable, PlainLines
+from schedsearch.config import Config
 from schedsearch.measurement import Outcome
-from schedsearch.observer import ArmStart, RunStart, RunSummary, Shares, TaskStart, Trial
-from schedsearch.workload import Config, Workload
+from schedsearch.session.observer import ArmStart, RunStart, TaskStart, Trial
+from schedsearch.session.summary import RunSummary, Shares
+from schedsearch.workload import Workload
 
 WORKLOADS = [Workload.conv2d(n=n, h=8, w=8, c=8, k=8, r=3, s=3) for n in range(1, 31)]
 START = RunStart(

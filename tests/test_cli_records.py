@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cli_support import TINY, events, isolate, schedsearch
 
+from schedsearch.device.detect import detect
 from schedsearch.launch import Artifact
 from schedsearch.records.store import Store
-from schedsearch.target import detect
 from schedsearch.workload import Workload
 
 OTHER = TINY.replace("n: 1, h: 8", "n: 2, h: 8")

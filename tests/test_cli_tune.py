@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from cli_support import TINY, alive, children, events, isolate, schedsearch, start
 
-from schedsearch import template
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.measure import DeviceLock
 from schedsearch.records.store import Store
-from schedsearch.target import detect
-from schedsearch.workload import Config
+from schedsearch.template import registry
 
 PATIENCE_S = 240.0  # with a busy machine; what is waited for takes seconds
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -213,8 +213,8 @@ class TestRun:
     def test_a_task_without_valid_configuration_exits_with_1_and_says_where_to_look(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(template.BUILT_IN, "raising_template", "faulty_templates:RaisingTemplate")
-        monkeypatch.setitem(template.BUILT_IN, "missing_product", "faulty_templates:MissingProduct")
+        monkeypatch.setitem(registry.BUILT_IN, "raising_template", "faulty_templates:RaisingTemplate")
+        monkeypatch.setitem(registry.BUILT_IN, "missing_product", "faulty_templates:MissingProduct")
         text = TINY.replace("r: 3, s: 3", "r: 1, s: 1") + "    templates: [raising_template, missing_product]\n"
         (folder / "faulty.yaml").write_text(text)
         result = schedsearch("tune", "faulty.yaml", "--db", "t.db")

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedsearch.errors import UsageError
-from schedsearch.records.conditions import Condition
-from schedsearch.records.recording import Place
+from schedsearch.records.formats.conditions import Condition
+from schedsearch.records.formats.recording import Place
 
 NAMES = ("a", "b", "name")
 POINTS = list(itertools.product((0, 1, 2, 3, 16), (-1, 0, 2, 5), ("x", "y")))

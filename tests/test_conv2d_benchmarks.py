@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from records_support import conv, record
 
+from schedsearch.config import Config
 from schedsearch.measurement import Outcome
 from schedsearch.records.store import Store
-from schedsearch.workload import Config
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FACTS = {"card": "a card, 1, 2, 3", "cpus": 2, "python": "3.12", "versions": {"torch": "2"}}

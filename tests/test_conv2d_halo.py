@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
-from emulator import Memory
-from hopper_emulator import HopperEmulator
 
-import schedsearch.templates.conv2d_halo as module
-import schedsearch.templates.conv2d_halo_kernel as kernel_module
+import schedsearch.templates.conv2d.halo as module
+import schedsearch.templates.conv2d.halo_kernel as kernel_module
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
 from schedsearch.measurement import Resources
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target
-from schedsearch.templates.conv2d_halo import Conv2dHalo
-from schedsearch.templates.conv2d_halo_sizes import Geometry, evaluate, even_splits, mergeable
-from schedsearch.templates.epilogue import TileRows
-from schedsearch.workload import Config, Workload
+from schedsearch.templates.conv2d.halo import Conv2dHalo
+from schedsearch.templates.conv2d.halo_sizes import Geometry, evaluate, even_splits, mergeable
+from schedsearch.templates.parts.epilogue import TileRows
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.hopper_emulator import HopperEmulator
+from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dHalo()

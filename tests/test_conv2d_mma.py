@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import convolve, expected, integers, run_on_gpu, to_bits
-from emulator import Emulator, Memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import schedsearch.templates.conv2d_mma as module
+import schedsearch.templates.conv2d.mma as module
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.launch import MAX_GRID_X, LaunchPlan
-from schedsearch.target import PRESETS, Target, detect
-from schedsearch.templates.conv2d_mma import Conv2dMma, Gemm, swizzle
-from schedsearch.workload import Config, Workload
+from schedsearch.target import PRESETS, Target
+from schedsearch.templates.conv2d.mma import Conv2dMma, Gemm, swizzle
+from schedsearch.testing.emulator import Emulator, Memory
+from schedsearch.workload import Workload
 
 TEMPLATE = Conv2dMma()
 H200 = PRESETS["h200"]

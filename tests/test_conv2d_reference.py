@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from schedsearch.backend import compile_source
 from schedsearch.device.cpu import CpuDevice
+from schedsearch.device.detect import detect
 from schedsearch.ops import EPILOGUE_STAGES
-from schedsearch.target import PRESETS, detect
+from schedsearch.target import PRESETS
 from schedsearch.template import load_reference
 from schedsearch.workload import Workload
 

@@ -10,21 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_emulator import ClusterEmulator
 from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
-from emulator import Memory
-from hopper_emulator import HopperBlock, HopperEmulator
 
-import schedsearch.templates.conv2d_stem as module
+import schedsearch.templates.conv2d.stem as module
 from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
+from schedsearch.config import Config
 from schedsearch.launch import TensorMap
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target
-from schedsearch.templates.conv2d_stem import Conv2dStem
-from schedsearch.templates.conv2d_stem_sizes import bank_rounds, evaluate
-from schedsearch.workload import Config, Workload
+from schedsearch.templates.conv2d.stem import Conv2dStem
+from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate
+from schedsearch.testing.cluster_emulator import ClusterEmulator
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator
+from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dStem()

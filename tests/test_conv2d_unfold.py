@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from conv2d_numpy import check_schedules, convolve, exactly, integers
 from conv2d_support import covering
-from emulator import Emulator, Memory
 
-import schedsearch.templates.conv2d_unfold as module
+import schedsearch.templates.conv2d.unfold as module
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelStep
-from schedsearch.templates.conv2d_unfold import Conv2dUnfold
-from schedsearch.templates.conv2d_wgmma import Conv2dWgmma
-from schedsearch.workload import Config, Workload
+from schedsearch.templates.conv2d.unfold import Conv2dUnfold
+from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
+from schedsearch.testing.emulator import Emulator, Memory
+from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dUnfold()

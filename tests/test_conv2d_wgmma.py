@@ -14,12 +14,14 @@ from conv2d_numpy import check_schedules
 from conv2d_support import covering
 
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.launch import TensorMap
 from schedsearch.ops import EPILOGUE_STAGES
-from schedsearch.target import PRESETS, Target, detect
-from schedsearch.templates.conv2d_wgmma import BNS, SPLIT_KS, Conv2dWgmma
-from schedsearch.templates.conv2d_wgmma_sizes import evaluate, l2_row_cost, octets_per_block, store_segment, useful_bks
-from schedsearch.workload import Config, Workload
+from schedsearch.target import PRESETS, Target
+from schedsearch.templates.conv2d.wgmma import BNS, SPLIT_KS, Conv2dWgmma
+from schedsearch.templates.conv2d.wgmma_sizes import evaluate, l2_row_cost, octets_per_block, store_segment, useful_bks
+from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dWgmma()

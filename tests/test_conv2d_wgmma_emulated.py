@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_emulator import MAPPED, ClusterEmulator
 from conv2d_numpy import convolve, integers, to_bits
-from emulator import Memory
 
-import schedsearch.templates.conv2d_wgmma as module
+import schedsearch.templates.conv2d.wgmma as module
+from schedsearch.config import Config
 from schedsearch.target import PRESETS
-from schedsearch.workload import Config, Workload
+from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
+from schedsearch.testing.emulator import Memory
+from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = module.Conv2dWgmma()

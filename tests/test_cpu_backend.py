@@ -17,9 +17,10 @@ from schedsearch.backend import CompileError, compile_source, toolchain
 from schedsearch.backend.cpu_ops import as_array, tile_ops
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.cpu_pool import MAX_THREADS
+from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Float32, Grid, Int32, Int64, LaunchPlan, Pointer, Scalar
-from schedsearch.target import PRESETS, detect
+from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
 
 N = 1000
@@ -162,7 +163,7 @@ sys.meta_path.insert(0, Banned())
 import array
 from schedsearch.device import open_device
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.target import detect
+from schedsearch.device.detect import detect
 folder = pathlib.Path(sys.argv[1])
 device = open_device(detect("cpu"))
 kernel = device.load(Artifact((folder / "code").read_bytes(), LaunchPlan.from_json((folder / "plan").read_text())))
@@ -194,7 +195,7 @@ def test_code_is_loaded_wherever_memory_is_free(tmp_path):
 import ctypes, pathlib, sys
 from schedsearch.device import open_device
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.target import detect
+from schedsearch.device.detect import detect
 folder = pathlib.Path(sys.argv[1])
 artifact = Artifact((folder / "code").read_bytes(), LaunchPlan.from_json((folder / "plan").read_text()))
 libc, size = ctypes.CDLL(None), ctypes.c_size_t

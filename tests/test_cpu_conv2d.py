@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
+from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
+from schedsearch.device.detect import detect
 from schedsearch.ops import EPILOGUE_STAGES
-from schedsearch.target import Target, detect
+from schedsearch.target import Target
 from schedsearch.template import load_templates
-from schedsearch.templates.cpu.conv2d_cpu import Conv2dCpu
-from schedsearch.workload import Config, Workload
+from schedsearch.templates.conv2d.cpu import Conv2dCpu
+from schedsearch.workload import Workload
 
 TEMPLATE = Conv2dCpu()
 HOST = detect("cpu")

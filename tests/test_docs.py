@@ -19,7 +19,8 @@ from schedsearch.errors import SchedsearchError
 from schedsearch.ops import EPILOGUE_STAGES
 from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Target
-from schedsearch.template import BUILT_IN, ENTRY_POINT_GROUP, load_template
+from schedsearch.template import load_template
+from schedsearch.template.registry import BUILT_IN, ENTRY_POINT_GROUP
 from schedsearch.tuner import TUNERS
 from schedsearch.workload import Workload
 

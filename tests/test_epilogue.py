@@ -10,13 +10,14 @@ from conv2d_numpy import expected, from_bits, integers, run_on_gpu
 from numba import cuda, types
 
 from schedsearch.backend.cuda import _compile_to_ptx, compile_cuda
+from schedsearch.device.detect import detect
 from schedsearch.launch import Float32, Grid, Int32, Int64, Pointer, Scalar
 from schedsearch.ops import EPILOGUE_STAGES
-from schedsearch.target import PRESETS, detect
+from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
-from schedsearch.templates import ptx
-from schedsearch.templates.conv2d_mma import Conv2dMma
-from schedsearch.templates.epilogue import Epilogue, TileRows, store_transposed
+from schedsearch.templates.conv2d.mma import Conv2dMma
+from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
 from schedsearch.workload import Workload
 
 ALL_STAGES = tuple(EPILOGUE_STAGES)

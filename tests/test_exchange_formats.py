@@ -15,13 +15,15 @@ from cli_support import schedsearch, start
 from records_support import A100, conv
 from records_support import record as make_record
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError, WorkloadError
+from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome, Record
-from schedsearch.records import autotvm, kernel_tuner, t4
-from schedsearch.records.exchange_formats import export_file, import_file, recognise, recordings
-from schedsearch.records.recording import read_bytes
+from schedsearch.records.formats import autotvm, kernel_tuner, t4
+from schedsearch.records.formats.exchange import export_file, import_file, recognise, recordings
+from schedsearch.records.formats.recording import read_bytes
 from schedsearch.records.store import Store
-from schedsearch.workload import Config, Workload, canonical_json
+from schedsearch.workload import Workload
 
 FORMATS = ("kernel-tuner", "t4", "autotvm")
 

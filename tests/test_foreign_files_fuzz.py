@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schedsearch.errors import UsageError
-from schedsearch.records.exchange_formats import import_file
+from schedsearch.records.formats.exchange import import_file
 from schedsearch.records.store import Store
 from schedsearch.replay import load, run
 

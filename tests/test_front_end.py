@@ -20,11 +20,11 @@ from schedsearch.backend.ops import device_op
 from schedsearch.launch import Grid, Int64, Pointer
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep, Template, load_reference
-from schedsearch.templates.conv2d_halo import Conv2dHalo
-from schedsearch.templates.conv2d_mma import Conv2dMma
-from schedsearch.templates.conv2d_stem import Conv2dStem
-from schedsearch.templates.conv2d_unfold import Conv2dUnfold
-from schedsearch.templates.conv2d_wgmma import Conv2dWgmma
+from schedsearch.templates.conv2d.halo import Conv2dHalo
+from schedsearch.templates.conv2d.mma import Conv2dMma
+from schedsearch.templates.conv2d.stem import Conv2dStem
+from schedsearch.templates.conv2d.unfold import Conv2dUnfold
+from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]

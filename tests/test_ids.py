@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schedsearch.workload import Config, Workload
+from schedsearch.config import Config
+from schedsearch.workload import Workload
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_ids.json").read_text())
 
@@ -70,7 +71,7 @@ def test_a_config_does_not_depend_on_the_order_of_its_knobs(values: dict, random
 
 def test_ids_do_not_depend_on_the_process() -> None:
     make = "Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=3, s=3).id, Config(b=1, a=2).id"
-    code = f"from schedsearch.workload import *; print({make})"
+    code = f"from schedsearch import Config, Workload; print({make})"
     texts = {
         subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True).stdout
         for seed in ("1", "2")

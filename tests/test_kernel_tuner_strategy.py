@@ -12,13 +12,13 @@ import pytest
 import replay_support as support
 from records_support import record
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError
 from schedsearch.integrations.kernel_tuner import Strategy
 from schedsearch.measurement import Outcome
-from schedsearch.records.exchange_formats import export_file
+from schedsearch.records.formats.exchange import export_file
 from schedsearch.records.store import Store
 from schedsearch.replay import load, run
-from schedsearch.workload import Config
 
 
 def simulate(cache: Path, strategy: Strategy, evaluations: int, *restrictions: str, **options: Any) -> list[dict[str, Any]]:

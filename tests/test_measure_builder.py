@@ -9,12 +9,14 @@ from pathlib import Path
 import faulty_templates as faulty
 import pytest
 
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.measure import Builder, Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
-from schedsearch.target import PRESETS, detect
+from schedsearch.target import PRESETS
 from schedsearch.template import Template, load_template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 CPU = detect("cpu")
 WORKLOAD = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")

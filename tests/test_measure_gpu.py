@@ -16,6 +16,8 @@ import pytest
 from child_environment import child_environment
 
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.measure import Builder, Built, Candidate, Runner
 from schedsearch.measure.compare import (
     SMALLEST,
@@ -29,9 +31,9 @@ from schedsearch.measure.compare import (
 from schedsearch.measure.inputs import encode
 from schedsearch.measure.verify import verify_once
 from schedsearch.measurement import HOT_GRAPH, Measurement, Outcome
-from schedsearch.target import PRESETS, Target, detect
+from schedsearch.target import PRESETS, Target
 from schedsearch.template import Template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 TESTS = Path(__file__).parent
 WORKLOAD = Workload.conv2d(n=8, h=28, w=28, c=64, k=64, r=1, s=1, dtype="float32")
@@ -182,8 +184,9 @@ import sys
 import faulty_templates as faulty
 from schedsearch.backend import compile_source
 from schedsearch.measure import Built, Runner
-from schedsearch.target import detect
-from schedsearch.workload import Config, Workload
+from schedsearch.device.detect import detect
+from schedsearch.config import Config
+from schedsearch.workload import Workload
 
 target = detect("cuda")
 workload = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from child_environment import child_environment
 
+from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceBusyError
 from schedsearch.measure import DeviceLock
 from schedsearch.measure.process import ChildDiedError, ChildProcess, call_in_children
-from schedsearch.target import PRESETS, detect
+from schedsearch.target import PRESETS
 
 CPU = detect("cpu")
 TESTS = Path(__file__).parent
@@ -24,7 +25,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from schedsearch.measure import DeviceLock
-from schedsearch.target import detect
+from schedsearch.device.detect import detect
 lock = DeviceLock(detect("cpu"), folder=Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(float(sys.argv[2]))
@@ -101,8 +102,9 @@ import sys, threading, time
 import faulty_templates as faulty
 from schedsearch.backend import compile_source
 from schedsearch.measure import Builder, Built, Candidate, Runner
-from schedsearch.target import detect
-from schedsearch.workload import Config, Workload
+from schedsearch.device.detect import detect
+from schedsearch.config import Config
+from schedsearch.workload import Workload
 
 CPU = detect("cpu")
 workload = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")

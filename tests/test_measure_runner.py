@@ -9,12 +9,13 @@ import faulty_templates as faulty
 import pytest
 
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceBusyError, UsageError
 from schedsearch.measure import Built, Runner
 from schedsearch.measurement import Measurement, Outcome
-from schedsearch.target import detect
 from schedsearch.template import Template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 CPU = detect("cpu")
 WORKLOAD = Workload.conv2d(n=2, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
 from schedsearch.device import open_device
+from schedsearch.device.detect import detect
 from schedsearch.measure.timing import Arena, Patience, chain_length, median_half_width, open_timer, repeat, set_count
 from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH
-from schedsearch.target import PRESETS, Target, detect
-from schedsearch.workload import Config, Workload
+from schedsearch.target import PRESETS, Target
+from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 PATIENCE = Patience(half_width=0.01, hopeless=2.0, few=3, enough=5, most=30, budget_s=10.0)

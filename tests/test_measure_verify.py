@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
 from schedsearch.device import Device, open_device
+from schedsearch.device.detect import detect
 from schedsearch.measure import verify
 from schedsearch.measure.compare import CodeCache, CpuComparer, Tolerance
 from schedsearch.measure.inputs import (
@@ -30,9 +32,8 @@ from schedsearch.measure.inputs import (
 )
 from schedsearch.measure.verify import Verification, verify_once
 from schedsearch.ops import EPILOGUE_STAGES
-from schedsearch.target import detect
 from schedsearch.template import load_reference, load_template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 CPU = detect("cpu")
 DTYPES = ("float16", "bfloat16", "float32")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conv2d_numpy import expected, integers, run_on_gpu
 
-from schedsearch.target import detect
+from schedsearch.device.detect import detect
 from schedsearch.template import load_template, load_templates
 from schedsearch.workload import Workload
 

@@ -103,7 +103,7 @@ def test_the_wheel_holds_every_module_the_type_marker_and_the_schema(wheel: Path
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
-    expected = {"schedsearch/py.typed", "schedsearch/workload.schema.json"}
+    expected = {"schedsearch/py.typed", "schedsearch/workload_file/workload.schema.json"}
     for top in TOP_FOLDERS:
         for path in (ROOT / top).rglob("*.py"):
             relative = path.relative_to(ROOT).as_posix()

@@ -23,12 +23,14 @@ from cli_support import isolate, schedsearch
 from records_support import artifact, conv, profile, record
 
 from schedsearch.backend import compile_source
+from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError
-from schedsearch.measure import ncu, profile_target
 from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH
-from schedsearch.profile import METRICS, Launch, Profile
+from schedsearch.profiling import ncu
+from schedsearch.profiling import process as profile_target
+from schedsearch.profiling.profile import METRICS, Launch, Profile
 from schedsearch.records.store import Store
-from schedsearch.target import PRESETS, detect
+from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.workload import Workload
 
@@ -250,7 +252,7 @@ def test_only_one_warm_launch_is_watched() -> None:
 
 def test_the_profiled_process_reads_its_request_and_says_in_a_line_why_it_cannot_run_it(tmp_path: Path) -> None:
     (tmp_path / "request").write_bytes(pickle.dumps(profile_target.Request(H200, conv(), artifact())))
-    command = [sys.executable, "-P", "-m", "schedsearch.measure.profile_target", str(tmp_path / "request")]
+    command = [sys.executable, "-P", "-m", "schedsearch.profiling.process", str(tmp_path / "request")]
     environment = child_environment(CUDA_VISIBLE_DEVICES="")  # no device, whether or not this machine has one
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1 and done.stdout == ""
@@ -266,7 +268,8 @@ class TestCommand:
         (tmp_path / "bin").mkdir()
         fake_ncu.write(tmp_path / "bin")
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-        monkeypatch.setattr("schedsearch.target.detect", lambda selector: detect("cpu") if selector == "cpu" else H200)
+        found = {"cpu": detect("cpu")}
+        monkeypatch.setattr("schedsearch.device.detect.detect", lambda selector: found.get(selector, H200))
         (tmp_path / "work.yaml").write_text(YAML)
         with Store.open(tmp_path / "records.db") as store:
             store.append(record(900.0, number=7))
@@ -306,7 +309,7 @@ class TestCommand:
     def test_what_is_asked_of_the_profiled_process(self, folder: Path) -> None:
         schedsearch("profile", "work.yaml", "--task", 1)
         (command,) = fake_ncu.calls(folder / "bin")[-1:]
-        assert command[-3:-1] == ["-m", "schedsearch.measure.profile_target"]
+        assert command[-3:-1] == ["-m", "schedsearch.profiling.process"]
         assert not Path(command[-1]).exists(), "the request is removed"
 
     @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from cli_support import isolate, schedsearch
 
+from schedsearch.device.detect import detect
 from schedsearch.records.store import Store
-from schedsearch.target import detect
 from schedsearch.template import load_template
 from schedsearch.workload import Workload
 

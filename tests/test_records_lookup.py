@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from records_support import A100, H100, H200, artifact, conv, python, record
 
+from schedsearch.config import Config
 from schedsearch.errors import DatabaseError
 from schedsearch.launch import LaunchPlan
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 MODE = "cold-graph-v1"
 

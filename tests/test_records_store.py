@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError
-from schedsearch.hints import thinned
 from schedsearch.measurement import Measurement, Outcome, Resources
 from schedsearch.records import dbfile
 from schedsearch.records.store import Store
-from schedsearch.workload import Config
+from schedsearch.session.hints import thinned
 
 
 @pytest.fixture(autouse=True)

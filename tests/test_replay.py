@@ -26,15 +26,16 @@ from cli_support import alive, children, schedsearch, start
 from records_support import conv
 from records_support import record as make_record
 
+from schedsearch.config import Config
 from schedsearch.errors import ConfigError, UsageError
-from schedsearch.listed_space import ListedSpace
 from schedsearch.measurement import Outcome
-from schedsearch.records.exchange_formats import import_file
+from schedsearch.records.formats.exchange import import_file
 from schedsearch.records.store import Store
-from schedsearch.replay import Run, _best_so_far, load, replay, run, summarise
+from schedsearch.replay import Run, load, replay, run, summarise
+from schedsearch.replay.search import _best_so_far
 from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.space.listed import ListedSpace
 from schedsearch.tuner import TUNERS, make_tuner
-from schedsearch.workload import Config
 
 
 @pytest.fixture

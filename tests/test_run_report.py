@@ -14,10 +14,10 @@ from scipy.stats import spearmanr
 from session_support import OTHER, WORKLOAD, RandomTuner, World, square_ns
 
 from schedsearch.cli import render
+from schedsearch.config import Config
 from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Outcome
-from schedsearch.ranking import RankAgreement
-from schedsearch.workload import Config
+from schedsearch.session.ranking import RankAgreement
 
 
 def true_ns(config: Config) -> float:

@@ -167,11 +167,11 @@ def test_gpu_steps_on_the_weight_alone_run_once() -> None:
 
     from schedsearch.backend import compile_source
     from schedsearch.backend.ops import device_op
+    from schedsearch.config import Config
     from schedsearch.device import open_device
+    from schedsearch.device.detect import detect
     from schedsearch.launch import Pointer
-    from schedsearch.target import detect
     from schedsearch.template import KernelStep
-    from schedsearch.workload import Config
 
     workload = schedsearch.Workload.conv2d(n=1, h=4, w=8, c=8, k=16, r=1, s=1, dtype="float32")
     target = detect("cuda")

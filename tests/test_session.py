@@ -15,17 +15,19 @@ import numpy as np
 import pytest
 from session_support import CPU, GPU, OTHER, WORKLOAD, CpuSquare, FakeBuilder, Line, RandomTuner, Square, World, square_ns
 
-from schedsearch.arms import Task, plan_tasks
+from schedsearch.config import Config
 from schedsearch.errors import ConfigError, Interrupted, UnsupportedError, UsageError
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
-from schedsearch.observer import Observer, RunSummary, TaskSummary, Trial
-from schedsearch.options import Options
 from schedsearch.session import tune
+from schedsearch.session.observer import Observer, Trial
+from schedsearch.session.options import Options
+from schedsearch.session.plan import Task, plan_tasks
+from schedsearch.session.summary import RunSummary, TaskSummary
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import TemplateSet
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 
 class TestBudget:

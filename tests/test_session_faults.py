@@ -13,14 +13,14 @@ import pytest
 from child_environment import child_environment
 from test_measure_lock import alive, gone
 
-from schedsearch.arms import Task
+from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.measure import DeviceLock
 from schedsearch.measurement import Outcome, Record
-from schedsearch.observer import RunSummary
 from schedsearch.records.store import Store
 from schedsearch.session import tune
-from schedsearch.target import detect
+from schedsearch.session.plan import Task
+from schedsearch.session.summary import RunSummary
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 
@@ -117,7 +117,7 @@ def test_a_template_that_workers_cannot_import_is_refused_before_anything_runs(t
 PARENT = """
 import sys
 import faulty_templates as faulty
-from schedsearch.arms import Task
+from schedsearch.session.arms import Task
 from schedsearch.session import tune
 from schedsearch.workload import Workload
 

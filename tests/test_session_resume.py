@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from session_support import GPU, OTHER, WORKLOAD, FakeBuilder, FakeRunner, Square, World
 
-from schedsearch import hints
-from schedsearch.arms import Task, plan_tasks
-from schedsearch.loop import Session
+from schedsearch.config import Config
 from schedsearch.measure.builder import Candidate
-from schedsearch.options import Options
 from schedsearch.records.store import Store
+from schedsearch.session import hints
+from schedsearch.session.loop import Session
+from schedsearch.session.options import Options
+from schedsearch.session.plan import Task, plan_tasks
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import TemplateSet
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 
 class TestResume:
@@ -98,7 +99,7 @@ class TestHints:
         layers = [WORKLOAD.replace(n=n) for n in range(1, 25)]
         helped, alone = World(behaviour=self.of_workload), World(behaviour=self.of_workload)
         with_hints = helped.tune(*layers, trials=9).tasks
-        monkeypatch.setattr("schedsearch.hints.MAX_HINTS", 0)
+        monkeypatch.setattr("schedsearch.session.hints.MAX_HINTS", 0)
         without = alone.tune(*layers, trials=9).tasks
         assert helped.tuners[0].hints == [] and all(tuner.hints for tuner in helped.tuners[4:])
         mean_ns = [float(np.mean([task.best_ns or np.inf for task in tasks])) for tasks in (with_hints, without)]

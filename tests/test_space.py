@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedsearch import sampling
+from schedsearch.config import Config
 from schedsearch.errors import ConfigError
-from schedsearch.space import ConfigSpace, Constraint, Knob, SpaceSize
-from schedsearch.workload import Config
+from schedsearch.space import ConfigSpace, Constraint, Knob, SpaceSize, sampling
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

@@ -17,8 +17,9 @@ import pytest
 
 from schedsearch import Config, Workload
 from schedsearch.backend import compile_source
+from schedsearch.device.detect import detect
 from schedsearch.records import Store
-from schedsearch.target import PRESETS, detect
+from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, load_template
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "templates.md"

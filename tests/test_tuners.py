@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tuner_contract import TunerContract, billion_space, drive, outcome, small_space
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError
 from schedsearch.space import ConfigSpace, Constraint, Knob, Rows
+from schedsearch.testing.tuner_contract import TunerContract, billion_space, drive, outcome, small_space
 from schedsearch.tuner import TUNERS, make_tuner
 from schedsearch.tuner.annealing import HOT, AnnealingTuner, Walker
 from schedsearch.tuner.base import Tuner
 from schedsearch.tuner.model import XgbCostModel, relevance
 from schedsearch.tuner.moves import crossover, mutate
-from schedsearch.workload import Config
 
 
 class TestRandom(TunerContract):

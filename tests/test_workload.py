@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedsearch.config import Config
 from schedsearch.errors import WorkloadError
-from schedsearch.workload import Config, Workload, distance
+from schedsearch.workload import Workload, distance
 
 SHAPE = {"n": 2, "h": 9, "w": 8, "c": 8, "k": 16, "r": 3, "s": 3}
 

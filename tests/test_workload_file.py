@@ -18,7 +18,7 @@ from schedsearch.ops import OPS
 from schedsearch.target import PRESETS, Target
 from schedsearch.workload import Workload
 from schedsearch.workload_file import WorkloadFile, WorkloadFileError, json_schema, load, parse, parse_duration_s
-from schedsearch.workload_schema import _PARAMETER_SCHEMAS, TUNER_NAMES, sizes
+from schedsearch.workload_file.schema import _PARAMETER_SCHEMAS, TUNER_NAMES, sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU = PRESETS["h200"]
@@ -464,7 +464,8 @@ def test_any_value_of_any_key_is_understood_or_refused_with_places(key: str, val
 class TestJsonSchema:
     def test_the_checked_in_file_is_current(self) -> None:
         """`make docs` writes it."""
-        assert json.loads((ROOT / "schedsearch" / "workload.schema.json").read_text(encoding="utf-8")) == json_schema()
+        path = ROOT / "schedsearch" / "workload_file" / "workload.schema.json"
+        assert json.loads(path.read_text(encoding="utf-8")) == json_schema()
 
     def test_it_agrees_with_the_loader(self) -> None:
         validator = pytest.importorskip("jsonschema", reason="needs jsonschema (extra dev)").Draft202012Validator
@@ -521,7 +522,7 @@ def test_an_example_is_right_and_points_at_the_schema(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     named = re.fullmatch(r"# yaml-language-server: \$schema=(.+)", first)
     assert named
-    assert (path.parent / named[1]).resolve() == ROOT / "schedsearch" / "workload.schema.json"
+    assert (path.parent / named[1]).resolve() == ROOT / "schedsearch" / "workload_file" / "workload.schema.json"
 
 
 def test_quickstart_is_two_tasks_in_at_most_a_minute() -> None:

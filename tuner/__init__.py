@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from schedsearch.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from schedsearch.config import Config
     from schedsearch.space import ConfigSpace
     from schedsearch.tuner.base import Tuner
-    from schedsearch.workload import Config
 
 # Where each tuner lives; imported when it is first asked for.
 TUNERS = {

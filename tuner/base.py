@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from schedsearch.config import Config
 from schedsearch.errors import ConfigError
 from schedsearch.space import ConfigSpace, Rows
-from schedsearch.workload import Config
 
 
 class CostModel(ABC):

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from schedsearch.config import Config
 from schedsearch.space import ConfigSpace, Rows
 from schedsearch.tuner.base import CostModel, Tuner
 from schedsearch.tuner.gaussian_process import GaussianProcess, representatives
 from schedsearch.tuner.model import XgbCostModel
 from schedsearch.tuner.moves import crossover, mutate
 from schedsearch.tuner.transfer import OtherTasks, standardised
-from schedsearch.workload import Config
 
 Vector = NDArray[np.float64]
 

@@ -21,11 +21,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError
+from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan, Step, TensorMap
 from schedsearch.measurement import Resources
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
-from schedsearch.workload import sha256_hex
 
 REGISTER_FILE = 65536  # 32-bit registers of one multiprocessor, the same on sm_80 to sm_100
 _TENSOR_MAP_BYTES = 128

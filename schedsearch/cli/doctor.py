@@ -72,8 +72,8 @@ def _system() -> dict[str, Any]:
 
 
 def _cpu() -> dict[str, Any]:
+    from schedsearch.device.detect import detect
     from schedsearch.measure.clocks import read_clocks
-    from schedsearch.target import detect
 
     target = detect("cpu")
     return {

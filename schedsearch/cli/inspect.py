@@ -12,7 +12,7 @@ from schedsearch.cli.options import AtLeast
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from schedsearch.arms import ArmPlan, TaskPlan
+    from schedsearch.session.plan import ArmPlan, TaskPlan
     from schedsearch.target import Target
     from schedsearch.workload_file import WorkloadFile
 
@@ -21,7 +21,7 @@ TARGET_HELP = "auto, cpu, cuda or cuda:N; or a100, h200, b200, which need not be
 
 def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Target]:
     """A workload file and the device it is meant for, which may be one of `PRESETS`."""
-    from schedsearch.target import detect
+    from schedsearch.device.detect import detect
     from schedsearch.workload_file import load
 
     file = load(workload_file)
@@ -107,7 +107,7 @@ def _describe(number: int, name: str, plan: TaskPlan, arm: ArmPlan, samples: int
 
 
 def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json: bool) -> None:
-    from schedsearch.workload import Config
+    from schedsearch.config import Config
 
     try:
         values = json.loads(text)
@@ -132,7 +132,8 @@ def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def templates(as_json: bool) -> None:
     """List the templates: built in, and installed by other packages through the entry-point group schedsearch.templates."""
-    from schedsearch.template import BUILT_IN, load_templates
+    from schedsearch.template import load_templates
+    from schedsearch.template.registry import BUILT_IN
 
     found = [
         {

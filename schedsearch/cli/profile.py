@@ -12,7 +12,7 @@ from schedsearch.cli.options import AtLeast
 from schedsearch.errors import NoRecordError, UsageError
 
 if TYPE_CHECKING:
-    from schedsearch.profiling import Profiled
+    from schedsearch.profiling.best import Profiled
     from schedsearch.workload_file import Task
 
 
@@ -41,9 +41,9 @@ def profile(
 
     What is read is kept with the record; `schedsearch records show` shows it again.
     """
-    from schedsearch.profiling import check, profile_best
+    from schedsearch.device.detect import detect
+    from schedsearch.profiling.best import check, profile_best
     from schedsearch.records.store import Store
-    from schedsearch.target import detect
     from schedsearch.workload_file import load
 
     file = load(workload_file)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli.render import counts, duration, echo_json
-from schedsearch.observer import Best, Observer, RunStart, RunSummary, TaskSummary, Trial
+from schedsearch.session.observer import Best, Observer, RunStart, Trial
+from schedsearch.session.summary import RunSummary, TaskSummary
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:

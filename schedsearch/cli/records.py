@@ -235,7 +235,7 @@ def export(
         if deploy:
             counts = exchange.export_deploy(store, file, target=_key(selector))
         elif form is not None and foreign:
-            from schedsearch.records.exchange_formats import export_file
+            from schedsearch.records.formats.exchange import export_file
 
             counts = export_file(store, file, form, workload=workload, template=template, target=_key(selector))
         else:
@@ -252,7 +252,7 @@ def export(
 @_json_option
 def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:
     """Add the records of a file: all of them, or none when something in it is wrong."""
-    from schedsearch.records.exchange_formats import import_file
+    from schedsearch.records.formats.exchange import import_file
     from schedsearch.records.output import store_to_fill
 
     with store_to_fill(db) as store:
@@ -297,10 +297,10 @@ def verify(db: str, selector: str, no_wait: bool, as_json: bool) -> None:
 
     Exits with 1 when one is wrong, else with 5 when one takes over 1.1 times its recorded time.
     """
+    from schedsearch.device.detect import detect
+    from schedsearch.measure.recheck import SLOWER, recheck
     from schedsearch.measurement import COLD_GRAPH, MODES
-    from schedsearch.recheck import SLOWER, recheck
     from schedsearch.records.store import Store
-    from schedsearch.target import detect
 
     target = detect(selector)
     checks = []
@@ -363,7 +363,7 @@ def _key(selector: str | None) -> str | None:
     """The key of a target given as --target; what is no selector is a key itself."""
     if selector is None or ":" in selector.removeprefix("cuda:"):
         return selector
-    from schedsearch.target import detect
+    from schedsearch.device.detect import detect
 
     return detect(selector, presets=True).key
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from schedsearch.observer import RunSummary
-    from schedsearch.profile import Launch, Profile
+    from schedsearch.profiling.profile import Launch, Profile
+    from schedsearch.session.summary import RunSummary
 
 
 _MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best

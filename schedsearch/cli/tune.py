@@ -18,8 +18,9 @@ from schedsearch.errors import ConfigError, Interrupted, NoValidConfigError, Uns
 from schedsearch.tuner import TUNERS
 
 if TYPE_CHECKING:
-    from schedsearch.arms import Task, TaskPlan
-    from schedsearch.observer import Observer, RunSummary
+    from schedsearch.session.observer import Observer
+    from schedsearch.session.plan import Task, TaskPlan
+    from schedsearch.session.summary import RunSummary
     from schedsearch.target import Target
     from schedsearch.workload import Workload
     from schedsearch.workload_file import WorkloadFile
@@ -35,7 +36,7 @@ class Duration(click.ParamType["float"]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from schedsearch.workload_schema import parse_duration_s
+        from schedsearch.workload_file.schema import parse_duration_s
 
         try:
             return parse_duration_s(float(value) if str(value).replace(".", "", 1).isdigit() else value)
@@ -80,8 +81,8 @@ def tune(
 
     Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
     """
-    from schedsearch.options import DEFAULT_TRIALS
-    from schedsearch.target import detect
+    from schedsearch.device.detect import detect
+    from schedsearch.session.options import DEFAULT_TRIALS
     from schedsearch.workload_file import load
 
     file = load(workload_file)
@@ -142,9 +143,9 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
     """The arms of every task of a resolved file; mistakes that only a template can see point at their place in the file.
 
     Raises:
-        UsageError: as `schedsearch.arms.plan_tasks`.
+        UsageError: as `schedsearch.session.arms.plan_tasks`.
     """
-    from schedsearch.arms import plan_tasks
+    from schedsearch.session.plan import plan_tasks
     from schedsearch.template import load_templates
 
     templates = load_templates()
@@ -161,7 +162,7 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
 
 
 def _tasks(file: WorkloadFile) -> list[Task]:
-    from schedsearch.arms import Task
+    from schedsearch.session.plan import Task
 
     return [Task(task.workload, task.weight, task.restrict, task.templates) for task in file.tasks]
 

@@ -14,12 +14,12 @@ import math
 import sys
 from typing import Any
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError, did_you_mean
-from schedsearch.listed_space import ListedSpace
-from schedsearch.records.recording import KnobTable, Place
+from schedsearch.records.formats.recording import KnobTable, Place
 from schedsearch.space import ConfigSpace
+from schedsearch.space.listed import ListedSpace
 from schedsearch.tuner import make_tuner, require_tuner
-from schedsearch.workload import Config
 
 _OPTIONS = ("max_fevals", "time_limit", "searchspace_construction_options")  # of strategy_options; Kernel Tuner reads them
 

@@ -13,11 +13,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
+from schedsearch.config import Config
 from schedsearch.measurement import Outcome
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 # Compiling yields to whatever feeds the device or is being timed.
 _NICENESS = 10

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact
 from schedsearch.measure.build_worker import BuilderReady, BuildFinished, BuildStarted, BuildTask
@@ -20,7 +21,7 @@ from schedsearch.measure.process import ChildDiedError, ChildProcess
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
 from schedsearch.target import Target
 from schedsearch.template import Template
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 # One candidate in work and one behind it, so that a worker goes on while the parent is busy measuring.
 _TASKS_PER_WORKER = 2

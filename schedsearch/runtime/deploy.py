@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from schedsearch.config import Config
 from schedsearch.device import Device, LoadedKernel, open_device
+from schedsearch.device.detect import detect
 from schedsearch.errors import (
     DatabaseError,
     NoRecordError,
@@ -21,8 +23,8 @@ from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.lookup import Lookup, LookupRow
 from schedsearch.runtime.kernel import Kernel, Provenance
-from schedsearch.target import Target, detect
-from schedsearch.workload import Config, Workload, distance
+from schedsearch.target import Target
+from schedsearch.workload import Workload, distance
 
 RUNGS = ("exact", "same_architecture", "nearest", "default")
 DEFAULT_DB = "records.db"

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from schedsearch.config import Config
 from schedsearch.device import BoundKernel, LoadedKernel, WeightWorkspaces
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.runtime import arrays
-from schedsearch.workload import Config, Workload
+from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Files of other tuners, read and written as records."""

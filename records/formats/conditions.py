@@ -1,0 +1,191 @@
+"""Conditions of a T1 description: Python-like expressions over parameters, parsed by a whitelist and never run as code.
+
+Allowed are names of parameters, numbers, texts, True and False; + - * / // %; comparisons, also chained and `in` a list;
+and, or, not; parentheses; min and max. An expression is turned into a tree of NumPy operations over columns of values.
+Nothing else is known here: no attribute, no subscript, no power (9**9**9 is a way to stop a machine), and no call besides
+min and max.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.records.formats.recording import Place
+
+Columns = Mapping[str, NDArray[Any]]
+Node = Callable[[Columns], Any]
+
+MAX_LENGTH = 10_000  # characters; longer ones are attacks on the parser
+MAX_DEPTH = 100  # nested operations; deeper ones are attacks on the stack
+_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {
+    ast.Not: np.logical_not,
+    ast.USub: lambda value: -_number(value),
+    ast.UAdd: lambda value: +_number(value),
+}
+_COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_CALLS: dict[str, Any] = {"min": np.minimum, "max": np.maximum}
+
+
+class Condition:
+    """A parsed condition; call `holds` with columns of values.
+
+    Args:
+        text: the expression.
+        names: the parameters it may read.
+        place: where it stands, for messages.
+
+    Raises:
+        UsageError: it is no expression, reads an unknown name, or does anything that is not allowed.
+    """
+
+    def __init__(self, text: str, names: Collection[str], place: Place) -> None:
+        self.text = text
+        if len(text) > MAX_LENGTH:
+            place.fail(f"a condition of {len(text):,} characters; at most {MAX_LENGTH:,} are allowed")
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+            self._node = _Compiler(text, names, place).node(tree.body)
+        except SyntaxError as error:
+            place.fail(f"{text!r} is no expression: {error.msg} at column {error.offset}")
+        except UsageError:
+            raise
+        except (ValueError, RecursionError, MemoryError) as error:
+            place.fail(f"{text[:80]!r} is no expression that can be read: {error or type(error).__name__}")
+        self._place = place
+
+    def holds(self, columns: Columns, n: int) -> NDArray[np.bool_]:
+        """For each of n configurations whether the condition is true; `columns` has (n,) values of every parameter.
+
+        Raises:
+            UsageError: it calculates with texts.
+        """
+        try:
+            with np.errstate(all="ignore"):  # a division by zero is harmless beside an `or` that covers it
+                return np.broadcast_to(np.asarray(self._node(columns)).astype(np.bool_), (n,))
+        except (TypeError, ValueError, np.exceptions.DTypePromotionError):
+            self._place.fail(f"{self.text!r} cannot be computed: texts can be compared with texts, not calculated with")
+
+
+class _Compiler:
+    def __init__(self, text: str, names: Collection[str], place: Place) -> None:
+        self._text, self._names, self._place = text, names, place
+        self._depth = 0
+
+    def node(self, tree: ast.AST) -> Node:
+        """What computes an expression; raises UsageError when anything in it is not allowed."""
+        if self._depth == MAX_DEPTH:
+            raise UsageError(
+                f"{self._place}: {self._text[:80]!r}... has more than {MAX_DEPTH} nested operations; simplify it"
+            )
+        self._depth += 1
+        compute = self._node(tree)
+        self._depth -= 1
+        return compute
+
+    def _node(self, tree: ast.AST) -> Node:
+        if isinstance(tree, ast.Constant):
+            return self._constant(tree)
+        if isinstance(tree, ast.Name):
+            if tree.id not in self._names:
+                raise self._error(tree, f"unknown name {tree.id!r}{did_you_mean(tree.id, self._names)}; parameters are "
+                           f"{', '.join(self._names)}")  # fmt: skip
+            return functools.partial(_read, tree.id)
+        if isinstance(tree, ast.BoolOp):
+            parts = [self.node(part) for part in tree.values]
+            join = np.logical_and if isinstance(tree.op, ast.And) else np.logical_or
+            return lambda k: functools.reduce(join, [part(k) for part in parts])
+        if isinstance(tree, ast.UnaryOp) and type(tree.op) in _UNARY:
+            inner = self.node(tree.operand)
+            apply = _UNARY[type(tree.op)]
+            return lambda k: apply(inner(k))
+        if isinstance(tree, ast.BinOp) and type(tree.op) in _ARITHMETIC:
+            left, right, compute = self.node(tree.left), self.node(tree.right), _ARITHMETIC[type(tree.op)]
+            return lambda k: compute(_number(left(k)), _number(right(k)))
+        if isinstance(tree, ast.Compare):
+            return self._comparison(tree)
+        if isinstance(tree, ast.Call):
+            return self._call(tree)
+        what = type(getattr(tree, "op", tree)).__name__  # of `a ** b` Pow, not BinOp
+        raise self._error(tree, f"{what} is not allowed")
+
+    def _constant(self, tree: ast.Constant) -> Node:
+        value = tree.value
+        if not isinstance(value, bool | int | float | str) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise self._error(tree, f"the constant {str(value)[:40]!r} is not allowed")
+        constant = np.int64(value) if type(value) is int else value  # of fixed width: no product of constants can explode
+        return lambda _: constant
+
+    def _comparison(self, tree: ast.Compare) -> Node:
+        links = []
+        left = self.node(tree.left)
+        for op, right_tree in zip(tree.ops, tree.comparators):
+            if isinstance(op, ast.In | ast.NotIn) and isinstance(right_tree, ast.List | ast.Tuple | ast.Set):
+                choices = [self.node(choice) for choice in right_tree.elts]
+                links.append(functools.partial(_among, left, choices, isinstance(op, ast.NotIn)))
+                continue
+            if type(op) not in _COMPARISONS:
+                raise self._error(tree, f"the comparison {type(op).__name__} is not allowed here")
+            right = self.node(right_tree)
+            links.append(functools.partial(_compare, _COMPARISONS[type(op)], left, right))
+            left = right
+        return lambda k: functools.reduce(np.logical_and, [link(k) for link in links])
+
+    def _call(self, tree: ast.Call) -> Node:
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        if name not in _CALLS or tree.keywords or len(tree.args) < 2:
+            called = ast.get_source_segment(self._text.strip(), tree) or "?"
+            raise self._error(tree, f"calls a function: {called[:80]}; only min and max of two or more values may be called")
+        arguments = [self.node(argument) for argument in tree.args]
+        return lambda k: functools.reduce(_CALLS[name], [argument(k) for argument in arguments])
+
+    def _error(self, tree: ast.AST, message: str) -> UsageError:
+        column = getattr(tree, "col_offset", 0) + 1
+        return UsageError(
+            f"{self._place}: {self._text!r}, column {column}: {message}; conditions have names, constants, + - * / // %, "
+            "comparisons, and, or, not, min and max, and are never run as code"
+        )
+
+
+def _read(name: str, columns: Columns) -> Any:
+    return columns[name]
+
+
+def _number(value: Any) -> Any:
+    """A bool counts 0 or 1. Refuses texts: one times 10**9, or formatted to that width, is a way to fill the memory."""
+    kind = np.asarray(value).dtype.kind
+    if kind not in "bif":
+        raise TypeError("a text")
+    return np.asarray(value, dtype=np.int64) if kind == "b" else value
+
+
+def _compare(compute: Callable[[Any, Any], Any], left: Node, right: Node, columns: Columns) -> Any:
+    return compute(left(columns), right(columns))
+
+
+def _among(left: Node, choices: list[Node], inverted: bool, columns: Columns) -> Any:
+    value = left(columns)
+    found: Any = functools.reduce(np.logical_or, [value == choice(columns) for choice in choices], np.False_)
+    return np.logical_not(found) if inverted else found

@@ -1,0 +1,310 @@
+"""Records in the formats of other tuners, and files of other tuners as records.
+
+A file that schedsearch wrote holds its own records beside what the other tuner reads, so that they come back as they were,
+every repetition, message and stamp. A file that another tuner wrote becomes records of the operator `foreign`:
+
+    workload   foreign(tuner, kernel, problem)        template, version   the kernel's name, 1
+    target     "foreign:" and the device's name       mode                the tuner's name: its way of timing
+
+Where a file does not name its device, its own name stands for it: records of two devices must not become one task's. Foreign
+records are listed, exported and replayed like any other, and are never deployed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from schedsearch.errors import UsageError
+from schedsearch.measurement import Measurement, Outcome, Record
+from schedsearch.records import exchange, rows
+from schedsearch.records.formats import autotvm, kernel_tuner, t4
+from schedsearch.records.formats.recording import Entry, Place, Recording, parse_json, read_bytes
+from schedsearch.records.output import is_database, new_file
+from schedsearch.records.store import Store
+from schedsearch.space import Knob
+from schedsearch.workload import Workload
+
+FORMATS = ("jsonl", "kernel-tuner", "t4", "autotvm")
+_FOREIGN = "foreign"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What makes times comparable: records of one task are one space."""
+
+    workload: Workload
+    template: str
+    template_version: int
+    target: str
+    mode: str
+
+    def __str__(self) -> str:
+        return f"{self.workload.label}, {self.template}, {self.target}, {self.mode}"
+
+
+def recordings(
+    store: Store, *, workload: str | None = None, template: str | None = None, target: str | None = None
+) -> Iterator[tuple[Task, Recording]]:
+    """Every task of a store as a recording, of the newest version of its template, in order of the first measurement.
+
+    A configuration that was measured several times is there once, with all records in `Entry.extra`: the last one decides
+    whether it failed, and its time is that of the last measurement outside of a final race.
+
+    Args:
+        store: where from.
+        workload: only those whose id begins so, or whose label is this.
+        template, target: only this one.
+    """
+    found: dict[tuple[Task, tuple[str, ...]], list[Record]] = {}
+    for record in store.history(template=template, target=target):
+        w = record.workload
+        if workload is None or w.label == workload or w.id.startswith(workload):
+            task = Task(w, record.template, record.template_version, record.target, record.measurement.mode)
+            # Files of others have no version of a template to tell when a kernel got other knobs.
+            names = tuple(record.config) if w.op == _FOREIGN else ()
+            found.setdefault((task, names), []).append(record)
+    newest: dict[Task, int] = {}
+    for task, _ in found:
+        key = dataclasses.replace(task, template_version=0)
+        newest[key] = max(newest.get(key, 0), task.template_version)
+    for (task, _), records in found.items():
+        if task.template_version == newest[dataclasses.replace(task, template_version=0)]:
+            yield task, _recording(task, records)
+
+
+def _recording(task: Task, records: Sequence[Record]) -> Recording:
+    names = list(records[-1].config)
+    by_config: dict[Any, list[Record]] = {}
+    for record in records:
+        if list(record.config) == names:  # the template of a third party may change its knobs and forget its version
+            by_config.setdefault(record.config, []).append(record)
+    values: dict[str, dict[Any, Any]] = {name: {} for name in names}
+    for config in by_config:
+        for name in names:
+            values[name].setdefault((type(config[name]), config[name]), config[name])
+    params = task.workload.params
+    foreign = task.workload.op == _FOREIGN
+    return Recording(
+        tuner=params["tuner"] if foreign else "schedsearch",
+        kernel=params["kernel"] if foreign else task.template,
+        problem=params["problem"] if foreign else task.workload.json,
+        device=task.target.removeprefix(f"{_FOREIGN}:") if foreign else task.target,
+        knobs=tuple(Knob(name, tuple(seen.values())) for name, seen in values.items()),
+        entries=tuple(_entry(measured, foreign) for measured in by_config.values()),
+    )
+
+
+def _entry(records: Sequence[Record], foreign: bool) -> Entry:
+    chosen = records[-1]
+    if chosen.measurement.ok:
+        outside = [record for record in records if record.measurement.ok and not record.final_race]
+        chosen = outside[-1] if outside else chosen
+    measurement = chosen.measurement
+    return Entry(
+        config=chosen.config,
+        outcome=measurement.outcome,
+        # The time of other tuners is the mean of the repetitions: what they wrote is exported and replayed as it was.
+        time_ns=fmean(measurement.times_ns) if foreign and measurement.ok else measurement.time_ns,
+        times_ns=measurement.times_ns,
+        message=measurement.message,
+        build_s=measurement.build_s,
+        run_s=measurement.run_s,
+        finished_at=chosen.finished_at,
+        extra=tuple(rows.to_json(rows.to_row(record)) for record in records),
+    )
+
+
+# ---- out
+
+
+def export_file(
+    store: Store,
+    path: str | Path,
+    form: str,
+    *,
+    workload: str | None = None,
+    template: str | None = None,
+    target: str | None = None,
+    made: Mapping[str, Any] | None = None,
+) -> dict[str, int | str]:
+    """Writes records in the format of another tuner; gzip where the name ends with .gz. Replaces the file.
+
+    A Kernel Tuner cache and T4 results hold one task; the T1 description goes beside the T4 file, as `<name>_T1.json`.
+
+    Args:
+        store: where from.
+        path: the file.
+        form: "kernel-tuner", "t4" or "autotvm".
+        workload, template, target: only this one, as for `recordings`.
+        made: how it was recorded, JSON values kept in the file for its readers: in a cache as `schedsearch`, in T4 results
+            as `metadata.schedsearch`; an AutoTVM log has no place for it.
+
+    Returns:
+        {"configurations", "records"}, with t4 also {"description": its path}.
+
+    Raises:
+        UsageError: nothing matches, or several tasks do where one is wanted, or the file cannot be written; with t4 also
+            when a description with conditions would be lost.
+    """
+    found = list(recordings(store, workload=workload, template=template, target=target))
+    if not found:
+        raise UsageError(f"{store.path} has no record that matches; look with: schedsearch records list")
+    if form != "autotvm" and len(found) > 1:
+        listed = "; ".join(f"{task} (--workload {task.workload.id[:12]})" for task, _ in found[:10])
+        raise UsageError(
+            f"a file of the format {form} holds one task, and {len(found)} match: {listed}"
+            f"{'; ...' if len(found) > 10 else ''}; choose with --workload, --template and --target"
+        )
+    counts: dict[str, int | str] = {
+        "configurations": sum(len(recording.entries) for _, recording in found),
+        "records": sum(len(entry.extra) for _, recording in found for entry in recording.entries),
+    }
+    chosen = [recording for _, recording in found]
+    about = {} if made is None else {"schedsearch": dict(made)}
+    if form == "kernel-tuner":
+        _write(path, json.dumps({**about, **kernel_tuner.to_json(chosen[0])}, allow_nan=False))
+    elif form == "t4":
+        results, description = t4.to_json(chosen[0])
+        results["metadata"] |= about
+        beside = description_path(path)
+        _require_room(Path(path), beside)
+        _write(beside, json.dumps(description, allow_nan=False, indent=1))
+        _write(path, json.dumps(results, allow_nan=False))
+        counts["description"] = str(beside)
+    else:
+        _write(path, "".join(f"{line}\n" for recording in chosen for line in autotvm.to_lines(recording)))
+    return counts
+
+
+def description_path(path: str | Path) -> Path:
+    """Where the T1 description of a T4 file is written, so that `t4.description_of` finds it."""
+    return Path(path).with_name(f"{_stem(path).removesuffix('_T4')}_T1.json")
+
+
+def _require_room(path: Path, beside: Path) -> None:
+    """Raises UsageError where T4 results cannot have their description beside them."""
+    if path.exists() and not path.is_file():
+        raise UsageError(
+            f"T4 results are two files, the second beside the first, and {path} is a device or pipe; give a file"
+        )
+    try:
+        conditions = t4.Description(beside).conditions
+    except UsageError:  # there is none, or none that says anything
+        return
+    if conditions:
+        raise UsageError(
+            f"{beside} is a description with conditions, and that of an export has none; it is left alone: give another name"
+        )
+
+
+def _stem(path: str | Path) -> str:
+    return Path(path).name.removesuffix(".gz").removesuffix(".json")
+
+
+def _write(path: str | Path, text: str) -> None:
+    path = Path(path)
+    data = text.encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+# ---- in
+
+
+def import_file(
+    store: Store, path: str | Path, form: str | None = None, *, t1: str | Path | None = None, trusted: bool = False
+) -> exchange.Report:
+    """Adds the records of a file: all of them, or none when something in it is wrong. Doing it twice adds nothing.
+
+    Args:
+        store: where to.
+        path: the file, gzip or not.
+        form: one of FORMATS; recognised from the content unless given.
+        t1: the description of T4 results; the one beside them unless given.
+        trusted: for jsonl, see `exchange.import_jsonl`.
+
+    Raises:
+        UsageError: the file cannot be read, or something in it is wrong; names file and place. Or it needs no description.
+    """
+    if is_database(path):
+        raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
+    data = read_bytes(path)  # once, as it may be a pipe
+    form = form or recognise(data, path)
+    if t1 is not None and form != "t4":
+        raise UsageError(f"{path}: {form} needs no T1 description, which says what T4 results leave open; leave out --t1")
+    if form == "jsonl":
+        return exchange.import_lines(store, data, source=str(path), trusted=trusted)
+    if form == "autotvm":
+        found = autotvm.parse(data, path)
+    else:
+        value = parse_json(data, Place(path))
+        found = [kernel_tuner.parse(value, path) if form == "kernel-tuner" else t4.parse(value, path, t1)]
+    made = [record for recording in found for entry in recording.entries for record in _records(recording, entry)]
+    return exchange.add_records(store, made, source=str(path))
+
+
+def recognise(content: bytes, path: str | Path) -> str:
+    """The format of a file, by its unpacked content. Raises UsageError when it is none that is known."""
+    first = content.lstrip().partition(b"\n")[0]
+    try:
+        line = json.loads(first)
+    except (ValueError, RecursionError):
+        line = None  # one value over many lines
+    if isinstance(line, dict) and "kind" in line:
+        return "jsonl"
+    if isinstance(line, dict) and "input" in line and "result" in line:
+        return "autotvm"
+    data = line if line is not None else parse_json(content, Place(path))
+    if kernel_tuner.is_cache(data):
+        return "kernel-tuner"
+    if t4.is_results(data):
+        return "t4"
+    t4.refuse_description(data, path)
+    raise UsageError(f"{path}: the format is not recognised; give it with --format, one of {', '.join(FORMATS)}")
+
+
+def _records(recording: Recording, entry: Entry) -> Iterator[Record]:
+    if entry.extra:
+        for embedded in entry.extra:
+            yield _embedded(recording, entry, embedded)
+        return
+    times_ns = entry.times_ns or ((entry.time_ns,) if entry.time_ns is not None else ())
+    yield Record(
+        workload=Workload(_FOREIGN, {"tuner": recording.tuner, "kernel": recording.kernel, "problem": recording.problem}),
+        target=f"{_FOREIGN}:{recording.device or _stem(recording.source)}",
+        template=recording.kernel or "unknown",
+        template_version=1,
+        config=entry.config,
+        measurement=Measurement(
+            outcome=entry.outcome,
+            mode=recording.tuner,
+            times_ns=times_ns if entry.outcome is Outcome.OK else (),
+            message=entry.message,
+            build_s=entry.build_s,
+            run_s=entry.run_s,
+        ),
+        toolchain=dict(recording.toolchain),
+        started_at=entry.finished_at,
+        finished_at=entry.finished_at,
+    )
+
+
+def _embedded(recording: Recording, entry: Entry, data: Mapping[str, Any]) -> Record:
+    what = f"the record that schedsearch put beside the configuration {entry.config.json}"
+    try:
+        record = rows.from_json(data)
+        rows.to_row(record)  # finds what the database cannot hold
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        Place(recording.source).fail(f"{what} is wrong: {exchange.reason(error)}; remove it")
+    if record.config != entry.config:
+        Place(recording.source).fail(f"{what} is of another one, {record.config.json}; remove it")
+    return record

@@ -1,0 +1,334 @@
+"""What some tuner recorded of one kernel on one device, whatever file it comes from, and how such files are read.
+
+A `Recording` is the meeting point of all formats: `kernel_tuner`, `t4` and `autotvm` read and write it, `exchange_formats`
+makes records of it and it of records, replay searches it. Readers trust nothing: every mistake is a UsageError that names
+the file and the place in it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from schedsearch.config import Config
+from schedsearch.errors import ConfigError, UsageError
+from schedsearch.measurement import Outcome
+from schedsearch.space import Knob, Value
+
+MAX_BYTES = 1 << 31  # of a file once unpacked: a few KB of gzip can claim to hold terabytes
+_INT64 = 2**63
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+TIME_SLACK = 1.5  # a time this far outside of its own repetitions is in another unit, or of another configuration
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One configuration and what came of it.
+
+    Attributes:
+        time_ns: what the file says the configuration takes; None exactly when it failed.
+        times_ns: its single repetitions, where the file has them.
+        message: what the file says about a failure.
+        build_s, run_s: seconds spent on it. finished_at: seconds since the epoch.
+        extra: JSON objects of schedsearch's own records (`rows.to_json`) where schedsearch wrote the file.
+    """
+
+    config: Config
+    outcome: Outcome
+    time_ns: float | None = None
+    times_ns: tuple[float, ...] = ()
+    message: str = ""
+    build_s: float = 0.0
+    run_s: float = 0.0
+    finished_at: float = 0.0
+    extra: tuple[Mapping[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.time_ns is None) == (self.outcome is Outcome.OK):
+            raise ValueError(f"outcome {self.outcome} with time {self.time_ns}; only ok has a time")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Every configuration that was evaluated of one kernel on one device; each is there once.
+
+    Attributes:
+        tuner: who made it, e.g. "kernel-tuner".
+        kernel, problem, device: as the file calls them, "" where it says nothing.
+        knobs: in the order of the file.
+        source: the file.
+        toolchain: versions, where the file has them.
+    """
+
+    tuner: str
+    kernel: str
+    problem: str
+    device: str
+    knobs: tuple[Knob, ...]
+    entries: tuple[Entry, ...]
+    source: str = ""
+    toolchain: Mapping[str, str] = field(default_factory=dict)
+
+
+class Place:
+    """A position in a file, for messages: `place["cache"]["16,1"]` reads as file: cache["16,1"]."""
+
+    def __init__(self, path: str | Path, inside: str = "") -> None:
+        self._path, self._inside = str(path), inside
+
+    def __getitem__(self, key: str | int) -> Place:
+        if isinstance(key, str) and key.isidentifier():
+            step = f".{key}" if self._inside else key
+        else:
+            step = f"[{json.dumps(key)}]"
+        return Place(self._path, self._inside + step)
+
+    def line(self, number: int) -> Place:
+        return Place(f"{self._path}:{number}")
+
+    def __str__(self) -> str:
+        return f"{self._path}: {self._inside}" if self._inside else self._path
+
+    def fail(self, message: str) -> NoReturn:
+        raise UsageError(f"{self}: {message}")
+
+    def object(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.fail(f"a JSON object is wanted, got {_kind(value)}")
+        return value
+
+    def list(self, value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            self.fail(f"a list is wanted, got {_kind(value)}")
+        return value
+
+    def text(self, value: Any) -> str:
+        if not isinstance(value, str):
+            self.fail(f"a text is wanted, got {_kind(value)}")
+        return value
+
+    def need(self, mapping: Mapping[str, Any], key: str) -> Any:
+        if key not in mapping:
+            self.fail(f"the field {key!r} is missing")
+        return mapping[key]
+
+    def positive(self, value: Any, what: str, scale: float) -> float:
+        """A time in the file's unit, times `scale`."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(f"{what} must be a positive number, got {_kind(value)}")
+        number = _float(value) * scale
+        if not (math.isfinite(number) and number > 0):
+            self.fail(f"{what} must be a positive number, got {value!r}")
+        return number
+
+    def seconds(self, value: Any, scale: float) -> float:
+        """A duration that is only kept for information: 0 where the file has none that makes sense."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return 0.0
+        number = _float(value) * scale
+        return number if math.isfinite(number) and number > 0 else 0.0
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a file, unpacked when it is a gzip, by its first bytes and not by its name.
+
+    Raises:
+        UsageError: the file cannot be read, the gzip is truncated or damaged, or it holds more than MAX_BYTES.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
+    if data[:2] != b"\x1f\x8b":
+        return data
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            data = file.read(MAX_BYTES + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        reason = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
+        raise UsageError(f"{path}: the gzip of {len(data):,} bytes is {reason}; get the file again") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{path}: holds more than {MAX_BYTES:,} bytes once unpacked; unpack it before, or split it")
+    return data
+
+
+def read_json(path: str | Path) -> Any:
+    """The JSON value of a file, gzip or not. An object that has a key twice is a mistake, not the last one's value.
+
+    Raises:
+        UsageError: as `read_bytes`, or the content is not JSON, with the position.
+    """
+    return parse_json(read_bytes(path), Place(path))
+
+
+def parse_json(data: bytes, place: Place) -> Any:
+    """See `read_json`."""
+    if not data.strip():
+        place.fail("empty; get the file again")
+    try:
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=lambda pairs: _object(pairs, place))
+        if _SURROGATE.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        place.fail("a text holds half of a character, \\ud8xx to \\udfxx alone, which no text file can; remove it")
+    except UnicodeDecodeError as error:
+        place.fail(f"not a text file in UTF-8 ({error.reason} at byte {error.start})")
+    except json.JSONDecodeError as error:
+        unfinished = data.rstrip().endswith(b",")
+        remedy = "; a cache that Kernel Tuner did not finish wants }} in place of its last comma" if unfinished else ""
+        place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}{remedy}")
+    except RecursionError:
+        place.fail("not the JSON of any known format: nested too deeply")
+    except UsageError:
+        raise
+    except ValueError as error:  # a number of more digits than Python converts
+        place.fail(f"not the JSON of any known format: {error}")
+
+
+def _object(pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        place.fail(f"the key {twice!r} occurs twice in one object; keep one")
+    return made
+
+
+class KnobTable:
+    """The knobs of a foreign file, and its values as this project knows them.
+
+    Configurations here hold whole numbers, texts and booleans. A knob of floats that are all whole becomes one of ints; any
+    other knob with floats becomes one of texts, e.g. "0.5".
+
+    Args:
+        params: name -> the values that the file allows, not empty.
+        place: where `params` is.
+    """
+
+    def __init__(self, params: Mapping[str, Sequence[Any]], place: Place) -> None:
+        if not params:
+            place.fail("there is no tunable parameter; at least one is wanted")
+        self._known: dict[str, dict[tuple[bool, Any], Value]] = {}
+        self._given: dict[str, dict[tuple[bool, Any], Any]] = {}
+        knobs = []
+        for name, values in params.items():
+            own = _own_values(place[name].list(values), place[name])
+            self._known[name] = {_key(value): mine for value, mine in zip(values, own)}
+            self._given[name] = {_key(mine): value for value, mine in zip(values, own)}
+            try:
+                knobs.append(Knob(name, tuple(own)))
+            except ConfigError as error:
+                place[name].fail(str(error))
+        self.knobs = tuple(knobs)
+
+    def config(self, values: Mapping[str, Any], place: Place) -> Config:
+        """The configuration of one entry; fields that are no knobs are not looked at.
+
+        Raises:
+            UsageError: a knob is missing, or has a value that is not among its values.
+        """
+        config = {}
+        for name, known in self._known.items():
+            if name not in values:
+                place.fail(f"the value of {name!r} is missing")
+            value = values[name]
+            if isinstance(value, list | dict) or _key(value) not in known:
+                place.fail(f"{name} is {value!r}; the values of this parameter are {_listing(known.values())}")
+            config[name] = known[_key(value)]
+        return Config(config)
+
+    def given(self, config: Config, name: str) -> Any:
+        """The value of a knob as the file has it."""
+        return self._given[name][_key(config[name])]
+
+
+def _own_values(values: list[Any], place: Place) -> list[Value]:
+    if not values:
+        place.fail("has no values; give at least one")
+    for value in values:
+        if not isinstance(value, bool | int | float | str):
+            place.fail(f"value {value!r} is {_kind(value)}; allowed are numbers, texts and true or false")
+        if isinstance(value, float) and not math.isfinite(value):
+            place.fail(f"value {value!r} is not a finite number")
+    own = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
+    if large := [value for value in own if isinstance(value, int) and abs(value) >= _INT64]:
+        place.fail(f"value {large[0]} does not fit into 64 bits")
+    if any(isinstance(value, float) for value in own):
+        return [value if isinstance(value, bool) else str(value) for value in values]
+    return own
+
+
+def parse_stamp(value: Any) -> float:
+    """Seconds since the epoch of an ISO 8601 text; 0 where it is none: a stamp is for information only."""
+    try:
+        return max(0.0, datetime.datetime.fromisoformat(value).timestamp())
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def format_stamp(seconds: float) -> str:
+    """ISO 8601 text of seconds since the epoch; that of the epoch for what is no date."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(sep=" ")
+    except (ValueError, OverflowError, OSError):
+        return format_stamp(0.0)
+
+
+def check_repetitions(time_ns: float, times_ns: Sequence[float], place: Place) -> None:
+    """Refuses a time that cannot be what its own repetitions say: then one of them is in another unit.
+
+    Raises:
+        UsageError: it lies outside of their range by more than a factor of TIME_SLACK.
+    """
+    if times_ns and not min(times_ns) / TIME_SLACK <= time_ns <= max(times_ns) * TIME_SLACK:
+        place.fail(
+            f"the time, {time_ns:g} ns, is not that of its {len(times_ns)} repetitions, "
+            f"{min(times_ns):g} to {max(times_ns):g} ns; "
+            "they are in different units: give both in the unit of the format"
+        )
+
+
+def once_each(entries: Iterable[tuple[Entry, Place]]) -> tuple[Entry, ...]:
+    """The entries; raises UsageError when a configuration comes twice."""
+    first: dict[Config, Place] = {}
+    kept = []
+    for entry, place in entries:
+        if entry.config in first:
+            place.fail(f"the same configuration as {first[entry.config]}: {entry.config}; keep one")
+        first[entry.config] = place
+        kept.append(entry)
+    return tuple(kept)
+
+
+def _float(value: float) -> float:
+    """A whole number too large for a float is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _key(value: Any) -> tuple[bool, Any]:
+    """Tells true from 1, which Python takes for equal; 16.0 is 16."""
+    return isinstance(value, bool), value
+
+
+def _listing(values: Iterable[Any]) -> str:
+    shown = [repr(value) for value in values]
+    return ", ".join(shown[:16]) + (f", ... ({len(shown)} values)" if len(shown) > 16 else "")
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    text = names.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
+    return f"{text} ({value!r})" if isinstance(value, str | bool | int | float) else text

@@ -1,0 +1,77 @@
+"""Finds the devices of this machine: `detect` gives a `Target`. The CUDA driver bindings are imported when it needs them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from schedsearch.errors import DeviceError, UsageError
+from schedsearch.target import PRESETS, Target
+
+
+def detect(selector: str = "auto", *, presets: bool = False) -> Target:
+    """Finds a device.
+
+    Args:
+        selector: auto (a GPU where there is one, else the CPU), cpu, cuda, or cuda:N.
+        presets: whether a name in `PRESETS` will do too, of a device that need not be here.
+
+    Raises:
+        UsageError: any other selector.
+        DeviceError: a GPU was asked for and there is none, or its driver cannot be used.
+    """
+    if presets and selector in PRESETS:
+        return PRESETS[selector]
+    match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", selector)
+    if not match or (match[2] and match[1] != "cuda"):
+        allowed = ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())]
+        got = "stands for a device that need not be here, and this needs one" if selector in PRESETS else "is not known"
+        raise UsageError(f"target {selector!r} {got}; allowed: {', '.join(allowed)}")
+    if match[1] == "cpu":
+        return _detect_cpu()
+    try:
+        return _detect_cuda(int(match[2] or 0))
+    except DeviceError:
+        if match[1] == "auto":
+            return _detect_cpu()
+        raise
+
+
+def _detect_cuda(ordinal: int) -> Target:
+    from schedsearch.device.cuda import describe_device
+
+    return Target(kind="cuda", ordinal=ordinal, **describe_device(ordinal))
+
+
+def _detect_cpu() -> Target:
+    text = _read("/proc/cpuinfo")
+    name = re.search(r"model name\s*:\s*(.+)", text)
+    flags = re.search(r"flags\s*:\s*(.+)", text)
+    words = flags[1].split() if flags else []
+    simd_bits = 512 if "avx512f" in words else 256 if "avx2" in words else 128
+    return Target(
+        kind="cpu",
+        name=" ".join(name[1].split()) if name else platform.machine(),
+        sms=len(os.sched_getaffinity(0)),
+        l2_bytes=_last_level_cache_bytes(),
+        simd_bits=simd_bits,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def _last_level_cache_bytes() -> int:
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        match = re.fullmatch(r"(\d+)([KMG])", _read(path).strip())
+        if match:
+            sizes.append(int(match[1]) << {"K": 10, "M": 20, "G": 30}[match[2]])
+    return max(sizes, default=32 << 20)
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,40 @@
+"""The same operator by PyTorch, to be profiled beside a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedsearch.measure.inputs import normal_sigma
+from schedsearch.target import Target
+from schedsearch.workload import Workload
+
+_WARM_UPS = 3
+
+
+def launch_torch(target: Target, workload: Workload) -> None:
+    """Runs the convolution, without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest way."""
+    import torch
+
+    p = workload.params
+    memory = torch.channels_last if p["layout"] == "NHWC" else torch.contiguous_format
+    options: dict[str, Any] = {"device": torch.device("cuda", target.ordinal), "dtype": getattr(torch, p["dtype"])}
+    top, left, bottom, right = p["padding"]
+    x = torch.randn((p["n"], p["c"], p["h"], p["w"]), **options)
+    padding = (top, left)
+    if (top, left) != (bottom, right):  # which conv2d does not take
+        x, padding = torch.nn.functional.pad(x, (left, right, top, bottom)), (0, 0)
+    weight = torch.randn((p["k"], p["c"] // p["groups"], p["r"], p["s"]), **options) * normal_sigma(workload, "weight")
+    x, weight = x.to(memory_format=memory), weight.to(memory_format=memory)
+    torch.backends.cudnn.benchmark = True
+
+    def convolve() -> None:
+        torch.nn.functional.conv2d(x, weight, None, p["stride"], padding, p["dilation"], p["groups"])
+
+    with torch.no_grad():
+        for _ in range(_WARM_UPS):
+            convolve()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        convolve()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()

@@ -1,0 +1,1 @@
+"""What a profiler counts while a kernel runs."""

@@ -1,0 +1,85 @@
+"""What the tuning loop uses of its collaborators; tests and benchmarks bring their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from schedsearch.config import Config
+from schedsearch.measure.builder import Candidate
+from schedsearch.measurement import Measurement, Record
+from schedsearch.space import ConfigSpace
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.launch import Artifact
+    from schedsearch.measure.builder import Built
+
+
+class TunerLike(Protocol):
+    """What the loop uses of a tuner (`schedsearch.tuner.base.Tuner`)."""
+
+    batch: int
+
+    @property
+    def finished(self) -> bool: ...
+    def ask(self, n: int) -> list[Config]: ...
+    def tell(self, results: Sequence[tuple[Config, float | None]]) -> None: ...
+    def transfer(self, sources: Sequence[Sequence[tuple[Config, float | None]]]) -> None: ...
+    def predict(self, configs: Sequence[Config]) -> Any: ...
+
+
+class TunerFactory(Protocol):
+    def __call__(
+        self,
+        name: str,
+        space: ConfigSpace,
+        *,
+        seed: int,
+        default: Config | None,
+        exclude: Collection[Config],
+        hints: Sequence[Config],
+    ) -> TunerLike: ...
+
+
+class BuilderLike(Protocol):
+    """What the loop uses of `schedsearch.measure.Builder`."""
+
+    @property
+    def pending(self) -> int: ...
+    def submit(self, candidate: Candidate) -> int: ...
+    def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]: ...
+
+
+class RunnerLike(Protocol):
+    """What the loop uses of `schedsearch.measure.Runner`; called from one thread at a time, not always the main one."""
+
+    @property
+    def prepare_s(self) -> float: ...
+    def prepare(self, workload: Workload) -> None: ...
+    def measure(self, workload: Workload, built: Built, best_ns: float | None) -> Measurement: ...
+    def race(self, workload: Workload, built: Sequence[Built]) -> list[Measurement]: ...
+
+
+class StoreLike(Protocol):
+    """What the loop uses of `schedsearch.records.store.Store`."""
+
+    def append(self, record: Record) -> int: ...
+    def promote(self, record_id: int, artifact: Artifact, *, if_faster: bool) -> bool: ...
+    def demote(self, workload: Workload, target_key: str, mode: str) -> bool: ...
+    def best(self, workload: Workload, target_key: str, mode: str) -> Record | None: ...
+    def start_run(self, info: dict[str, Any]) -> str: ...
+    def finish_run(self, run_id: str, summary: dict[str, Any]) -> None: ...
+    def measured(
+        self,
+        workload: Workload,
+        target_key: str,
+        template: str,
+        version: int,
+        mode: str,
+        toolchain: Mapping[str, str] | None,
+    ) -> Mapping[Config, Record]: ...
+    def tuned(self, op: str, template: str, version: int, mode: str) -> Sequence[tuple[Workload, str]]: ...
+    def evidence(
+        self, workload: Workload, target_key: str, template: str, version: int, mode: str, *, limit: int
+    ) -> Sequence[tuple[Config, float | None]]: ...

@@ -1,0 +1,80 @@
+"""Warm start: what similar tasks know of a template. The fastest there is tried early, the rest is offered to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from schedsearch.config import Config
+from schedsearch.space import ConfigSpace
+from schedsearch.workload import Workload, distance
+
+MAX_READ = 8  # similar tasks that are looked at
+MAX_HINTS = 4  # each costs a trial
+MAX_SOURCES = 4  # tasks whose results are offered to the model
+SOURCE_RESULTS = 400  # of each at most
+FEWEST_RESULTS = 32  # of all sources together: less than that teaches nothing
+
+Results = Sequence[tuple[Config, "float | None"]]  # a time in ns, None for a failure
+
+
+@dataclass(frozen=True)
+class Known:
+    """Another task on which the template was tried. `read` gets its results; it is called for the nearest tasks only."""
+
+    workload: Workload
+    target: str
+    read: Callable[[], Results]
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Configurations to propose early, and results to learn from, one sequence per task."""
+
+    hints: tuple[Config, ...] = ()
+    sources: tuple[Results, ...] = ()
+
+
+COLD = WarmStart()
+
+
+def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Iterable[Known]) -> WarmStart:
+    """Takes the `MAX_READ` most similar tasks, and of them at most `MAX_HINTS` hints and `MAX_SOURCES` sources.
+
+    Tasks of the same target come first, the most similar workload (`schedsearch.workload.distance`) before the others, then
+    those of other targets. What is known of the very task is neither: it is a result. Hints are distinct and legal in the
+    space; of a source the tuner drops what is not.
+
+    Args:
+        target: key of the task's target.
+        known: of the same version of one template; for a task listed twice the first entry counts.
+    """
+    by_task: dict[tuple[Workload, str], Known] = {}
+    for each in known:
+        if (each.workload, each.target) != (workload, target):
+            by_task.setdefault((each.workload, each.target), each)
+    ranked = sorted(
+        by_task.values(), key=lambda each: (each.target != target, distance(workload, each.workload), each.workload.json)
+    )
+    hints: dict[Config, None] = {}
+    sources: list[Results] = []
+    for each in ranked[:MAX_READ]:
+        results = thinned(each.read(), SOURCE_RESULTS)
+        if not results or results[0][1] is None:
+            continue
+        fastest = results[0][0]
+        if len(hints) < MAX_HINTS and not space.check(fastest):
+            hints[fastest] = None
+        if len(sources) < MAX_SOURCES:
+            sources.append(results)
+    enough = sum(len(results) for results in sources) >= FEWEST_RESULTS
+    return WarmStart(tuple(hints), tuple(sources) if enough else ())
+
+
+def thinned(results: Results, limit: int) -> Results:
+    """The fastest first, failures last; of more than `limit` the fastest quarter of it, and of the others every n-th."""
+    ranked = sorted(results, key=lambda result: (result[1] is None, result[1] or 0.0, result[0].json))
+    if len(ranked) <= limit:
+        return ranked
+    fastest, others = ranked[: limit // 4], ranked[limit // 4 :]
+    return [*fastest, *others[:: -(-len(others) // (limit - len(fastest)))]]

@@ -1,0 +1,414 @@
+"""The tuning loop: keeps builders, device and tuners busy and decides what is tried next.
+
+It owns the budget; tuner, builder and runner know nothing of each other, and what came of a candidate goes into the
+journal (`schedsearch.session.journal`). While the device measures, builders compile ahead and the tuner thinks; on a CPU
+target the three alternate, because a build would disturb the timing.
+
+::
+
+    Tuner.ask (own thread) ──► Builder.submit ──► (pool) ──► Runner.measure (own thread) ──► Journal.keep ──► Tuner.tell
+       ▲                                                                                                         │
+       └─────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.config import Config
+from schedsearch.errors import Interrupted
+from schedsearch.measure.builder import Candidate
+from schedsearch.measurement import Measurement, Record
+from schedsearch.session.arms import WARM_TRIALS, Arm, Asked, Finalist, Proposal, TaskState, choose_arm
+from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
+from schedsearch.session.hints import COLD, SOURCE_RESULTS, Known, Results, WarmStart, warm_start
+from schedsearch.session.journal import Entry, Journal
+from schedsearch.session.observer import Observer
+from schedsearch.session.options import Options
+from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
+from schedsearch.session.plan import TaskPlan
+from schedsearch.session.summary import RunSummary
+from schedsearch.target import Target
+from schedsearch.template import Template
+from schedsearch.tuner import make_tuner
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.measure.builder import Built
+
+FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, rather than for one proposal after another
+
+
+class Session:
+    """One run of the loop. `tune` makes one; tests make theirs with other collaborators."""
+
+    def __init__(
+        self,
+        plans: Sequence[TaskPlan],
+        store: StoreLike,
+        builder: BuilderLike,
+        runner: RunnerLike,
+        target: Target,
+        options: Options,
+        toolchain: Mapping[str, str] | None = None,
+        observers: Sequence[Observer] = (),
+        *,
+        db: str = "",
+        tuner_factory: TunerFactory = make_tuner,
+    ) -> None:
+        self._store, self._builder, self._runner = store, builder, runner
+        self._target, self._options, self._db = target, options, db
+        self._toolchain = dict(toolchain or {})
+        self._tuner_factory = tuner_factory
+        self._tasks = [TaskState(index, plan) for index, plan in enumerate(plans)]
+        self._journal = Journal(self._tasks, store, target, options, self._toolchain, observers, db)
+        self._alternate = target.kind == "cpu"
+        self._device = DeviceThread(queue=1 if self._alternate else 2)
+        self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
+        self._asking: dict[Future[Asked], tuple[TaskState, Arm, int]] = {}  # int: how many proposals
+        self._telling: deque[Future[None]] = deque()
+        self._preparing: Future[None] | None = None
+        self._building: dict[int, Proposal] = {}
+        self._ready: deque[tuple[Proposal, Built]] = deque()
+        self._measuring: dict[Future[Measurement], tuple[Proposal, Built]] = {}
+        self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> tasks in the store
+        self._trials_budget: int | None = None
+
+    # The run
+
+    def run(self) -> RunSummary:
+        """Searches, races, returns the summary. Raises Interrupted (see `tune`); what collaborators raise propagates."""
+        prepared_before_s = self._runner.prepare_s
+        with StopSignal() as stop, self._device, self._tuners:
+            self._resume()
+            self._journal.open(self._trials_budget)
+            stopped = self._search(stop)
+            for task in self._tasks:
+                if not stop.requested:
+                    self._race(task, stop)
+                    self._journal.end_task(task)
+            shares = self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - prepared_before_s)
+        summary = self._journal.close(shares, "interrupted" if stop.requested else stopped)
+        if stop.requested:
+            raise Interrupted(
+                f"interrupted after {self._spent} trials, all saved in {self._db}; tune again to go on from there", summary
+            )
+        return summary
+
+    def _resume(self) -> None:
+        """Starts every arm's tuner, taught by earlier records of the same kind, and sets how many trials may be spent."""
+        for task in self._tasks:
+            task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
+            for arm in task.arms:
+                records = self._earlier(task, arm) if self._options.resume else {}
+                arm.start(self._tuner_factory, self._options.tuner, self._options.seed, task.workload)
+                for config, record in records.items():
+                    measurement = record.measurement
+                    arm.note(config, measurement.outcome, measurement.time_ns)
+                    if measurement.time_ns is not None:
+                        task.keep_finalist(Finalist(arm, config, measurement.time_ns, None), 0)
+        if self._options.trials is not None:
+            # Tasks that were never tried bring their own share, so that others' many trials do not starve them.
+            new = sum(task.trials == 0 for task in self._tasks)
+            old = self._options.trials * (len(self._tasks) - new) - sum(task.trials for task in self._tasks)
+            self._trials_budget = self._options.trials * new + max(old, 0)
+
+    def _earlier(self, task: TaskState, arm: Arm) -> dict[Config, Record]:
+        template = arm.template
+        records = self._store.measured(
+            task.workload, self._target.key, template.name, template.version, self._options.mode, self._toolchain
+        )
+        return {config: record for config, record in records.items() if not arm.plan.space.check(config)}
+
+    # The search
+
+    def _search(self, stop: StopSignal) -> str:
+        """Runs the pipeline until the budget, the spaces or the user end it; says which."""
+        while not stop.requested:
+            self._take_proposals()
+            if not self._out_of_time():
+                self._propose()
+            self._feed_device()
+            if not (self._asking or self._building or self._ready or self._measuring):
+                if self._telling:  # it may have something to propose once it knows
+                    wait(self._telling)
+                    continue
+                if self._out_of_time():
+                    return "time"
+                return "trials" if self._trials_left == 0 else "exhausted"
+            self._wait()
+        self._ready.clear()
+        for future in list(self._measuring):
+            if future.cancel():
+                del self._measuring[future]
+        wait(self._measuring)
+        self._collect_measurements()
+        return "interrupted"
+
+    def _propose(self) -> None:
+        """Keeps the builders fed: asks the arms that deserve it most, up to the queue's depth."""
+        if self._alternate and (self._building or self._ready or self._measuring):
+            return
+        while True:
+            room = self._room()
+            wanted = room if self._trials_left is None else min(room, self._trials_left)
+            chosen = choose_arm(self._tasks, self._warm_trials) if wanted > 0 else None
+            if chosen is None:
+                return
+            task, arm = chosen
+            if self._pending and room < min(arm.batch, self._options.queue_depth // FEWEST_AT_ONCE):
+                return
+            if not arm.begun:
+                self._submit_all(task, arm, arm.begin())
+                continue
+            n = arm.portion(wanted, self._warm_trials)
+            with self._device.idle_counts_as("tuner"):
+                warm = self._warm_start(task, arm) if arm.tuner is None else COLD
+                asked = self._tuners.submit(arm.ask, n, warm)
+            arm.asked = n
+            arm.pending += n
+            self._asking[asked] = (task, arm, n)
+            self._take_proposals()
+
+    def _take_proposals(self) -> None:
+        """Hands what the tuners have come up with to the builders, unless time has run out."""
+        while self._telling and self._telling[0].done():
+            self._telling.popleft().result()
+        for asked in [asked for asked in self._asking if asked.done()]:
+            task, arm, n = self._asking.pop(asked)
+            answer = asked.result()
+            arm.asked = 0
+            arm.pending -= n
+            if self._out_of_time():
+                continue
+            self._submit_all(task, arm, answer)
+
+    def _warm_start(self, task: TaskState, arm: Arm) -> WarmStart:
+        """What this template came to on similar workloads, in this run or in what the store keeps of others."""
+        op, template = task.workload.op, arm.template
+        key = (op, template.name, template.version)
+        twins = [
+            (other.workload, twin)
+            for other in self._tasks
+            for twin in other.arms
+            if (other.workload.op, twin.template.name, twin.template.version) == key
+        ]
+        known = [
+            Known(workload, self._target.key, twin.evidence) for workload, twin in twins if twin.trials >= self._warm_trials
+        ]
+        if self._options.resume:
+            if key not in self._elsewhere:
+                here = {(workload, self._target.key) for workload, _ in twins}  # what they know is in memory
+                self._elsewhere[key] = [
+                    Known(workload, target, functools.cache(functools.partial(self._evidence, workload, target, template)))
+                    for workload, target in self._store.tuned(*key, self._options.mode)
+                    if (workload, target) not in here
+                ]
+            known += self._elsewhere[key]
+        return warm_start(task.workload, self._target.key, arm.plan.space, known)
+
+    def _evidence(self, workload: Workload, target: str, template: Template) -> Results:
+        return self._store.evidence(
+            workload, target, template.name, template.version, self._options.mode, limit=SOURCE_RESULTS
+        )
+
+    def _room(self) -> int:
+        """How many candidates more may be under way. Where a batch is built before it is measured, and time runs out, only
+        so many as can still be measured at the rate so far."""
+        room = self._options.queue_depth - self._pending
+        if self._alternate and self._options.time_s is not None and self._spent:
+            affordable = (self._options.time_s - self._journal.elapsed_s) * self._spent / self._journal.elapsed_s
+            room = min(room, max(1 - self._pending, int(affordable) - self._pending))
+        return room
+
+    def _submit_all(self, task: TaskState, arm: Arm, asked: Asked) -> None:
+        for config, prediction in zip(asked.configs, asked.predictions):
+            arm.pending += 1
+            candidate = Candidate(task.workload, arm.template, config)
+            proposal = Proposal(task, arm, config, arm.batches, prediction, asked.model, time.time())
+            self._building[self._builder.submit(candidate)] = proposal
+
+    def _feed_device(self) -> None:
+        if self._alternate and self._building:
+            return
+        while self._ready and len(self._measuring) < self._device.queue:
+            proposal, built = self._ready.popleft()
+            proposal.task.prepared = True
+            self._measuring[self._device.submit(self._measure, proposal.task, built)] = (proposal, built)
+        if not (self._measuring or self._preparing or self._alternate):
+            # The device would be idle until a build is done: it can as well get ready for one that is under way.
+            task = next((proposal.task for proposal in self._building.values() if not proposal.task.prepared), None)
+            if task is not None:
+                task.prepared = True
+                self._preparing = self._device.submit(self._runner.prepare, task.workload)
+
+    def _measure(self, task: TaskState, built: Built) -> Measurement:
+        """On the device's thread: the best time is that of when the device gets to it."""
+        return self._runner.measure(task.workload, built, task.best_ns)
+
+    def _wait(self) -> None:
+        """Sleeps until a proposal, a build or a measurement is done, and takes in what is built and measured."""
+        starving = self._asking and len(self._building) < self._options.queue_depth // 2
+        others: list[Future[Any]] = [*self._measuring, *self._asking, *([self._preparing] if self._preparing else [])]
+        with self._device.idle_counts_as("tuner" if starving else "build"):
+            if self._building:
+                done = self._builder.poll(0.01 if others else 0.2)
+            else:
+                done = []
+                wait(others, timeout=0.5, return_when=FIRST_COMPLETED)
+        for token, result in done:
+            self._on_build(self._building.pop(token), result)
+        if self._preparing and self._preparing.done():
+            self._preparing.result()
+            self._preparing = None
+        self._collect_measurements()
+
+    def _on_build(self, proposal: Proposal, result: Built | Measurement) -> None:
+        if isinstance(result, Measurement):
+            self._on_outcome(proposal, result, None)
+            return
+        proposal.task.seconds += result.build_s
+        known = proposal.task.by_code
+        if result.canonical_hash not in known:
+            known[result.canonical_hash] = proposal
+            self._ready.append((proposal, result))
+            return
+        twin = known[result.canonical_hash]
+        if isinstance(twin, Proposal):
+            twin.twins.append(proposal)
+        else:
+            self._on_duplicate(proposal, twin)
+
+    def _collect_measurements(self) -> None:
+        for future in [future for future in self._measuring if future.done()]:
+            proposal, built = self._measuring.pop(future)
+            measurement = future.result()
+            proposal.task.by_code[built.canonical_hash] = measurement.time_ns
+            self._on_outcome(proposal, measurement, built)
+            for twin in proposal.twins:
+                self._on_duplicate(twin, measurement.time_ns)
+
+    # Outcomes
+
+    def _on_outcome(self, proposal: Proposal, measurement: Measurement, built: Built | None) -> None:
+        task, arm, time_ns = proposal.task, proposal.arm, measurement.time_ns
+        entry = self._journal.keep(task, arm, proposal.config, measurement, proposal)
+        arm.pending -= 1
+        task.new_outcomes += 1
+        task.seconds += measurement.run_s if built is not None else measurement.build_s
+        arm.note(proposal.config, measurement.outcome, time_ns)
+        if measurement.outcome.is_trial:
+            arm.new_trials += 1
+        if time_ns is not None:
+            assert built is not None
+            task.keep_finalist(Finalist(arm, proposal.config, time_ns, built), self._options.race_size)
+            arm.compare(proposal, time_ns)
+        if measurement.outcome.is_trial:
+            task.best_after_ns.append(task.best_ns)
+        self._journal.tell_trial(task, arm, proposal.config, measurement)
+        if time_ns is not None and built is not None and (task.stored_best_ns is None or time_ns < task.stored_best_ns):
+            self._journal.promote(task, entry, built, if_faster=True)
+        self._tell(arm, proposal.config, time_ns)
+
+    def _on_duplicate(self, proposal: Proposal, time_ns: float | None) -> None:
+        task, arm = proposal.task, proposal.arm
+        arm.pending -= 1
+        arm.note(proposal.config, None, time_ns)
+        if proposal.config == arm.plan.default and time_ns is not None:
+            task.keep_finalist(Finalist(arm, proposal.config, time_ns, None), self._options.race_size)
+        self._journal.tell_trial(task, arm, proposal.config, None, twin_ns=time_ns)
+        self._tell(arm, proposal.config, time_ns)
+
+    def _tell(self, arm: Arm, config: Config, time_ns: float | None) -> None:
+        with self._device.idle_counts_as("tuner"):
+            self._telling.append(self._tuners.submit(arm.tell, [(config, time_ns)]))
+
+    # The final race
+
+    def _race(self, task: TaskState, stop: StopSignal) -> None:
+        """Measures a task's fastest configurations and its default again, interleaved, and promotes the winner.
+
+        Its verification runs on fresh inputs after many back-to-back launches. When it fails every contender, the
+        next fastest meet. Tasks without new outcomes keep the result of the race that was held before.
+        """
+        if not task.new_outcomes:
+            return
+        standing, entered = task.stored_best, False
+        while not stop.requested and (contenders := task.contenders(self._options.race_size)):
+            entered = entered or any(finalist.is_of(standing) for finalist in contenders)
+            valid = self._race_once(task, self._built(task, contenders))
+            if valid:
+                task.settle([finalist for finalist, _, _ in valid])
+                _, entry, built = min(valid, key=lambda passed: passed[0].time_ns)
+                # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
+                self._journal.promote(task, entry, built, if_faster=not entered)
+                return
+        if entered and not stop.requested:  # and failed, as everybody did
+            self._journal.demote(task)
+
+    def _race_once(self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]) -> list[tuple[Finalist, Entry, Built]]:
+        """Returns those who passed, with their records; the others are disqualified."""
+        valid: list[tuple[Finalist, Entry, Built]] = []
+        if not entrants:
+            return valid
+        measurements = self._device.run(self._runner.race, task.workload, [built for _, built in entrants])
+        for (finalist, built), measurement in zip(entrants, measurements):
+            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None)
+            task.seconds += measurement.run_s
+            if measurement.time_ns is None:
+                task.disqualify(finalist)
+            else:
+                finalist.time_ns = measurement.time_ns
+                valid.append((finalist, entry, built))
+            self._journal.tell_trial(task, finalist.arm, finalist.config, measurement, final_race=True)
+        return valid
+
+    def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:
+        """The finalists with their machine code; built again where an earlier run measured them. Who fails is out."""
+        missing = {
+            self._builder.submit(Candidate(task.workload, finalist.arm.template, finalist.config)): finalist
+            for finalist in finalists
+            if finalist.built is None
+        }
+        while missing:
+            for token, result in self._builder.poll(0.5):
+                finalist = missing.pop(token)
+                if isinstance(result, Measurement):
+                    self._journal.keep(task, finalist.arm, finalist.config, result, None)
+                    task.disqualify(finalist)
+                else:
+                    finalist.built = result
+        return [(finalist, finalist.built) for finalist in finalists if finalist.built is not None]
+
+    # Clock and budget
+
+    def _out_of_time(self) -> bool:
+        return self._options.time_s is not None and self._journal.elapsed_s >= self._options.time_s
+
+    @property
+    def _spent(self) -> int:
+        """Trials of this run that have an outcome."""
+        return sum(task.new_trials for task in self._tasks)
+
+    @property
+    def _pending(self) -> int:
+        asked = sum(n for _, _, n in self._asking.values())
+        return asked + len(self._building) + len(self._ready) + len(self._measuring)
+
+    @property
+    def _trials_left(self) -> int | None:
+        """Trials that may still be proposed: neither done nor under way. None: no limit."""
+        return None if self._trials_budget is None else self._trials_budget - self._spent - self._pending
+
+    @property
+    def _warm_trials(self) -> int:
+        """Trials of every arm before gains are compared: fewer when the budget is small."""
+        if self._options.trials is None:
+            return WARM_TRIALS
+        arms = max(len(task.arms) for task in self._tasks)
+        return max(1, min(WARM_TRIALS, self._options.trials // arms))

@@ -1,0 +1,112 @@
+"""Tuning from Python: `tune` puts the collaborators of a run together and starts the loop (`schedsearch.session.loop`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from schedsearch.device.detect import detect
+from schedsearch.errors import UsageError
+from schedsearch.measurement import COLD_GRAPH
+from schedsearch.session.loop import Session
+from schedsearch.session.observer import Observer
+from schedsearch.session.options import DEFAULT_TRIALS, Options
+from schedsearch.session.plan import Task, plan_tasks
+from schedsearch.session.summary import RunSummary
+from schedsearch.target import Target
+from schedsearch.template import Template, TemplateSet, load_template, template_names
+from schedsearch.workload import Workload
+
+__all__ = ["BUILD_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
+
+BUILD_TIMEOUT_S = 60.0
+RUN_TIMEOUT_S = 10.0
+
+
+def queue_depth(workers: int) -> int:
+    """Candidates under way: one in work and one behind it for each builder, and two at the device."""
+    return max(8, 2 * workers + 2)
+
+
+def tune(
+    workloads: Iterable[Task | Workload],
+    db: str | Path = "records.db",
+    *,
+    target: str | Target = "auto",
+    trials: int | None = None,
+    time_s: float | None = None,
+    tuner: str = "xgb",
+    seed: int = 0,
+    resume: bool = True,
+    templates: Sequence[str | Template] | None = None,
+    mode: str = COLD_GRAPH,
+    workers: int | None = None,
+    build_timeout_s: float = BUILD_TIMEOUT_S,
+    run_timeout_s: float = RUN_TIMEOUT_S,
+    wait_for_device: bool = True,
+    on_wait: Callable[[str], None] | None = None,
+    observers: Sequence[Observer] = (),
+) -> RunSummary:
+    """Searches for fast configurations of workloads on this machine's device and records everything measured.
+
+    Ctrl-C or SIGTERM stops cleanly once (the measurement under way is finished, no final race is held); a second one kills.
+    A killed run loses the trial in flight and nothing else. Run again with the same arguments to go on.
+
+    Args:
+        workloads: what to tune; a `Task` adds a weight, knob restrictions and a choice of templates.
+        db: file of the record store; made when missing.
+        target: auto, cpu, cuda, cuda:N, or a `Target`.
+        trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given.
+        tuner, seed, resume, mode: as trials and time_s, see `Options`.
+        templates: names of the only templates to use, or templates themselves; all by default.
+        workers: builder processes; by default one a CPU.
+        build_timeout_s, run_timeout_s: a candidate that takes longer to build, or to verify and time, has failed.
+        wait_for_device: whether to wait while another run holds the device.
+        on_wait: told, as text, for whom this run waits.
+        observers: watch the run.
+
+    Returns:
+        What was reached. A task without any valid configuration has `best_ns` None.
+
+    Raises:
+        UsageError: an impossible argument; UnsupportedError or ConfigError, see `plan_tasks`.
+        DeviceError: no such device; DeviceBusyError: it is held and `wait_for_device` is false.
+        DatabaseError: the store cannot be used.
+        Interrupted: Ctrl-C or SIGTERM; its `summary` says what was reached.
+    """
+    from schedsearch.backend import toolchain
+    from schedsearch.measure import Builder, Runner
+    from schedsearch.records.store import Store
+
+    if isinstance(workloads, Task | Workload):
+        raise UsageError(f"workloads must be a list, got one {type(workloads).__name__}; give tune([workload], ...)")
+    if isinstance(workloads, str | os.PathLike):
+        raise UsageError(f"workloads must be a list of Workload, got {workloads!r}; a file is for `schedsearch tune FILE`")
+    if trials is None and time_s is None:
+        trials = DEFAULT_TRIALS
+    options = Options(trials, time_s, tuner, seed, resume, mode)
+    device = detect(target) if isinstance(target, str) else target
+    names = template_names() if templates is None else templates
+    chosen = TemplateSet(item if isinstance(item, Template) else load_template(item) for item in names)
+    plans = plan_tasks(list(workloads), chosen, device)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store.open(db))
+        builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
+        # On a CPU target only workers that are needed start: one that imports the compiler would disturb the timing.
+        first = builder.workers if device.kind == "cuda" else 0
+        runner = stack.enter_context(
+            Runner(
+                device,
+                mode=mode,
+                timeout_s=run_timeout_s,
+                wait=wait_for_device,
+                on_wait=on_wait,
+                meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),
+            )
+        )
+        options = replace(options, queue_depth=queue_depth(builder.workers), tuner_thread=True)
+        versions = toolchain(device.kind)
+        return Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()

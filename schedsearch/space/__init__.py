@@ -1,0 +1,7 @@
+"""The configurations of a template: knobs, constraints, sampling."""
+
+from __future__ import annotations
+
+from schedsearch.space.space import Columns, ConfigSpace, Constraint, Knob, Rows, SpaceSize, Value
+
+__all__ = ["Columns", "ConfigSpace", "Constraint", "Knob", "Rows", "SpaceSize", "Value"]

@@ -1,0 +1,47 @@
+"""What a template hands to the backend: Python functions with how they are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schedsearch.launch import Grid, Param
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One Python function to compile and how it is launched.
+
+    `function` takes one argument per entry of `params`: u64 for a Pointer or TensorMap (the address of the map), i32, i64,
+    f32; u64 also for an Int64 whose argument is annotated `types.uint64`, the address of a buffer that may be absent. On the
+    CPU two more i64 follow: the half-open range [start, stop) of work items to compute; the device splits the work items
+    evenly over `block_threads` threads. Knobs are closure constants.
+
+    `shaped_by` names the captured integers and booleans that decide the code's shape: lengths of local arrays, conditions
+    that leave out branches. All others are then mere numbers to the CUDA backend, and kernels that differ in nothing else
+    are built several times faster after the first. None: all of them decide.
+
+    Other fields as in `Step`.
+    """
+
+    function: Callable[..., None]
+    params: tuple[Param, ...]
+    grid: Grid
+    block_threads: int
+    dynamic_shared_bytes: int = 0
+    cluster: int = 1
+    min_blocks_per_sm: int = 1
+    weight_only: bool = False
+    shaped_by: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """What a template hands to the backend. Fields as in `LaunchPlan`; `arch` is e.g. sm_80, sm_90a or native."""
+
+    kind: Literal["cuda", "cpu"]
+    arch: str
+    steps: tuple[KernelStep, ...]
+    workspaces: Mapping[str, int] = field(default_factory=dict)
+    alignments: Mapping[str, int] = field(default_factory=dict)

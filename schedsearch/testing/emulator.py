@@ -1,0 +1,302 @@
+"""Runs a CUDA template's kernel without a GPU: every thread is a greenlet (`kernel_threads`), device operations are NumPy.
+
+The kernels are plain Python functions over `cuda.threadIdx`, `types` casts and device operations. Here those names are
+replaced by stand-ins with the same meaning, so that index maps, masks and synchronisation are tested as written. Memory
+accesses are checked: outside a buffer or misaligned raises. Asynchronous copies land either at once or as late as the
+waits allow, so that a wait or a barrier that is missing shows in one of the two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from greenlet import getcurrent
+
+from schedsearch.testing.kernel_threads import KernelThread, Threads
+
+FLOATS = {"float16": np.float16, "float32": np.float32}
+_GAP = 1 << 20  # unmapped bytes between buffers
+
+
+class Memory:
+    """A 64-bit address space of separate buffers."""
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[int, np.ndarray[Any, Any]]] = []
+        self._next = 1 << 40
+
+    def add(self, array: np.ndarray[Any, Any]) -> int:
+        address, data = self._next, array.reshape(-1).view(np.uint8)
+        self._buffers.append((address, data))
+        self._next += (data.nbytes + _GAP) // 256 * 256 + 256
+        return address
+
+    def at(self, address: int, nbytes: int) -> np.ndarray[Any, Any]:
+        address = int(address) % 2**64
+        for start, data in self._buffers:
+            if start <= address and address + nbytes <= start + data.nbytes:
+                assert (address - start) % nbytes == 0, f"misaligned access of {nbytes} bytes at {address:#x}"
+                return data[address - start : address - start + nbytes]
+        raise AssertionError(f"access of {nbytes} bytes outside every buffer, at {address:#x}")
+
+
+class Meeting:
+    """Threads that wait for one another, and what they bring."""
+
+    def __init__(self, parties: int) -> None:
+        self.brought: list[Any] = [None] * parties
+        self.missing = parties
+        self.result: Any = None
+
+
+class Block:
+    """A thread block: its shared memory, and where its threads meet."""
+
+    def __init__(self, threads: Threads, size: int, shared_bytes: int, index: int) -> None:
+        self.threads, self.size, self.index = threads, size, index
+        self.running = size  # threads that have not ended
+        self.shared = np.full(shared_bytes, 0xFF, np.uint8)  # NaN: what was not written shows
+        self.cluster: Cluster
+        self._meetings: dict[Any, Meeting] = {}
+
+    def meet(
+        self, name: Any, parties: int, position: int = 0, value: Any = None, make: Callable[[list[Any]], Any] = list
+    ) -> Any:
+        """Waits for `parties` threads; returns what `make` makes of their values by position, once for all of them."""
+        meeting = self._meetings.get(name)
+        if meeting is None:
+            meeting = self._meetings[name] = Meeting(parties)
+        meeting.brought[position] = value
+        meeting.missing -= 1
+        if meeting.missing:
+            self.threads.wait_until(lambda: not meeting.missing, f"threads that do not all come to {name}")
+        else:
+            del self._meetings[name]
+            meeting.result = make(meeting.brought)
+        return meeting.result
+
+    def exchange(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
+        """What all lanes of the calling warp passed, or what is made of it."""
+        warp, lane = divmod(getcurrent().number, 32)  # type: ignore[attr-defined]
+        return self.meet(("warp", warp), 32, lane, value, make)
+
+
+class Cluster:
+    """Blocks that run at the same time, by rank, and their barrier."""
+
+    def __init__(self, blocks: list[Any]) -> None:
+        self.blocks = blocks
+        self.threads = sum(block.size for block in blocks)
+        self.arrived, self.phase = 0, 0
+        for block in blocks:
+            block.cluster = self
+
+
+def _cast(dtype: Any) -> Callable[[Any], Any]:
+    lowest, values = int(np.iinfo(dtype).min), 2 ** np.iinfo(dtype).bits
+    return lambda value: (int(value) - lowest) % values + lowest
+
+
+TYPES = SimpleNamespace(
+    int32=_cast(np.int32), int64=_cast(np.int64), uint32=_cast(np.uint32), uint64=_cast(np.uint64), float32=np.float32
+)
+
+
+class Emulator:
+    """Stand-ins for what a kernel of mma.sync type uses; `run` executes a kernel step over buffers."""
+
+    def __init__(self, memory: Memory, epilogue: Callable[..., Any], late_copies: bool) -> None:
+        self.memory = memory
+        self.late_copies = late_copies
+        self.threads = Threads(seed=0)
+        self.grid = 1
+        emulator = self
+
+        class Cuda:
+            local = SimpleNamespace(array=lambda count, _type: [0] * count)
+
+            @property
+            def threadIdx(self) -> Any:
+                return SimpleNamespace(x=emulator.thread.number)
+
+            @property
+            def blockIdx(self) -> Any:
+                return SimpleNamespace(x=emulator.block.index)
+
+            @property
+            def gridDim(self) -> Any:
+                return SimpleNamespace(x=emulator.grid)
+
+            def syncthreads(self) -> None:
+                emulator.block.meet("the block's barrier", emulator.block.size)
+
+        self.cuda = Cuda()
+        self.types = TYPES
+        self.pair = lambda v0, v1, valid, k, offset, *params: tuple(
+            epilogue(v, k + i, offset + i, *params) for i, v in enumerate((v0, v1))
+        )
+        self.single = epilogue
+
+    @property
+    def thread(self) -> KernelThread:
+        """The one that runs."""
+        return getcurrent()  # type: ignore[return-value]
+
+    @property
+    def block(self) -> Any:
+        """Of the thread that runs."""
+        return getcurrent().block  # type: ignore[attr-defined]
+
+    def shared_base(self) -> int:
+        return 0
+
+    # --- device operations ------------------------------------------------------------------------------------------
+    def copy(self, nbytes: int) -> Callable[..., None]:
+        def copy(shared: int, address: int, count: int) -> None:
+            assert count in (0, nbytes)
+            to = self._shared(shared, nbytes)
+            data = self.memory.at(address, nbytes) if count else np.zeros(nbytes, np.uint8)
+            if self.late_copies and nbytes > 2:
+                self.thread.open_copies.append((to, data))
+            else:
+                to[:] = data
+
+        return copy
+
+    cp_async = copy
+
+    def _shared(self, at: int, nbytes: int) -> np.ndarray[Any, Any]:
+        assert at >= 0 and at + nbytes <= self.block.shared.nbytes, f"shared access at {at}"
+        assert at % nbytes == 0, f"misaligned shared access of {nbytes} bytes at {at}"
+        return self.block.shared[at : at + nbytes]
+
+    def cp_async_wait(self, groups: int) -> Callable[[], None]:
+        def wait() -> None:
+            pending = self.thread.copy_groups
+            while len(pending) > groups:
+                for to, data in pending.pop(0):
+                    to[:] = data
+
+        return wait
+
+    def cp_async_commit(self) -> None:
+        self.thread.copy_groups.append(self.thread.open_copies)
+        self.thread.open_copies = []
+
+    def _ldmatrix(self, addresses: list[int], dtype: Any) -> np.ndarray[Any, Any]:
+        """Four 8x8 matrices: (4, 8, 8); matrix q's row r is at the address of lane 8 q + r."""
+        return np.array([self._shared(a, 16).view(dtype) for a in addresses]).reshape(4, 8, 8).astype(np.float32)
+
+    def mma_warp_tile(self, wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[..., None]:
+        def product(lanes: list[tuple[int, int]]) -> np.ndarray[Any, Any]:
+            rows = []
+            for i in range(wm // 16):  # PTX ISA, m16n8k16: a0 upper left, a1 lower left, a2 upper right, a3 lower right
+                q = self._ldmatrix([at + i * 16 * row_bytes for at, _ in lanes], FLOATS[dtype])
+                rows.append(np.block([[q[0], q[2]], [q[1], q[3]]]))
+            columns = []
+            for j in range(wn // 16):  # b0 is k 0-7 and b1 k 8-15 of eight columns; the next two of the next eight
+                q = self._ldmatrix([at + j * 16 * row_bytes for _, at in lanes], FLOATS[dtype])
+                columns.append(np.block([[q[0], q[1]], [q[2], q[3]]]))
+            sums: np.ndarray[Any, Any] = np.concatenate(rows) @ np.concatenate(columns).T
+            return sums
+
+        def multiply(acc: list[Any], a: int, b: int) -> None:
+            sums = self.block.exchange((a, b), product)
+            lane = self.thread.number % 32
+            for i in range(wm // 16):
+                for j in range(wn // 8):
+                    for c in range(4):
+                        row, column = i * 16 + lane // 4 + c // 2 * 8, j * 8 + lane % 4 * 2 + c % 2
+                        acc[4 * (i * (wn // 8) + j) + c] += sums[row, column]
+
+        return multiply
+
+    def store_warp_tile(self, wm: int, wn: int, row_bytes: int) -> Callable[..., None]:
+        def store(acc: list[Any], shared: int) -> None:
+            for i in range(wm // 16):
+                for j in range(wn // 8):
+                    for half in range(2):
+                        first = 4 * (i * (wn // 8) + j) + 2 * half
+                        to = self._shared(shared + (i * 16 + half * 8) * row_bytes + j * 32, 8)
+                        to.view(np.float32)[:] = acc[first : first + 2]
+
+        return store
+
+    def store_shared_v4(self, shared: int, *values: int) -> None:
+        self._shared(int(shared), 16).view(np.uint32)[:] = values
+
+    def load_shared_f32(self, shared: int) -> Any:
+        return self._shared(shared, 4).view(np.float32)[0]
+
+    def load_shared_f32x2(self, shared: int) -> Any:
+        return tuple(self._shared(shared, 8).view(np.float32))
+
+    def pack_pair(self, dtype: str) -> Callable[..., int]:
+        return lambda low, high: int(np.array([low, high], FLOATS[dtype]).view(np.uint32)[0])
+
+    def load_run(self, piece: int) -> Callable[..., tuple[int, ...]]:
+        def load(address: int, first: int, stop: int) -> tuple[int, ...]:
+            assert piece == 1 or first % 2 == stop % 2 == 0
+            run = np.zeros(8, np.uint16)
+            for element in range(0, 8, piece):
+                if first <= element < stop:
+                    piece_bytes = self.memory.at(address + 2 * element, 2 * piece)
+                    run[element : element + piece] = piece_bytes.view(np.uint16)
+            return tuple(int(word) for word in run.view(np.uint32))
+
+        return load
+
+    def store_global_f32(self, address: int, value: Any) -> None:
+        self.memory.at(address, 4).view(np.float32)[0] = value
+
+    def store_global_f32x2(self, address: int, a: Any, b: Any) -> None:
+        self.memory.at(address, 8).view(np.float32)[:] = a, b
+
+    def store_global_u16(self, address: int, value: int) -> None:
+        self.memory.at(address, 2).view(np.uint16)[0] = value & 0xFFFF
+
+    def store_global_u32(self, address: int, value: int) -> None:
+        self.memory.at(address, 4).view(np.uint32)[0] = value
+
+    def store_global_v4(self, address: int, *values: int) -> None:
+        self.memory.at(address, 16).view(np.uint32)[:] = values
+
+    # --- running ----------------------------------------------------------------------------------------------------
+    def run(self, step: Any, buffers: Mapping[str, int], sms: int, tensors: Mapping[str, Any] | None = None) -> None:
+        """Executes every block of a kernel step, cluster by cluster.
+
+        Pointers are to `buffers`, tensor maps over the arrays `tensors`, both by buffer name; other params by value.
+        """
+        arguments = [
+            (param, (tensors or {})[param.buffer])
+            if param.kind == "tensor_map"
+            else buffers[param.buffer]
+            if param.kind == "pointer"
+            else getattr(param, "value", 0.0)
+            for param in step.params
+        ]
+        self.grid = step.grid.blocks(sms, step.cluster)
+        for first in range(0, self.grid, step.cluster):
+            self.run_blocks(step, arguments, range(first, first + step.cluster))
+
+    def run_blocks(self, step: Any, arguments: Sequence[Any], indices: Sequence[int]) -> None:
+        """Executes the blocks of one cluster."""
+        blocks = [self.new_block(step.block_threads, step.dynamic_shared_bytes, index) for index in indices]
+        Cluster(blocks)
+        threads = [
+            KernelThread(functools.partial(self._run_thread, step.function, arguments), number, block)
+            for block in blocks
+            for number in range(block.size)
+        ]
+        self.threads.run(threads)
+
+    def new_block(self, size: int, shared_bytes: int, index: int) -> Block:
+        return Block(self.threads, size, shared_bytes, index)
+
+    def _run_thread(self, function: Callable[..., None], arguments: Sequence[Any]) -> None:
+        function(*arguments)
+        self.block.running -= 1

@@ -1,0 +1,293 @@
+"""workload.yaml, version 1: what to tune, for which device, with what budget.
+
+`load` reads a file and reports all of its mistakes at once, each with file, line and column. docs/workload-file.md
+describes the format; `json_schema` gives it to editors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from schedsearch.errors import Problem, WorkloadError, did_you_mean
+from schedsearch.ops import OPS
+from schedsearch.target import Target
+from schedsearch.workload import Workload
+from schedsearch.workload_file.schema import (
+    AUTO,
+    MAX_INT,
+    Budget,
+    FileModel,
+    MeasureOptions,
+    TaskOptions,
+    TunerChoice,
+    mistakes,
+    show,
+    sizes,
+    task_model,
+)
+from schedsearch.workload_file.yaml_source import PathKey, WorkloadFileError, YamlSource
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+AUTO_DTYPES: Mapping[Literal["cuda", "cpu"], str] = {"cuda": "float16", "cpu": "float32"}
+_DEVICES = {"cuda": "GPU", "cpu": "CPU"}
+MAX_ARRAY_BYTES = 1 << 40  # no device holds an argument of a TiB
+
+
+@dataclass(frozen=True)
+class Task:
+    """One workload to tune.
+
+    Attributes:
+        weight: its share of the budget, relative to the other tasks.
+        restrict: knob -> the values it may take; names and values are checked against the space of each template.
+        templates: names of the templates to tune, or None for every one that fits.
+        name: for tables and messages.
+    """
+
+    workload: Workload
+    weight: float
+    restrict: Mapping[str, tuple[int | str | bool, ...]]
+    templates: tuple[str, ...] | None
+    name: str
+
+
+class Places:
+    """Where the keys of one task stand: under the task itself or under `defaults`."""
+
+    def __init__(self, task: PathKey) -> None:
+        self._task = task
+        self._places: dict[PathKey, PathKey] = {}
+
+    def add(self, path: PathKey, place: PathKey) -> None:
+        self._places[path] = place
+
+    def find(self, path: PathKey) -> PathKey:
+        """The path in the file of a path in the task; a size may be given without `shape`."""
+        if path and path[:1] not in self._places and ("shape", path[0]) in self._places:
+            path = ("shape", *path)
+        for end in range(len(path), 0, -1):
+            if path[:end] in self._places:
+                return (*self._places[path[:end]], *path[end:])
+        return (*self._task, *path)
+
+
+@dataclass(frozen=True)
+class WorkloadFile:
+    """The content of a workload file.
+
+    Attributes:
+        path: as it was given, for messages.
+        target: auto, cpu, cuda or cuda:N.
+        db: path of the database of records, relative to the working directory.
+    """
+
+    path: str
+    target: str
+    budget: Budget
+    tuner: TunerChoice
+    measure: MeasureOptions
+    db: str
+    _tasks: Mapping[str, tuple[Task, ...]]  # by target kind; where no dtype is auto they are equal
+    _source: YamlSource
+    _places: tuple[Places, ...]  # of each task
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks in the order of the file.
+
+        Raises:
+            RuntimeError: a task's dtype is auto and the file was not resolved for a target.
+        """
+        first, *others = self._tasks.values()
+        if any(other != first for other in others):
+            raise RuntimeError(f"{self.path} has a task with `dtype: auto`; call resolve(target) before reading tasks")
+        return first
+
+    def resolve(self, target: Target) -> WorkloadFile:
+        """The same file with every `dtype: auto` replaced: float16 on a GPU, float32 on a CPU."""
+        return dataclasses.replace(self, _tasks={target.kind: self._tasks[target.kind]})
+
+    def where(self, task_index: int, *path: str | int) -> str:
+        """The "file:line:column" of a key of a task, e.g. `where(0, "restrict", "bm")`; of the nearest thing if absent."""
+        span = self._source.span(self._locate(task_index, path), key=True)
+        return f"{self.path}:{span.line}:{span.column}"
+
+    def error(self, message: str, task_index: int, *path: str | int) -> WorkloadFileError:
+        """An error that points at a key of a task, for what only a template or space can judge."""
+        return self._source.error(self._source.span(self._locate(task_index, path), key=True), message)
+
+    def _locate(self, task_index: int, path: PathKey) -> PathKey:
+        return self._places[task_index].find(path)
+
+
+def load(path: str | Path) -> WorkloadFile:
+    """Reads a workload file.
+
+    Raises:
+        WorkloadFileError: it cannot be read, is no YAML, or says something impossible; lists all mistakes.
+    """
+    return _interpret(YamlSource.read(path))
+
+
+def parse(text: str, name: str = "<text>") -> WorkloadFile:
+    """The same for text; `name` stands in messages for the file.
+
+    Raises:
+        WorkloadFileError: as `load`.
+    """
+    return _interpret(YamlSource(name, text))
+
+
+def _interpret(source: YamlSource) -> WorkloadFile:
+    data = source.value
+    if not isinstance(data, dict):
+        what = "the file is empty" if data is None else f"a workload file is a mapping, got {show(data)}"
+        source.report((), f"{what}; it needs at least the key `tasks` with a list of tasks")
+        source.raise_problems()
+    model = _check(source, FileModel, data, Places(()))
+    reader = _TaskReader(source, data.get("defaults"))
+    tasks = data.get("tasks")
+    for index, task in enumerate(tasks if isinstance(tasks, list) else []):
+        reader.read(index, task)
+    source.raise_problems()
+    assert model is not None  # otherwise a problem was raised
+    return WorkloadFile(
+        path=source.name,
+        target=model.target,
+        budget=model.budget,
+        tuner=model.tuner,
+        measure=model.measure,
+        db=model.db,
+        _tasks={kind: tuple(tasks) for kind, tasks in reader.tasks.items()},
+        _source=source,
+        _places=tuple(reader.places),
+    )
+
+
+def _check(source: YamlSource, model: type[_Model], data: Any, places: Places, ops: tuple[str, ...] = ()) -> _Model | None:
+    """The model of some data; None after reporting why there is none."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        for mistake in mistakes(model, error, ops):
+            source.report(places.find(mistake.path), mistake.message, key=mistake.at_key)
+        return None
+
+
+def _check_sizes(workload: Workload) -> None:
+    """Raises WorkloadError when an array is larger than any device; silent about sizes that are no 32-bit numbers anyway."""
+    if any(isinstance(value, int) and value > MAX_INT for value in workload.params.values()):
+        return
+    for array in (*workload.signature, workload.output):
+        if array.nbytes > MAX_ARRAY_BYTES:
+            took = f"{array.name}, {array.axes} = {'x'.join(map(str, array.shape))}, takes {array.nbytes / 2**40:.3g} TiB"
+            raise WorkloadError([Problem("shape", f"{took}; an array of at most 1 TiB is possible")])
+
+
+class _TaskReader:
+    """Tasks in the order of the file; each merged with the defaults, checked, and made once for every kind of target."""
+
+    def __init__(self, source: YamlSource, defaults: Any) -> None:
+        self.tasks: dict[str, list[Task]] = {kind: [] for kind in AUTO_DTYPES}
+        self.places: list[Places] = []
+        self._source = source
+        self._defaults: dict[str, Any] = defaults if isinstance(defaults, dict) else {}
+        self._first: dict[
+            tuple[str, str | Workload], int
+        ] = {}  # name, or target kind and workload -> index of the first such task
+        places = Places(("defaults",))
+        _check(source, task_model(*OPS, named=False), self._defaults, places, tuple(OPS))
+
+    def read(self, index: int, task: Any) -> None:
+        """Appends one task to `tasks`, or reports what is wrong with it."""
+        base: PathKey = ("tasks", index)
+        places = Places(base)
+        self.places.append(places)
+        if not isinstance(task, dict):
+            self._source.report(base, f"a task must be a mapping with the keys op and shape, got {show(task)}")
+            return
+        given = task.get("op", self._defaults.get("op"))
+        op = given if isinstance(given, str) and given in OPS else None
+        ops = tuple(OPS) if op is None else (op,)
+        model = task_model(*ops)
+        merged = self._merge(task, base, places, model)
+        options = _check(self._source, model, merged, places, ops)
+        if op is None:
+            allowed = f"allowed: {', '.join(sorted(OPS))}"
+            unknown = (
+                f"unknown operator {show(given)}{did_you_mean(given, OPS) if isinstance(given, str) else ''}; {allowed}"
+            )
+            self._source.report(places.find(("op",)), f"op is missing; {allowed}" if given is None else unknown)
+        elif "shape" not in merged:
+            meanings = ", ".join(f"{name} ({OPS[op].parameters()[name]})" for name in sizes(op))
+            self._source.report(base, f"shape is missing; it must be a mapping of {meanings}")
+        elif isinstance(merged["shape"], dict):
+            workloads = self._workloads(op, merged, places)
+            if options is not None and workloads:
+                self._append(index, options, workloads, places)
+
+    def _merge(self, task: dict[str, Any], base: PathKey, places: Places, model: type[TaskOptions]) -> dict[str, Any]:
+        merged = {key: value for key, value in self._defaults.items() if key in model.model_fields}
+        merged.pop("name", None)
+        for key in merged:
+            places.add((key,), ("defaults", key))
+        for key, value in task.items():
+            if key == "shape" and isinstance(value, dict) and isinstance(merged.get("shape"), dict):
+                for size in merged["shape"]:
+                    places.add(("shape", size), ("defaults", "shape", size))
+                merged["shape"] = {**merged["shape"], **value}
+            else:
+                merged[key] = value
+            places.add((key,), (*base, key))
+            for size in value if key == "shape" and isinstance(value, dict) else ():
+                places.add(("shape", size), (*base, "shape", size))
+        return merged
+
+    def _workloads(self, op: str, merged: dict[str, Any], places: Places) -> dict[str, Workload]:
+        """The workload for each kind of target; empty after reporting why there is none."""
+        definition = OPS[op]
+        params = {**merged, **merged["shape"]}
+        params = {name: params[name] for name in definition.parameters() if name in params}
+        auto = params.get("dtype") == AUTO
+        workloads: dict[str, Workload] = {}
+        for kind, dtype in AUTO_DTYPES.items():
+            try:
+                workload = Workload(op, {**params, "dtype": dtype} if auto else params)
+                _check_sizes(workload)
+                workloads[kind] = workload
+            except WorkloadError as error:
+                optional = definition.defaults({})
+                given = [problem for problem in error.problems if problem.key not in optional or problem.key in params]
+                for problem in given or error.problems:  # without those that a default inherited, as out_dtype from dtype
+                    path = ("shape", problem.key) if problem.key in sizes(op) else (problem.key,)
+                    dtype_matters = auto and problem.key in ("dtype", "out_dtype", "shape")
+                    note = f" (dtype auto is {dtype} on a {_DEVICES[kind]})" if dtype_matters else ""
+                    self._source.report(places.find(path), problem.message + note)
+        return workloads if len(workloads) == len(AUTO_DTYPES) else {}
+
+    def _append(self, index: int, options: TaskOptions, workloads: dict[str, Workload], places: Places) -> None:
+        name: str | None = getattr(options, "name")  # noqa: B009  # a field of the model made for the operator
+        if name is not None and (first := self._first.setdefault(("name", name), index)) != index:
+            self._source.report(places.find(("name",)), f"the name {name!r} is task {first + 1}'s too; names must differ")
+        for kind, workload in workloads.items():
+            if (first := self._first.setdefault((kind, workload), index)) != index:
+                message = (
+                    f"this task is the same workload as task {first + 1}; keep one (`weight` gives it more of the budget)"
+                )
+                self._source.report(("tasks", index), message)
+            self.tasks[kind].append(
+                Task(
+                    workload=workload,
+                    weight=options.weight,
+                    restrict={knob: tuple(values) for knob, values in options.restrict.items()},
+                    templates=None if options.templates is None else tuple(options.templates),
+                    name=name or workload.label,
+                )
+            )

@@ -1,0 +1,1 @@
+"""Two-dimensional convolution: one way to run it a file."""

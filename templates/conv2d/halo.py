@@ -1,0 +1,185 @@
+"""conv2d on Hopper's tensor cores, each pixel loaded once a tile and not once a tap: for kernels beyond 1x1, and groups.
+
+What it takes, its knobs, tensor maps and launch. `conv2d_halo_kernel.py` has the kernel and tells how it computes,
+`conv2d_halo_sizes.py` the sizes that follow from the knobs; docs/kernels/conv2d_halo.md tells what each knob is for.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d.geometry import problem as wgmma_problem
+from schedsearch.templates.conv2d.halo_kernel import SHAPED_BY, build_kernel
+from schedsearch.templates.conv2d.halo_sizes import (
+    CHUNK,
+    MAX_BOX,
+    MAX_ELEMENT_STRIDE,
+    MAX_MERGED_TAPS,
+    MAX_POSITIONS,
+    OCTET,
+    WGMMA_CHANNELS,
+    Geometry,
+    derived_quantities,
+    evaluate,
+    loads_residual,
+    mergeable,
+    overhead_registers,
+    usable_tiles,
+    weight_piece,
+)
+from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, pixel_map
+from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, ELEMENT_BYTES
+from schedsearch.workload import Workload
+
+MAX_PIXELS = 2**31 - 1
+
+MAX_GROUPS = 4
+PATCHES = (1, 2, 3, 4, 6)
+WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
+BLOCKS_PER_SM = (1, 2, 3)
+
+
+class Conv2dHalo(Template):
+    """conv2d for compute capability 9.0, R * S > 1 or groups: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
+
+    name = "conv2d_halo"
+    version = 4
+    op = "conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        w = workload
+        if reason := wgmma_problem(w, target, takes_groups=True):
+            return reason
+        if w.r * w.s == 1 and w.groups == 1:
+            return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups: a single tap shares no pixels"
+        if max(w.stride) > MAX_ELEMENT_STRIDE:
+            return f"stride is {w.stride}; allowed: 1 to {MAX_ELEMENT_STRIDE}, TMA's element strides"
+        if not mergeable(w):
+            return (
+                f"{w.groups} groups have {w.c // w.groups} input and {w.k // w.groups} output channels each, and "
+                f"{w.r * w.s} taps; allowed: multiples of {OCTET} channels, or with up to {MAX_MERGED_TAPS} taps those of "
+                f"which several groups make multiples of {OCTET}, up to {CHUNK}; conv2d_mma takes all"
+            )
+        pixels = math.prod(w.output.shape[:3])
+        if pixels > MAX_PIXELS - MAX_BOX**2:
+            return f"the output has {pixels} pixels; allowed: less than 2**31 - 2**16, they are counted in 32 bits"
+        if not usable_tiles(w, target):
+            geometry = Geometry.of(w, min(mergeable(w)))
+            return (
+                f"the kernel reaches over (size - 1) * dilation / stride = {geometry.halo_h} x {geometry.halo_w} pixels of "
+                f"{geometry.phases} phases; allowed: what fits {MAX_BOX} x {MAX_BOX} pixels and "
+                f"{target.shared_bytes_per_block} bytes of shared memory"
+            )
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        w, merges = workload, mergeable(workload)
+        geometry, outputs = Geometry.of(workload, min(merges)), w.k // w.groups
+        tiles = usable_tiles(w, target)
+        least_positions = min(64, max(tiles.values()))
+        channel_groups = math.ceil(outputs / WGMMA_CHANNELS)
+        knobs = (
+            Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
+            Knob("tile_w", tuple(sorted({w for _, w in tiles})), "output pixels of such a row"),
+            Knob("channel_groups", tuple(range(1, min(channel_groups, MAX_GROUPS) + 1)),
+                 "warpgroups side by side, each 64 output channels of the same pixels"),
+            Knob("row_groups", tuple(range(1, MAX_GROUPS + 1)), "warpgroups one below the other, or in turn"),
+            Knob("schedule", ("together", "in_turn"),
+                 "row groups share a tile and its patch, or each takes the next tile: one stores while another multiplies"),
+            Knob("patches", PATCHES, "patches of x (tile and halo, 64 channels) that are loaded ahead or being multiplied"),
+            Knob("weight_stages", WEIGHT_STAGES if 1 in merges else WEIGHT_STAGES[:1],
+                 "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
+            Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
+            *(Knob("merged", merges, "neighbouring groups that count as one, with zeros for the weights between them"),)
+            * (len(merges) > 1),
+        )  # fmt: skip
+        constraints = (
+            Constraint(
+                f"positions of a wgmma, ((tile_h - 1) * patch_w + tile_w) rounded up to 8, from {least_positions} "
+                f"to {MAX_POSITIONS}",
+                lambda q: (q["positions"] >= least_positions) & (q["positions"] <= MAX_POSITIONS),
+            ),
+            Constraint(
+                f"a patch, times the stride, has at most {MAX_BOX} rows of {MAX_BOX} pixels, TMA's box",
+                lambda q: (q["patch_w"] * w.stride[1] <= MAX_BOX) & (q["patch_h"] * w.stride[0] <= MAX_BOX),
+            ),
+            Constraint(f"at most {MAX_GROUPS} consumer warpgroups", lambda q: q["groups"] <= MAX_GROUPS),
+            Constraint(
+                "warpgroups in turn: two or more, of 64 output channels, and all weights in shared memory",
+                lambda q: (
+                    (q["schedule"] == "together")
+                    | ((q["row_groups"] > 1) & (q["channel_groups"] == 1) & (q["weight_stages"] == 0))
+                ),
+            ),
+            Constraint("merged weights stay", lambda q: (q["merged"] == 1) | (q["weight_stages"] == 0)),
+            *hopper.block_constraints(target, "positions", overhead_registers(w)),
+            Constraint(
+                "no warpgroup whose rows all lie past the output",
+                lambda q: (q["schedule"] == "in_turn") | (q["tile_h"] * (q["row_groups"] - 1) < geometry.out_h),
+            ),
+            Constraint("no warpgroup whose channels all lie past the output",
+                       lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < q["merged"] * outputs),
+            Constraint("a tile for each warpgroup in turn, and a patch", lambda q: (q["turns"] <= q["waves"])
+                       & (q["turns"] <= q["patches"])),
+            Constraint("no more patches than a block loads", lambda q: q["patches"] <= geometry.chunks * q["waves"]),
+            Constraint(
+                "no more stages of weights than a block loads, but 2",
+                lambda q: q["weight_stages"] <= np.maximum(2, geometry.taps * geometry.chunks * q["waves"]),
+            ),
+            Constraint(
+                "another block a multiprocessor only if there are tiles for it",
+                lambda q: (q["blocks_per_sm"] == 1) | (q["tiles"] > target.sms * (q["blocks_per_sm"] - 1)),
+            ),
+        )  # fmt: skip
+        return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
+
+    def default(self, workload: Workload, target: Target) -> Config:
+        """The configuration of the least predicted time; the fewest threads and the most patches among equals."""
+        return hopper.least_predicted(
+            self.space(workload, target), lambda q: (q["threads"], -q["patches"], -q["weight_stages"])
+        )
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        plan = evaluate(workload, target, config)
+        geometry = Geometry.of(workload, plan["merged"])
+        epilogue = Epilogue(workload)
+        output: Param = Pointer("y")
+        epilogue_params = epilogue.params
+        alignments = {**dict.fromkeys(("x", "weight", "y"), ALIGNMENT_BYTES), **epilogue.alignments}
+        if geometry.merged > 1:
+            alignments["weight"] = weight_piece(workload) * ELEMENT_BYTES
+        if workload.out_dtype != "float32":
+            output = pixel_map("y", workload, WGMMA_CHANNELS, plan["tile_w"], 1, groups=geometry.groups)
+        if loads_residual(workload):
+            residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan["tile_w"], 1, groups=geometry.groups)
+            epilogue_params = tuple(residual if p == Pointer("residual") else p for p in epilogue_params)
+            alignments["residual"] = ALIGNMENT_BYTES
+        image = pixel_map(
+            "x", workload, CHUNK, plan["patch_w"], plan["patch_h"], groups=geometry.groups, stride=workload.stride
+        )
+        weights: Param = Pointer("weight")
+        if geometry.merged == 1:
+            weights = filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES)
+        grid = Grid(plan["tiles"], plan["blocks_per_sm"])
+        if plan["column_blocks"] and plan["column_tiles"] > 1:  # as many for each column, on any card
+            grid = Grid(plan["column_tiles"] * plan["column_blocks"])
+        step = KernelStep(
+            build_kernel(workload, plan, epilogue),
+            (image, weights, output, *epilogue_params),
+            grid,
+            plan["threads"],
+            plan["shared_bytes"],
+            min_blocks_per_sm=plan["blocks_per_sm"],
+            shaped_by=SHAPED_BY,
+        )
+        return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)

@@ -1,0 +1,244 @@
+"""Sizes of conv2d_halo: what follows from the workload, what from a configuration, the predicted time; its tensor maps.
+
+Words (rectangle, patch, position, chunk) as in `conv2d_halo_kernel.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedsearch.ops import DTYPE_BYTES
+from schedsearch.space import Columns
+from schedsearch.target import Target
+from schedsearch.templates.conv2d.maps import ROW_BYTES
+from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, LAUNCH_CYCLES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
+from schedsearch.workload import Workload
+
+WGMMA_CHANNELS = hopper.WGMMA_M  # output channels of a wgmma
+MAX_POSITIONS = 256  # of a wgmma, its N
+CHUNK = 64  # input channels that a patch holds
+OCTET = 8  # channels of 16 bytes: TMA's unit
+MAX_BOX = 256  # of TMA, along each axis
+MAX_ELEMENT_STRIDE = 8  # of TMA
+MAX_MERGED_TAPS = 25  # of a kernel whose weights, merged, stay in shared memory: 8 KiB a tap
+
+# Registers of a consumer thread beside its accumulators: addresses, descriptors, temporaries; more with an epilogue, and
+# most with a residual of 32 bits, of which several loads are under way.
+PLAIN_REGISTERS, EPILOGUE_REGISTERS, WIDE_RESIDUAL_REGISTERS = 36, 48, 72
+
+# For the predicted time only: what a multiprocessor does in a clock cycle, and delays in cycles.
+L2_BYTES_PER_CYCLE = (32, 64)  # when all multiprocessors load at once, and at most
+SHARED_BYTES_PER_CYCLE = 128
+LOAD_LATENCY_CYCLES = 1000  # from issuing a load to its bytes being in shared memory
+TILE_OVERHEAD_CYCLES = 700  # draining the tensor cores, barriers, first store
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a workload that the kernel is made of, with so many groups merged.
+
+    Attributes:
+        out_h, out_w: output pixels of an image.
+        taps: of the kernel.
+        merged: groups of the workload that are computed as one, with zeros for the weights between them.
+        groups, inputs, outputs: such groups, and input and output channels of each.
+        stride: (vertical, horizontal).
+        period_h, period_w: taps after which a row or column of the kernel reads the same phase again.
+        phases_h, phases_w: phases that the kernel reads, rows and columns of them.
+        halo_h, halo_w: pixels of a phase that a tile depends on beyond its own size.
+        chunks: of CHUNK input channels, the last of them perhaps of fewer.
+        k_steps: wgmma steps along k of a whole chunk, and of the last.
+    """
+
+    out_h: int
+    out_w: int
+    taps: int
+    merged: int
+    groups: int
+    inputs: int
+    outputs: int
+    stride: tuple[int, int]
+    period_h: int
+    period_w: int
+    phases_h: int
+    phases_w: int
+    halo_h: int
+    halo_w: int
+    chunks: int
+    k_steps: tuple[int, int]
+
+    @classmethod
+    def of(cls, workload: Workload, merged: int) -> Geometry:
+        w = workload
+        groups = w.groups // merged
+        chunks = math.ceil(w.c // groups / CHUNK)
+        last = math.ceil((w.c // groups - (chunks - 1) * CHUNK) / WGMMA_K)
+        _, out_h, out_w, _ = w.output.shape
+        period_h, period_w = (stride // math.gcd(stride, dilation) for stride, dilation in zip(w.stride, w.dilation))
+        halo_h, halo_w = (w.r - 1) * w.dilation[0] // w.stride[0], (w.s - 1) * w.dilation[1] // w.stride[1]
+        return cls(
+            out_h, out_w, w.r * w.s, merged, groups, w.c // groups, w.k // groups, w.stride, period_h, period_w,
+            min(w.r, period_h), min(w.s, period_w), halo_h, halo_w, chunks, (CHUNK // WGMMA_K, last),
+        )  # fmt: skip
+
+    @property
+    def phases(self) -> int:
+        return self.phases_h * self.phases_w
+
+
+def mergeable(workload: Workload) -> tuple[int, ...]:
+    """How many neighbouring groups can be computed as one; 1 is each for itself. () where none can.
+
+    TMA wants channels of a group in octets, and together they may fill a wgmma. Their weights must stay in shared memory.
+    """
+    w = workload
+    inputs, outputs = w.c // w.groups, w.k // w.groups
+    return tuple(
+        merged
+        for merged in range(1, min(w.groups, CHUNK) + 1)
+        if w.groups % merged == 0
+        and merged * inputs % OCTET == merged * outputs % OCTET == 0
+        and (merged == 1 or (merged * max(inputs, outputs) <= CHUNK and w.r * w.s <= MAX_MERGED_TAPS))
+    )
+
+
+def loads_residual(workload: Workload) -> bool:
+    """Whether TMA loads a residual to where y will be staged; 32-bit values are read and stored from registers."""
+    return "residual" in workload.epilogue and DTYPE_BYTES[workload.out_dtype] == 2
+
+
+def overhead_registers(workload: Workload) -> int:
+    if "residual" in workload.epilogue and not loads_residual(workload):
+        return WIDE_RESIDUAL_REGISTERS
+    return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
+
+
+def weight_piece(workload: Workload) -> int:
+    """Weights that are neighbours in memory, where they are merged, and in shared memory, at most 16 bytes of them."""
+    return math.gcd(workload.c // workload.groups, OCTET)
+
+
+def even_splits(size: int, most: int) -> list[int]:
+    """The part sizes worth trying, up to `most`: the least for each number of parts."""
+    return sorted({part for parts in range(1, size + 1) if (part := math.ceil(size / parts)) <= most})
+
+
+def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], int]:
+    """(tile_h, tile_w) -> positions of a wgmma, where they are few enough and one warpgroup's shared memory suffices."""
+    merged = min(mergeable(workload))
+    geometry = Geometry.of(workload, merged)
+    found = {}
+    sizes = derived_quantities(workload, target)
+    least = {
+        "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "merged": merged,
+        "weight_stages": 2 if merged == 1 else 0,
+    }  # fmt: skip
+    most_h, most_w = (MAX_BOX // stride for stride in geometry.stride)
+    for tile_w in even_splits(geometry.out_w, most_w - geometry.halo_w):
+        for tile_h in even_splits(geometry.out_h, most_h - geometry.halo_h):
+            q: dict[str, Any] = {**least, "tile_h": tile_h, "tile_w": tile_w, "blocks_per_sm": 1}
+            for name in sizes:
+                if name == "column_blocks":
+                    break
+                q[name] = sizes[name](q)
+            if q["positions"] <= MAX_POSITIONS and q["shared_bytes"] <= target.shared_bytes_per_block:
+                found[tile_h, tile_w] = int(q["positions"])
+    return found
+
+
+def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
+    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
+    w, merges = workload, mergeable(workload)
+    geometry = Geometry.of(workload, min(merges))  # of what is the same however many are merged
+    inputs, outputs = w.c // w.groups, w.k // w.groups
+    out_bytes = DTYPE_BYTES[w.out_dtype]
+    steps = geometry.taps * geometry.chunks
+
+    def rounded(positions: Any) -> Any:
+        return -(-positions // SWIZZLE_ROWS) * SWIZZLE_ROWS
+
+    def shared_bytes(q: Columns) -> Any:
+        patches = q["patches"] * (q["patch_bytes"] + (q["turns"] + 1) * BARRIER_BYTES)
+        weights = q["stages"] * (q["bn"] * ROW_BYTES + 2 * BARRIER_BYTES)
+        staged = 0 if out_bytes == 4 else np.where(q["turns"] > 1, 0, q["groups"] * q["positions"] * ROW_BYTES)
+        residual = q["groups"] * BARRIER_BYTES if loads_residual(w) else 0
+        return patches + weights + staged + residual
+
+    def predicted_cycles(q: Columns) -> Any:
+        """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
+        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
+        l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
+        in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
+        wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["groups"] / q["turns"]
+        weights = steps * q["bn"] * ROW_BYTES
+        loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, weights, 0)
+        stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
+        multiply = wgmmas * q["positions"] / 2
+        shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
+        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, loaded / l2_rate))
+        store = stored / l2_rate + TILE_OVERHEAD_CYCLES
+        if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
+            store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
+        # Weights that stay are loaded while the first tile is multiplied, merged ones are written before. Blocks ask L2 for
+        # the same, so that its lower rate is not the bound.
+        loading = np.maximum(0, q["blocks_per_sm"] * weights / L2_BYTES_PER_CYCLE[1] + loaded / l2_rate - tile)
+        writing = weights * q["merged"] * outputs / q["bn"] / SHARED_BYTES_PER_CYCLE
+        first = np.where(streamed, 0, np.where(q["merged"] == 1, loading, writing))
+        latency = np.where(streamed, steps * LOAD_LATENCY_CYCLES / np.maximum(q["weight_stages"] - 1, 1), 0)
+        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + loaded / l2_rate, 0)
+        alone = np.where(
+            in_turn,
+            np.maximum(tile, (tile + store + waiting) / q["turns"]),
+            np.maximum(tile, latency) + waiting + store,
+        )
+        waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
+        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + first + np.where(in_turn, store, 0)
+
+    def column_blocks(q: Columns) -> Any:
+        """Where weights stay, the blocks that share the tiles of each column; else 0: all share all."""
+        apart = np.minimum(q["pixel_tiles"], np.maximum(1, target.sms * q["blocks_per_sm"] // q["column_tiles"]))
+        return np.where(q["weight_stages"] == 0, apart, 0)
+
+    def waves(q: Columns) -> Any:
+        """Tiles of the busiest block; times the turns that blocks take, where not all are resident."""
+        resident = target.sms * q["blocks_per_sm"]
+        apart = -(-q["pixel_tiles"] // np.maximum(1, q["column_blocks"]))
+        apart = apart * -(-q["column_blocks"] * q["column_tiles"] // resident)
+        return np.where(q["column_blocks"] == 0, -(-q["tiles"] // resident), apart)
+
+    return {
+        **({} if len(merges) > 1 else {"merged": lambda q: merges[0]}),  # else a knob
+        "bn": lambda q: q["channel_groups"] * WGMMA_CHANNELS,
+        "groups": lambda q: q["channel_groups"] * q["row_groups"],
+        "turns": lambda q: np.where(q["schedule"] == "in_turn", q["row_groups"], 1),
+        "block_rows": lambda q: q["tile_h"] * q["row_groups"] // q["turns"],
+        "patch_h": lambda q: q["block_rows"] + geometry.halo_h,
+        "patch_w": lambda q: q["tile_w"] + geometry.halo_w,
+        "positions": lambda q: rounded((q["tile_h"] - 1) * q["patch_w"] + q["tile_w"]),
+        "phase_bytes": lambda q: rounded(q["patch_h"] * q["patch_w"]) * ROW_BYTES,
+        "patch_bytes": lambda q: geometry.phases * q["phase_bytes"],
+        "stages": lambda q: np.where(q["weight_stages"] == 0, steps, q["weight_stages"]),
+        "shared_bytes": shared_bytes,
+        "threads": lambda q: (q["groups"] + 1) * WARPGROUP,
+        "row_tiles": lambda q: -(-geometry.out_h // q["block_rows"]),
+        "strips": lambda q: -(-geometry.out_w // q["tile_w"]),
+        "group_tiles": lambda q: -(-q["merged"] * outputs // q["bn"]),
+        "column_tiles": lambda q: w.groups // q["merged"] * q["group_tiles"],
+        "pixel_tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
+        "tiles": lambda q: q["pixel_tiles"] * q["column_tiles"],
+        "column_blocks": column_blocks,
+        "waves": waves,
+        "registers": hopper.registers,
+        "predicted_cycles": predicted_cycles,
+    }
+
+
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs of one configuration with its derived quantities, as ints."""
+    return hopper.evaluated(derived_quantities(workload, target), config)

@@ -1,0 +1,118 @@
+"""The tensor maps of convolutions: operands and output as TMA sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from schedsearch.launch import TensorMap
+from schedsearch.ops import DTYPE_BYTES
+from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.parts.hopper import ELEMENT_BYTES
+from schedsearch.workload import Workload
+
+ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
+L2_PROMOTION_BYTES = 256  # of maps whose template has no knob for it
+
+
+def image_map(workload: Workload, bm: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+    """x as im2col columns of bm pixels x bk channels; coordinates (c, w, h, n) of a base pixel, offsets (w, h) of a tap.
+
+    A row of bk channels is as wide as the swizzle (32, 64 or 128 bytes).
+    """
+    w, gemm = workload, Im2col.of(workload)
+    size = DTYPE_BYTES[w.dtype]
+    return TensorMap(
+        "x",
+        w.dtype,
+        dims=(w.c, w.w, w.h, w.n),
+        strides_bytes=(w.c * size, w.w * w.c * size, w.h * w.w * w.c * size),
+        element_strides=(1, w.stride[1], w.stride[0], 1),
+        lower=gemm.lower,
+        upper=gemm.upper,
+        channels_per_pixel=bk,
+        pixels_per_column=bm,
+        swizzle_bytes=bk * size,
+        l2_promotion_bytes=l2_promotion_bytes,
+    )
+
+
+def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+    """weight as (channels of a group, taps, output channels), in boxes of bk x 1 x bn.
+
+    Rank 3 and not (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the next
+    tap's channels: zeros of x alone would not stop an infinite weight.
+    """
+    w, channels, taps = workload, workload.c // workload.groups, workload.r * workload.s
+    size = DTYPE_BYTES[w.dtype]
+    return TensorMap(
+        "weight",
+        w.dtype,
+        dims=(channels, taps, w.k),
+        strides_bytes=(channels * size, taps * channels * size),
+        element_strides=(1, 1, 1),
+        box=(bk, 1, bn),
+        swizzle_bytes=bk * size,
+        l2_promotion_bytes=l2_promotion_bytes,
+    )
+
+
+def output_map(workload: Workload, segment: int, rows: int) -> TensorMap:
+    """y as (output channels, pixels), in boxes of `segment` x `rows`; a segment is as wide as the swizzle, or 8."""
+    w = workload
+    size = DTYPE_BYTES[w.out_dtype]
+    return TensorMap(
+        "y",
+        w.out_dtype,
+        dims=(w.k, math.prod(w.output.shape[:3])),
+        strides_bytes=(w.k * size,),
+        element_strides=(1, 1),
+        box=(segment, rows),
+        swizzle_bytes=segment * size if segment > 8 else 0,
+    )
+
+
+def pixel_map(
+    buffer: str,
+    workload: Workload,
+    channels: int,
+    width: int,
+    height: int,
+    *,
+    groups: int = 1,
+    stride: tuple[int, int] = (1, 1),
+) -> TensorMap:
+    """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled.
+
+    With several groups as (channels of a group, groups, w, h, n), so that a box ends in zeros and not in the next group's
+    channels. A box has every `stride`-th pixel (vertical, horizontal).
+    """
+    spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
+    n, h, w, c = spec.shape
+    size, group = DTYPE_BYTES[spec.dtype], c // groups
+    several = groups > 1
+    return TensorMap(
+        buffer,
+        spec.dtype,
+        dims=(group, *(groups,) * several, w, h, n),
+        strides_bytes=(*(group * size,) * several, c * size, w * c * size, h * w * c * size),
+        element_strides=(1, *(1,) * several, stride[1], stride[0], 1),
+        box=(channels, *(1,) * several, width * stride[1], height * stride[0], 1),
+        swizzle_bytes=ROW_BYTES,
+        l2_promotion_bytes=L2_PROMOTION_BYTES,
+    )
+
+
+def patch_map(workload: Workload, plan: Mapping[str, int]) -> TensorMap:
+    """x as (values of a row, h, n), in boxes of one patch; rows of the patch are not swizzled."""
+    w = workload
+    row_bytes = w.w * w.c * ELEMENT_BYTES
+    return TensorMap(
+        "x",
+        w.dtype,
+        dims=(w.w * w.c, w.h, w.n),
+        strides_bytes=(row_bytes, w.h * row_bytes),
+        element_strides=(1, 1, 1),
+        box=(plan["patch_w"], plan["patch_h"], 1),
+        l2_promotion_bytes=256,
+    )

@@ -1,0 +1,146 @@
+"""Sizes of conv2d_stem: what follows from the workload, what from a configuration, and the predicted time.
+
+Words (run, octet, patch) as in `conv2d_stem.py`, which has the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedsearch.ops import DTYPE_BYTES
+from schedsearch.space import Columns
+from schedsearch.target import Target
+from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP
+from schedsearch.workload import Workload
+
+GROUP_PIXELS = hopper.WGMMA_M  # of a warpgroup's tile
+OCTET = 8  # values of a run, 16 bytes; half of a wgmma's k
+ROW_BYTES = 128  # of a swizzled row: 64 values of an output channel's weights, or 64 output channels of a pixel of y
+STEPS_OF_ROW = 4  # wgmma steps in such a row
+SEGMENT = 64  # output channels of a row of staged y
+MAX_BOX = 256  # of TMA, along each axis
+TILE_WS = (8, 16, 32, 64)
+
+# For the predicted time only, in cycles and bytes a cycle of one multiprocessor; as in conv2d_wgmma where it has them.
+FILL_CYCLES = 900  # of a block's start
+WEIGHT_CYCLES = 350  # of a load of weights by each thread, once a block; two are under way at a time
+LOAD_LATENCY_CYCLES = 630  # from issuing a load to its bytes being in shared memory
+ROUND_CYCLES = 60  # from a round's first load from shared memory to its first multiplication
+TILE_CYCLES = 350  # draining the tensor cores, barriers, first store
+STORE_BYTES_PER_CYCLE = 24
+SHARED_BYTES_PER_CYCLE = 128
+MEMORY_BYTES_PER_CYCLE = 14
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The reduction of a workload.
+
+    Attributes:
+        values: of a run, `skipped` + S * C.
+        skipped: values in front that have no weight, so that runs start at even values of x.
+        lead: values of a patch in front of its first run: TMA's first coordinate must be a multiple of 16 bytes.
+        octets: of a run.
+        steps: wgmma steps of 16 values along all runs.
+        pixel_values: from a pixel's run to the next pixel's.
+        odd: runs may start at odd values, so that pairs are not words of the patch.
+        columns: wgmma's N: output channels, and up to 8 of filler.
+    """
+
+    values: int
+    skipped: int
+    lead: int
+    octets: int
+    steps: int
+    pixel_values: int
+    odd: bool
+    columns: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> Runs:
+        w = workload
+        pixel_values, left = w.stride[1] * w.c, w.padding[1] * w.c
+        odd = pixel_values % 2 == 1
+        skipped = 0 if odd else left % 2
+        values = skipped + w.s * w.c
+        octets = math.ceil(values / OCTET)
+        return cls(
+            values, skipped, -(left + skipped) % OCTET, octets, math.ceil(w.r * octets / 2), pixel_values, odd,
+            math.ceil(w.k / 16) * 16,
+        )  # fmt: skip
+
+
+def usable_tiles(workload: Workload, target: Target) -> list[int]:
+    """The `tile_w` whose patch one TMA box holds, and fits shared memory with one warpgroup."""
+    found = []
+    for tile_w in TILE_WS:
+        least = {"tile_w": tile_w, "warpgroups": 1, "patches": 1, "register_steps": 1, "blocks_per_sm": 1}
+        q = evaluate(workload, target, least)
+        if max(q["patch_w"], q["patch_h"]) <= MAX_BOX and q["shared_bytes"] <= target.shared_bytes_per_block:
+            found.append(tile_w)
+    return found
+
+
+def bank_rounds(pixel_values: int) -> int:
+    """Accesses that shared memory makes of one word for each lane: of 8 pixels, each 4 neighbouring words."""
+    words = {pixel * pixel_values // 2 + word for pixel in range(8) for word in range(4)}
+    return max(sum(word % 32 == bank for word in words) for bank in range(32))
+
+
+def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
+    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
+    w, runs = workload, Runs.of(workload)
+    _, out_h, out_w, _ = w.output.shape
+    out_bytes = DTYPE_BYTES[w.out_dtype]
+    weight_bytes = -(-runs.steps // STEPS_OF_ROW) * runs.columns * ROW_BYTES
+    staged_bytes = GROUP_PIXELS * ROW_BYTES * math.ceil(runs.columns / SEGMENT) if out_bytes == 2 else 0
+    y_bytes = GROUP_PIXELS * w.k * out_bytes  # of a tile
+    words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_values) * (2 if runs.odd else 1)  # cycles that a tile's loads take
+    operand_bytes = ELEMENT_BYTES * w.n * w.h * w.w * w.c + out_bytes * math.prod(w.output.shape)
+    operand_bytes += out_bytes * math.prod(w.output.shape) if "residual" in w.epilogue else 0
+    memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
+
+    def predicted_cycles(q: Columns) -> Any:
+        """Of the busiest multiprocessor: a warpgroup's tiles one after the other, or what all share, or memory."""
+        multiply = runs.steps * runs.columns / 2
+        shared = words + runs.steps * runs.columns / 4 + (q["patch_bytes"] + 2 * staged_bytes) / SHARED_BYTES_PER_CYCLE
+        store = TILE_CYCLES + y_bytes / STORE_BYTES_PER_CYCLE
+        rounds = -(-runs.steps // q["register_steps"])
+        load = np.where(q["patches"] == 1, LOAD_LATENCY_CYCLES, LOAD_LATENCY_CYCLES / q["patches"])
+        alone = np.maximum(multiply + rounds * ROUND_CYCLES + words / 4 + store, load) + np.where(q["patches"] == 1, load, 0)
+        blocks = -(-q["tiles"] // q["warpgroups"])
+        at_once = q["warpgroups"] * np.minimum(q["blocks_per_sm"], -(-blocks // target.sms))
+        tile = np.maximum(np.maximum(multiply, shared), y_bytes / STORE_BYTES_PER_CYCLE)
+        weights = -(-runs.columns * 2 * runs.steps // q["threads"]) * WEIGHT_CYCLES
+        busy = q["waves"] * np.maximum(alone, at_once * tile)
+        return LAUNCH_CYCLES + FILL_CYCLES + LOAD_LATENCY_CYCLES + weights + np.maximum(busy, memory_cycles) + 0.1 * busy
+
+    return {
+        "columns": lambda q: runs.columns,
+        "tile_h": lambda q: GROUP_PIXELS // q["tile_w"],
+        "patch_w": lambda q: -(-(runs.lead + (q["tile_w"] - 1) * runs.pixel_values + runs.octets * OCTET) // OCTET) * OCTET,
+        "patch_h": lambda q: (q["tile_h"] - 1) * w.stride[0] + (w.r - 1) * w.dilation[0] + 1,
+        "patch_bytes": lambda q: -(-q["patch_w"] * q["patch_h"] * ELEMENT_BYTES // ROW_BYTES) * ROW_BYTES,
+        "threads": lambda q: q["warpgroups"] * WARPGROUP,
+        "shared_bytes": lambda q: (
+            weight_bytes + q["warpgroups"] * (staged_bytes + q["patches"] * (q["patch_bytes"] + BARRIER_BYTES))
+        ),
+        "row_tiles": lambda q: -(-out_h // q["tile_h"]),
+        "strips": lambda q: -(-out_w // q["tile_w"]),
+        "tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
+        "waves": lambda q: -(-q["tiles"] // (target.sms * q["blocks_per_sm"] * q["warpgroups"])),
+        "operand_registers": lambda q: 4 * np.minimum(2 * q["register_steps"], runs.steps),
+        "registers": hopper.registers,
+        "predicted_cycles": predicted_cycles,
+    }
+
+
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs of one configuration with its derived quantities, as ints."""
+    return hopper.evaluated(derived_quantities(workload, target), config)

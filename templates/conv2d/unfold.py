@@ -1,0 +1,273 @@
+"""conv2d on Hopper for channels that TMA cannot take (no multiple of 8; an RGB image): unfold them, then conv2d_wgmma.
+
+The columns of the kernel become channels, in two workspaces:
+
+    x_unfolded[n, h, q, s * C + c] = x[n, h, q * stride_w - left + s * dilation_w, c]      0 outside of the image
+    weight_unfolded[k, r, 0, s * C + c] = weight[k, r, s, c]
+
+with S * C channels filled up by zeros to `channels`, a multiple of 8. What is left is a convolution with R x 1 taps:
+
+    y[n, p, q, k] = sum over r and i of x_unfolded[n, row(p, r), q, i] * weight_unfolded[k, r, 0, i]
+    row(p, r) = p * stride_h - top + r * dilation_h
+
+One launch unfolds both arguments, a second one is conv2d_wgmma's kernel. docs/kernels/conv2d_unfold.md tells more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Param, Pointer, TensorMap
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
+from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.loads import load_halves, load_run
+from schedsearch.workload import Workload
+
+ELEMENT_BYTES = 2
+CHUNK = 8  # elements that a thread writes at once, 16 bytes
+MAX_UNFOLDED_CHANNELS = 128  # beyond, x grows more than loading it tap by tap costs
+MAX_ELEMENTS = 2**31 - 1  # of a row of pixels and of the weights; positions in them are 32-bit
+
+UNFOLD_THREADS = (64, 128, 256)
+UNFOLD_CHUNKS = (1, 2, 4)
+
+_INNER = Conv2dWgmma()
+_WORKSPACES = {"x": "x_unfolded", "weight": "weight_unfolded"}
+
+
+class Conv2dUnfold(Template):
+    """conv2d for compute capability 9.0 and channels that are no multiple of 8: fp16 or bf16 in, fp16, bf16 or fp32 out.
+
+    A configuration is one of conv2d_wgmma for the unfolded workload, and how the unfolding is spread over threads.
+    """
+
+    name = "conv2d_unfold"
+    version = 1 + Conv2dWgmma.version  # a configuration means another kernel when either changes
+    op = "conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        w = workload
+        if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
+            return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
+        if w.groups != 1:
+            return f"groups is {w.groups}; allowed: 1"
+        if w.c % CHUNK == 0:
+            return f"c is {w.c}; allowed: no multiple of 8, which conv2d_wgmma takes as it is"
+        unfolded = Unfolded.of(w)
+        if unfolded.channels > MAX_UNFOLDED_CHANNELS:
+            return f"s * c is {w.s * w.c}; allowed: up to {MAX_UNFOLDED_CHANNELS}, a pixel has that many channels unfolded"
+        for meaning, elements in (
+            ("a padded row of x", (w.w + w.padding[1] + w.padding[3]) * w.c),
+            ("an unfolded row of x", unfolded.row_chunks * CHUNK),
+            ("the unfolded weight", unfolded.weight_chunks * CHUNK),
+        ):
+            if elements > MAX_ELEMENTS:
+                return f"{meaning} has {elements} elements; allowed: less than 2**31"
+        reason = _INNER.validate(unfolded.workload, target)
+        return reason and f"as {unfolded.workload.label}: {reason}"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        unfolded = Unfolded.of(workload)
+        inner = _INNER.space(unfolded.workload, target)
+        most = 2 * unfolded.chunks  # of a block; more would be idle
+        knobs = (
+            *inner.knobs,
+            Knob("unfold_threads", UNFOLD_THREADS, "threads of a block that unfolds"),
+            Knob("unfold_chunks", UNFOLD_CHUNKS, "pieces of 8 unfolded channels that a thread writes: fewer, longer blocks"),
+        )
+        constraints = (
+            *inner.constraints,
+            Constraint(
+                "the chunks of a block are 64, or less than twice what there is to unfold",
+                lambda k: (
+                    (k["unfold_threads"] * k["unfold_chunks"] == 64) | (k["unfold_threads"] * k["unfold_chunks"] < most)
+                ),
+            ),
+        )
+        derived = {
+            **inner.derived,
+            "unfold_blocks": lambda k: unfolded.blocks(k["unfold_threads"] * k["unfold_chunks"]),
+            "unfold_waves": lambda k: k["unfold_blocks"] * k["unfold_threads"] / (target.sms * target.threads_per_sm),
+        }
+        return ConfigSpace(knobs, constraints, derived)
+
+    def default(self, workload: Workload, target: Target) -> Config:
+        """conv2d_wgmma's for the unfolded workload; two chunks a thread where that still fills the device twice."""
+        unfolded = Unfolded.of(workload)
+        threads = max(
+            t for t in UNFOLD_THREADS if t == min(UNFOLD_THREADS) or unfolded.chunks >= t * target.sms
+        )  # small blocks where there is little to do, so that every multiprocessor has some
+        chunks = 2 if unfolded.chunks >= 4 * target.sms * target.threads_per_sm else 1
+        return Config({**_INNER.default(unfolded.workload, target), "unfold_threads": threads, "unfold_chunks": chunks})
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        unfolded = Unfolded.of(workload)
+        threads, chunks = config["unfold_threads"], config["unfold_chunks"]
+        inner_config = Config({name: config[name] for name in _INNER.space(unfolded.workload, target).names})
+        inner = _INNER.kernel(unfolded.workload, target, inner_config)
+        unfold = KernelStep(
+            build_unfold(workload, threads, chunks),
+            tuple(Pointer(name) for names in _WORKSPACES.items() for name in names),
+            Grid(unfolded.blocks(threads * chunks)),
+            threads,
+            shaped_by=frozenset({"contiguous"}),
+        )
+        convolve = [dataclasses.replace(s, params=tuple(_over_workspace(p) for p in s.params)) for s in inner.steps]
+        loaded = ELEMENT_BYTES * unfolded.piece
+        return dataclasses.replace(
+            inner,
+            steps=(unfold, *convolve),
+            workspaces={
+                **inner.workspaces,
+                "x_unfolded": CHUNK * ELEMENT_BYTES * unfolded.x_chunks,
+                "weight_unfolded": CHUNK * ELEMENT_BYTES * unfolded.weight_chunks,
+            },
+            alignments={**inner.alignments, "x": loaded, "weight": loaded},
+        )
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """Sizes of the unfolded arguments, and the convolution that is left.
+
+    Attributes:
+        workload: R x 1 taps over `channels` channels, with the same output.
+        channels: S * C, filled up to a multiple of 8.
+        pixel_chunks, row_chunks: 16-byte chunks of an unfolded pixel, and of a row of them.
+        x_chunks, weight_chunks: of the whole arguments.
+        piece: elements of x and weight that are loaded at once: as many as no tap and no address splits.
+    """
+
+    workload: Workload
+    channels: int
+    pixel_chunks: int
+    row_chunks: int
+    x_chunks: int
+    weight_chunks: int
+    piece: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> Unfolded:
+        w = workload
+        out_w = w.output.shape[2]
+        pixel_chunks = math.ceil(w.s * w.c / CHUNK)
+        top, _, bottom, _ = w.padding
+        inner = w.replace(
+            w=out_w, c=pixel_chunks * CHUNK, s=1, stride=(w.stride[0], 1), padding=(top, 0, bottom, 0),
+            dilation=(w.dilation[0], 1),
+        )  # fmt: skip
+        assert inner.output == w.output
+        return cls(
+            inner,
+            pixel_chunks * CHUNK,
+            pixel_chunks,
+            out_w * pixel_chunks,
+            w.n * w.h * out_w * pixel_chunks,
+            w.k * w.r * pixel_chunks,
+            piece=2 if w.c % 2 == 0 else 1,
+        )
+
+    @property
+    def chunks(self) -> int:
+        return self.x_chunks + self.weight_chunks
+
+    def blocks(self, block_chunks: Any) -> Any:
+        """Those that unfold x and then those that unfold the weights, `block_chunks` each."""
+        return -(-self.x_chunks // block_chunks) - (-self.weight_chunks // block_chunks)
+
+
+def _over_workspace(param: Param) -> Param:
+    """A parameter over an argument that is unfolded becomes one over its workspace."""
+    if isinstance(param, (Pointer, TensorMap)) and param.buffer in _WORKSPACES:
+        return dataclasses.replace(param, buffer=_WORKSPACES[param.buffer])
+    return param
+
+
+def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callable[..., None]:
+    """The kernel (x, x_unfolded, weight, weight_unfolded): blocks of `threads` threads, each `thread_chunks` chunks.
+
+    Threads write neighbouring chunks, and read neighbouring, mostly the same lines. A block first finds its row of pixels
+    in 64 bits, if there are so many chunks; from there on 32 bits do.
+    """
+    unfolded = Unfolded.of(workload)
+    c, width, left = workload.c, workload.w, workload.padding[1]
+    stride_w, dilation_w = workload.stride[1], workload.dilation[1]
+    row_elements, taps_elements = width * c, workload.s * c
+    pixel_chunks, row_chunks = unfolded.pixel_chunks, unfolded.row_chunks
+    x_chunks, weight_chunks = unfolded.x_chunks, unfolded.weight_chunks
+    block_chunks = threads * thread_chunks
+    x_blocks = -(-x_chunks // block_chunks)
+    count = types.uint64 if x_chunks + block_chunks >= 2**32 else types.uint32
+    contiguous = dilation_w == 1 or workload.s == 1  # neighbouring taps are neighbours in x
+    run = load_run(unfolded.piece)
+
+    def unfold(x, x_unfolded, weight, weight_unfolded) -> None:  # type: ignore[no-untyped-def]
+        def position_of(first: Any, element: Any) -> Any:
+            """Where in its row of x an element of the pixel whose first tap is column `first` lies; -1: nowhere."""
+            tap = types.int32(types.uint32(element) // types.uint32(c))
+            column = types.int32(first + tap * dilation_w)
+            position = types.int32(column * c + element - tap * c)
+            if (types.uint32(column) >= types.uint32(width)) | (element >= taps_elements):
+                position = types.int32(-1)
+            return position
+
+        def address_of(row: Any, position: Any) -> Any:
+            return types.uint64(row + types.uint64(types.int64(position) * ELEMENT_BYTES))
+
+        def load_pair(row: Any, first: Any, element: Any) -> Any:
+            """Two elements of the pixel whose first tap is column `first` of the row at address `row`."""
+            low, high = position_of(first, element), position_of(first, types.int32(element + 1))
+            return load_halves(address_of(row, low), types.int32(low >= 0), address_of(row, high), types.int32(high >= 0))
+
+        block, thread = types.uint32(cuda.blockIdx.x), types.uint32(cuda.threadIdx.x)
+        if block < x_blocks:
+            first_chunk = count(count(block) * count(block_chunks))
+            first_row = count(first_chunk // count(row_chunks))
+            within = types.uint32(first_chunk - first_row * count(row_chunks))
+            for i in range(thread_chunks):
+                chunk = types.uint32(thread + types.uint32(i * threads))
+                if count(first_chunk + chunk) < x_chunks:
+                    place = types.uint32(within + chunk)
+                    rows = types.uint32(place // types.uint32(row_chunks))
+                    place = types.uint32(place - rows * types.uint32(row_chunks))
+                    pixel = types.uint32(place // types.uint32(pixel_chunks))
+                    element = types.int32((place - pixel * types.uint32(pixel_chunks)) * CHUNK)
+                    column = types.int32(types.int32(pixel) * stride_w - left)  # of the first tap
+                    row = types.uint64(first_row) + types.uint64(rows)
+                    address = types.uint64(x + types.uint64(row) * types.uint64(row_elements * ELEMENT_BYTES))
+                    if contiguous:
+                        position = types.int32(column * c + element)
+                        stop = min(types.int32(row_elements - position), types.int32(taps_elements - element))
+                        w0, w1, w2, w3 = run(address_of(address, position), types.int32(-position), stop)
+                    else:
+                        w0 = load_pair(address, column, element)
+                        w1 = load_pair(address, column, types.int32(element + 2))
+                        w2 = load_pair(address, column, types.int32(element + 4))
+                        w3 = load_pair(address, column, types.int32(element + 6))
+                    to = (types.uint64(first_chunk) + types.uint64(chunk)) * types.uint64(CHUNK * ELEMENT_BYTES)
+                    ptx.store_global_v4(types.uint64(x_unfolded + to), w0, w1, w2, w3)
+        else:
+            for i in range(thread_chunks):
+                chunk = types.uint32((block - types.uint32(x_blocks)) * types.uint32(block_chunks))
+                chunk = types.uint32(chunk + thread + types.uint32(i * threads))
+                if chunk < weight_chunks:
+                    rows = types.uint32(chunk // types.uint32(pixel_chunks))
+                    element = types.int32((chunk - rows * types.uint32(pixel_chunks)) * CHUNK)
+                    address = types.uint64(weight + types.uint64(rows) * types.uint64(taps_elements * ELEMENT_BYTES))
+                    stop = types.int32(taps_elements - element)
+                    w0, w1, w2, w3 = run(address_of(address, element), types.int32(0), stop)
+                    to = types.uint64(chunk) * types.uint64(CHUNK * ELEMENT_BYTES)
+                    ptx.store_global_v4(types.uint64(weight_unfolded + to), w0, w1, w2, w3)
+
+    return unfold

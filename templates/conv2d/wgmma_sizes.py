@@ -1,0 +1,158 @@
+"""Sizes of conv2d_wgmma: what follows from a configuration, and the predicted time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from schedsearch.ops import DTYPE_BYTES
+from schedsearch.space import Columns
+from schedsearch.target import Target
+from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.parts import hopper
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP, WGMMA_K, WGMMA_M
+from schedsearch.workload import Workload
+
+GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
+LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
+BKS = (16, 32, 64)
+
+# For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
+# of 4000 measurements on an H200, of 75 layers from 7x7 to 300x300 pixels, and for split tiles of 1000 of 13 layers. The
+# configuration that it would choose among the measured ones of a layer takes 1.04 to 1.05 times the fastest's time.
+FILL_CYCLES = 900  # of a block's start: barriers, the tensor maps, the first load's latency
+LOAD_LATENCY_CYCLES = 900  # from issuing a load to its bytes being in shared memory, as far as rings wait for it
+STEP_CYCLES = 32  # of a step beside its multiplications: waiting for barriers, issuing
+TILE_CYCLES = 350  # draining the tensor cores, barriers between warpgroups
+STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through shared memory to L2
+L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
+ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
+L2_SECTOR_SHARE, L2_LINE_COST = 0.64, 46  # of a row's sectors in bytes, and of each line it touches; 128 for one line
+UNLIKE_L2_EXPONENT = 0.3  # of split_k, or of the sharing by multicast: neighbours then ask for other bytes
+MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
+MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
+PEER_CYCLES = 900  # by which the last of blocks that wait for each other is late
+PEER_STEP_CYCLES = 25  # of a step, for each block more that waits
+CLUSTER_CYCLES = 400  # a barrier of the cluster, and the latency of sums that are sent
+CLUSTER_BYTES_PER_CYCLE = 15  # of the sums that a multiprocessor sends, whichever way
+
+
+def useful_bks(channels: int) -> tuple[int, ...]:
+    """The k steps worth trying: none that is twice as wide as needed, none that pads as much as a wider one."""
+    widest = min((bk for bk in BKS if bk >= channels), default=max(BKS))
+    kept: list[int] = []
+    for bk in sorted((bk for bk in BKS if bk <= widest), reverse=True):
+        padded = math.ceil(channels / bk) * bk
+        if all(padded < math.ceil(channels / wider) * wider for wider in kept):
+            kept.append(bk)
+    return tuple(kept)
+
+
+def octets_per_block(q: Columns) -> Any:
+    """Of the tile's 8-column pieces, how many a block of a cluster adds up; the last blocks may have less work."""
+    return -(-q["bn"] // (8 * q["split_k"]))
+
+
+def store_segment(q: Mapping[str, Any]) -> int:
+    """Columns that one TMA store writes: the most of 8, 16, 32, 64 of which all blocks of a tile have whole ones."""
+    return 8 * math.gcd(q["bn"] // 8, int(octets_per_block(q)), 8)
+
+
+def stores_by_tma(workload: Workload) -> bool:
+    """Whether y goes through shared memory; float32 is stored by the threads that hold it."""
+    return DTYPE_BYTES[workload.out_dtype] == 2
+
+
+def l2_row_cost(channels: int, bk: int) -> float:
+    """What loading bk of a pixel's channels takes of L2, in bytes of rows that fill a line; a mean over where rows start."""
+    row = min(bk, channels) * ELEMENT_BYTES
+    starts = range(0, LINE_BYTES, math.gcd(channels * ELEMENT_BYTES, bk * ELEMENT_BYTES, LINE_BYTES))
+    sectors = sum(-(-(start % SECTOR_BYTES + row) // SECTOR_BYTES) for start in starts) / len(starts)
+    lines = sum(-(-(start + row) // LINE_BYTES) for start in starts) / len(starts)
+    return L2_SECTOR_SHARE * SECTOR_BYTES * sectors + L2_LINE_COST * lines
+
+
+def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
+    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
+    w, gemm, out_bytes = workload, Im2col.of(workload), DTYPE_BYTES[workload.out_dtype]
+    operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
+    memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
+    row_costs = {bk: l2_row_cost(w.c, bk) for bk in BKS}
+
+    staged_bytes = out_bytes if stores_by_tma(w) else 0
+
+    def stage_bytes(q: Columns) -> Any:
+        return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
+
+    def ring_bytes(q: Columns) -> Any:
+        """Of the stages; other blocks' float32 sums come over them, and y after those."""
+        sums = q["bm"] * octets_per_block(q) * 8 * ((q["split_k"] - 1) * 4 + staged_bytes)
+        return np.maximum(q["stages"] * stage_bytes(q), np.where(q["split_k"] == 1, 0, sums))
+
+    def shared_bytes(q: Columns) -> Any:
+        y = np.where(q["split_k"] == 1, q["turns"] * q["bm"] * q["bn"] * staged_bytes, 0)
+        return ring_bytes(q) + y + ((q["turns"] + 1) * q["stages"] + (q["split_k"] > 1)) * BARRIER_BYTES
+
+    def predicted_cycles(q: Columns) -> Any:
+        """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
+        one_each = hopper.blocks_at_once(target, q["cluster"], 1)
+        blocks = -(-q["blocks"] // one_each)
+        neighbours = np.minimum(q["blocks_per_sm"], blocks)
+        # Of a step all bytes come in by the multiprocessor's port, but L2 reads once what is multicast.
+        l2_rows = q["bm"] / q["cluster_n"] + q["bn"] / q["cluster_m"]
+        from_l2 = l2_rows * sum(np.where(q["bk"] == bk, cost, 0) for bk, cost in row_costs.items())
+        unlike = q["split_k"] * (q["bm"] + q["bn"]) / l2_rows
+        all_l2 = ALL_L2_BYTES_PER_CYCLE * target.sms * unlike**-UNLIKE_L2_EXPONENT
+        load = np.maximum(stage_bytes(q) / L2_BYTES_PER_CYCLE, from_l2 * np.minimum(q["blocks"], one_each) / all_l2)
+        peers = q["cluster_m"] * q["cluster_n"] - 1
+        late = np.where(peers == 0, 0, PEER_CYCLES)
+        # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
+        wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
+        multiply = q["bm"] // GROUP_ROWS * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES + peers * PEER_STEP_CYCLES
+        # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
+        load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + late + load + 2 * multiply) / q["stages"])
+        split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 * (1 - 1 / q["split_k"]) / CLUSTER_BYTES_PER_CYCLE
+        store = TILE_CYCLES + q["bm"] * q["bn"] / q["split_k"] * out_bytes / STORE_BYTES_PER_CYCLE
+        store = store + np.where(q["split_k"] == 1, 0, split)
+        fill = FILL_CYCLES + late
+        serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
+        # Loads of a persistent block's next tile go on while this one is stored, and so, in turn, does multiplying.
+        tensor = q["block_steps"] * multiply
+        overlapped = np.maximum(q["block_steps"] * load_alone, np.maximum(tensor, (tensor + store) / q["turns"]))
+        persistent = q["grid"] == "persistent"
+        alone = -(-blocks // neighbours) * np.where(persistent, overlapped, serial)
+        alone = alone + np.where(persistent, fill + store, 0)
+        shared = blocks * q["block_steps"] * np.maximum(load, multiply) + fill + store
+        busy = np.maximum(alone, shared)
+        # Memory rests while all blocks start or store at once, as those do that have but one tile.
+        memory = memory_cycles + np.where(blocks == neighbours, fill + store, 0)
+        slower, faster = np.maximum(busy, memory), np.minimum(busy, memory)
+        return LAUNCH_CYCLES + slower + (1 - MEMORY_OVERLAP) * faster
+
+    return {
+        "turns": lambda q: np.where(q["schedule"] == "in_turn", 2, 1),
+        "bm": lambda q: -(-q["consumer_groups"] // q["turns"]) * GROUP_ROWS,
+        "threads": lambda q: (q["consumer_groups"] + 1) * WARPGROUP,
+        "k_steps": lambda q: gemm.taps * -(-gemm.channels // q["bk"]),
+        "block_steps": lambda q: -(-q["k_steps"] // q["split_k"]),
+        "row_tiles": lambda q: -(-gemm.rows // q["bm"]),
+        "column_tiles": lambda q: -(-gemm.columns // q["bn"]),
+        "tiles": lambda q: q["row_tiles"] * q["column_tiles"],
+        "cluster": lambda q: q["cluster_m"] * q["cluster_n"] * q["split_k"],
+        "cluster_rows": lambda q: -(-q["row_tiles"] // q["cluster_m"]),
+        "cluster_columns": lambda q: -(-q["column_tiles"] // q["cluster_n"]),
+        "blocks": lambda q: q["cluster_rows"] * q["cluster_columns"] * q["cluster"],  # those past the end, too
+        "waves": lambda q: -(-q["blocks"] // hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])),
+        "ring_bytes": ring_bytes,
+        "shared_bytes": shared_bytes,
+        "registers": hopper.registers,
+        "predicted_cycles": predicted_cycles,
+    }
+
+
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs of one configuration with its derived quantities, as ints."""
+    return hopper.evaluated(derived_quantities(workload, target), config)

@@ -1,0 +1,1 @@
+"""What templates share: device operations, epilogues, the sizes of machines."""

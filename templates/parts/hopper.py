@@ -1,0 +1,90 @@
+"""What the wgmma kernels share: a Hopper multiprocessor's sizes, the rules that follow from them, choosing a default.
+
+Quantities have the same names in all of them: `threads` of a block, `shared_bytes` of a block, `blocks_per_sm`, `registers`
+that a thread may have, `predicted_cycles`.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; CUDA programming guide, "Compute Capabilities".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from schedsearch.config import Config
+from schedsearch.space import Columns, ConfigSpace, Constraint
+from schedsearch.target import Target
+
+DTYPES = ("float16", "bfloat16")
+ELEMENT_BYTES = 2  # of x and weight
+WARPGROUP = 128  # threads
+WGMMA_M = 64  # rows of a wgmma
+WGMMA_K = 16  # 16-bit elements along k of one wgmma
+BARRIER_BYTES = 8
+ALIGNMENT_BYTES = 16  # of the addresses and strides that TMA takes
+SWIZZLE_ROWS = 8  # a swizzle repeats after these
+LARGEST_SIZE = 2**30  # of one axis: coordinates, and sums of two of them, stay within int32
+REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
+BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each resident block
+IDLE_SMS = 8  # multiprocessors that clusters of 4 or 8 leave idle: a cluster must find room in a group (GPC) of 16 or 18
+LAUNCH_CYCLES = 4200  # from a kernel's end to the next one's first load in a chain, and its last store; see conv2d_wgmma
+
+
+def block_constraints(target: Target, columns: str, overhead_registers: int) -> tuple[Constraint, ...]:
+    """That `blocks_per_sm` blocks fit a multiprocessor. `columns` names the knob or quantity that is wgmma's N."""
+    limit, per_sm, threads_per_sm = target.shared_bytes_per_block, target.shared_bytes_per_sm, target.threads_per_sm
+    return (
+        Constraint(f"shared memory of a block <= {limit} bytes", lambda q: q["shared_bytes"] <= limit),
+        Constraint(
+            f"shared memory of the resident blocks <= {per_sm} bytes",
+            lambda q: (q["shared_bytes"] + BLOCK_RESERVED_BYTES) * q["blocks_per_sm"] <= per_sm,
+        ),
+        Constraint(
+            f"threads of the resident blocks <= {threads_per_sm}",
+            lambda q: q["threads"] * q["blocks_per_sm"] <= threads_per_sm,
+        ),
+        Constraint(
+            f"{columns} / 2 accumulators and {overhead_registers} more registers <= a thread's share of the register file",
+            lambda q: q[columns] // 2 + overhead_registers <= q["registers"],
+        ),
+    )
+
+
+def registers(q: Columns) -> Any:
+    """Of a thread: an even share of the register file in units of 8, at most 255."""
+    return np.minimum(255, REGISTER_FILE // (q["threads"] * q["blocks_per_sm"]) // 8 * 8)
+
+
+def blocks_at_once(target: Target, cluster: Any, blocks_per_sm: Any) -> Any:
+    """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
+    sms = np.where(cluster <= 2, target.sms, max(target.sms - IDLE_SMS, 1))
+    return np.maximum(1, sms * blocks_per_sm // cluster) * cluster
+
+
+def matrix_descriptor(row_bytes: int) -> int:
+    """A shared-memory matrix descriptor but for its address, of K-major rows that are swizzled over their width.
+
+    Swizzle mode (1, 2, 3: 128, 64, 32 bytes) at bit 62, the distance of 8-row groups in units of 16 bytes at bit 32, the
+    (unused) leading distance at bit 16; to be added: the address in units of 16 bytes, at bit 0.
+    """
+    return ({128: 1, 64: 2, 32: 3}[row_bytes] << 62) | ((SWIZZLE_ROWS * row_bytes // 16) << 32) | (1 << 16)
+
+
+def least_predicted(space: ConfigSpace, ties: Callable[[Columns], Sequence[Any]]) -> Config:
+    """The configuration of the least `predicted_cycles`; among equals of the least `ties`, the most important first."""
+    rows = np.concatenate(list(space.walk()))
+    q: dict[str, Any] = {knob.name: np.array(knob.values)[rows[:, i]] for i, knob in enumerate(space.knobs)}
+    for name, formula in space.derived.items():
+        q[name] = formula(q)
+    order = np.lexsort((*reversed(ties(q)), np.round(q["predicted_cycles"])))
+    return space.config(rows[order[0]])
+
+
+def evaluated(formulas: Mapping[str, Callable[[Columns], Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs of one configuration with its derived quantities, as ints."""
+    values = dict(config)
+    for name, formula in formulas.items():
+        values[name] = int(formula(values))
+    return values

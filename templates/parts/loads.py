@@ -1,0 +1,44 @@
+"""Loads of 16-bit elements from addresses that are not aligned to 16 bytes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from schedsearch.backend.ops import device_op
+
+ELEMENT_BYTES = 2
+CHUNK = 8  # elements that a thread takes at once, 16 bytes
+
+
+@functools.cache
+def load_run(piece: int) -> Callable[..., Any]:
+    """8 neighbouring 16-bit elements as four words, read in pieces of 1 or 2.
+
+    Called as (address, first, stop): only the elements with numbers in [first, stop) are read, the others are zero. For
+    pieces of 2 both are even.
+    """
+    lines = [f"{{ .reg .pred p<{CHUNK}>; .reg .b16 h<{CHUNK}>; .reg .b32 w<{CHUNK // 2}>;"]
+    register, size = ("h", 16) if piece == 1 else ("w", 32)
+    for number, element in enumerate(range(0, CHUNK, piece)):
+        to = f"{register}{number}"
+        lines.append(f"setp.gt.s32 p{element}, $stop, {element}; setp.le.and.s32 p{element}, $first, {element}, p{element};")
+        lines.append(f"mov.b{size} {to}, 0; @p{element} ld.global.nc.b{size} {to}, [$address+{element * ELEMENT_BYTES}];")
+    for number, word in enumerate("abcd"):
+        lines.append(f"mov.b32 ${word}, {f'{{h{2 * number}, h{2 * number + 1}}}' if piece == 1 else f'w{number}'};")
+    return device_op(
+        "load_run",
+        "\n".join([*lines, "}"]),
+        ins={"address": "u64", "first": "i32", "stop": "i32"},
+        outs=dict.fromkeys("abcd", "u32"),
+    )
+
+
+load_halves = device_op(  # two elements from two addresses as one word; what is not valid is not read, and zero
+    "load_halves",
+    "{ .reg .pred p, q; .reg .b16 l, h; setp.ne.s32 p, $low, 0; setp.ne.s32 q, $high, 0; mov.b16 l, 0; mov.b16 h, 0; "
+    "@p ld.global.nc.b16 l, [$low_address]; @q ld.global.nc.b16 h, [$high_address]; mov.b32 $word, {l, h}; }",
+    ins={"low_address": "u64", "low": "i32", "high_address": "u64", "high": "i32"},
+    outs={"word": "u32"},
+)
