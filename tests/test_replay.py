@@ -184,7 +184,7 @@ class TestFigures:
         assert report.geomean[18] == report.geomean[10**12] == 1.0 > report.geomean[1]
 
     def test_every_run_starts_from_fresh_objects(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import schedsearch.replay as module
+        import schedsearch.replay.search as module
 
         seen: list[Any] = []
 

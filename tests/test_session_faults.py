@@ -117,7 +117,7 @@ def test_a_template_that_workers_cannot_import_is_refused_before_anything_runs(t
 PARENT = """
 import sys
 import faulty_templates as faulty
-from schedsearch.session.arms import Task
+from schedsearch.session.plan import Task
 from schedsearch.session import tune
 from schedsearch.workload import Workload
 
