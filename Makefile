@@ -3,6 +3,7 @@
 # PYTHON  the interpreter that the environment is made of (3.11 or 3.12)
 # VENV    where the environment is kept
 # EXTRA   cu13, cu12 or nothing; found by the NVIDIA driver unless given
+# TORCH   the PyTorch that test-integrations installs
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,6 +12,8 @@ EXTRA := $(shell $(PYTHON) scripts/detect_extra.py)
 endif
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
+INTEGRATIONS_VENV ?= .venv-integrations
+TORCH ?= torch==2.13.0
 
 empty :=
 comma := ,
@@ -25,7 +28,7 @@ RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
 DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-gpu lint format types bench docs clean
+.PHONY: help setup quickstart test test-integrations test-gpu lint format types bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,7 +42,13 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 
 # One thread of OpenMP and BLAS: the workers take the cores, and threads that wait for a core burn their time.
 test: $(DEV_STAMP) ## install, and run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations"
+
+# An environment of its own: what PyTorch and Kernel Tuner bring along must not decide what the other tests run with.
+test-integrations: ## install PyTorch and Kernel Tuner beside it, and run the tests that need them but no GPU
+	$(MAKE) $(INTEGRATIONS_VENV)/.installed-integrations VENV=$(INTEGRATIONS_VENV)
+	$(INTEGRATIONS_VENV)/bin/python -c "import kernel_tuner, torch"
+	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/pytest -m "integrations and not gpu"
 
 test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU
 	$(BIN)/pytest -m gpu
@@ -70,7 +79,7 @@ docs: $(DEV_STAMP) ## write the files that are made from the code
 	$(BIN)/python scripts/generate.py
 
 clean: ## remove the environment and what was built; keeps databases
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -83,4 +92,8 @@ $(RUN_STAMP): $(MANIFESTS) | $(BIN)/python
 
 $(DEV_STAMP): $(MANIFESTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev $(TEST_EXTRA))]'
+	touch $@
+
+$(VENV)/.installed-integrations: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev kernel-tuner $(TEST_EXTRA))]' '$(TORCH)'
 	touch $@

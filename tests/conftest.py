@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,12 +55,28 @@ def _has_gpu() -> bool:
         return False
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if {"torch", "kernel_tuner_package"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("integrations")
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         skip = pytest.mark.skip(reason="needs a CUDA device, none is here")
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """PyTorch, on any device. Tests that take it are integrations."""
+    return pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
+
+
+@pytest.fixture(scope="session")
+def kernel_tuner_package() -> Any:
+    """The package kernel_tuner. Tests that take it are integrations."""
+    return pytest.importorskip("kernel_tuner", reason="needs kernel_tuner: make test-integrations installs it")
 
 
 @pytest.fixture(scope="session")

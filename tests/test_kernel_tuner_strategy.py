@@ -1,10 +1,11 @@
-"""Our tuners inside Kernel Tuner, in its simulation mode. Skipped where the package kernel_tuner is missing."""
+"""Our tuners inside Kernel Tuner, in its simulation mode. `make test-integrations` installs it."""
 
 from __future__ import annotations
 
 import gzip
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,35 @@ from schedsearch.records.formats.exchange import export_file
 from schedsearch.records.store import Store
 from schedsearch.replay import load, run
 
+Simulate = Callable[..., list[dict[str, Any]]]
 
-def simulate(cache: Path, strategy: Strategy, evaluations: int, *restrictions: str, **options: Any) -> list[dict[str, Any]]:
+
+@pytest.fixture
+def simulate(kernel_tuner_package: Any) -> Simulate:
     """Runs Kernel Tuner over a recorded cache; the restrictions are those that the cache was made with."""
-    kernel_tuner = pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
-    data = json.loads(cache.read_text())
-    results, _ = kernel_tuner.tune_kernel(
-        data["kernel_name"],
-        f"void {data['kernel_name']}() {{}}",
-        data["problem_size"],
-        [],
-        data["tune_params"],
-        restrictions=list(restrictions),
-        cache=str(cache),
-        simulation_mode=True,
-        strategy=strategy,
-        lang="C",
-        quiet=True,
-        block_size_names=list(data["tune_params"])[:1],
-        **{"strategy_options": {"max_fevals": evaluations}, **options},
-    )
-    return list(results)
+
+    def simulate(
+        cache: Path, strategy: Strategy, evaluations: int, *restrictions: str, **options: Any
+    ) -> list[dict[str, Any]]:
+        data = json.loads(cache.read_text())
+        results, _ = kernel_tuner_package.tune_kernel(
+            data["kernel_name"],
+            f"void {data['kernel_name']}() {{}}",
+            data["problem_size"],
+            [],
+            data["tune_params"],
+            restrictions=list(restrictions),
+            cache=str(cache),
+            simulation_mode=True,
+            strategy=strategy,
+            lang="C",
+            quiet=True,
+            block_size_names=list(data["tune_params"])[:1],
+            **{"strategy_options": {"max_fevals": evaluations}, **options},
+        )
+        return list(results)
+
+    return simulate
 
 
 def best_so_far(results: list[dict[str, Any]], optimum: float) -> list[float]:
@@ -53,7 +62,7 @@ def best_so_far(results: list[dict[str, Any]], optimum: float) -> list[float]:
 
 
 @pytest.mark.parametrize("tuner", ["xgb", "ga", "random"])
-def test_a_search_in_kernel_tuner_is_the_search_of_our_replay(tmp_path: Path, tuner: str) -> None:
+def test_a_search_in_kernel_tuner_is_the_search_of_our_replay(simulate: Simulate, tmp_path: Path, tuner: str) -> None:
     path = support.write(tmp_path / "some.json", support.cache())
     results = simulate(path, Strategy(tuner, seed=3), 12, "bx * unroll != 64")
     assert len(results) == 12
@@ -62,12 +71,12 @@ def test_a_search_in_kernel_tuner_is_the_search_of_our_replay(tmp_path: Path, tu
     assert best_so_far(results, 1.0) == pytest.approx(run(load([path]).spaces[0], tuner, 3, 12).fractions.tolist())
 
 
-def test_the_whole_space_ends_the_search(tmp_path: Path) -> None:
+def test_the_whole_space_ends_the_search(simulate: Simulate, tmp_path: Path) -> None:
     path = support.write(tmp_path / "some.json", support.cache())
     assert len(simulate(path, Strategy("ga"), 99, "bx * unroll != 64")) == 18
 
 
-def test_a_mistyped_budget_is_refused_rather_than_the_whole_space_searched(tmp_path: Path) -> None:
+def test_a_mistyped_budget_is_refused_rather_than_the_whole_space_searched(simulate: Simulate, tmp_path: Path) -> None:
     path = support.write(tmp_path / "some.json", support.cache())
     with pytest.raises(UsageError, match=r"unknown option 'max_feval' in strategy_options .did you mean 'max_fevals'"):
         simulate(path, Strategy("ga"), 9, "bx * unroll != 64", strategy_options={"max_feval": 9})
@@ -88,7 +97,7 @@ def with_rates(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("tuner", ["xgb", "ga"])
-def test_maximising_a_rate_is_minimising_its_time(tmp_path: Path, tuner: str) -> None:
+def test_maximising_a_rate_is_minimising_its_time(simulate: Simulate, tmp_path: Path, tuner: str) -> None:
     path, rate = with_rates(tmp_path), {"objective": "GFLOP/s", "objective_higher_is_better": True}
     by_rate = simulate(path, Strategy(tuner), 15, "bx * unroll != 64", **rate)
     by_time = simulate(path, Strategy(tuner), 15, "bx * unroll != 64")
@@ -97,14 +106,13 @@ def test_maximising_a_rate_is_minimising_its_time(tmp_path: Path, tuner: str) ->
     ]
 
 
-def test_several_objectives_at_once_are_a_mistake(tmp_path: Path) -> None:
+def test_several_objectives_at_once_are_a_mistake(simulate: Simulate, tmp_path: Path) -> None:
     both = {"objective": ["time", "GFLOP/s"], "objective_higher_is_better": [False, True]}
     with pytest.raises(UsageError, match=r"objective is \['time', 'GFLOP/s'\]; our tuners search for one"):
         simulate(with_rates(tmp_path), Strategy("ga"), 5, "bx * unroll != 64", **both)
 
 
-def test_a_recorded_space(tmp_path: Path, shared: Path) -> None:
-    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+def test_a_recorded_space(simulate: Simulate, tmp_path: Path, shared: Path) -> None:
     path = tmp_path / "pnpoly.json"
     path.write_bytes(gzip.decompress((shared / "replay" / "pnpoly_RTX_3090.json.gz").read_bytes()))
     space = load([path]).spaces[0]
@@ -117,8 +125,7 @@ def test_an_unknown_tuner_is_a_mistake_at_once() -> None:
         Strategy("xbg")
 
 
-def test_kernel_tuner_searches_a_cache_that_we_exported(tmp_path: Path) -> None:
-    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+def test_kernel_tuner_searches_a_cache_that_we_exported(simulate: Simulate, tmp_path: Path) -> None:
     with Store.open(tmp_path / "records.db") as store:
         for i, (bx, unroll) in enumerate(itertools.product((16, 32, 64), (1, 2, 4))):
             outcome = Outcome.WRONG_ANSWER if bx == 64 else Outcome.OK

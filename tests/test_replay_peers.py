@@ -24,8 +24,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def kernel_tuner(peers: ModuleType) -> ModuleType:
-    pytest.importorskip("kernel_tuner", reason="needs the package kernel_tuner")
+def kernel_tuner(peers: ModuleType, kernel_tuner_package: ModuleType) -> ModuleType:
     return peers
 
 

@@ -86,8 +86,7 @@ def test_a_bound_step_computes_from_the_memory_it_was_bound_to(kernel: schedsear
     assert step() is step.y
 
 
-def test_torch_tensors_in_both_forms(kernel: schedsearch.Kernel) -> None:
-    torch = pytest.importorskip("torch")
+def test_torch_tensors_in_both_forms(kernel: schedsearch.Kernel, torch: Any) -> None:
     for seed in range(3):  # the second call takes the short path
         x, weight, bias = operands(seed)
         y = kernel(*(torch.from_numpy(array) for array in (x, weight, bias)))
@@ -128,8 +127,7 @@ def test_a_prepared_weight_is_the_weight_as_it_was(kernel: schedsearch.Kernel) -
     np.testing.assert_allclose(kernel(x, prepared, bias), truth, rtol=1e-5, atol=1e-4)
 
 
-def test_a_prepared_weight_of_torch_comes_with_a_torch_output(kernel: schedsearch.Kernel) -> None:
-    torch = pytest.importorskip("torch")
+def test_a_prepared_weight_of_torch_comes_with_a_torch_output(kernel: schedsearch.Kernel, torch: Any) -> None:
     x, weight, bias = (torch.from_numpy(array) for array in operands(12))
     prepared = kernel.prepare_weight(weight)
     for _ in range(3):  # the short path of a plain call lies in between
@@ -257,8 +255,7 @@ def test_a_residual_may_be_updated_in_place(tmp_path: Path) -> None:
     np.testing.assert_array_equal(arrays[-1], apart)
 
 
-def test_a_torch_tensor_without_memory_is_refused_also_on_the_short_path(kernel: schedsearch.Kernel) -> None:
-    torch = pytest.importorskip("torch")
+def test_a_torch_tensor_without_memory_is_refused_also_on_the_short_path(kernel: schedsearch.Kernel, torch: Any) -> None:
     tensors = [torch.from_numpy(array) for array in operands()]
     for _ in range(2):
         kernel(*tensors)
@@ -266,8 +263,7 @@ def test_a_torch_tensor_without_memory_is_refused_also_on_the_short_path(kernel:
         kernel(tensors[0].to("meta"), *tensors[1:])
 
 
-def test_a_sparse_tensor_is_refused(kernel: schedsearch.Kernel) -> None:
-    torch = pytest.importorskip("torch")
+def test_a_sparse_tensor_is_refused(kernel: schedsearch.Kernel, torch: Any) -> None:
     x, weight, bias = (torch.from_numpy(array) for array in operands())
     with pytest.raises(ArgumentError, match=r"x has layout torch.sparse_coo; allowed: torch.strided; give x.to_dense\(\)"):
         kernel.bind(x.to_sparse(), weight, bias)
