@@ -34,8 +34,9 @@ from schedsearch.measure.process import call_in_children
 from schedsearch.measurement import Outcome
 from schedsearch.replay.figures import RESAMPLES
 from schedsearch.session.arms import WARM_TRIALS, Arm, Finalist, TaskState, choose_arm
-from schedsearch.session.plan import ArmPlan, Task, TaskPlan
+from schedsearch.session.plan import ArmPlan, TaskPlan
 from schedsearch.space import ConfigSpace, Knob
+from schedsearch.task import Task
 from schedsearch.workload import Workload
 
 Choose = Callable[[Sequence[TaskState], int], "tuple[TaskState, Arm] | None"]

@@ -37,8 +37,22 @@ class SchedsearchError(Exception):
     exit_code = 1
 
 
+@dataclass(frozen=True)
+class TaskPart:
+    """Which of several tasks a mistake is in, by its index, and in which of its parts: restrict, templates, weight or ""."""
+
+    index: int
+    part: str = ""
+
+
 class UsageError(SchedsearchError, ValueError):
+    """`where` says which task of a list is wrong, for callers that can point at its place in a file."""
+
     exit_code = 2
+
+    def __init__(self, *args: object, where: TaskPart | None = None) -> None:
+        super().__init__(*args)
+        self.where = where
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +19,11 @@ from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record, Re
 from schedsearch.session.loop import Session
 from schedsearch.session.observer import Observer, Trial
 from schedsearch.session.options import Options
-from schedsearch.session.plan import Task, plan_tasks
+from schedsearch.session.plan import plan_tasks
 from schedsearch.session.summary import RunSummary
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
+from schedsearch.task import Task
 from schedsearch.template import KernelSource, Template, TemplateSet
 from schedsearch.workload import Workload
 
@@ -64,6 +66,21 @@ class Line(Square):
 class CpuSquare(Square):
     name = "cpu_square"
     kind = "cpu"
+
+
+class Counted(CpuSquare):
+    """Counts how often each workload's space and default were computed."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        self.calls["space", workload.id] += 1
+        return super().space(workload, target)
+
+    def default(self, workload: Workload, target: Target) -> Config:
+        self.calls["default", workload.id] += 1
+        return super().default(workload, target)
 
 
 def square_ns(candidate: Candidate) -> float:

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 from cli_support import TINY, alive, children, events, isolate, schedsearch, start
+from session_support import Counted
 
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
+from schedsearch.errors import UsageError
 from schedsearch.measure import DeviceLock
 from schedsearch.records.store import Store
-from schedsearch.template import registry
+from schedsearch.session.plan import TaskPlan
+from schedsearch.template import TemplateSet, registry
 
 PATIENCE_S = 240.0  # with a busy machine; what is waited for takes seconds
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -51,6 +54,18 @@ class TestDryRun:
         for task in plan["tasks"]:
             assert {entry["template"] for entry in task["templates"]} >= {"conv2d_mma"}
             assert all(entry["configurations"] > 1 for entry in task["templates"])
+
+    def test_a_run_is_given_what_the_command_planned(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        counted = Counted()
+        monkeypatch.setattr("schedsearch.template.load_templates", lambda: TemplateSet([counted]))
+        monkeypatch.setattr("schedsearch.session.plan_tasks", None)  # planning a second time would fail
+
+        def stop(plans: list[TaskPlan], *args: object, **options: object) -> None:
+            raise UsageError(f"{len(plans)} plan of {plans[0].task.name}")
+
+        monkeypatch.setattr("schedsearch.session.tune", stop)
+        assert "1 plan of tiny" in schedsearch("tune", "tiny.yaml").stderr
+        assert set(counted.calls.values()) == {1} and {name for name, _ in counted.calls} == {"space", "default"}
 
     def test_options_override_the_file(self, folder: Path) -> None:
         plan = json.loads(schedsearch("tune", "tiny.yaml", "--dry-run", "--json", "--trials", 7, "--time", "1h30m").stdout)
@@ -106,6 +121,7 @@ class TestMistakes:
             ("restrict: {block: [7]}", "7"),
             ("restrict: {threads: [1], block: [12345]}", "12345"),
             ("templates: [conv2d_cup]", "did you mean 'conv2d_cpu'"),
+            ("templates: [conv2d_mma]", "conv2d_mma is for cuda"),
         ],
     )
     def test_mistakes_that_only_a_template_sees_point_into_the_file_too(self, folder: Path, line: str, text: str) -> None:

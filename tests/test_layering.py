@@ -31,6 +31,7 @@ LAYERS = {
     "schedsearch.ops": 1,
     "schedsearch.space": 1,
     "schedsearch.target": 1,
+    "schedsearch.task": 1,
     "schedsearch.workload": 1,
     "schedsearch.backend": 2,
     "schedsearch.device": 2,

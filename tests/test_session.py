@@ -13,19 +13,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_support import CPU, GPU, OTHER, WORKLOAD, CpuSquare, FakeBuilder, Line, RandomTuner, Square, World, square_ns
+from session_support import (
+    CPU,
+    GPU,
+    OTHER,
+    WORKLOAD,
+    Counted,
+    CpuSquare,
+    FakeBuilder,
+    Line,
+    RandomTuner,
+    Square,
+    World,
+    square_ns,
+)
 
 from schedsearch.config import Config
-from schedsearch.errors import ConfigError, Interrupted, UnsupportedError, UsageError
+from schedsearch.errors import ConfigError, Interrupted, TaskPart, UnsupportedError, UsageError
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.session import tune
 from schedsearch.session.observer import Observer, Trial
 from schedsearch.session.options import Options
-from schedsearch.session.plan import Task, plan_tasks
+from schedsearch.session.plan import plan_tasks
 from schedsearch.session.summary import RunSummary, TaskSummary
+from schedsearch.session.tune import _planned
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
+from schedsearch.task import Task
 from schedsearch.template import TemplateSet
 from schedsearch.workload import Workload
 
@@ -430,6 +445,36 @@ class TestPlan:
         with pytest.raises(UsageError, match=r"must be a list.*give tune\(\[workload\], \.\.\.\)"):
             tune(one, tmp_path / "records.db")
         assert list(tmp_path.iterdir()) == []
+
+    def test_every_space_and_default_is_computed_once(self) -> None:
+        """A network is planned in the time that its spaces and defaults take once, before anything is compiled."""
+        counted = Counted()
+        workloads = [WORKLOAD.replace(n=n) for n in range(1, 6)]
+        plans = plan_tasks([Task(workload, restrict={"x": [1, 2]}) for workload in workloads], TemplateSet([counted]), CPU)
+        assert _planned(list(plans), None, CPU) == plans
+        assert counted.calls == {(what, workload.id): 1 for what in ("space", "default") for workload in workloads}
+
+    def test_plans_are_not_mixed_with_workloads_nor_given_templates(self) -> None:
+        plans = plan_tasks([WORKLOAD], TemplateSet([Square()]), GPU)
+        with pytest.raises(UsageError, match="cannot be mixed"):
+            _planned([*plans, OTHER], None, GPU)  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="plan_tasks"):
+            _planned(plans, ["square"], GPU)
+
+    def test_a_mistake_says_which_task_and_which_part_of_it(self) -> None:
+        fine = Task(WORKLOAD)
+        for wrong, part in (
+            (Task(OTHER, restrict={"xx": [1]}), "restrict"),
+            (Task(OTHER, restrict={"x": [99]}), "restrict"),
+            (Task(OTHER, templates=["sqare"]), "templates"),
+            (Task(OTHER, weight=-1.0), "weight"),
+            (Task(OTHER.replace(k=16)), ""),
+            (Task(OTHER.replace(k=16), templates=["square"]), "templates"),
+            (Task(WORKLOAD), ""),
+        ):
+            with pytest.raises(UsageError) as caught:
+                plan_tasks([fine, wrong], TemplateSet([Square()]), GPU)
+            assert caught.value.where == TaskPart(1, part)
 
     def test_a_knob_of_one_template_restricts_that_one_only(self) -> None:
         (plan,) = plan_tasks([Task(WORKLOAD, restrict={"x": [1, 2]})], TemplateSet([Square(), Line()]), GPU)

@@ -19,8 +19,8 @@ from schedsearch.measure import DeviceLock
 from schedsearch.measurement import Outcome, Record
 from schedsearch.records.store import Store
 from schedsearch.session import tune
-from schedsearch.session.plan import Task
 from schedsearch.session.summary import RunSummary
+from schedsearch.task import Task
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 
@@ -117,7 +117,7 @@ def test_a_template_that_workers_cannot_import_is_refused_before_anything_runs(t
 PARENT = """
 import sys
 import faulty_templates as faulty
-from schedsearch.session.plan import Task
+from schedsearch.task import Task
 from schedsearch.session import tune
 from schedsearch.workload import Workload
 

@@ -15,9 +15,10 @@ from schedsearch.records.store import Store
 from schedsearch.session import hints
 from schedsearch.session.loop import Session
 from schedsearch.session.options import Options
-from schedsearch.session.plan import Task, plan_tasks
+from schedsearch.session.plan import plan_tasks
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
+from schedsearch.task import Task
 from schedsearch.template import TemplateSet
 from schedsearch.workload import Workload
 

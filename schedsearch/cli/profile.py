@@ -13,7 +13,7 @@ from schedsearch.errors import NoRecordError, UsageError
 
 if TYPE_CHECKING:
     from schedsearch.profiling.best import Profiled
-    from schedsearch.workload_file import Task
+    from schedsearch.task import Task
 
 
 @click.command()

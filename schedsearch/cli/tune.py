@@ -14,12 +14,12 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.cli.options import AtLeast
-from schedsearch.errors import ConfigError, Interrupted, NoValidConfigError, UnsupportedError, UsageError
+from schedsearch.errors import Interrupted, NoValidConfigError, UsageError
 from schedsearch.tuner import TUNERS
 
 if TYPE_CHECKING:
     from schedsearch.session.observer import Observer
-    from schedsearch.session.plan import Task, TaskPlan
+    from schedsearch.session.plan import TaskPlan
     from schedsearch.session.summary import RunSummary
     from schedsearch.target import Target
     from schedsearch.workload import Workload
@@ -107,7 +107,7 @@ def tune(
         observers = [_display(file, as_json, stack)]
         try:
             summary = run(
-                _tasks(file),
+                plans,
                 db,
                 target=target,
                 trials=trials,
@@ -143,28 +143,18 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
     """The arms of every task of a resolved file; mistakes that only a template can see point at their place in the file.
 
     Raises:
-        UsageError: as `schedsearch.session.arms.plan_tasks`.
+        UsageError: as `schedsearch.session.plan.plan_tasks`.
     """
     from schedsearch.session.plan import plan_tasks
     from schedsearch.template import load_templates
 
-    templates = load_templates()
-    for index, task in enumerate(_tasks(file)):
-        try:
-            plan_tasks([task], templates, target)
-        except ConfigError as error:
-            raise file.error(str(error), index, "restrict") from error
-        except UnsupportedError:
+    try:
+        return plan_tasks(file.tasks, load_templates(), target)
+    except UsageError as error:
+        if error.where is None:
             raise
-        except UsageError as error:
-            raise file.error(str(error), index, "templates") from error
-    return plan_tasks(_tasks(file), templates, target)
-
-
-def _tasks(file: WorkloadFile) -> list[Task]:
-    from schedsearch.session.plan import Task
-
-    return [Task(task.workload, task.weight, task.restrict, task.templates) for task in file.tasks]
+        part = [error.where.part] if error.where.part else []
+        raise file.error(str(error), error.where.index, *part) from error
 
 
 def _names(file: WorkloadFile) -> dict[str, str]:

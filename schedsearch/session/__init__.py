@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from schedsearch.session.plan import Task
+from schedsearch.session.plan import TaskPlan, plan_tasks
 from schedsearch.session.tune import BUILD_TIMEOUT_S, RUN_TIMEOUT_S, tune
+from schedsearch.task import Task
 
-__all__ = ["BUILD_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
+__all__ = ["BUILD_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "TaskPlan", "plan_tasks", "tune"]

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from schedsearch.config import Config
-from schedsearch.errors import ConfigError, UsageError, did_you_mean
+from schedsearch.errors import ConfigError, TaskPart, UnsupportedError, UsageError, did_you_mean
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
+from schedsearch.task import Task
 from schedsearch.template import Template, TemplateSet
 from schedsearch.workload import Workload
-
-
-@dataclass(frozen=True)
-class Task:
-    """One workload to tune.
-
-    Attributes:
-        weight: how much a relative gain counts against that of other tasks, above 0.
-        restrict: knob -> the only values to try; a knob must exist in some template of the task.
-        templates: names of the only templates to try; None: all that fit.
-    """
-
-    workload: Workload
-    weight: float = 1.0
-    restrict: Mapping[str, Sequence[int | str | bool]] = field(default_factory=dict)
-    templates: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +28,8 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class TaskPlan:
+    """A task with the templates that fit it, made by `plan_tasks` for one target."""
+
     task: Task
     arms: tuple[ArmPlan, ...]
 
@@ -51,38 +37,49 @@ class TaskPlan:
 def plan_tasks(tasks: Sequence[Task | Workload], templates: TemplateSet, target: Target) -> list[TaskPlan]:
     """Chooses the templates of each task and restricts their spaces. Compiles and measures nothing.
 
+    Every space and every default is computed once here; a run that is given the plans computes none again.
+
     Raises:
         UsageError: no task, a task twice, an unknown template name, a weight that is not above 0.
         UnsupportedError: no template can run a task on the target.
         ConfigError: a restriction names no knob of any template, or leaves nothing legal.
+
+    The error's `where` says which task is wrong and which part of it.
     """
     if not tasks:
         raise UsageError("there is nothing to tune: the list of workloads is empty")
     full = [task if isinstance(task, Task) else Task(task) for task in tasks]
-    for workload, count in Counter(task.workload for task in full).items():
-        if count > 1:
-            raise UsageError(f"{workload.label} is listed {count} times; list each workload once and give it a weight")
-    return [_plan_task(task, templates, target) for task in full]
+    first: dict[Workload, int] = {}
+    for index, task in enumerate(full):
+        if first.setdefault(task.workload, index) != index:
+            raise UsageError(
+                f"{task.workload.label} is listed more than once; list each workload once and give it a weight",
+                where=TaskPart(index),
+            )
+    return [_plan_task(index, task, templates, target) for index, task in enumerate(full)]
 
 
-def _plan_task(task: Task, templates: TemplateSet, target: Target) -> TaskPlan:
+def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -> TaskPlan:
     if not task.weight > 0 or not math.isfinite(task.weight):
-        raise UsageError(f"weight {task.weight} of {task.workload.label} is not possible; allowed: numbers above 0")
+        raise UsageError(
+            f"weight {task.weight} of {task.workload.label} is not possible; allowed: numbers above 0",
+            where=TaskPart(index, "weight"),
+        )
     if task.templates is not None:
         for name in task.templates:
             if name not in templates:
-                raise UsageError(f"no template {name!r}{did_you_mean(name, templates)}; known: {', '.join(templates)}")
+                raise UsageError(
+                    f"no template {name!r}{did_you_mean(name, templates)}; known: {', '.join(templates)}",
+                    where=TaskPart(index, "templates"),
+                )
         templates = TemplateSet(templates[name] for name in task.templates)
-    arms, failures = [], []
-    matching = templates.matching(task.workload, target)
+    try:
+        matching = templates.matching(task.workload, target)
+    except UnsupportedError as error:
+        error.where = TaskPart(index, "" if task.templates is None else "templates")
+        raise
     spaces = [template.space(task.workload, target) for template in matching]
-    known = {name for space in spaces for name in space.names}
-    for knob in task.restrict:
-        if knob not in known:
-            raise ConfigError(
-                f"restriction of unknown knob {knob!r}{did_you_mean(knob, known)} of {task.workload.label}; "
-                f"knobs of {', '.join(template.name for template in matching)}: {', '.join(sorted(known))}"
-            )
+    arms, failures = [], []
     for template, space in zip(matching, spaces):
         applicable = {knob: list(values) for knob, values in task.restrict.items() if knob in space.names}
         try:
@@ -92,10 +89,26 @@ def _plan_task(task: Task, templates: TemplateSet, target: Target) -> TaskPlan:
             continue
         default = _closest_legal(restricted, template.default(task.workload, target))
         arms.append(ArmPlan(template, restricted, default))
+    if problem := _restriction_problem(task, {t.name: s for t, s in zip(matching, spaces)}, arms, failures):
+        raise ConfigError(problem, where=TaskPart(index, "restrict"))
+    return TaskPlan(task, tuple(arms))
+
+
+def _restriction_problem(
+    task: Task, spaces: dict[str, ConfigSpace], arms: Sequence[ArmPlan], failures: Sequence[str]
+) -> str | None:
+    """Why the restrictions of a task cannot be met, or None. `failures`: the templates that they leave nothing legal of."""
+    known = {name for space in spaces.values() for name in space.names}
+    for knob in task.restrict:
+        if knob not in known:
+            return (
+                f"restriction of unknown knob {knob!r}{did_you_mean(knob, known)} of {task.workload.label}; "
+                f"knobs of {', '.join(spaces)}: {', '.join(sorted(known))}"
+            )
     kept = {name for arm in arms for name in arm.space.names}
     if failures and not (arms and kept.issuperset(task.restrict)):
-        raise ConfigError(f"the restrictions of {task.workload.label} cannot be met: {'; '.join(failures)}")
-    return TaskPlan(task, tuple(arms))
+        return f"the restrictions of {task.workload.label} cannot be met: {'; '.join(failures)}"
+    return None
 
 
 def _closest_legal(space: ConfigSpace, config: Config) -> Config:

@@ -14,9 +14,10 @@ from schedsearch.measurement import COLD_GRAPH
 from schedsearch.session.loop import Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
-from schedsearch.session.plan import Task, plan_tasks
+from schedsearch.session.plan import TaskPlan, plan_tasks
 from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
+from schedsearch.task import Task
 from schedsearch.template import Template, TemplateSet, load_template, template_names
 from schedsearch.workload import Workload
 
@@ -32,7 +33,7 @@ def queue_depth(workers: int) -> int:
 
 
 def tune(
-    workloads: Iterable[Task | Workload],
+    workloads: Iterable[Task | Workload] | Sequence[TaskPlan],
     db: str | Path = "records.db",
     *,
     target: str | Target = "auto",
@@ -56,12 +57,14 @@ def tune(
     A killed run loses the trial in flight and nothing else. Run again with the same arguments to go on.
 
     Args:
-        workloads: what to tune; a `Task` adds a weight, knob restrictions and a choice of templates.
+        workloads: what to tune; a `Task` adds a weight, knob restrictions and a choice of templates. A list that
+            `plan_tasks` made for this target is taken as it is.
         db: file of the record store; made when missing.
         target: auto, cpu, cuda, cuda:N, or a `Target`.
         trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given.
         tuner, seed, resume, mode: as trials and time_s, see `Options`.
-        templates: names of the only templates to use, or templates themselves; all by default.
+        templates: names of the only templates to use, or templates themselves; all by default. Not with plans, which
+            have theirs.
         workers: builder processes; by default one a CPU.
         build_timeout_s, run_timeout_s: a candidate that takes longer to build, or to verify and time, has failed.
         wait_for_device: whether to wait while another run holds the device.
@@ -89,9 +92,7 @@ def tune(
         trials = DEFAULT_TRIALS
     options = Options(trials, time_s, tuner, seed, resume, mode)
     device = detect(target) if isinstance(target, str) else target
-    names = template_names() if templates is None else templates
-    chosen = TemplateSet(item if isinstance(item, Template) else load_template(item) for item in names)
-    plans = plan_tasks(list(workloads), chosen, device)
+    plans = _planned(list(workloads), templates, device)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
@@ -110,3 +111,19 @@ def tune(
         options = replace(options, queue_depth=queue_depth(builder.workers), tuner_thread=True)
         versions = toolchain(device.kind)
         return Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
+
+
+def _planned(
+    workloads: list[Task | Workload] | list[TaskPlan], templates: Sequence[str | Template] | None, target: Target
+) -> list[TaskPlan]:
+    """The plans of a run; what is planned already is not planned again."""
+    plans = [each for each in workloads if isinstance(each, TaskPlan)]
+    if not plans:
+        names = template_names() if templates is None else templates
+        chosen = TemplateSet(item if isinstance(item, Template) else load_template(item) for item in names)
+        return plan_tasks([each for each in workloads if not isinstance(each, TaskPlan)], chosen, target)
+    if len(plans) < len(workloads):
+        raise UsageError("plans and workloads cannot be mixed in one list; plan all of them or none")
+    if templates is not None:
+        raise UsageError("plans have their templates; give `templates` to plan_tasks instead")
+    return plans

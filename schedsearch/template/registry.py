@@ -54,18 +54,21 @@ class TemplateSet(Mapping[str, Template]):
         Raises:
             UnsupportedError: none can; the message gives each template's reason.
         """
-        reasons, found = [], []
+        reasons, others, found = [], [], []
         for template in self.values():
             if template.op != workload.op:
-                continue
-            if template.kind != target.kind:
+                others.append(f"{template.name} is for {template.op}")
+            elif template.kind != target.kind:
                 reasons.append(f"{template.name} is for {template.kind}")
             elif reason := template.validate(workload, target):
                 reasons.append(f"{template.name}: {reason}")
             else:
                 found.append(template)
         if not found:
-            raise UnsupportedError(f"no template can run {workload.label} on {target.name}: " + "; ".join(reasons))
+            raise UnsupportedError(
+                f"no template can run {workload.label} on {target.name}: "
+                + "; ".join(reasons or others or ["there is no template at all"])
+            )
         return found
 
 

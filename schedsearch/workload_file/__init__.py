@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from schedsearch.workload_file.reader import Task, WorkloadFile, load, parse
+from schedsearch.workload_file.reader import WorkloadFile, load, parse
 from schedsearch.workload_file.schema import Budget, MeasureOptions, TunerChoice, json_schema, parse_duration_s
 from schedsearch.workload_file.yaml_source import WorkloadFileError
 
 __all__ = [
     "Budget",
     "MeasureOptions",
-    "Task",
     "TunerChoice",
     "WorkloadFile",
     "WorkloadFileError",

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from schedsearch.errors import Problem, WorkloadError, did_you_mean
 from schedsearch.ops import OPS
 from schedsearch.target import Target
+from schedsearch.task import Task
 from schedsearch.workload import Workload
 from schedsearch.workload_file.schema import (
     AUTO,
@@ -38,24 +39,6 @@ _Model = TypeVar("_Model", bound=BaseModel)
 AUTO_DTYPES: Mapping[Literal["cuda", "cpu"], str] = {"cuda": "float16", "cpu": "float32"}
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 MAX_ARRAY_BYTES = 1 << 40  # no device holds an argument of a TiB
-
-
-@dataclass(frozen=True)
-class Task:
-    """One workload to tune.
-
-    Attributes:
-        weight: its share of the budget, relative to the other tasks.
-        restrict: knob -> the values it may take; names and values are checked against the space of each template.
-        templates: names of the templates to tune, or None for every one that fits.
-        name: for tables and messages.
-    """
-
-    workload: Workload
-    weight: float
-    restrict: Mapping[str, tuple[int | str | bool, ...]]
-    templates: tuple[str, ...] | None
-    name: str
 
 
 class Places:
@@ -288,6 +271,6 @@ class _TaskReader:
                     weight=options.weight,
                     restrict={knob: tuple(values) for knob, values in options.restrict.items()},
                     templates=None if options.templates is None else tuple(options.templates),
-                    name=name or workload.label,
+                    name=name or "",
                 )
             )
