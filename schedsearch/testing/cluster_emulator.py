@@ -19,7 +19,8 @@ SWIZZLE_BYTES = {1: 128, 2: 64, 3: 32}  # by the code in a matrix descriptor (PT
 
 def swizzled(addresses: Array, width_bytes: int) -> Array:
     """16-byte chunk ^= 128-byte line, modulo the chunks of the width."""
-    return addresses ^ (((addresses >> 7) & (width_bytes // 16 - 1)) << 4)
+    result: Array = addresses ^ (((addresses >> 7) & (width_bytes // 16 - 1)) << 4)
+    return result
 
 
 class ClusterEmulator(HopperEmulator):
@@ -70,7 +71,8 @@ class ClusterEmulator(HopperEmulator):
         def load(
             shared: int, tensor: Any, c: int, w: int, h: int, n: int, barrier: int, offset_w: int, offset_h: int, mask: int
         ) -> None:
-            columns = self._im2col(*tensor, c, w, h, n, offset_w, offset_h)
+            param, array = tensor
+            columns = self._im2col(param, array, c, w, h, n, offset_w, offset_h)
             self._land(int(shared), columns, tensor[0].swizzle_bytes, barrier, self._receivers(multicast, mask))
 
         return load
@@ -119,7 +121,8 @@ class ClusterEmulator(HopperEmulator):
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * width
         chunks = swizzled(lines[:, None] + np.array([0, 16]), width) // 16
-        return block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        values: Array = block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        return values
 
     # --- cluster ----------------------------------------------------------------------------------------------------
     def map_shared(self, shared: int, rank: int) -> int:

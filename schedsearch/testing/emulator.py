@@ -81,7 +81,7 @@ class Block:
 
     def exchange(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
         """What all lanes of the calling warp passed, or what is made of it."""
-        warp, lane = divmod(getcurrent().number, 32)  # type: ignore[attr-defined]
+        warp, lane = divmod(getcurrent().number, 32)
         return self.meet(("warp", warp), 32, lane, value, make)
 
 
@@ -144,12 +144,13 @@ class Emulator:
     @property
     def thread(self) -> KernelThread:
         """The one that runs."""
-        return getcurrent()  # type: ignore[return-value]
+        current: KernelThread = getcurrent()
+        return current
 
     @property
     def block(self) -> Any:
         """Of the thread that runs."""
-        return getcurrent().block  # type: ignore[attr-defined]
+        return getcurrent().block
 
     def shared_base(self) -> int:
         return 0
@@ -172,7 +173,8 @@ class Emulator:
     def _shared(self, at: int, nbytes: int) -> np.ndarray[Any, Any]:
         assert at >= 0 and at + nbytes <= self.block.shared.nbytes, f"shared access at {at}"
         assert at % nbytes == 0, f"misaligned shared access of {nbytes} bytes at {at}"
-        return self.block.shared[at : at + nbytes]
+        place: np.ndarray[Any, Any] = self.block.shared[at : at + nbytes]
+        return place
 
     def cp_async_wait(self, groups: int) -> Callable[[], None]:
         def wait() -> None:

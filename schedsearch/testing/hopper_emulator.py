@@ -25,7 +25,8 @@ WARPGROUP = 128
 
 def swizzled(addresses: Array) -> Array:
     """The 128-byte swizzle: 16-byte chunk ^= 128-byte line, both modulo 8."""
-    return addresses ^ (((addresses >> 7) & 7) << 4)
+    result: Array = addresses ^ (((addresses >> 7) & 7) << 4)
+    return result
 
 
 class Mbarrier:
@@ -205,7 +206,8 @@ class HopperEmulator(Emulator):
         lines = start + (row // 8) * stride + (row % 8) * 128
         chunks = swizzled(lines[:, None] + np.array([0, 16])) // 16
         assert chunks.max() * 16 < block.shared.nbytes
-        return block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        values: Array = block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        return values
 
     def wgmma_steps(self, positions: int, k_steps: int, dtype: str) -> Callable[..., None]:
         assert dtype == "float16"

@@ -12,7 +12,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 
-class KernelThread(greenlet):
+class KernelThread(greenlet):  # type: ignore[misc]  # greenlet has no types
     """One thread of a kernel. What it owns, other than its block, are attributes that emulated operations use."""
 
     def __init__(self, body: Callable[[], None], number: int, block: Any) -> None:

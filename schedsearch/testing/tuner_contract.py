@@ -129,7 +129,7 @@ class TunerContract:
         """Everything is still proposed, the same every time; what is not in the space is ignored."""
         space = small_space()
         everything = space.sample(1000, np.random.default_rng(3))
-        sources = [
+        sources: list[list[tuple[Config, float | None]]] = [
             [(config, 100.0 + int(config["a"])) for config in everything],
             [(Config(a=99, b=0, c="p", d=True), 1.0), (Config(a=0, b=1, c="p", d=True), None)],
             [(config, None) for config in everything[:5]],
