@@ -84,6 +84,9 @@ class StandInEpilogue:
         residual = (Pointer("residual"),) if "residual" in workload.epilogue else zeros[3:4]
         self.params = (*zeros[:3], *residual, *zeros[4:])
 
+    def index(self, name: str) -> int:
+        return {"residual": 3}[name]
+
     def transposed(self, octets: int, tile: TileRows) -> Any:
         k_all, (_, _, out_w, _) = self.workload.k, self.workload.output.shape
         assert (tile.row_elements, tile.pixel_elements) == (out_w * k_all, k_all)

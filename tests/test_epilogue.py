@@ -34,15 +34,12 @@ def step(workload: Workload, form: str) -> KernelStep:
     epilogue = Epilogue(workload)
     pair, single, pairs = epilogue.pair, epilogue.single, form == "pair"
 
-    def kernel(
-        y: Any, v0: Any, v1: Any, k: Any,
-        bias: Any, scale: Any, shift: Any, residual: Any, slope: Any, clip_min: Any, clip_max: Any,
-    ) -> None:  # fmt: skip
+    def kernel(y: Any, v0: Any, v1: Any, k: Any, *operands: Any) -> None:
         if pairs:
-            y0, y1 = pair(v0, v1, 1, k, k, bias, scale, shift, residual, slope, clip_min, clip_max)
+            y0, y1 = pair(v0, v1, 1, k, k, *operands)
             ptx.store_global_f32x2(y, y0, y1)
         else:
-            ptx.store_global_f32(y, single(v0, 1, k, k, bias, scale, shift, residual, slope, clip_min, clip_max))
+            ptx.store_global_f32(y, single(v0, 1, k, k, *operands))
 
     return KernelStep(kernel, (Pointer("y"), ZERO, ZERO, Int32(0), *epilogue.params), Grid(1), 32)
 
@@ -53,14 +50,11 @@ def fragments_step(workload: Workload, octets: int) -> KernelStep:
     size = 4 * octets
     fuse = epilogue.fragments(octets, 8 * workload.k)
 
-    def kernel(
-        y: Any, columns: Any, row: Any, k: Any,
-        bias: Any, scale: Any, shift: Any, residual: Any, slope: Any, clip_min: Any, clip_max: Any,
-    ) -> None:  # fmt: skip
+    def kernel(y: Any, columns: Any, row: Any, k: Any, *operands: Any) -> None:
         acc = cuda.local.array(size, types.float32)
         for i in range(size):
             acc[i] = types.float32(0)
-        fuse(acc, columns, row, row, k, k, bias, scale, shift, residual, slope, clip_min, clip_max)
+        fuse(acc, columns, row, row, k, k, *operands)
         ptx.store_global_f32x2(y, acc[size - 2], acc[size - 1])
 
     return KernelStep(kernel, (Pointer("y"), Int32(8), Int32(1), Int32(0), *epilogue.params), Grid(1), 32)
@@ -72,14 +66,11 @@ def transposed_step(workload: Workload, octets: int) -> KernelStep:
     size = 4 * octets
     fuse = epilogue.transposed(octets, TileRows(10, 20 * workload.k, workload.k))
 
-    def kernel(
-        y: Any, rows: Any, staged: Any, k: Any,
-        bias: Any, scale: Any, shift: Any, residual: Any, slope: Any, clip_min: Any, clip_max: Any,
-    ) -> None:  # fmt: skip
+    def kernel(y: Any, rows: Any, staged: Any, k: Any, *operands: Any) -> None:
         acc = cuda.local.array(size, types.float32)
         for i in range(size):
             acc[i] = types.float32(0)
-        fuse(acc, 16, rows, 10, 0, staged, k, k, bias, scale, shift, residual, slope, clip_min, clip_max)
+        fuse(acc, 16, rows, 10, 0, staged, k, k, *operands)
         ptx.store_global_f32x2(y, acc[size - 2], acc[size - 1])
 
     return KernelStep(kernel, (Pointer("y"), Int32(8), Int32(0), Int32(0), *epilogue.params), Grid(1), 32)

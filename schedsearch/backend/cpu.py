@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+import inspect
 import io
 import json
 import time
@@ -121,7 +122,10 @@ def _signature(step: KernelStep) -> tuple[Any, ...]:
     unknown = [param.kind for param in step.params if param.kind not in kinds]
     if unknown:
         raise CompileError(f"a CPU kernel takes no {unknown[0]} parameter; allowed: {', '.join(kinds)}")
-    return (*(kinds[param.kind] for param in step.params), types.int64, types.int64)
+    code, given = step.function.__code__, tuple(kinds[param.kind] for param in step.params)
+    if code.co_flags & inspect.CO_VARARGS:
+        given = (*given[: code.co_argcount], types.Tuple(given[code.co_argcount :]))
+    return (*given, types.int64, types.int64)
 
 
 def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], entry: str) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import re
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -106,9 +105,15 @@ def _signature(step: KernelStep) -> tuple[Any, ...]:
         "f32": types.float32,
         "scalar": types.float32,
     }
-    names = itertools.chain(inspect.signature(step.function).parameters, itertools.repeat(""))
+    code = step.function.__code__
+    named = code.co_varnames[: code.co_argcount]
     addresses = {name for name, annotation in step.function.__annotations__.items() if annotation == "types.uint64"}
-    return tuple(types.uint64 if name in addresses else by_kind[param.kind] for name, param in zip(names, step.params))
+    given = [types.uint64 if name in addresses else by_kind[param.kind] for name, param in zip(named, step.params)]
+    if not code.co_flags & inspect.CO_VARARGS:
+        return tuple(given)
+    # An Int64 operand is an address that may be absent. Kernels with and without it share a front-end run.
+    operands = (types.uint64 if param.kind == "i64" else by_kind[param.kind] for param in step.params[len(named) :])
+    return (*given, types.Tuple(tuple(operands)))
 
 
 def _stable_names(ptx: str, entry: str) -> str:

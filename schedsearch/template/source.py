@@ -14,8 +14,9 @@ class KernelStep:
     """One Python function to compile and how it is launched.
 
     `function` takes one argument per entry of `params`: u64 for a Pointer or TensorMap (the address of the map), i32, i64,
-    f32; u64 also for an Int64 whose argument is annotated `types.uint64`, the address of a buffer that may be absent. On the
-    CPU two more i64 follow: the half-open range [start, stop) of work items to compute; the device splits the work items
+    f32; u64 also for an Int64 whose argument is annotated `types.uint64`, the address of a buffer that may be absent. A
+    last argument `*operands` receives all further params as a tuple. On the CPU two more i64 follow: the half-open range
+    [start, stop) of work items to compute (keyword arguments where there are `*operands`); the device splits the work items
     evenly over `block_threads` threads. Knobs are closure constants.
 
     `shaped_by` names the captured integers and booleans that decide the code's shape: lengths of local arrays, conditions

@@ -38,7 +38,7 @@ from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, SWI
 from schedsearch.workload import Workload
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "fused", "grouped", "in_turn", "merged", "resident", "staged"})
+SHAPED_BY = frozenset({"accumulators", "fused", "grouped", "in_turn", "merged", "resident", "residual_index", "staged"})
 
 
 def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue) -> Callable[..., None]:
@@ -105,14 +105,12 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
     tile_rows = TileRows(patch_w, out_w * out_channels, out_channels)
     fuse, store = epilogue.transposed(blocks_of_8, tile_rows), store_transposed(blocks_of_8, tile_rows)
-    fused = not epilogue.identity
+    fused, residual_index = not epilogue.identity, epilogue.index("residual")
     consumers = groups * WARPGROUP
     group_barrier, all_consumers = ptx.group_barrier(groups, WARPGROUP), ptx.group_barrier(1, consumers)
 
-    def kernel(  # type: ignore[no-untyped-def]
-        xmap, weight, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
-        slope, clip_min, clip_max,
-    ) -> None:  # fmt: skip
+    def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
+        residual = operands[residual_index]
         own_column = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(block_columns))
 
         def tile_origin(tile: Any) -> Any:
@@ -368,7 +366,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 if fused:
                     fuse(
                         acc, channels_left, rows_left, columns_left, position, group_y + matrix_offset, k, offset,
-                        bias, scale, shift, residual, slope, clip_min, clip_max,
+                        *operands,
                     )  # fmt: skip
                 if staged:
                     for pair in range(blocks_of_8 // 2):

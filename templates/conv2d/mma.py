@@ -346,11 +346,7 @@ def _make_kernel(workload: Workload, config: Config, epilogue: Epilogue) -> Call
     pair, single = epilogue.pair, epilogue.single
     pack = ptx.pack_pair("float16" if float_out else workload.out_dtype)
 
-    def kernel(
-        x: Any, weight: Any, y: Any,
-        bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
-        slope: Any, clip_min: Any, clip_max: Any,
-    ) -> None:  # fmt: skip
+    def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()
         thread = types.uint32(cuda.threadIdx.x)  # unsigned, so that division by a power of two is a shift
         lane, warp = types.uint32(thread % 32), types.uint32(thread // 32)
@@ -465,10 +461,7 @@ def _make_kernel(workload: Workload, config: Config, epilogue: Epilogue) -> Call
                         a0 = ptx.load_shared_f32(staged)
                         for other in range(1, slices):
                             a0 += ptx.load_shared_f32(staged + other * slice_bytes)
-                        v0 = single(
-                            a0, 1, k, offset,
-                            bias, scale, shift, residual, slope, clip_min, clip_max,
-                        )  # fmt: skip
+                        v0 = single(a0, 1, k, offset, *operands)
                         if float_out:
                             ptx.store_global_f32(address, v0)
                         else:
@@ -480,10 +473,7 @@ def _make_kernel(workload: Workload, config: Config, epilogue: Epilogue) -> Call
                             for other in range(1, slices):
                                 b0, b1 = ptx.load_shared_f32x2(staged + i * 8 + other * slice_bytes)
                                 a0, a1 = a0 + b0, a1 + b1
-                            v0, v1 = pair(
-                                a0, a1, 1, k + i * 2, offset + i * 2,
-                                bias, scale, shift, residual, slope, clip_min, clip_max,
-                            )  # fmt: skip
+                            v0, v1 = pair(a0, a1, 1, k + i * 2, offset + i * 2, *operands)
                             if float_out:
                                 ptx.store_global_f32x2(address, v0, v1)
                             else:

@@ -296,10 +296,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
     group_barrier = ptx.group_barrier(groups, WARPGROUP)
 
-    def kernel(  # type: ignore[no-untyped-def]
-        xmap, weight, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
-        slope, clip_min, clip_max,
-    ) -> None:  # fmt: skip
+    def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
         def tile_origin(tile: Any) -> Any:
             """(image, first row, first column) of a tile; along a row first."""
             tile = types.uint32(tile)
@@ -401,7 +398,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             if fused:
                 fuse(
                     acc, out_channels, inside, inside_8, k, offset,
-                    bias, scale, shift, residual, slope, clip_min, clip_max,
+                    *operands,
                 )  # fmt: skip
             if staged:
                 for block in range(column_blocks):

@@ -278,10 +278,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes)
     add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes)
 
-    def kernel(  # type: ignore[no-untyped-def]
-        xmap, wmap, y, bias: types.uint64, scale: types.uint64, shift: types.uint64, residual: types.uint64,
-        slope, clip_min, clip_max,
-    ) -> None:  # fmt: skip
+    def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(cluster_blocks))
         rank = types.uint32(in_cluster % types.uint32(split_k))  # among the blocks that share a tile
         tile_in_cluster = types.uint32(in_cluster // types.uint32(split_k))
@@ -325,7 +322,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             if fused:
                 fuse(
                     values, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,
-                    bias, scale, shift, residual, slope, clip_min, clip_max,
+                    *operands,
                 )  # fmt: skip
             if staged:
                 if leader:

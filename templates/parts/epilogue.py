@@ -72,6 +72,10 @@ class Epilogue:
         self.single = _operation(stages, 1, workload.dtype, workload.out_dtype)
         self._dtypes = stages, workload.dtype, workload.out_dtype
 
+    def index(self, name: str) -> int:
+        """The index of the operand `name` in `params`, and so in a kernel's `*operands`."""
+        return [*_POINTERS, *_SCALARS.values()].index(name)
+
     def fragments(self, octets: int, elements_8_rows: int) -> Callable[..., Any]:
         """A device operation on a thread's part of wgmma's result: `octets` times 8 columns, of rows r and r + 8.
 
