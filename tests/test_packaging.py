@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import ModuleType
 
@@ -74,11 +74,16 @@ def test_the_version_is_one_string_everywhere() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", declared)
     assert version("schedsearch") == declared
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "## [Unreleased]" in changelog or f"## [{declared}]" in changelog
+    newest = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)[0]
+    assert newest == declared or (newest == "Unreleased" and f"What will be {declared}" in changelog)
 
 
 def test_the_command_is_installed() -> None:
     assert _lines(_setup_cfg()["options.entry_points"]["console_scripts"]) == ["schedsearch = schedsearch.cli.main:main"]
+    (point,) = entry_points(group="console_scripts", name="schedsearch")
+    script = f"import sys; sys.argv = ['schedsearch', '--version']; import {point.module} as m; m.{point.attr}()"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert result.stdout.split()[-1] == _setup_cfg()["metadata"]["version"], result.stderr
 
 
 @pytest.fixture(scope="module")
