@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
 
-SCHEMA_VERSION = 2  # the newest that this code knows; `schema.MIGRATIONS` leads to it
+SCHEMA_VERSION = 3  # the newest that this code knows; `schema.MIGRATIONS` leads to it
 BUSY_TIMEOUT_S = 30.0
 MIN_SQLITE = (3, 37, 0)  # STRICT tables
 
@@ -32,13 +32,15 @@ def connect(
 ) -> sqlite3.Connection:
     """Opens a database file in autocommit mode; the caller begins its own transactions.
 
-    A read-only connection to a WAL database needs the files -wal and -shm, or has to create them. On read-only media, or
-    when nobody may write to the file, none are needed while nothing is outstanding: it is opened as immutable then.
+    A connection that reads a WAL database needs the files -wal and -shm beside it and creates them when they are missing.
+    SQLite removes them again when the last connection closes that may write, so a reader that has the permission opens the
+    file for writing and then refuses all changes (PRAGMA query_only). On read-only media, or when nobody may write to the
+    file, neither is needed as long as no log is left: it is opened as immutable then.
 
     Args:
         path: the file; made absolute here.
         create: whether a missing file is created.
-        readonly: open with mode=ro; contradicts `create`.
+        readonly: refuse all changes; contradicts `create`.
         busy_timeout_s: how long a statement waits for another process's lock.
 
     Raises:
@@ -46,9 +48,10 @@ def connect(
     """
     path = path.absolute()
     check(path, create=create, readonly=readonly)
-    options = "mode=ro" if readonly else "mode=rwc" if create else "mode=rw"
+    may_write = not readonly or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    options = "mode=ro" if not may_write else "mode=rwc" if create else "mode=rw"
     if readonly and _is_at_rest(path):
-        options += "&immutable=1"
+        options = "mode=ro&immutable=1"
     connection = None
     try:
         connection = sqlite3.connect(
@@ -58,6 +61,8 @@ def connect(
             isolation_level=None,
             check_same_thread=False,
         )
+        if readonly:
+            connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA schema_version").fetchone()  # reads the header, so that a wrong file is found here
         return connection
     except sqlite3.Error as error:

@@ -2,7 +2,7 @@
 
 An exchange file has one JSON object a line, each with a `kind`:
 
-    {"kind": "header", "format": 2, "uuid": ...}
+    {"kind": "header", "format": 3, "uuid": ...}
     {"kind": "run", "id": ..., "machine": ..., "started_at": ..., "finished_at": ..., "info": {...}, "summary": {...}}
     {"kind": "artifact", "sha256": ..., "plan": {...}, "code": <base64>, "signature": ...}     only with artifacts=True
     {"kind": "record", ...}                                                                    see `rows.to_json`
@@ -44,7 +44,7 @@ from schedsearch.workload import Workload
 
 __all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge", "trust"]
 
-FORMAT = 2
+FORMAT = 3  # 2: without model, anchor, host and device_uuid
 _MAX_PROBLEMS = 10
 _CHUNK = 2000  # rows a statement
 _RUN_FIELDS = ("id", "machine", "started_at", "finished_at")
@@ -196,7 +196,8 @@ def reason(error: Exception) -> str:
 def merge(store: Store, sources: Sequence[str | Path]) -> Report:
     """Adds the records of other databases; each source is added as a whole or not at all. Doing it twice adds nothing.
 
-    A best is replaced where the other is faster. Code comes along where this machine wrote it or the source is trusted.
+    A best is replaced where the other is faster (`writes.set_best`). Code comes along where this machine wrote it or the
+    source is trusted.
 
     Raises:
         UsageError: a source is the store itself.
@@ -356,21 +357,16 @@ class _Importer:
         self._workloads, self._toolchains, self._records = {}, {}, []
 
     def _promote(self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float) -> None:
-        """Takes over a best that is faster than ours, or that has the code which ours lacks."""
-        record, best = schema.record, schema.best
+        """Takes over a best that is faster than ours (see `writes.set_best`), or that has the code which ours lacks."""
+        record = schema.record
         row = self._connection.execute(sa.select(record).where(record.c.content_id == content_id)).one_or_none()
         if row is None or row.time_ns is None:
             raise UsageError(f"{self._source} names a best record {content_id[:12]} that it does not hold, or that failed")
         stored = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == artifact_sha256)
         kept_sha256 = self._connection.execute(stored).scalar()
-        task = sa.and_(best.c.workload_id == row.workload_id, best.c.target_key == row.target_key, best.c.mode == row.mode)
-        present = self._connection.execute(sa.select(best).where(task)).one_or_none()
-        if present is not None:
-            gains_code = present.record_id == row.id and present.artifact_sha256 is None and kept_sha256 is not None
-            if present.time_ns <= row.time_ns and not gains_code:
-                return
-        set_best(self._connection, row, kept_sha256, verified=verified, promoted_at=promoted_at)
-        self.report.bests_changed += 1
+        self.report.bests_changed += set_best(
+            self._db, self._connection, row, kept_sha256, verified=verified, promoted_at=promoted_at, if_faster=True
+        )
 
     def _count(self, table: sa.Table) -> int:
         return self._connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()

@@ -14,11 +14,13 @@ import sqlalchemy as sa
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.measurement import Measurement, Outcome, Record, Resources
+from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources
 from schedsearch.records import schema
 from schedsearch.workload import Workload
 
 _INFINITY = "inf"
+# Fields that came later (schema 3), with their defaults: left out of a record's identity where they have them.
+_LATER: dict[str, Any] = {"model": None, "anchor": None, "host": "", "device_uuid": ""}
 _RESOURCES = ("registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes")
 
 
@@ -65,6 +67,11 @@ def to_row(record: Record) -> dict[str, Any]:
         "final_race": int(record.final_race),
         "artifact_sha256": record.artifact,
         "source": record.source,
+        "model": None if record.model is None else _whole("model", record.model),
+        "anchor_code": record.anchor.code if record.anchor else None,
+        "anchor_ns": _finite("anchor_ns", record.anchor.time_ns) if record.anchor else None,
+        "host": measurement.host,
+        "device_uuid": measurement.device_uuid,
     }
     row["content_id"] = _content_id(row)
     return row
@@ -88,6 +95,8 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
             "build_s": row["build_s"],
             "run_s": row["run_s"],
             "clocks": json.loads(row["clocks"]),
+            "host": row["host"],
+            "device_uuid": row["device_uuid"],
         },
         "toolchain": json.loads(row["toolchain_json"]),
         "run": row["run"],
@@ -98,38 +107,47 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
         "final_race": bool(row["final_race"]),
         "artifact": row["artifact_sha256"],
         "source": row["source"],
+        "model": row["model"],
+        "anchor": None if row["anchor_code"] is None else {"code": row["anchor_code"], "time_ns": row["anchor_ns"]},
     }
 
 
 def _content_id(row: Mapping[str, Any]) -> str:
-    """sha256 of all that was measured and when; whence it was imported and what code it had is not part of it.
+    """sha256 of everything that was measured and when. The source of an import and the artifact are not part of it.
 
-    A field that is added to Record or Measurement later is left out here while it has its default: the ids stay.
+    A field that was added to Record or Measurement later is left out while it has its default, so that ids stay.
     """
     content = to_json(row)
     del content["artifact"], content["source"]
+    for part in (content, content["measurement"]):
+        for name in [name for name, default in _LATER.items() if name in part and part[name] == default]:
+            del part[name]
     return sha256_hex(canonical_json(content))
 
 
 def from_json(data: Mapping[str, Any]) -> Record:
-    """The record of `to_json`'s object.
+    """The record of `to_json`'s object. The fields of later versions may be missing.
 
     Raises:
         WorkloadError: the workload is not possible.
         KeyError, TypeError, ValueError, OverflowError: a field is missing or of the wrong kind.
     """
-    measured = dict(data["measurement"])
+    measured = {"host": "", "device_uuid": "", **data["measurement"]}
     error = measured["max_error"]
     measured["max_error"] = None if error is None else float(error)
-    for name, kind in (("mode", str), ("message", str), ("times_ns", list), ("clocks", dict), ("resources", dict)):
+    for name, kind in (
+        ("mode", str), ("message", str), ("times_ns", list), ("clocks", dict), ("resources", dict), ("host", str),
+        ("device_uuid", str),
+    ):  # fmt: skip
         if not isinstance(measured[name], kind):
-            raise TypeError(f"{name} is {measured[name]!r}, a {kind.__name__} is wanted")
+            raise TypeError(f"{name} is {measured[name]!r}; it must be a {kind.__name__}")
     measured["times_ns"] = [float(time_ns) for time_ns in measured["times_ns"]]
     if wrong := [time_ns for time_ns in measured["times_ns"] if not time_ns > 0]:
         raise ValueError(f"times_ns of a record must be positive, got {wrong[0]!r}")
     config = data["config"]
     if not isinstance(config, dict) or not all(isinstance(value, int | str | bool) for value in config.values()):
         raise TypeError(f"config must map knobs to whole numbers, texts or true/false, got {config!r}")
+    anchor = data.get("anchor")
     return Record(
         workload=Workload.from_json(canonical_json(data["workload"])),
         target=str(data["target"]),
@@ -146,6 +164,8 @@ def from_json(data: Mapping[str, Any]) -> Record:
         artifact=None if data["artifact"] is None else str(data["artifact"]),
         source=str(data["source"]),
         final_race=bool(data["final_race"]),
+        model=None if data.get("model") is None else int(data["model"]),
+        anchor=None if anchor is None else Anchor(str(anchor["code"]), float(anchor["time_ns"])),
     )
 
 
@@ -195,6 +215,8 @@ class RecordReader:
                 build_s=row.build_s,
                 run_s=row.run_s,
                 clocks=json.loads(row.clocks),
+                host=row.host,
+                device_uuid=row.device_uuid,
             ),
             toolchain=toolchain,
             run=row.run,
@@ -205,6 +227,8 @@ class RecordReader:
             artifact=row.artifact_sha256,
             source=row.source,
             final_race=bool(row.final_race),
+            model=row.model,
+            anchor=None if row.anchor_code is None else Anchor(row.anchor_code, row.anchor_ns),
         )
 
 

@@ -78,6 +78,11 @@ record = Table(
     Column("final_race", Integer, nullable=False),
     Column("artifact_sha256", Text),  # what was measured, also when its code is not kept (any more)
     Column("source", Text, nullable=False),
+    Column("model", Integer),  # state of the cost model that made the prediction
+    Column("anchor_code", Text),  # hash of the default's machine code in the same race; both or none
+    Column("anchor_ns", Float),
+    Column("host", Text, nullable=False, default=""),
+    Column("device_uuid", Text, nullable=False, default=""),
 )
 
 artifact = Table(
@@ -180,9 +185,34 @@ _SQLITE_STORE_2 = (
         BEGIN SELECT RAISE(ABORT, 'profiles are append-only'); END""",
 )
 
+_SQLITE_STORE_3 = (
+    "ALTER TABLE record ADD COLUMN model INTEGER",
+    "ALTER TABLE record ADD COLUMN anchor_code TEXT",
+    """ALTER TABLE record ADD COLUMN anchor_ns REAL
+        CHECK (anchor_ns > 0 AND (anchor_ns IS NULL) = (anchor_code IS NULL))""",
+    "ALTER TABLE record ADD COLUMN host TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE record ADD COLUMN device_uuid TEXT NOT NULL DEFAULT ''",
+    "DROP TRIGGER record_is_never_changed",
+    """CREATE TRIGGER record_is_never_changed BEFORE UPDATE OF id, content_id, workload_id, target_key, template,
+        template_version, config, mode, toolchain_id, outcome, time_ns, times_ns, registers, shared_bytes, local_bytes,
+        spill_bytes, code_bytes, max_error, message, build_s, run_s, clocks, run, batch, prediction, started_at, finished_at,
+        final_race, source, model, anchor_code, anchor_ns, host, device_uuid ON record
+        BEGIN SELECT RAISE(ABORT, 'records are append-only'); END""",
+)
+
 # dialect -> the statements that lead from version i to version i + 1
 MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "sqlite": ((*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1), _SQLITE_STORE_2),
+    "sqlite": ((*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1), _SQLITE_STORE_2, _SQLITE_STORE_3),
+}
+
+_PROFILE_IN_NONE = "CREATE TEMP TABLE profile (id INTEGER, record_id INTEGER, subject TEXT, taken_at REAL, json TEXT) STRICT"
+_RECORD_BEFORE_3 = """CREATE TEMP VIEW record AS SELECT *, NULL AS model, NULL AS anchor_code, NULL AS anchor_ns, '' AS host,
+    '' AS device_uuid FROM main.record"""
+
+# dialect -> version -> the statements that make a database of this older version look like the newest to one connection.
+# A database that is opened read-only is read like this; nothing is written to its file.
+SEEN_AS_NEWEST: dict[str, dict[int, tuple[str, ...]]] = {
+    "sqlite": {1: (_PROFILE_IN_NONE, _RECORD_BEFORE_3), 2: (_RECORD_BEFORE_3,)},
 }
 # dialect -> the statements that create a deployment file of the newest version
 DEPLOY_SCHEMA: dict[str, tuple[str, ...]] = {"sqlite": _SQLITE_DEPLOY_1}

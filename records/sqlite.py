@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.pool import QueuePool
 
-from schedsearch.errors import DatabaseError, SchemaVersionError
+from schedsearch.errors import DatabaseError
 from schedsearch.records import dbfile, schema, trust
 
 DIALECT = "sqlite"
@@ -51,7 +51,9 @@ class Database:
             self.path, create=self._create, readonly=self.readonly, busy_timeout_s=self._busy_timeout_s
         )
         try:
-            if not self.readonly:
+            if self.readonly:
+                _see_as_newest(connection)
+            else:
                 connection.execute("PRAGMA foreign_keys = ON")
                 connection.execute("PRAGMA synchronous = FULL")
             return connection
@@ -80,6 +82,10 @@ class Database:
         with self._translated(), self._writer.begin() as connection:
             yield connection
 
+    def insert(self, table: sa.Table) -> Insert:
+        """An insert that can say what to do on a conflict (`on_conflict_do_update`)."""
+        return insert(table)
+
     def insert_new(self, table: sa.Table) -> Insert:
         """An insert that leaves a row with the same unique key as it is."""
         return insert(table).on_conflict_do_nothing()
@@ -87,28 +93,16 @@ class Database:
     def migrate(self) -> dict[str, str]:
         """Brings the schema to the newest version, creating it in an empty file, and returns the table meta.
 
-        One that is opened read-only is brought there too, by a writer of its own.
+        A database that was opened read-only stays as it is; an older one is seen through views (`schema.SEEN_AS_NEWEST`).
 
         Raises:
-            SchemaVersionError: the database is newer than this code, or older, opened read-only and cannot be written.
+            SchemaVersionError: the database is newer than this code.
             DatabaseError: it is an SQLite database of something else, or a deployment file.
         """
         with self.read() as connection:
             found = self._meta(connection)
         version = self._version(found)
-        if version < dbfile.SCHEMA_VERSION and self.readonly:
-            try:
-                writer = Database(self.path, create=False, readonly=False, busy_timeout_s=self._busy_timeout_s)
-                try:
-                    return writer.migrate()
-                finally:
-                    writer.close()
-            except DatabaseError as error:
-                raise SchemaVersionError(
-                    f"{self.path} has schema version {version}, {dbfile.SCHEMA_VERSION} is wanted and it cannot be written "
-                    f"({error}); migrate it once where it can: schedsearch records list --db {self.path}"
-                ) from error
-        if version < dbfile.SCHEMA_VERSION:
+        if version < dbfile.SCHEMA_VERSION and not self.readonly:
             self._use_wal()
             with self.write() as connection:
                 found = self._meta(connection)  # another process may have been first
@@ -203,6 +197,17 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _see_as_newest(connection: sqlite3.Connection) -> None:
+    """Puts temporary views over the tables of an older schema, so that the queries of the newest one read it."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta'").fetchone():
+        return
+    found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    connection.execute("PRAGMA query_only = OFF")  # it holds for temporary views, too
+    for statement in schema.SEEN_AS_NEWEST[DIALECT].get(int(found[0]) if found else 0, ()):
+        connection.execute(statement)
+    connection.execute("PRAGMA query_only = ON")
 
 
 def _begin(connection: sa.Connection) -> None:

@@ -74,18 +74,19 @@ class Store:
         *,
         busy_timeout_s: float = dbfile.BUSY_TIMEOUT_S,
     ) -> Store:
-        """Opens a database, and brings an older schema to the newest.
+        """Opens a database. An older schema is brought to the newest when it is opened for writing.
 
         Args:
             path: of the file.
             create: whether a missing file is created.
-            readonly: never writes, but to bring an older schema to the newest where the file allows it; `create` is ignored.
+            readonly: writes nothing. A database of an older schema is read as it is; what it does not have is None or "".
+                `create` is ignored.
             busy_timeout_s: how long a write waits for another process.
 
         Raises:
             DatabaseError: the path cannot be opened: missing, a folder, no permission, truncated, of another program; or
                 the state folder (see `trust`) cannot be written.
-            SchemaVersionError: the database is of a newer schedsearch, or of an older one and cannot be written.
+            SchemaVersionError: the database is of a newer schedsearch.
         """
         if not readonly:
             trust.machine_id()  # fails early rather than at the first artifact
@@ -146,32 +147,25 @@ class Store:
             if not done.rowcount:
                 raise UsageError(f"{self.path} has no run {run_id!r}")
 
-    def append(self, record: Record, artifact: Artifact | None = None) -> int:
+    def append(self, record: Record) -> int:
         """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
 
         Args:
-            record: any outcome.
-            artifact: its code, to be kept until `prune`; what is only measured needs none.
+            record: any outcome. Its code is kept when it is promoted.
 
         Returns:
             The record's id; ids grow in the order of appending.
 
         Raises:
-            ValueError: a number in the record is not finite, or `record.artifact` names another artifact.
+            ValueError: a number in the record is not finite.
         """
         row = to_row(record)
-        if artifact is not None:
-            if record.artifact not in (None, artifact.sha256):
-                raise ValueError(f"the record names artifact {record.artifact}, given is {artifact.sha256}")
-            row["artifact_sha256"] = artifact.sha256
         add = self._db.insert_new
         with self._db.write() as connection:
             connection.execute(
                 add(schema.workload), {"id": row["workload_id"], "op": record.workload.op, "json": row.pop("workload_json")}
             )
             connection.execute(add(schema.toolchain), {"id": row["toolchain_id"], "json": row.pop("toolchain_json")})
-            if artifact is not None:
-                put_artifact(self._db, connection, artifact.sha256, artifact.plan.to_json(), artifact.code)
             record_id = connection.execute(add(schema.record).returning(schema.record.c.id), row).scalar()
             if record_id is None:
                 known = sa.select(schema.record.c.id).where(schema.record.c.content_id == row["content_id"])
@@ -187,8 +181,9 @@ class Store:
             record_id: of a record whose outcome is ok.
             artifact: its code; without it the one stored with the record, if any, is served.
             verified: whether this code computed right results on the device when it was measured.
-            if_faster: leave the present best where it is not slower; judged inside the transaction, so that of several
-                runs that promote at once the fastest stays.
+            if_faster: keep the present best unless this record is faster. Times are compared by the ratio to the anchor
+                where both records come from races with the same anchor, else as they are (see `docs/records.md`). Judged
+                inside the transaction: when several runs promote at once, the fastest record stays.
 
         Returns:
             Whether the record is the best now.
@@ -196,22 +191,21 @@ class Store:
         Raises:
             UsageError: no such record, or its outcome is not ok.
         """
-        record, best = schema.record, schema.best
+        record = schema.record
         with self._db.write() as connection:
             row = connection.execute(sa.select(record).where(record.c.id == record_id)).one_or_none()
             if row is None:
                 raise UsageError(f"{self.path} has no record {record_id}")
             if row.outcome != Outcome.OK:
                 raise UsageError(f"record {record_id} ended in {row.outcome}; only a record that is ok can be best")
-            task = sa.and_(
-                best.c.workload_id == row.workload_id, best.c.target_key == row.target_key, best.c.mode == row.mode
-            )
-            present = connection.execute(sa.select(best.c.time_ns).where(task)).scalar()
-            if if_faster and present is not None and present <= row.time_ns:
-                return False
-            sha256 = self._artifact_of(connection, row, artifact)
-            set_best(connection, row, sha256, verified=verified, promoted_at=time.time())
-        return True
+            with connection.begin_nested() as attempt:
+                sha256 = self._artifact_of(connection, row, artifact)
+                promoted = set_best(
+                    self._db, connection, row, sha256, verified=verified, promoted_at=time.time(), if_faster=if_faster
+                )
+                if not promoted:
+                    attempt.rollback()  # its code is not kept either
+        return promoted
 
     def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
         """Takes away the best of a task, because its code turned out to be wrong. Its records stay.

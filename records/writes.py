@@ -14,15 +14,29 @@ from schedsearch.records.sqlite import Database
 
 
 def set_best(
-    connection: sa.Connection, row: Any, artifact_sha256: str | None, *, verified: bool, promoted_at: float
-) -> None:
-    """Points (workload, target, mode) to a row of table record, whatever stood there."""
-    best = schema.best
-    connection.execute(
-        sa.delete(best).where(
-            best.c.workload_id == row.workload_id, best.c.target_key == row.target_key, best.c.mode == row.mode
-        )
-    )
+    database: Database,
+    connection: sa.Connection,
+    row: Any,
+    artifact_sha256: str | None,
+    *,
+    verified: bool,
+    promoted_at: float,
+    if_faster: bool,
+) -> bool:
+    """Makes a row of table record the best of its (workload, target, mode).
+
+    With `if_faster` the present best stays unless the record is faster. Two records are compared
+
+    - by time over the anchor's time, when the anchors of both are the same machine code: then a cool card has no advantage;
+    - else by time.
+
+    A present best without code is also replaced by the same record with code. It is one statement, so that the faster of
+    two writers stays whatever their order.
+
+    Returns:
+        Whether the record is the best now.
+    """
+    best, record = schema.best, schema.record
     values = {column.name: getattr(row, column.name) for column in best.c if column.name in row._fields}
     values |= {
         "record_id": row.id,
@@ -30,7 +44,23 @@ def set_best(
         "verified": int(verified),
         "promoted_at": promoted_at,
     }
-    connection.execute(sa.insert(best), values)
+    statement = database.insert(best).values(values)
+    new = statement.excluded
+    present_anchor_ns = (
+        sa.select(record.c.anchor_ns)
+        .where(record.c.id == best.c.record_id, record.c.anchor_code == row.anchor_code)
+        .scalar_subquery()
+    )
+    handicap = sa.func.coalesce(row.anchor_ns / present_anchor_ns, 1.0) if row.anchor_code else 1.0
+    gains_code = sa.and_(
+        best.c.record_id == new.record_id, best.c.artifact_sha256.is_(None), new.artifact_sha256.is_not(None)
+    )
+    statement = statement.on_conflict_do_update(
+        index_elements=[best.c.workload_id, best.c.target_key, best.c.mode],
+        set_={column.name: new[column.name] for column in best.c if not column.primary_key},
+        where=sa.or_(new.time_ns < best.c.time_ns * handicap, gains_code) if if_faster else None,
+    )
+    return connection.execute(statement.returning(best.c.record_id)).scalar() is not None
 
 
 def put_profile(database: Database, connection: sa.Connection, record_id: int, profile: Profile) -> bool:

@@ -1,4 +1,4 @@
-"""What came of one candidate, and the record that keeps it."""
+"""The measurement of one candidate, and the record that keeps it with its circumstances."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ class Measurement:
     """Outcome of building, verifying and timing one candidate.
 
     Attributes:
-        times_ns: one time per launch and repeat, cold or hot as `mode` says; empty unless outcome is ok.
+        times_ns: one time per launch and repeat, cold or hot as `mode` says; empty unless the outcome is ok.
         max_error: largest |y - reference| over all elements, None when nothing was compared.
         message: what went wrong, as text; empty when ok.
         build_s, run_s: wall seconds spent building, and verifying plus timing.
         clocks: e.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none"} read after timing.
+        host, device_uuid: which machine and which card ran it; "" when nothing ran or it is not known.
     """
 
     outcome: Outcome
@@ -73,6 +74,8 @@ class Measurement:
     build_s: float = 0.0
     run_s: float = 0.0
     clocks: dict[str, Any] = field(default_factory=dict)
+    host: str = ""
+    device_uuid: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.times_ns) != (self.outcome is Outcome.OK):
@@ -112,8 +115,33 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Anchor:
+    """The default configuration of a final race, timed in turns with the finalists.
+
+    A hot card slows the anchor and the finalists alike. So two records whose anchors are the same machine code compare by
+    `Record.anchor_ratio`, although their times were taken in different runs, on different days or cards.
+
+    Attributes:
+        code: `Built.canonical_hash` of the anchor: equal for the same machine code and launch.
+        time_ns: median of its times in the same race.
+
+    Raises:
+        ValueError: the code is empty, or the time is not positive.
+    """
+
+    code: str
+    time_ns: float
+
+    def __post_init__(self) -> None:
+        if not self.code or not self.time_ns > 0:
+            raise ValueError(
+                f"an anchor needs the hash of its code and a time above 0, got {self.code!r} and {self.time_ns}"
+            )
+
+
+@dataclass(frozen=True)
 class Record:
-    """One measured candidate: who it was, what came of it, and the circumstances.
+    """One measured candidate: the configuration, its measurement, and the circumstances.
 
     Attributes:
         target: `Target.key` of the device.
@@ -122,10 +150,13 @@ class Record:
         run: id of the tuning run.
         batch: number of the tuner's proposal batch within the run and arm.
         prediction: the cost model's score before the measurement (higher is faster), or None.
+        model: number of the model's state that made the prediction, counted within the run, workload and template. Scores
+            compare within one state only. None without a prediction, and in records of earlier versions.
         started_at, finished_at: wall clock, seconds since the epoch.
         artifact: sha256 of its artifact, which the store need not keep, or None.
         source: "" when measured here, else where it was imported from.
         final_race: whether the times come from the interleaved race at the end of a run.
+        anchor: of that race; None outside of a race, when no default passed it, and in records of earlier versions.
     """
 
     workload: Workload
@@ -143,3 +174,24 @@ class Record:
     artifact: str | None = None
     source: str = ""
     final_race: bool = False
+    model: int | None = None
+    anchor: Anchor | None = None
+
+    @property
+    def host(self) -> str:
+        return self.measurement.host
+
+    @property
+    def device_uuid(self) -> str:
+        return self.measurement.device_uuid
+
+    @property
+    def anchor_ns(self) -> float | None:
+        """Time of the default configuration in the same race, or None."""
+        return self.anchor.time_ns if self.anchor else None
+
+    @property
+    def anchor_ratio(self) -> float | None:
+        """`time_ns / anchor_ns`, below 1 when faster than the default; None without a time or an anchor."""
+        time_ns = self.measurement.time_ns
+        return None if time_ns is None or self.anchor is None else time_ns / self.anchor.time_ns

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from child_environment import child_environment
 
 from schedsearch.config import Config
 from schedsearch.launch import Artifact, Grid, Int32, LaunchPlan, Pointer, Step, TensorMap
-from schedsearch.measurement import Measurement, Outcome, Record, Resources
+from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources
 from schedsearch.profiling.profile import Launch, Profile
 from schedsearch.workload import Workload
 
@@ -40,6 +41,8 @@ def record(time_ns: float | None = 1000.0, outcome: Outcome = Outcome.OK, **chan
         build_s=0.75,
         run_s=0.1,
         clocks={"sm_mhz": 1980, "throttle": "none"},
+        host="node7",
+        device_uuid="GPU-6e1c8a3d-0000-0000-0000-000000000001",
     )
     values: dict[str, Any] = {
         "workload": conv(),
@@ -54,8 +57,15 @@ def record(time_ns: float | None = 1000.0, outcome: Outcome = Outcome.OK, **chan
         "prediction": 0.1,
         "started_at": 1.7e9 + number / 8,
         "finished_at": 1.7e9 + number / 8 + 0.5,
+        "model": 2,
+        "anchor": Anchor("c0ffee", 4000.0),
     }
     return Record(**{**values, **changes})
+
+
+def before_version_3(record: Record) -> Record:
+    """The same record without the fields that schema version 3 brought."""
+    return replace(record, measurement=replace(record.measurement, host="", device_uuid=""), model=None, anchor=None)
 
 
 def artifact(text: bytes = b"\x7fELF code", arch: str = "sm_90a") -> Artifact:

@@ -103,10 +103,13 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
         (lambda line: line.replace('"batch": 3', '"batch": [3]'), "a field is of the wrong kind"),
         (lambda line: line.replace('"batch": 3', '"batch": Infinity'), "cannot convert float infinity to integer"),
         (lambda line: line.replace('"batch": 3', f'"batch": {2**63}'), "batch of a record must fit into 64 bits"),
-        (lambda line: line.replace('"message": ""', '"message": {}'), "message is {}, a str is wanted"),
+        (lambda line: line.replace('"message": ""', '"message": {}'), "message is {}; it must be a str"),
         (lambda line: line.replace('"times_ns": [', '"times_ns": [-1.0, '), "times_ns of a record must be positive"),
         (lambda line: "[" * 100_000, "nested too deeply"),
         (lambda line: line.replace('"run": "', '"run": "\\ud800'), "a text holds half of a character"),
+        (lambda line: line.replace('"code": "c0ffee"', '"code": ""'), "an anchor needs the hash of its code"),
+        (lambda line: line.replace('"time_ns": 4000.0', '"time_ns": 0'), "and a time above 0"),
+        (lambda line: line.replace('"time_ns": 4000.0', '"time_ns": Infinity'), "anchor_ns of a record must be finite"),
         (lambda line: line.replace('"batch": 3', '"batch": 3, "batch": 4'), "the key 'batch' occurs twice"),
     ],
 )
@@ -149,7 +152,7 @@ def test_files_that_are_no_export(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: No such file"):
         export_jsonl(store, tmp_path / "nowhere" / "out.jsonl")
     file.write_text('{"kind": "header", "format": 9}\n')
-    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 2; upgrade"):
+    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 3; upgrade"):
         import_jsonl(store, file)
 
 
@@ -224,7 +227,9 @@ def test_what_cannot_be_merged(store: Store, tmp_path: Path) -> None:
 
 def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path: Path) -> None:
     for number in range(300, 400):
-        store.append(record(number=number), artifact(b"unused" * 1000 + str(number).encode()))
+        unused = store.append(record(number=number, workload=conv(k=128)))
+        store.promote(unused, artifact(b"unused" * 1000 + str(number).encode()))
+        store.demote(conv(k=128), H200)
     file = tmp_path / "deploy.db"
     report = export_deploy(store, file)
     assert report == {"bests": 2, "artifacts": 1, "size_bytes": file.stat().st_size}

@@ -122,7 +122,7 @@ def test_a_database_of_a_newer_schema(path: Path, opener) -> None:
     with sqlite3.connect(path) as other:
         other.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
     with pytest.raises(
-        SchemaVersionError, match=r"has schema version 7, this schedsearch knows up to 2; upgrade schedsearch"
+        SchemaVersionError, match=r"has schema version 7, this schedsearch knows up to 3; upgrade schedsearch"
     ):
         opener(path)
 
@@ -190,14 +190,29 @@ def test_a_file_or_folder_without_write_permission(path: Path, open_folder: Path
     assert "no permission to read" in forked(lambda: str(Lookup(file)), drop_root=True)
 
 
-def test_an_older_database_that_cannot_be_written(open_folder: Path, shared_state: None) -> None:
+def test_an_older_database_that_cannot_be_written_can_be_read(open_folder: Path, shared_state: None) -> None:
     file = open_folder / "records.db"
     with sqlite3.connect(file) as old:
         old.executescript((Path(__file__).parent / "data" / "schema_v1.sql").read_text())
     file.chmod(0o444)
-    said = forked(lambda: str(Store.open(file, readonly=True)), drop_root=True)
-    assert said.startswith("SchemaVersionError: ") and "has schema version 1, 2 is wanted and it cannot be written" in said
-    assert f"migrate it once where it can: schedsearch records list --db {file}" in said
+
+    def read() -> str:
+        with Store.open(file, readonly=True) as store:
+            return f"{len(store.history())} records"
+
+    assert forked(read, drop_root=True) == "8 records"
+
+
+def test_a_reader_leaves_nothing_behind_and_changes_nothing(path: Path) -> None:
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    with Store.open(path, readonly=True) as store, Lookup(path) as lookup:
+        assert len(store.history()) == 60 and lookup.exact(conv().id, record().target, "cold-graph-v1")
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            lookup._connection.execute("DELETE FROM best")
+        with pytest.raises(DatabaseError, match="was opened read-only; open it for writing"):
+            store.append(record())
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert sorted(path.parent.glob(f"{path.name}*")) == [path]
 
 
 def test_a_read_only_copy_can_be_read(path: Path, open_folder: Path, shared_state: None) -> None:

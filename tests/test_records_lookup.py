@@ -104,7 +104,7 @@ from schedsearch.records.store import Store
 with Store.open(sys.argv[1]) as store:
     for number in range(10, 10**6):
         code = artifact(b"%d" % number * 5000)
-        store.promote(store.append(record(1e6 - number, number=number), code), code)
+        store.promote(store.append(record(1e6 - number, number=number)), code)
         if number % 25 == 0:
             store.prune(1)
         print(number, flush=True)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from records_support import H200, artifact, conv, profile, record
+from records_support import H200, artifact, before_version_3, conv, profile, record
 
-from schedsearch.measurement import Outcome
+from schedsearch.measurement import Outcome, Record
 from schedsearch.records import dbfile, schema
+from schedsearch.records.exchange import export_jsonl, import_jsonl, merge
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 
@@ -66,14 +69,24 @@ def test_every_table_is_strict(tmp_path: Path) -> None:
         assert ("best", True, True) in tables
 
 
-@pytest.mark.parametrize("dump", RELEASED, ids=lambda path: path.stem)
-def test_a_database_of_every_released_version_opens(dump: Path, tmp_path: Path) -> None:
-    path = tmp_path / "records.db"
+def restored(dump: Path, path: Path) -> Path:
+    """A database file made of a dump."""
     with sqlite3.connect(path) as old:
         old.executescript(dump.read_text())
+    return path
+
+
+def written(dump: Path) -> Callable[[Record], Record]:
+    """What a database of that version keeps of a record."""
+    return before_version_3 if dump.stem in ("schema_v1", "schema_v2") else lambda record: record
+
+
+@pytest.mark.parametrize("dump", RELEASED, ids=lambda path: path.stem)
+def test_a_database_of_every_released_version_opens(dump: Path, tmp_path: Path) -> None:
+    path = restored(dump, tmp_path / "records.db")
     with Store.open(path) as store:
         assert store.health()["schema_version"] == dbfile.SCHEMA_VERSION and store.health()["problems"] == []
-        wanted = [record(outcome=outcome, number=number) for number, outcome in enumerate(Outcome)]
+        wanted = [written(dump)(record(outcome=outcome, number=number)) for number, outcome in enumerate(Outcome)]
         found = store.history()
         assert [type(item)(**{**vars(item), "artifact": None}) for item in found] == wanted
         best = store.best(conv(), H200)
@@ -81,16 +94,35 @@ def test_a_database_of_every_released_version_opens(dump: Path, tmp_path: Path) 
         (run,) = store.runs()
         assert run["summary"] == {"trials": 7} and run["info"] == {"command": "tune"}
         assert store.append(record(number=77)) == len(wanted) + 1
-        assert store.append(record(number=0)) == 1, "the identity of a record's content has not changed"
+        assert store.append(written(dump)(record(number=0))) == 1, "the identity of a record's content has not changed"
         assert store.profiles(1) == ([] if dump.stem == "schema_v1" else [profile()])
     with Lookup(path) as lookup:
         row = lookup.exact(conv().id, H200, "cold-graph-v1")
         assert row is not None and lookup.code(row.artifact_sha256 or "") == artifact().code
 
 
-def test_an_older_database_that_is_opened_to_read_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "records.db"
-    with sqlite3.connect(path) as old:
-        old.executescript(RELEASED[0].read_text())
+@pytest.mark.parametrize("dump", RELEASED, ids=lambda path: path.stem)
+def test_a_database_of_every_released_version_is_read_as_it_is(dump: Path, tmp_path: Path) -> None:
+    path = restored(dump, tmp_path / "records.db")
+    before = path.read_bytes()
     with Store.open(path, readonly=True) as store:
-        assert store.health()["schema_version"] == dbfile.SCHEMA_VERSION and len(store.history()) == len(Outcome)
+        assert f"schema_v{store.health()['schema_version']}" == dump.stem and store.health()["problems"] == []
+        found = store.history()
+        wanted = [written(dump)(record(outcome=outcome, number=number)) for number, outcome in enumerate(Outcome)]
+        assert [replace(item, artifact=None) for item in found] == wanted
+        assert store.best(conv(), H200) == found[0]
+        assert store.artifact(found[0].artifact or "") == artifact()
+        assert store.profiles(1) == ([] if dump.stem == "schema_v1" else [profile()])
+        assert [row["id"] for row in store.list_records(limit=2)] == [8, 7] and len(store.runs()) == 1
+        with Store.open(tmp_path / "new.db") as new:
+            assert merge(new, [path]).records_added == len(Outcome)
+            assert [replace(item, artifact=None, source="") for item in new.history()] == wanted
+        export_jsonl(store, tmp_path / "lines.jsonl")
+    with Store.open(tmp_path / "newer.db") as newer:
+        assert import_jsonl(newer, tmp_path / "lines.jsonl").bests_changed == 1
+    assert path.read_bytes() == before
+
+
+def test_every_older_version_can_be_seen_as_the_newest() -> None:
+    for dialect, migrations in schema.MIGRATIONS.items():
+        assert sorted(schema.SEEN_AS_NEWEST[dialect]) == list(range(1, len(migrations)))

@@ -17,7 +17,7 @@ from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, profile
 
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
-from schedsearch.measurement import Measurement, Outcome, Resources
+from schedsearch.measurement import Anchor, Measurement, Outcome, Resources
 from schedsearch.records import dbfile
 from schedsearch.records.store import Store
 from schedsearch.session.hints import thinned
@@ -229,12 +229,36 @@ def test_promotion_is_explicit_and_if_faster_is_judged_by_the_store(store: Store
     assert (best.record_id, best.verified, best.artifact_sha256) == (slow, False, artifact(b"slow").sha256)
 
 
-def test_promote_serves_the_artifact_that_was_appended(store: Store) -> None:
-    record_id = store.append(record(), artifact())
-    store.promote(record_id)
+def test_a_record_that_was_promoted_keeps_its_code_for_the_next_promotion(store: Store) -> None:
+    first, second = store.append(record(number=1)), store.append(record(number=2))
+    store.promote(first, artifact())
+    store.promote(second)
+    assert next(store.bests()).artifact_sha256 is None
+    store.promote(first)
     assert next(store.bests()).artifact_sha256 == artifact().sha256
-    with pytest.raises(ValueError, match="the record names artifact"):
-        store.append(record(artifact="0" * 64), artifact())
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "anchor", "wins"),
+    [
+        (958.0, Anchor("default", 1900.0), False),  # a cool card: 0.504 of the default, against 0.5 on the hot one
+        (1200.0, Anchor("default", 2500.0), True),  # a slower card: 0.48
+        (1100.0, Anchor("default", 2200.0), False),  # the same
+        (958.0, Anchor("another default", 1900.0), True),  # nothing in common, so the times decide
+        (1101.0, Anchor("another default", 9000.0), False),
+        (958.0, None, True),
+        (1101.0, None, False),
+    ],
+)
+def test_records_of_races_with_the_same_anchor_compare_by_their_ratio_to_it(
+    store: Store, time_ns: float, anchor: Anchor | None, wins: bool
+) -> None:
+    hot = store.append(record(1100.0, number=1, anchor=Anchor("default", 2200.0)))
+    store.promote(hot, artifact(b"hot"))
+    other = store.append(record(time_ns, number=2, anchor=anchor))
+    assert store.promote(other, artifact(b"other"), if_faster=True) is wins
+    assert [best.record_id for best in store.bests()] == [other if wins else hot]
+    assert store.stats()["artifacts"] == 1 + wins, "code that is not served is not kept"
 
 
 def test_there_is_one_best_per_workload_target_and_mode(store: Store) -> None:
@@ -256,9 +280,9 @@ def test_prune_drops_code_beyond_the_fastest_and_no_measurement(store: Store) ->
     codes = {}
     for number, time_ns in enumerate((500.0, 400.0, 300.0, 200.0, 100.0)):
         codes[time_ns] = artifact(b"code %d" % number * 1000)
-        store.append(record(time_ns, number=number), codes[time_ns])
+        store.promote(store.append(record(time_ns, number=number)), codes[time_ns])
     other = artifact(b"other")
-    store.append(record(9e9, target=A100), other)
+    store.promote(store.append(record(9e9, target=A100)), other)
     slowest = store.append(record(500.0, number=0))
     store.promote(slowest)
     before = store.history()

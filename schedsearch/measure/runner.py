@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import platform
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class Runner:
         if mode not in MODES or timeout_s <= 0:
             raise UsageError(f"a runner needs a mode of {', '.join(MODES)} and timeout_s > 0, got {mode!r} and {timeout_s}")
         self._target, self._mode, self._timeout_s = target, mode, timeout_s
+        self._host = platform.node()
         self._cores = sorted(os.sched_getaffinity(0))
         self._code: dict[str, Artifact] = {}
         self._child: ChildProcess | None = None
@@ -221,6 +223,8 @@ class Runner:
             build_s=built.build_s,
             run_s=run_s,
             clocks={**self.clocks(), **ran.facts},
+            host=self._host,
+            device_uuid=self._target.uuid,
         )
 
     def _restart_child(self) -> ChildProcess:
