@@ -130,9 +130,9 @@ class _StrayWrite(PointwiseCpu):
     def _function(self, workload: Workload, config: Config) -> Any:
         from numba import types
 
-        from schedsearch.backend.cpu_ops import as_array, device_function
+        from schedsearch.backend.cpu_ops import as_array
 
-        right = device_function(pointwise_function(workload, 1))
+        right = pointwise_function(workload, 1)
         offset = 4 * self.where(workload)
 
         def stray_write(x_at: Any, w_at: Any, y_at: Any, start: Any, stop: Any) -> None:
@@ -208,9 +208,9 @@ class WrongWhenHot(PointwiseCpu):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         from numba import types
 
-        from schedsearch.backend.cpu_ops import as_array, device_function
+        from schedsearch.backend.cpu_ops import as_array
 
-        right = device_function(pointwise_function(workload, 1))
+        right = pointwise_function(workload, 1)
 
         def wrong_when_hot(x_at: Any, w_at: Any, y_at: Any, count_at: Any, start: Any, stop: Any) -> None:
             count = as_array(count_at, (1,), types.int64)

@@ -23,6 +23,7 @@ from typing import Any
 from llvmlite import binding as llvm
 
 from schedsearch.backend.base import BuildResult, CompileError
+from schedsearch.backend.inlining import inlining
 from schedsearch.launch import Artifact, LaunchPlan, Step
 from schedsearch.measurement import Resources
 from schedsearch.template import KernelSource, KernelStep
@@ -149,8 +150,9 @@ def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], ent
     try:
         with global_compiler_lock:
             result = compiler.compile_extra(
-                cpu.typing_context, cpu.target_context, function, signature, types.void, flags, {}
-            )
+                cpu.typing_context, cpu.target_context, function, signature, types.void, flags, {},
+                pipeline_class=_inlining_compiler(),
+            )  # fmt: skip
             _link_and_optimise(result.library)
     except errors.NumbaError as error:
         raise CompileError(f"kernel {function.__name__}: {error}") from error
@@ -165,6 +167,13 @@ def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], ent
     module.name = entry
     _remove_dead_code(module)
     return str(module)
+
+
+@functools.cache
+def _inlining_compiler() -> Any:
+    from numba.core.compiler import Compiler
+
+    return inlining(Compiler, "numba.core")
 
 
 def _link_and_optimise(library: Any) -> None:

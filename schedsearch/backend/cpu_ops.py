@@ -8,13 +8,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_jitable, register_model
+from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import populate_array
 
 _F32 = ir.FloatType()
-
-# Makes a plain Python function callable from kernels; it is compiled into them.
-device_function = register_jitable
 
 
 @intrinsic

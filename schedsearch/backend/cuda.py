@@ -83,10 +83,10 @@ def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
         raise ValueError(f"arch {arch!r} is not one of the form sm_90a")
     bounds = step.block_threads, step.min_blocks_per_sm
     try:
-        ptx = compile_to_ptx(step.function, _signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by)
+        made = compile_to_ptx(step.function, _signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by)
     except Exception as error:  # whatever a compiler does with a candidate is the candidate's failure
         raise CompileError(f"{type(error).__name__}: {error}") from error
-    ptx = ptx.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
+    ptx = made.text.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
     if step.cluster > 1:
         # Explicit: otherwise barriers of the cluster come with code for a launch without one.
         directives = rf"\1\n.explicitcluster\n.reqnctapercluster {step.cluster}, 1, 1"

@@ -1,15 +1,18 @@
 """Python kernel -> PTX by Numba-CUDA and NVVM, with one run of Numba for all kernels of the same shape.
 
 Numba's part (bytecode, types, LLVM IR) is four fifths of the time that a kernel takes to build. A candidate's kernel mostly
-differs from an earlier one in captured numbers and in the texts of device operations only, and Numba looks at neither. So it
-is run once with placeholders for them, and its LLVM IR is kept. The next kernel puts its own numbers and texts into
-that: NVVM then sees what it would have seen without the detour, and optimises for these numbers.
+differs from an earlier one in captured numbers and in the texts of device operations only, and Numba looks at neither. So
+Numba runs once with placeholders for them, and its LLVM IR is kept. The next kernel puts its own numbers and texts into
+that IR: NVVM then sees what it would have seen without the detour, and optimises for these numbers.
 
-What Numba does look at is named by `KernelStep.shaped_by`. A placeholder refuses to be compared or to count as true or
-false, so that a name forgotten there never makes a wrong kernel: a branch is not left out until NVVM does it, and where
+`KernelStep.shaped_by` names the numbers that Numba does look at. A placeholder refuses to be compared or to count as true or
+false, so that a forgotten name never makes a wrong kernel: a branch stays in the code until NVVM removes it, and where
 Numba needs a number the kernel is compiled on its own.
 
-Processes that build for one run share what Numba made through a folder (`share_through`).
+Plain functions that a kernel captures are compiled into it (`inlining`). They are taken apart like the kernel itself: the
+variable `stages` of the captured function `ring` is called "ring.stages".
+
+Processes that build for one run share Numba's results through a folder (`share_through`).
 """
 
 from __future__ import annotations
@@ -18,22 +21,30 @@ import fcntl
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from numba import cuda, types
+from numba import types
 from numba.cuda import compiler
+from numba.cuda.core.callconv import CUDACallConv
+from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv import nvvm
+from numba.cuda.descriptor import cuda_target
+from numba.cuda.flags import CUDAFlags
+from numba.cuda.utils import numba_target_override
 from numba.extending import typeof_impl
 
+from schedsearch.backend.inlining import inlining
 from schedsearch.backend.ops import Operands, operands_and_text, stand_in
 
 _KEPT_SHAPES = 128  # of some 200 KB of text each
 _PLACEHOLDER = re.compile(r"@\{([^}]*)\}@")
 _THREADS, _BLOCKS = "#threads", "#blocks"  # launch bounds; no variable has such a name
+_NEXT_MODULE = "\n; -- next module --\n"  # between LLVM modules: a kernel's own, then those of functions that Numba adds
+_Compiler = inlining(compiler.CUDACompiler, "numba.cuda.core")
 _shared_folder: Path | None = None
 
 
@@ -46,13 +57,21 @@ def share_through(folder: Path) -> None:
     _shared_folder = folder
 
 
+@dataclass(frozen=True)
+class Ptx:
+    """PTX of one kernel. `shared`: it was made from the LLVM IR of a shape, which other kernels share."""
+
+    text: str
+    shared: bool
+
+
 def compile_to_ptx(
     function: Callable[..., None],
     signature: tuple[Any, ...],
     cc: tuple[int, int],
     launch_bounds: tuple[int, int],
     shaped_by: frozenset[str] | None,
-) -> str:
+) -> Ptx:
     """The PTX of a kernel.
 
     Args:
@@ -63,20 +82,24 @@ def compile_to_ptx(
         shaped_by: as in `KernelStep`.
 
     Raises:
+        ValueError: the kernel, or a function that it captures, is recursive or captures a name without value; `shaped_by`
+            names what is not captured.
         Exception: whatever Numba or NVVM raise.
     """
+    captured = dict(_captured(function))
     if shaped_by is not None:
-        try:
-            shape, filling = _take_apart(function, signature, cc, launch_bounds, shaped_by)
-            pieces = _front_end(shape)
-        except Exception:  # of a kernel that has no shape to share: what is wrong with it, if anything, shows below
-            pass
-        else:
+        _check_names(function, shaped_by, captured)
+        shape, filling = _take_apart(function, signature, cc, launch_bounds, shaped_by)
+        pieces = _front_end(shape) if _hashable(shape) else None
+        if pieces is not None:
             text = "".join(filling[piece] if number % 2 else piece for number, piece in enumerate(pieces))
-            ptx: bytes = nvvm.compile_ir(text, opt=3, arch=f"compute_{cc[0]}{cc[1]}")
-            return ptx.decode().strip("\0").strip()
-    ptx_text, _ = cuda.compile(function, signature, device=False, abi="numba", cc=cc, launch_bounds=launch_bounds)
-    return str(ptx_text)
+            return Ptx(_to_ptx(text, cc), shared=True)
+    return Ptx(_to_ptx(_lower(function, signature, cc, launch_bounds), cc), shared=False)
+
+
+def _to_ptx(modules: str, cc: tuple[int, int]) -> str:
+    ptx: bytes = nvvm.compile_ir(modules.split(_NEXT_MODULE), opt=3, arch=f"compute_{cc[0]}{cc[1]}")
+    return ptx.decode().strip("\0").strip()
 
 
 class _Placeholder:
@@ -107,7 +130,11 @@ def _typeof_placeholder(value: _Placeholder, context: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What Numba's result depends on; `captured` has numbers' types, operations' operands, and of others type and value."""
+    """What Numba's result depends on.
+
+    `captured` has, for each captured name in order: the type of a number that gets a placeholder, the operands of a device
+    operation, a `_Function`, and of all others type and value.
+    """
 
     code: Any
     module: int
@@ -117,34 +144,107 @@ class _Shape:
     function: Callable[..., None] = field(compare=False)  # any one of this shape
 
 
+@dataclass(frozen=True)
+class _Function:
+    """A captured function. `captured` as in `_Shape`, and the same of its default arguments."""
+
+    code: Any
+    module: int
+    defaults: Any
+    captured: tuple[Any, ...]
+
+
+def _captured(function: Any, path: tuple[Any, ...] = (), prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of what a function captures, and of what the captured functions capture.
+
+    Raises:
+        ValueError: a function captures itself, or a name that has no value yet.
+    """
+    path = (*path, function.__code__)
+    for own, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        name = prefix + own
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            raise ValueError(
+                f"{name} is captured before it has a value; assign it before the kernel is handed over"
+            ) from None
+        yield name, value
+        if isinstance(value, FunctionType):
+            if value.__code__ in path:
+                raise ValueError(f"{name} calls itself; functions are compiled into the kernel: write a loop instead")
+            yield from _captured(value, path, name + ".")
+
+
+def _check_names(function: Any, shaped_by: frozenset[str], captured: Mapping[str, Any]) -> None:
+    if unknown := sorted(shaped_by - set(captured)):
+        raise ValueError(
+            f"shaped_by of {function.__name__} names {', '.join(unknown)}, which it does not capture; captured: "
+            f"{', '.join(sorted(captured)) or 'nothing'}"
+        )
+
+
 def _take_apart(
     function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launch_bounds: tuple[int, int], shaped_by: frozenset[str]
 ) -> tuple[_Shape, dict[str, str]]:
     """A kernel's shape, and what the placeholders of its LLVM IR stand for."""
-    captured: list[Any] = []
     filling = {_THREADS: str(launch_bounds[0]), _BLOCKS: str(launch_bounds[1])}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        value = cell.cell_contents
+    captured = _parts(function, shaped_by, "", filling)
+    return _Shape(function.__code__, id(function.__globals__), signature, cc, captured, function), filling
+
+
+def _parts(function: Any, shaped_by: frozenset[str], prefix: str, filling: dict[str, str]) -> tuple[Any, ...]:
+    """`_Shape.captured` of a function; adds to `filling`."""
+    parts: list[Any] = []
+    for own, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        name, value = prefix + own, cell.cell_contents
         declared = operands_and_text(value)
         if declared is not None:
-            captured.append(declared[0])
+            parts.append(declared[0])
             filling[name] = declared[1]
+        elif isinstance(value, FunctionType):
+            defaults = _typed((value.__defaults__, tuple((value.__kwdefaults__ or {}).items())))
+            inner = _parts(value, shaped_by, name + ".", filling)
+            parts.append(_Function(value.__code__, id(value.__globals__), defaults, inner))
         elif name not in shaped_by and type(value) is bool:
-            captured.append(types.boolean)
+            parts.append(types.boolean)
             filling[name] = str(value).lower()
         elif name not in shaped_by and type(value) is int and -(2**63) <= value < 2**64:
-            captured.append(types.int64 if value < 2**63 else types.uint64)  # as Numba types it
+            parts.append(types.int64 if value < 2**63 else types.uint64)  # as Numba types it
             filling[name] = str(value)
         else:
-            captured.append((type(value), value))
-    return _Shape(function.__code__, id(function.__globals__), signature, cc, tuple(captured), function), filling
+            parts.append(_typed(value))
+    return tuple(parts)
+
+
+def _typed(value: Any) -> Any:
+    """The value with its type; unequal for 1, True and 1.0, and for 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_typed, value))
+    return (float, value.hex()) if type(value) is float else (type(value), value)
+
+
+def _hashable(shape: _Shape) -> bool:
+    try:
+        hash(shape)
+    except TypeError:  # an array, say
+        return False
+    return True
 
 
 @functools.lru_cache(_KEPT_SHAPES)
-def _front_end(shape: _Shape) -> list[str]:
-    """The LLVM IR in pieces: text and names of placeholders by turns."""
+def _front_end(shape: _Shape) -> list[str] | None:
+    """The LLVM IR in pieces: text and names of placeholders by turns.
+
+    None when Numba refuses the kernel with placeholders: it needs a value, or something is wrong with the kernel, which
+    shows when it is compiled on its own.
+    """
     key = _shared_folder and _key(shape)
-    return _PLACEHOLDER.split(_run_once(shape, _shared_folder / key) if _shared_folder and key else _run_numba(shape))
+    try:
+        text = _run_once(shape, _shared_folder / key) if _shared_folder and key else _run_numba(shape)
+    except Exception:
+        return None
+    return _PLACEHOLDER.split(text)
 
 
 def _run_once(shape: _Shape, path: Path) -> str:
@@ -170,6 +270,8 @@ def _key(shape: _Shape) -> str | None:
 
 def _stable(value: Any) -> Any:
     """Something whose repr is the same in every process. Raises TypeError when there is none."""
+    if isinstance(value, _Function):
+        return _stable(value.code), _stable(value.defaults), _stable(value.captured)
     if isinstance(value, CodeType):
         return value.co_qualname, value.co_code, value.co_names, value.co_freevars, _stable(value.co_consts)
     if isinstance(value, tuple):
@@ -183,24 +285,47 @@ def _stable(value: Any) -> Any:
 
 def _run_numba(shape: _Shape) -> str:
     """The LLVM IR with placeholders."""
-    function: Any = shape.function
+    bounds = _Placeholder(_THREADS, None), _Placeholder(_BLOCKS, None)
+    return _lower(_opened(shape.function, shape.captured, ""), shape.signature, shape.cc, bounds)
+
+
+def _opened(function: Any, parts: tuple[Any, ...], prefix: str) -> Any:
+    """The function with placeholders for what it captures, as `parts` says."""
     cells = []
-    for name, what, cell in zip(function.__code__.co_freevars, shape.captured, function.__closure__ or ()):
-        value = cell.cell_contents
-        if isinstance(what, Operands):
-            value = stand_in(what, str(_Placeholder(name, None)))
-        elif isinstance(what, types.Type):
-            value = _Placeholder(name, what)
+    for own, part, cell in zip(function.__code__.co_freevars, parts, function.__closure__ or ()):
+        name, value = prefix + own, cell.cell_contents
+        if isinstance(part, Operands):
+            value = stand_in(part, str(_Placeholder(name, None)))
+        elif isinstance(part, _Function):
+            value = _opened(value, part.captured, name + ".")
+        elif isinstance(part, types.Type):
+            value = _Placeholder(name, part)
         cells.append(CellType(value))
-    open_function = FunctionType(function.__code__, function.__globals__, function.__name__, None, tuple(cells))
-    # Numba has no public way to its LLVM IR. Should this one change, kernels are compiled one by one, and a test fails.
-    library, _ = compiler._compile_pyfunc_with_fixup(
-        open_function,
-        shape.signature,
-        device=False,
-        abi="numba",
-        cc=shape.cc,
-        launch_bounds=(_Placeholder(_THREADS, None), _Placeholder(_BLOCKS, None)),
-    )
-    (text,) = library.llvm_strs
-    return str(text)
+    defaults = function.__defaults__
+    opened = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
+
+
+def _lower(function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launch_bounds: tuple[Any, Any]) -> str:
+    """A kernel's LLVM modules.
+
+    Numba has no public way to them. This is what its own `compile` does, with another pipeline.
+    """
+    flags = CUDAFlags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model = "numpy"
+    flags.compute_capability = cc
+    context = cuda_target.target_context
+    with global_compiler_lock, numba_target_override():
+        result = compiler.compile_extra(
+            cuda_target.typing_context, context, function, signature, None, flags, {},
+            pipeline_class=_Compiler, call_conv=CUDACallConv(context), abi_info={},
+        )  # fmt: skip
+        if result.signature.return_type != types.void:
+            raise TypeError(f"a kernel returns nothing, {function.__name__} returns {result.signature.return_type}")
+        result.library.finalize()
+        kernel = result.library.get_function(result.fndesc.llvm_func_name)
+        compiler.kernel_fixup(kernel, False)
+        nvvm.set_launch_bounds(kernel, launch_bounds)
+        return _NEXT_MODULE.join(result.library.llvm_strs)

@@ -19,9 +19,16 @@ class KernelStep:
     [start, stop) of work items to compute (keyword arguments where there are `*operands`); the device splits the work items
     evenly over `block_threads` threads. Knobs are closure constants.
 
+    A kernel may call plain Python functions that it captures or that its module holds, without decorators; they are compiled
+    into it, and so is what they call. They may take and return tuples, local arrays and functions, have default arguments
+    and return early; they cannot be recursive or take `*args`. Import module-level functions by name: a call of
+    `module.function` is not inlined.
+
     `shaped_by` names the captured integers and booleans that decide the code's shape: lengths of local arrays, conditions
     that leave out branches. All others are then mere numbers to the CUDA backend, and kernels that differ in nothing else
-    are built several times faster after the first. None: all of them decide.
+    are built several times faster after the first. None: all of them decide. What a captured function captures is named by
+    its path: "ring.stages" for the variable `stages` of the function that the kernel calls `ring`. A name that is not
+    captured is an error. A function found in the module, not captured, always decides with all that it captures.
 
     Other fields as in `Step`.
     """

@@ -10,7 +10,6 @@ from typing import Any
 
 from numba import types
 
-from schedsearch.backend.cpu_ops import device_function
 from schedsearch.launch import Float32, Int64, Param, Pointer, Scalar
 from schedsearch.workload import Workload
 
@@ -41,13 +40,11 @@ def epilogue_function(stages: Sequence[str]) -> Callable[..., Any]:
     return apply
 
 
-@device_function
 def _identity(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
     return value
 
 
 def _bias(before):  # type: ignore[no-untyped-def]
-    @device_function
     def bias(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
         return before(value, k, at, vectors, scalars) + vectors[0][k]
 
@@ -55,7 +52,6 @@ def _bias(before):  # type: ignore[no-untyped-def]
 
 
 def _scale_shift(before):  # type: ignore[no-untyped-def]
-    @device_function
     def scale_shift(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
         return before(value, k, at, vectors, scalars) * vectors[1][k] + vectors[2][k]
 
@@ -63,7 +59,6 @@ def _scale_shift(before):  # type: ignore[no-untyped-def]
 
 
 def _residual(before):  # type: ignore[no-untyped-def]
-    @device_function
     def residual(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
         return before(value, k, at, vectors, scalars) + vectors[3][at]
 
@@ -71,7 +66,6 @@ def _residual(before):  # type: ignore[no-untyped-def]
 
 
 def _relu(before):  # type: ignore[no-untyped-def]
-    @device_function
     def relu(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
         value = before(value, k, at, vectors, scalars)
         return _ZERO if value < _ZERO else value
@@ -80,7 +74,6 @@ def _relu(before):  # type: ignore[no-untyped-def]
 
 
 def _leaky_relu(before):  # type: ignore[no-untyped-def]
-    @device_function
     def leaky_relu(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
         value = before(value, k, at, vectors, scalars)
         return value * scalars[0] if value < _ZERO else value
@@ -89,7 +82,6 @@ def _leaky_relu(before):  # type: ignore[no-untyped-def]
 
 
 def _clip(before):  # type: ignore[no-untyped-def]
-    @device_function
     def clip(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
         value = before(value, k, at, vectors, scalars)
         value = scalars[1] if value < scalars[1] else value
