@@ -23,13 +23,13 @@ def operands(workload: schedsearch.Workload, layout: str) -> tuple[torch.Tensor,
 
     y is of about the magnitude of x, so that a chain neither grows nor fades.
     """
-    w = workload
+    w, stages = workload, [stage.name for stage in workload.epilogue]
     random = functools.partial(torch.randn, device="cuda", dtype=getattr(torch, workload.dtype))
-    gain = 2.0 if "relu" in w.epilogue else 1.0
+    gain = 2.0 if "relu" in stages else 1.0
     scale = (gain / (w.c // w.groups * w.r * w.s)) ** 0.5
     x = random(w.n, w.c, w.h, w.w).contiguous(memory_format=MEMORY[layout])
     weight = (random(w.k, w.c // w.groups, w.r, w.s) * scale).contiguous(memory_format=MEMORY[layout])
-    return (x, weight, random(w.k) * 0.1) if "bias" in w.epilogue else (x, weight)
+    return (x, weight, random(w.k) * 0.1) if "bias" in stages else (x, weight)
 
 
 def geometry(workload: schedsearch.Workload) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ def geometry(workload: schedsearch.Workload) -> tuple[Any, ...]:
 def convolve(workload: schedsearch.Workload, x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
     """One operator after the other: the convolution, its bias, relu in place."""
     y = torch.nn.functional.conv2d(x, weight, *(bias or (None,)), *geometry(workload))
-    return y.relu_() if "relu" in workload.epilogue else y
+    return y.relu_() if any(stage.name == "relu" for stage in workload.epilogue) else y
 
 
 def fused(workload: schedsearch.Workload) -> Way:
@@ -75,7 +75,7 @@ def ways(workload: schedsearch.Workload, layout: str) -> Iterator[tuple[str, Way
     separate = functools.partial(convolve, workload)
     if not workload.epilogue:
         yield f"cudnn_{layout}", separate
-    elif workload.epilogue == ("bias", "relu"):
+    elif [stage.name for stage in workload.epilogue] == ["bias", "relu"]:
         yield f"separate_{layout}", separate
         yield f"fused_{layout}", fused(workload)
         yield f"compiled_{layout}", compiled(workload)

@@ -5,6 +5,7 @@
     SchedsearchError                 .exit_code
     ├── UsageError (ValueError)          2   the caller asked for something that cannot be
     │   ├── WorkloadError                2   a workload or a workload file is wrong; carries `problems`
+    │   │   └── UnknownOperatorError     2   no operator of that name is installed, or it cannot be imported
     │   ├── ConfigError                  2   a configuration, knob or restriction is illegal
     │   ├── ArgumentError                2   an array given to a kernel has the wrong dtype, shape, strides or device
     │   └── UnsupportedError             2   no template can run the workload on this target
@@ -72,6 +73,17 @@ class WorkloadError(UsageError):
     def __init__(self, problems: Iterable[Problem] | str) -> None:
         self.problems = (Problem("", problems),) if isinstance(problems, str) else tuple(problems)
         super().__init__("; ".join(map(str, self.problems)))
+
+
+class UnknownOperatorError(WorkloadError):
+    """No operator of the name `op` can be had: none is installed, its package fails to import, or two packages claim it."""
+
+    def __init__(self, problems: Iterable[Problem] | str, op: str) -> None:
+        super().__init__(problems)
+        self.op = op
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownOperatorError, (self.problems, self.op)
 
 
 class ConfigError(UsageError):

@@ -8,8 +8,19 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """The one JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII; objects by their `to_json()`."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=plain_json)
+
+
+def plain_json(value: Any) -> Any:
+    """What stands in JSON for an object that has `to_json()`; the argument `default` of `json.dumps`.
+
+    Raises:
+        TypeError: the object has none.
+    """
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 
 def sha256_hex(text: str | bytes) -> str:

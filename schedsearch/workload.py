@@ -13,20 +13,21 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from schedsearch.errors import Problem, WorkloadError, did_you_mean
+from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.ops import OPS, RECORDED_OPS, ArgSpec, Op, ScalarSpec
+from schedsearch.ops import ArgSpec, Op, ScalarSpec, Stage, Work, operator
 
 
 class Workload:
     """An operator with its parameters: shapes, dtypes, layouts and epilogue stages. Immutable and hashable.
 
     Args:
-        op: name of an operator in `schedsearch.ops.OPS`, or `foreign` for what another tuner measured.
-        params: its parameters; what is left out takes the operator's default.
+        op: name of an operator, see `schedsearch.ops.operator`; `foreign` for what another tuner measured.
+        params: its parameters; those left out take the operator's defaults.
 
     Raises:
-        WorkloadError: unknown operator, or any parameter is missing, unknown or impossible; lists all mistakes.
+        UnknownOperatorError: there is no such operator here.
+        WorkloadError: a parameter is missing, unknown or impossible; lists all mistakes.
     """
 
     __slots__ = ("__dict__", "op", "params")
@@ -34,11 +35,7 @@ class Workload:
     params: Mapping[str, Any]
 
     def __init__(self, op: str, params: Mapping[str, Any]) -> None:
-        if op not in RECORDED_OPS:
-            raise WorkloadError(
-                [Problem("op", f"unknown operator {op!r}{did_you_mean(op, OPS)}; allowed: {', '.join(sorted(OPS))}")]
-            )
-        normalised, problems = RECORDED_OPS[op].normalise(params)
+        normalised, problems = operator(op).normalise(params)
         if problems:
             raise WorkloadError(problems)
         object.__setattr__(self, "op", op)
@@ -66,7 +63,7 @@ class Workload:
         out_dtype: str | None = None,
         layout: str = "NHWC",
         weight_layout: str | None = None,
-        epilogue: Sequence[str] = (),
+        epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
     ) -> Workload:
         """A 2-d convolution (cross-correlation, as in every deep-learning library).
 
@@ -81,7 +78,7 @@ class Workload:
             out_dtype: of y and the residual; the input's unless given.
             layout: axes of x and y in memory, NHWC or NCHW.
             weight_layout: OHWI or OIHW; the one that belongs to `layout` unless given.
-            epilogue: stages applied to the accumulator in order; see `schedsearch.ops.EPILOGUE_STAGES`.
+            epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
 
         Raises:
             WorkloadError: with every mistake.
@@ -99,10 +96,15 @@ class Workload:
 
     @classmethod
     def from_json(cls, text: str) -> Workload:
-        """Inverse of `json`. Raises WorkloadError when the operator's schema version is not known here."""
+        """Inverse of `json`.
+
+        Raises:
+            UnknownOperatorError: the operator is not installed here.
+            WorkloadError: its schema version is not known here.
+        """
         data = json.loads(text)
-        op = RECORDED_OPS.get(data["op"])
-        if op is not None and data.get("v", 1) != op.version:
+        op = operator(data["op"])
+        if data.get("v", 1) != op.version:
             raise WorkloadError(
                 f"{data['op']} has schema version {data.get('v', 1)}, this schedsearch knows {op.version}; upgrade it"
             )
@@ -110,7 +112,7 @@ class Workload:
 
     @property
     def definition(self) -> Op:
-        return RECORDED_OPS[self.op]
+        return operator(self.op)
 
     @functools.cached_property
     def json(self) -> str:
@@ -129,8 +131,26 @@ class Workload:
         return self.definition.arguments(self.params)
 
     @functools.cached_property
+    def outputs(self) -> tuple[ArgSpec, ...]:
+        """What a kernel for this workload writes, in order."""
+        return self.definition.outputs(self.params)
+
+    @property
     def output(self) -> ArgSpec:
-        return self.definition.output(self.params)
+        """The only output.
+
+        Raises:
+            WorkloadError: there are several; read `outputs`.
+        """
+        if len(self.outputs) != 1:
+            names = ", ".join(output.name for output in self.outputs)
+            raise WorkloadError(f"{self.op} has {len(self.outputs)} outputs ({names}); this needs an operator with one")
+        return self.outputs[0]
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of the arguments whose values do not change between calls."""
+        return tuple(argument.name for argument in self.signature if argument.constant)
 
     @functools.cached_property
     def scalars(self) -> tuple[ScalarSpec, ...]:
@@ -138,13 +158,18 @@ class Workload:
         return self.definition.scalars(self.params)
 
     @functools.cached_property
+    def work(self) -> Work:
+        """Operations, bytes and the length of sums."""
+        return self.definition.work(self.params)
+
+    @property
     def flops(self) -> int:
-        return self.definition.flops(self.params)
+        return self.work.flops
 
     @property
     def min_bytes(self) -> int:
-        """Bytes of every argument read once and the output written once."""
-        return sum(arg.nbytes for arg in (*self.signature, self.output))
+        """Bytes of every argument read once and every output written once."""
+        return self.work.nbytes
 
     @property
     def label(self) -> str:

@@ -68,7 +68,7 @@ def numpy_conv2d(
     def per_channel(name: str) -> Array:
         return values[name] if workload.layout == "NHWC" else values[name][:, None, None]
 
-    for stage in workload.epilogue:
+    for stage in (each.name for each in workload.epilogue):
         if stage == "bias":
             y = y + per_channel("bias")
         elif stage == "scale_shift":

@@ -19,7 +19,7 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
 from schedsearch.measurement import Resources
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import Geometry, evaluate, even_splits, mergeable
@@ -59,7 +59,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
-        stages = list(EPILOGUE_STAGES)
+        stages = list(STAGES)
         workload = Workload.conv2d(
             n=int(rng.integers(1, 9)), h=h, w=w, c=groups * inputs, k=groups * outputs, r=r, s=s, groups=groups,
             stride=stride, padding=padding, dilation=dilation,
@@ -81,7 +81,7 @@ class StandInEpilogue:
         self.emulator, self.workload, self.outputs, self.alignments = emulator, workload, outputs, {}
         self.identity = not workload.epilogue
         zeros: tuple[Any, ...] = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
-        residual = (Pointer("residual"),) if "residual" in workload.epilogue else zeros[3:4]
+        residual = (Pointer("residual"),) if "residual" in map(str, workload.epilogue) else zeros[3:4]
         self.params = (*zeros[:3], *residual, *zeros[4:])
 
     def index(self, name: str) -> int:
@@ -106,7 +106,7 @@ class StandInEpilogue:
             assert position == self.emulator.thread.number % 4 * 2
             for octet in range(octets):
                 values = [0.0] * 4
-                if "residual" not in self.workload.epilogue:
+                if "residual" not in map(str, self.workload.epilogue):
                     pass
                 elif self.workload.out_dtype == "float32":
                     for i in range(4):
@@ -404,7 +404,7 @@ LAYERS = {
     "300x300x64": BASE.replace(n=32, h=300, w=300),
     "56x56x256 in 32 groups, strided": BASE.replace(n=32, h=56, w=56, c=256, k=256, groups=32, stride=2),
 }
-EPILOGUES = [("bias", "relu"), ("scale_shift", "leaky_relu"), ("bias", "residual", "clip"), tuple(EPILOGUE_STAGES)]
+EPILOGUES = [("bias", "relu"), ("scale_shift", "leaky_relu"), ("bias", "residual", "clip"), tuple(STAGES)]
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schedsearch.backend import compile_source
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS
 from schedsearch.template import load_reference
 from schedsearch.workload import Workload
@@ -94,7 +94,7 @@ def test_every_dtype_is_read_exactly(device, dtype):
 @pytest.mark.parametrize(
     "epilogue, layout",
     [
-        *(((stage,), "NHWC") for stage in EPILOGUE_STAGES),
+        *(((stage,), "NHWC") for stage in STAGES),
         (("bias", "relu", "residual", "relu"), "NCHW"),
         (("residual", "leaky_relu", "scale_shift", "bias", "clip"), "NCHW"),
         (("clip", "scale_shift", "leaky_relu"), "NHWC"),

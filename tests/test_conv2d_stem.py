@@ -18,7 +18,7 @@ from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.config import Config
 from schedsearch.launch import TensorMap
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.stem import Conv2dStem
 from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate
@@ -47,7 +47,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding, dilation = [int(v) for v in rng.integers(0, 8, 4)], int(rng.integers(1, 4))
         if (r - 1) * dilation >= h + padding[0] + padding[2] or s - 1 >= w + padding[1] + padding[3]:
             continue
-        stages = list(EPILOGUE_STAGES)
+        stages = list(STAGES)
         workload = Workload.conv2d(
             n=int(rng.integers(1, 6)), h=h, w=w, c=int(rng.integers(1, 17)), k=8 * int(rng.integers(1, 17)), r=r, s=s,
             stride=stride, padding=padding, dilation=(dilation, 1),
@@ -313,7 +313,7 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
 
 @pytest.mark.parametrize("workload", [RGB_7X7, RGB_7X7.replace(n=32), RGB_3X3], ids=lambda workload: workload.label)
 def test_an_epilogue_needs_no_local_memory(workload: Workload) -> None:
-    for epilogue in ((), ("bias", "relu"), tuple(EPILOGUE_STAGES)):
+    for epilogue in ((), ("bias", "relu"), tuple(STAGES)):
         for out_dtype in ("float16", "float32"):
             fused = workload.replace(epilogue=epilogue, out_dtype=out_dtype)
             built = compile_source(TEMPLATE.kernel(fused, H200, TEMPLATE.default(fused, H200)), H200)

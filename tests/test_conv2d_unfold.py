@@ -15,7 +15,7 @@ import schedsearch.templates.conv2d.unfold as module
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelStep
 from schedsearch.templates.conv2d.unfold import Conv2dUnfold
@@ -43,7 +43,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
-        stages = list(EPILOGUE_STAGES)
+        stages = list(STAGES)
         workload = Workload.conv2d(
             n=int(rng.integers(1, 6)), h=h, w=w, c=int(rng.integers(1, 31)), k=8 * int(rng.integers(1, 13)), r=r, s=s,
             stride=stride, padding=padding, dilation=dilation,

@@ -17,7 +17,7 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.launch import TensorMap
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.wgmma import BNS, SPLIT_KS, Conv2dWgmma
 from schedsearch.templates.conv2d.wgmma_sizes import evaluate, l2_row_cost, octets_per_block, store_segment, useful_bks
@@ -44,7 +44,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
-        stages = list(EPILOGUE_STAGES)
+        stages = list(STAGES)
         return Workload.conv2d(
             n=int(rng.integers(1, 9)), h=h, w=w, c=8 * int(rng.integers(1, 17)), k=8 * int(rng.integers(1, 17)), r=r, s=s,
             stride=stride, padding=padding, dilation=dilation,
@@ -276,7 +276,7 @@ def expected(workload: Workload, arguments: dict[str, Any], scalars: dict[str, f
     x = functional.pad(wide["x"].permute(0, 3, 1, 2), (left, right, top, bottom))
     y = functional.conv2d(x, wide["weight"].permute(0, 3, 1, 2), stride=workload.stride, dilation=workload.dilation)
     y = y.permute(0, 2, 3, 1)
-    for stage in workload.epilogue:
+    for stage in (each.name for each in workload.epilogue):
         if stage == "bias":
             y = y + wide["bias"]
         elif stage == "scale_shift":

@@ -17,7 +17,7 @@ from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.target import Target
 from schedsearch.template import load_templates
 from schedsearch.templates.conv2d.cpu import Conv2dCpu
@@ -111,7 +111,7 @@ def test_epilogues_are_fused_in_order(device, epilogue, layout):
     check(device, workload, some_configs(workload, 1)[1:])
 
 
-@pytest.mark.parametrize("stage", EPILOGUE_STAGES)
+@pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_has_an_epilogue(device, stage):
     workload = Workload.conv2d(n=1, h=3, w=3, c=2, k=8, r=1, s=1, dtype="float32", epilogue=(stage,))
     check(device, workload, [TEMPLATE.default(workload, HOST)])
@@ -144,7 +144,7 @@ def test_any_small_workload_with_any_config(device, data):
         groups=groups,
         dtype="float32",
         layout=draw(st.sampled_from(["NHWC", "NCHW"])),
-        epilogue=draw(st.lists(st.sampled_from(sorted(EPILOGUE_STAGES)), unique=True, max_size=2)),
+        epilogue=draw(st.lists(st.sampled_from(sorted(STAGES)), unique=True, max_size=2)),
     )
     check(device, workload, some_configs(workload, 1, seed=draw(st.integers(0, 1000)))[1:])
 

@@ -16,7 +16,7 @@ import pytest
 
 import schedsearch
 from schedsearch.errors import SchedsearchError
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import load_template
@@ -123,7 +123,7 @@ def test_every_public_name_is_explained(public: str) -> None:
 
 def test_every_tuner_and_epilogue_stage_is_named() -> None:
     page = text(DOCS / "workload-file.md")
-    assert [word for word in (*TUNERS, *EPILOGUE_STAGES) if f"`{word}`" not in page] == []
+    assert [word for word in (*TUNERS, *STAGES) if f"`{word}`" not in page] == []
 
 
 def section(page: str, heading: str) -> str:

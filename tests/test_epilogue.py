@@ -12,7 +12,7 @@ from numba import cuda, types
 from schedsearch.backend.cuda import _compile_to_ptx, compile_cuda
 from schedsearch.device.detect import detect
 from schedsearch.launch import Float32, Grid, Int32, Int64, Pointer, Scalar
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.conv2d.mma import Conv2dMma
@@ -20,7 +20,7 @@ from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
 from schedsearch.workload import Workload
 
-ALL_STAGES = tuple(EPILOGUE_STAGES)
+ALL_STAGES = tuple(STAGES)
 DTYPES = [("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 ZERO, NO_POINTER = Float32(0.0), Int64(0)
 

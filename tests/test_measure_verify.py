@@ -31,7 +31,7 @@ from schedsearch.measure.inputs import (
     reduction_length,
 )
 from schedsearch.measure.verify import Verification, verify_once
-from schedsearch.ops import EPILOGUE_STAGES
+from schedsearch.ops import STAGES
 from schedsearch.template import load_reference, load_template
 from schedsearch.workload import Workload
 
@@ -186,7 +186,7 @@ def test_verify_once_says_what_is_wrong(device: Device) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "epilogue"),
-    [("NCHW", ()), *(("NHWC", ("bias", stage) if stage != "bias" else ("bias",)) for stage in EPILOGUE_STAGES)],
+    [("NCHW", ()), *(("NHWC", ("bias", stage) if stage != "bias" else ("bias",)) for stage in STAGES)],
 )
 def test_every_epilogue_stage_is_verified(device: Device, layout: str, epilogue: tuple[str, ...]) -> None:
     workload = Workload.conv2d(

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from schedsearch.errors import UsageError
 from schedsearch.measurement import COLD_GRAPH, MODES
-from schedsearch.ops import OPS
+from schedsearch.ops import operator, operator_names
 from schedsearch.target import PRESETS, Target
 from schedsearch.workload import Workload
 from schedsearch.workload_file import WorkloadFile, WorkloadFileError, json_schema, load, parse, parse_duration_s
-from schedsearch.workload_file.schema import _PARAMETER_SCHEMAS, TUNER_NAMES, sizes
+from schedsearch.workload_file.schema import TUNER_NAMES, sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU = PRESETS["h200"]
@@ -478,10 +478,10 @@ class TestJsonSchema:
 
     def test_every_parameter_of_every_operator_is_in_it(self) -> None:
         task = json_schema()["$defs"]["Task"]["properties"]
-        for op, definition in OPS.items():
+        for op, definition in ((op, operator(op)) for op in operator_names()):
             beside = set(definition.parameters()) - set(sizes(op))
             assert beside <= set(task)
-            assert beside <= set(_PARAMETER_SCHEMAS), "give the new parameter a schema"
+            assert all(parameter.schema for parameter in definition.parameters().values()), "give the new parameter a schema"
             assert set(sizes(op)) <= set(json_schema()["$defs"]["Shape"]["properties"])
 
     def test_words_that_higher_layers_own_are_the_same_here(self) -> None:

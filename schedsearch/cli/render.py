@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 def echo_json(value: Any, *, err: bool = False) -> None:
     """One JSON value on one line of standard output, or of standard error."""
-    click.echo(json.dumps(value, default=str), err=err)
+    click.echo(json.dumps(value, default=lambda each: each.to_json() if hasattr(each, "to_json") else str(each)), err=err)
 
 
 def duration(time_ns: float | None) -> str:

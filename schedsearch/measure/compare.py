@@ -14,7 +14,7 @@ from schedsearch.backend import compile_source
 from schedsearch.device import Device, LoadedKernel
 from schedsearch.launch import Artifact, Grid, Int64, Param, Pointer, Scalar
 from schedsearch.measure.inputs import Array, decode
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.template import KernelSource, KernelStep
 
 # Relative error of rounding to nearest, half a unit in the last place: 2 ** -(bits of the significand).
@@ -106,7 +106,7 @@ class CpuComparer:
     _PIECE = 1 << 18
 
     def output(self, y: int, reference: int, magnitude: int, size: int, dtype: str, tolerance: Tolerance) -> Difference:
-        got = decode(_bytes_at(y, size * DTYPE_BYTES[dtype]), dtype)
+        got = decode(_bytes_at(y, size * dtype_of(dtype).nbytes), dtype)
         expected, bound = (_bytes_at(address, size * 8).view(np.float64) for address in (reference, magnitude))
         violations, max_error, first = 0, 0.0, None
         for start in range(0, size, self._PIECE):
@@ -240,7 +240,7 @@ def _output_source(arch: str, dtype: str) -> KernelSource:
         ins={"result": "u64", "error": "f64"},
     )
     report = _report_op(device_op)
-    itemsize = DTYPE_BYTES[dtype]
+    itemsize = dtype_of(dtype).nbytes
 
     def compare_output(
         y: Any, reference: Any, magnitude: Any, result: Any, size: Any,

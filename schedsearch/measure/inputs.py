@@ -30,7 +30,7 @@ _SIGMAS = 4.0
 
 def reduction_length(workload: Workload) -> int:
     """K: products summed into one output element; c / groups * r * s of a convolution."""
-    return max(1, workload.flops // (2 * workload.output.size))
+    return workload.work.reduction
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,7 @@ def exact_scalars(workload: Workload) -> dict[str, float]:
     so that a kernel which ignores them fails. Unknown ones keep their default."""
     domains = integer_domains(workload)
     sigma = math.sqrt(reduction_length(workload) * domains["x"].variance * domains["weight"].variance)
-    low = -max(1.0, float(round(sigma)))
-    chosen = {"leaky_relu_slope": 0.25, "clip_min": low, "clip_max": -2.0 * low + 1.0}
-    return {scalar.name: chosen.get(scalar.name, scalar.default) for scalar in workload.scalars}
+    return dict(workload.definition.check_scalars(workload.params, sigma))
 
 
 def encode(values: Array, dtype: str) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.measure.compare import CodeCache, Comparer, Difference, Tolerance, open_comparer
 from schedsearch.measure.inputs import decode, exact_scalars, integer_domains, integer_pattern, reduction_length
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.template import load_reference
 from schedsearch.workload import Workload
 
@@ -208,7 +208,7 @@ class Verification:
     def _describe(self, difference: Difference) -> str:
         output = self._workload.output
         assert difference.first is not None
-        raw = np.empty(DTYPE_BYTES[output.dtype], np.uint8)
+        raw = np.empty(dtype_of(output.dtype).nbytes, np.uint8)
         self._device.copy_out(raw.data, self._memory + self._y_offset + difference.first * raw.size)
         truth = np.empty(1, np.float64)
         self._device.copy_out(truth.data, self._reference + 8 * difference.first)

@@ -1,13 +1,29 @@
-"""The operators that schedsearch knows: parameters, arguments, output and work of each, as plain data."""
+"""Operators: what is to be computed. Parameters, arguments, outputs, work and epilogue stages, as plain data."""
 
 from __future__ import annotations
 
-from schedsearch.ops.base import DTYPE_BYTES, ArgSpec, Op, ScalarSpec
-from schedsearch.ops.conv2d import CONV2D, EPILOGUE_STAGES
-from schedsearch.ops.foreign import FOREIGN
+from schedsearch.ops.base import ArgSpec, Op, Parameter, ScalarSpec, Work
+from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
+from schedsearch.ops.layout import Layout
+from schedsearch.ops.registry import operator, operator_names
+from schedsearch.ops.stages import STAGES, Operand, Stage, StageKind
 
-# What can be computed here, and beside it what only records may be about.
-OPS: dict[str, Op] = {CONV2D.name: CONV2D}
-RECORDED_OPS: dict[str, Op] = {**OPS, FOREIGN.name: FOREIGN}
-
-__all__ = ["CONV2D", "DTYPE_BYTES", "EPILOGUE_STAGES", "OPS", "RECORDED_OPS", "ArgSpec", "Op", "ScalarSpec"]
+__all__ = [
+    "DTYPES",
+    "STAGES",
+    "ArgSpec",
+    "DType",
+    "Layout",
+    "Op",
+    "Operand",
+    "Parameter",
+    "ScalarSpec",
+    "Stage",
+    "StageKind",
+    "Work",
+    "decode",
+    "dtype",
+    "encode",
+    "operator",
+    "operator_names",
+]

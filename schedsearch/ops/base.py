@@ -1,33 +1,64 @@
-"""What an operator has to say about itself."""
+"""What an operator says about itself: parameters, arguments, outputs, work, and what equality means.
+
+Generic code (measuring, records, workload files, deployment) asks the operator and knows none by name.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, ClassVar, Literal
 
-from schedsearch.errors import Problem
+from schedsearch.errors import Problem, did_you_mean
+from schedsearch.ops.dtypes import dtype as dtype_of
 
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int8": 1}
+Role = Literal["factor", "addend", "scale", "index", "data"]
+
+MAX_INT = 2**31 - 1  # launch parameters and grid extents are 32-bit
+
+# Names that a parameter must not have: `workload.NAME` is something else, or a task of a workload file has such a key.
+RESERVED_NAMES = frozenset(
+    {
+        "constants", "conv2d", "definition", "flops", "from_json", "id", "json", "label", "min_bytes", "op", "output",
+        "outputs", "params", "replace", "scalars", "signature", "work",
+        "name", "restrict", "shape", "templates", "weight",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ArgSpec:
-    """One array argument: `shape` is that of the contiguous array whose axes `axes` names (e.g. NHWC, OHWI, K)."""
+    """One array argument or output.
+
+    Attributes:
+        shape: of the contiguous array in memory.
+        axes: names its dimensions, as a layout (NHWC, OHWI, NCHW32c) or one capital letter each (K).
+        role: how generic code draws numbers to check and time kernels with. The product of all `factor`s is summed over the
+            reduction; an `addend` is added to the sum; a `scale` multiplies it; an `index` is a whole number; `data` is
+            copied, compared or fed to some other function.
+        constant: its values do not change between calls (weights), so that kernels may prepare it once.
+        aliases: name of the output that may be the same memory (a residual that is updated in place).
+    """
 
     name: str
     axes: str
     shape: tuple[int, ...]
     dtype: str
+    role: Role = "data"
+    constant: bool = False
+    aliases: str | None = None
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        return self.size * DTYPE_BYTES[self.dtype]
+        return self.size * dtype_of(self.dtype).nbytes
 
 
 @dataclass(frozen=True)
@@ -38,28 +69,247 @@ class ScalarSpec:
     default: float
 
 
-class Op(Protocol):
-    """An operator. Every method takes the normalised parameters that `normalise` returned."""
+@dataclass(frozen=True)
+class Work:
+    """How much there is to do.
 
-    name: str
-    version: int
+    Attributes:
+        flops: two per multiply-add of the definition, padding included and epilogues left out; 0 where arithmetic is not
+            the point, and then speed is shown in GB/s.
+        nbytes: of every argument read once and every output written once.
+        reduction: products (or addends) summed into one output element; 1 if nothing is summed.
+    """
 
-    def parameters(self) -> Mapping[str, str]:
-        """Name -> one line of documentation, of every parameter."""
+    flops: int
+    nbytes: int
+    reduction: int = 1
 
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        """Fills in defaults and expands shorthands; returns every mistake found (then the first value is partial)."""
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an operator or a stage.
+
+    Attributes:
+        doc: one line.
+        schema: JSON Schema of its value. Editors get it, and `Op.normalise` judges values by the keywords `type`, `enum`,
+            `minimum` and `maximum`, `items`, `minItems` and `maxItems`. The keyword `default` makes a parameter optional.
+        size: given under `shape:` in a workload file.
+    """
+
+    doc: str
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    size: bool = False
+
+    @classmethod
+    def count(cls, doc: str, *, least: int = 1, size: bool = True) -> Parameter:
+        """A whole number that must be given, such as an extent."""
+        return cls(doc, {"type": "integer", "minimum": least, "maximum": MAX_INT}, size)
+
+    @classmethod
+    def choice(cls, doc: str, allowed: Sequence[Any], default: Any = None) -> Parameter:
+        """One of several values; the first is the default unless another is given."""
+        return cls(doc, {"enum": list(allowed), "default": allowed[0] if default is None else default})
+
+
+class Op(ABC):
+    """An operator: one stateless object. Methods take the parameters that `normalise` returned.
+
+    A subclass sets the class attributes and writes `parameters`, `arguments` and `outputs`; all else has a default.
+
+    Attributes:
+        name: unique; in workloads, records and workload files.
+        version: of the parameters' meaning. Raise it when the same parameters no longer describe the same computation;
+            records of other versions are then refused. A new parameter with a default needs no new version.
+        reference: "module:Class" of its `schedsearch.template.Reference`.
+        constructor: "module:function" that makes a workload of it in Python with the parameters as keywords, or "".
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    reference: ClassVar[str]
+    constructor: ClassVar[str] = ""
+
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Every parameter by name, in the order in which they are shown. No name may be in `RESERVED_NAMES`."""
 
     def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The value that each optional parameter takes, given the others, when it is left out."""
+        """The normalised value that each optional parameter takes, given the others, when it is left out.
 
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]: ...
+        Values equal to these are left out of a workload's identity. By default those of the schemas.
+        """
+        return schema_defaults(self.parameters())
 
-    def output(self, params: Mapping[str, Any]) -> ArgSpec: ...
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Fills in defaults, expands shorthands and makes every value hashable.
 
-    def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]: ...
+        By default it judges each value by its schema and then, if all are possible, asks `problems`.
 
-    def flops(self, params: Mapping[str, Any]) -> int:
-        """Two per multiply-add of the definition, padding included; epilogues are not counted."""
+        Returns:
+            The parameters in the order of `parameters()`, and every mistake found; with mistakes the first is partial.
+        """
+        found: list[Problem] = []
+        known = self.parameters()
+        params = {name: plain(value) for name, value in params.items()}
+        found += unknown_parameters(self.name, params, known)
+        optional = self.defaults(params)
+        found += missing_parameters(params, {name: known[name] for name in known if name not in optional})
+        out = {**optional, **{name: params[name] for name in known if name in params}}
+        for name in (name for name in known if name in params):
+            if complaint := judge(out[name], known[name].schema):
+                found.append(Problem(name, f"{name} {complaint}"))
+        out = {name: frozen(out[name]) for name in known if name in out}
+        if not found:
+            found += self.problems(out)
+        return out, found
 
-    def label(self, params: Mapping[str, Any]) -> str: ...
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        """What is wrong with parameters that are possible one by one; asked by the default `normalise`."""
+        return ()
+
+    @abstractmethod
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        """The array arguments in the order in which a kernel is called with them."""
+
+    @abstractmethod
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        """What a kernel writes: one array or more. Names differ from each other and from the arguments'."""
+
+    def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
+        """Call-time scalars with their defaults; not part of the identity."""
+        return ()
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """By default only the bytes of arguments and outputs."""
+        return Work(0, sum(array.nbytes for array in (*self.arguments(params), *self.outputs(params))))
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        """What it means that a kernel is right: `exact`, bit for bit what the reference gives; `rounded`, within the bound
+        of float32 accumulation in any order and one rounding to the output's format. By default exact for integer outputs.
+        """
+        floats = any(dtype_of(output.dtype).is_float for output in self.outputs(params))
+        return "rounded" if floats else "exact"
+
+    def check_scalars(self, params: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
+        """Values of the call-time scalars for verification. By default their defaults.
+
+        Choose others: a kernel that ignores a scalar is then found out.
+
+        Args:
+            spread: standard deviation of the sums that the check inputs lead to.
+        """
+        return {scalar.name: scalar.default for scalar in self.scalars(params)}
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        """A short text for tables. By default the name, and each parameter that differs from its default."""
+        optional = self.defaults(params)
+        words = [f"{name}={_words(value)}" for name, value in params.items() if optional.get(name) != value]
+        return " ".join([self.name, *words])
+
+
+def plain(value: Any) -> Any:
+    """NumPy's whole numbers, alone or in a list, as Python's; they are equal, but not in JSON."""
+    if isinstance(value, list | tuple):
+        items = [plain(each) for each in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def unknown_parameters(owner: str, params: Iterable[str], known: Iterable[str]) -> list[Problem]:
+    """A problem for each name that `owner`, an operator or stage, does not have."""
+    names = list(known)
+    allowed = f"allowed: {', '.join(names)}" if names else "it takes none"
+    return [
+        Problem(name, f"{owner} has no parameter {name!r}{did_you_mean(str(name), names)}; {allowed}")
+        for name in params
+        if name not in names
+    ]
+
+
+def missing_parameters(params: Mapping[str, Any], required: Mapping[str, Parameter]) -> list[Problem]:
+    return [
+        Problem(name, f"{name} ({parameter.doc}) is missing; give {_wanted(parameter.schema)}")
+        for name, parameter in required.items()
+        if name not in params
+    ]
+
+
+def one_of(name: str, value: Any, allowed: Sequence[Any]) -> list[Problem]:
+    """No problem, or the one that `value` is none of `allowed`."""
+    if any(value == each and type(value) is type(each) for each in allowed):
+        return []
+    hint = did_you_mean(value, [each for each in allowed if isinstance(each, str)]) if isinstance(value, str) else ""
+    return [Problem(name, f"{name} {value!r} is not possible{hint}; allowed: {', '.join(map(str, allowed))}")]
+
+
+def judge(value: Any, schema: Mapping[str, Any]) -> str:
+    """Why a value is not one of a schema, as "must be ..., got ..."; empty when it is."""
+    if "enum" in schema:
+        allowed = schema["enum"]
+        if any(value == each and type(value) is type(each) for each in allowed):
+            return ""
+        hint = did_you_mean(value, [each for each in allowed if isinstance(each, str)]) if isinstance(value, str) else ""
+        return f"{value!r} is not possible{hint}; allowed: {', '.join(map(str, allowed))}"
+    if "anyOf" in schema:
+        if any(not judge(value, each) for each in schema["anyOf"]):
+            return ""
+    elif _is_of(value, schema):
+        return ""
+    return f"must be {_wanted(schema)}, got {value!r}"
+
+
+def _is_of(value: Any, schema: Mapping[str, Any]) -> bool:
+    kind = schema.get("type")
+    fits = {
+        None: True,
+        "integer": is_int(value),
+        "number": is_int(value) or (isinstance(value, float) and math.isfinite(value)),
+        "string": isinstance(value, str),
+        "boolean": isinstance(value, bool),
+        "array": isinstance(value, list | tuple),
+    }[kind]
+    if not fits:
+        return False
+    if kind in ("integer", "number"):
+        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+    if kind == "array":
+        enough = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
+        return enough and not any(judge(each, schema.get("items", {})) for each in value)
+    return True
+
+
+def _wanted(schema: Mapping[str, Any]) -> str:
+    """What a schema asks for, in words."""
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    if "anyOf" in schema:
+        return " or ".join(map(_wanted, schema["anyOf"]))
+    kind = schema.get("type")
+    if kind == "array":
+        least, most = schema.get("minItems"), schema.get("maxItems")
+        many = f"{least} " if least is not None and least == most else ""
+        return f"a list of {many}values, each {_wanted(schema.get('items', {}))}"
+    words = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+    least, most = schema.get("minimum"), schema.get("maximum")
+    limit = f" of at least {least}" if least is not None else ""
+    if most is not None and most != MAX_INT:
+        limit = f" from {least} to {most}" if least is not None else f" of at most {most}"
+    return words.get(str(kind), "a value") + limit
+
+
+def frozen(value: Any) -> Any:
+    """The same with tuples for lists, so that it is hashable."""
+    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def schema_defaults(parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The default of each parameter whose schema has one."""
+    return {name: frozen(each.schema["default"]) for name, each in parameters.items() if "default" in each.schema}
+
+
+def _words(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -6,65 +6,81 @@ Padding order (top, left, bottom, right) is that of ONNX Conv's `pads`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
-from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.base import ArgSpec, ScalarSpec
+from schedsearch.errors import Problem
+from schedsearch.ops.base import (
+    MAX_INT,
+    ArgSpec,
+    Op,
+    Parameter,
+    ScalarSpec,
+    Work,
+    is_int,
+    missing_parameters,
+    one_of,
+    plain,
+    unknown_parameters,
+)
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.layout import Layout
+from schedsearch.ops.stages import (
+    epilogue_arguments,
+    epilogue_check_scalars,
+    epilogue_output,
+    epilogue_parameter,
+    epilogue_scalars,
+    parse_epilogue,
+)
 
-DTYPES = ("float16", "bfloat16", "float32")
+# What x and weight may be, and y for each.
+OUT_DTYPES = {
+    "float16": ("float16", "bfloat16", "float32"),
+    "bfloat16": ("float16", "bfloat16", "float32"),
+    "float32": ("float32",),
+}
+DTYPES = tuple(OUT_DTYPES)
 WEIGHT_LAYOUTS = {"NHWC": "OHWI", "NCHW": "OIHW"}
 
-# Stage -> the array arguments it adds (name, axes) and the call-time scalars (name, default), all float32 arithmetic.
-EPILOGUE_STAGES: dict[str, tuple[tuple[tuple[str, str], ...], tuple[ScalarSpec, ...]]] = {
-    "bias": ((("bias", "K"),), ()),
-    "scale_shift": ((("scale", "K"), ("shift", "K")), ()),
-    "residual": ((("residual", "y"),), ()),
-    "relu": ((), ()),
-    "leaky_relu": ((), (ScalarSpec("leaky_relu_slope", 0.01),)),
-    "clip": ((), (ScalarSpec("clip_min", 0.0), ScalarSpec("clip_max", 6.0))),
+
+def _number_or_list(least: int, *lengths: int, default: int) -> dict[str, Any]:
+    number = {"type": "integer", "minimum": least, "maximum": MAX_INT}
+    lists = [{"type": "array", "items": number, "minItems": n, "maxItems": n} for n in lengths]
+    return {"anyOf": [number, *lists], "default": default}
+
+
+_PARAMETERS = {
+    "n": Parameter.count("batch"),
+    "h": Parameter.count("input height"),
+    "w": Parameter.count("input width"),
+    "c": Parameter.count("input channels"),
+    "k": Parameter.count("output channels"),
+    "r": Parameter.count("kernel height"),
+    "s": Parameter.count("kernel width"),
+    "stride": Parameter("one number or [vertical, horizontal]; default 1", _number_or_list(1, 2, default=1)),
+    "padding": Parameter(
+        "one number, [vertical, horizontal] or [top, left, bottom, right]; default 0", _number_or_list(0, 2, 4, default=0)
+    ),
+    "dilation": Parameter("one number or [vertical, horizontal]; default 1", _number_or_list(1, 2, default=1)),
+    "groups": Parameter("divides c and k; default 1", {"type": "integer", "minimum": 1, "maximum": MAX_INT, "default": 1}),
+    "dtype": Parameter.choice("float16, bfloat16 or float32 of x, weight and per-channel vectors; default float16", DTYPES),
+    "out_dtype": Parameter("of y and the residual; default: dtype", {"enum": list(DTYPES)}),
+    "layout": Parameter.choice("axes of x and y in memory: NHWC or NCHW; default NHWC", tuple(WEIGHT_LAYOUTS)),
+    "weight_layout": Parameter(
+        "OHWI or OIHW; default: the one that belongs to layout", {"enum": list(WEIGHT_LAYOUTS.values())}
+    ),
+    "epilogue": epilogue_parameter(),
 }
-
-_REQUIRED = {
-    "n": "batch",
-    "h": "input height",
-    "w": "input width",
-    "c": "input channels",
-    "k": "output channels",
-    "r": "kernel height",
-    "s": "kernel width",
-}
-_OPTIONAL = {
-    "stride": "one number or [vertical, horizontal]; default 1",
-    "padding": "one number, [vertical, horizontal] or [top, left, bottom, right]; default 0",
-    "dilation": "one number or [vertical, horizontal]; default 1",
-    "groups": "divides c and k; default 1",
-    "dtype": "float16, bfloat16 or float32 of x, weight and per-channel vectors; default float16",
-    "out_dtype": "of y and the residual; default: dtype",
-    "layout": "axes of x and y in memory: NHWC or NCHW; default NHWC",
-    "weight_layout": "OHWI or OIHW; default: the one that belongs to layout",
-    "epilogue": f"stages applied in order, each at most once but relu: {', '.join(EPILOGUE_STAGES)}; default none",
-}
+_SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's whole numbers, alone or in a list, as Python's; they are equal, but not in JSON."""
-    if isinstance(value, list | tuple):
-        plain = [_plain(each) for each in value]
-        return plain if isinstance(value, list) else tuple(plain)
-    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+class Conv2d(Op):
+    name: ClassVar[str] = "conv2d"
+    reference: ClassVar[str] = "schedsearch.templates.conv2d.reference:Conv2dReference"
+    constructor: ClassVar[str] = "schedsearch.ops.conv2d:conv2d"
 
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-class Conv2d:
-    name = "conv2d"
-    version = 1
-
-    def parameters(self) -> Mapping[str, str]:
-        return {**_REQUIRED, **_OPTIONAL}
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
 
     def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -80,65 +96,36 @@ class Conv2d:
         }
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        problems: list[Problem] = []
-        params = {key: _plain(value) for key, value in params.items()}
-        known = self.parameters()
-        for key in params:
-            if key not in known:
-                problems.append(
-                    Problem(
-                        key, f"conv2d has no parameter {key!r}{did_you_mean(str(key), known)}; allowed: {', '.join(known)}"
-                    )
-                )
-        for key, meaning in _REQUIRED.items():
-            if key not in params:
-                problems.append(Problem(key, f"{key} ({meaning}) is missing; give a whole number of at least 1"))
-        out = {**self.defaults(params), **{key: params[key] for key in known if key in params}}
-        for key in (*_REQUIRED, "groups"):
-            if key in out and not (_is_int(out[key]) and out[key] >= 1):
+        params = {key: plain(value) for key, value in params.items()}
+        problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
+        out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
+        for key in (*_SIZES, "groups"):
+            if key in out and not (is_int(out[key]) and out[key] >= 1):
                 problems.append(Problem(key, f"{key} must be a whole number of at least 1, got {out[key]!r}"))
         out["stride"] = self._numbers("stride", out["stride"], 1, problems)
         out["dilation"] = self._numbers("dilation", out["dilation"], 1, problems)
         out["padding"] = self._numbers("padding", out["padding"], 0, problems, four=True)
-        if self._one_of("dtype", out["dtype"], DTYPES, problems) or "out_dtype" in params:
-            self._one_of("out_dtype", out["out_dtype"], ("float32",) if out["dtype"] == "float32" else DTYPES, problems)
-        if self._one_of("layout", out["layout"], tuple(WEIGHT_LAYOUTS), problems):
-            self._one_of("weight_layout", out["weight_layout"], tuple(WEIGHT_LAYOUTS.values()), problems)
-        out["epilogue"] = self._epilogue(out["epilogue"], problems)
+        wrong = one_of("dtype", out["dtype"], DTYPES)
+        if not wrong or "out_dtype" in params:
+            wrong = wrong + one_of("out_dtype", out["out_dtype"], OUT_DTYPES.get(str(out["dtype"]), DTYPES))
+        problems += wrong
+        problems += one_of("layout", out["layout"], tuple(WEIGHT_LAYOUTS)) or one_of(
+            "weight_layout", out["weight_layout"], tuple(WEIGHT_LAYOUTS.values())
+        )
+        out["epilogue"], wrong = parse_epilogue(out["epilogue"])
+        problems += wrong
         if not problems:
             self._geometry(out, problems)
         return out, problems
 
     @staticmethod
     def _numbers(key: str, value: Any, least: int, problems: list[Problem], four: bool = False) -> tuple[int, ...]:
-        values = [value, value] if _is_int(value) else list(value) if isinstance(value, Sequence) else []
-        if len(values) not in ((2, 4) if four else (2,)) or not all(_is_int(v) and v >= least for v in values):
+        values = [value, value] if is_int(value) else list(value) if isinstance(value, Sequence) else []
+        if len(values) not in ((2, 4) if four else (2,)) or not all(is_int(v) and v >= least for v in values):
             shape = "[vertical, horizontal]" + (" or [top, left, bottom, right]" if four else "")
             problems.append(Problem(key, f"{key} must be a whole number >= {least} or {shape}, got {value!r}"))
             return (least,) * (4 if four else 2)
         return tuple(values * 2 if four and len(values) == 2 else values)
-
-    @staticmethod
-    def _one_of(key: str, value: Any, allowed: Sequence[str], problems: list[Problem]) -> bool:
-        if value in allowed:
-            return True
-        problems.append(
-            Problem(
-                key, f"{key} {value!r} is not possible{did_you_mean(str(value), allowed)}; allowed: {', '.join(allowed)}"
-            )
-        )
-        return False
-
-    def _epilogue(self, value: Any, problems: list[Problem]) -> tuple[str, ...]:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            problems.append(Problem("epilogue", f"epilogue must be a list of stages, got {value!r}; e.g. [bias, relu]"))
-            return ()
-        for stage in value:
-            self._one_of("epilogue", stage, tuple(EPILOGUE_STAGES), problems)
-        for stage in EPILOGUE_STAGES:
-            if stage != "relu" and list(value).count(stage) > 1:
-                problems.append(Problem("epilogue", f"stage {stage!r} stands more than once; only relu may"))
-        return tuple(value)
 
     def _geometry(self, p: Mapping[str, Any], problems: list[Problem]) -> None:
         for key, meaning in (("c", "input"), ("k", "output")):
@@ -170,33 +157,35 @@ class Conv2d:
         )
 
     def arguments(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        weight = {"O": p["k"], "I": p["c"] // p["groups"], "H": p["r"], "W": p["s"]}
         image = {"N": p["n"], "C": p["c"], "H": p["h"], "W": p["w"]}
-        args = [
-            ArgSpec("x", p["layout"], tuple(image[a] for a in p["layout"]), p["dtype"]),
-            ArgSpec("weight", p["weight_layout"], tuple(weight[a] for a in p["weight_layout"]), p["dtype"]),
-        ]
-        for stage in dict.fromkeys(p["epilogue"]):
-            for name, axes in EPILOGUE_STAGES[stage][0]:
-                if axes == "K":
-                    args.append(ArgSpec(name, "K", (p["k"],), p["dtype"]))
-                else:
-                    y = self.output(p)
-                    args.append(ArgSpec(name, y.axes, y.shape, y.dtype))
-        return tuple(args)
+        weight = {"O": p["k"], "I": p["c"] // p["groups"], "H": p["r"], "W": p["s"]}
+        weight_shape = Layout.parse(p["weight_layout"]).shape(weight)
+        return (
+            ArgSpec("x", p["layout"], Layout.parse(p["layout"]).shape(image), p["dtype"], role="factor"),
+            ArgSpec("weight", p["weight_layout"], weight_shape, p["dtype"], role="factor", constant=True),
+            *epilogue_arguments(p["epilogue"], self._accumulator(p), p["k"], p["dtype"]),
+        )
 
-    def output(self, p: Mapping[str, Any]) -> ArgSpec:
+    def outputs(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (epilogue_output(p["epilogue"], self._accumulator(p)),)
+
+    def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
+        """y before the epilogue."""
         out_h, out_w = self.output_hw(p)
         image = {"N": p["n"], "C": p["k"], "H": out_h, "W": out_w}
-        return ArgSpec("y", p["layout"], tuple(image[a] for a in p["layout"]), p["out_dtype"])
+        return ArgSpec("y", p["layout"], Layout.parse(p["layout"]).shape(image), p["out_dtype"])
 
     def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        return tuple(scalar for stage in dict.fromkeys(p["epilogue"]) for scalar in EPILOGUE_STAGES[stage][1])
+        return epilogue_scalars(p["epilogue"])
 
-    def flops(self, p: Mapping[str, Any]) -> int:
+    def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
+        return epilogue_check_scalars(p["epilogue"], spread)
+
+    def work(self, p: Mapping[str, Any]) -> Work:
         out_h, out_w = self.output_hw(p)
-        multiply_adds: int = p["n"] * out_h * out_w * p["k"] * (p["c"] // p["groups"]) * p["r"] * p["s"]
-        return 2 * multiply_adds
+        reduction = p["c"] // p["groups"] * p["r"] * p["s"]
+        flops = 2 * p["n"] * out_h * out_w * p["k"] * reduction
+        return Work(flops, super().work(p).nbytes, reduction)
 
     def label(self, p: Mapping[str, Any]) -> str:
         words = [f"conv2d {p['n']}x{p['h']}x{p['w']}x{p['c']} k{p['k']} {p['r']}x{p['s']}"]
@@ -210,8 +199,8 @@ class Conv2d:
             words.append("d" + "x".join(map(str, dict.fromkeys(p["dilation"]))))
         if p["groups"] != 1:
             words.append(f"g{p['groups']}")
-        short = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-        words.append(short[p["dtype"]] + ("" if p["out_dtype"] == p["dtype"] else f"->{short[p['out_dtype']]}"))
+        short, out_short = dtype_of(p["dtype"]).short, dtype_of(p["out_dtype"]).short
+        words.append(short if short == out_short else f"{short}->{out_short}")
         words.append(p["layout"])
         return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
 

@@ -1,58 +1,47 @@
-"""The operator of kernels that another tuner measured: known by name only, so that their records can be kept."""
+"""The operator of kernels that another tuner measured: only their names are known, so that their records can be kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from schedsearch.errors import Problem, WorkloadError, did_you_mean
-from schedsearch.ops.base import ArgSpec, ScalarSpec
+from schedsearch.errors import Problem, WorkloadError
+from schedsearch.ops.base import ArgSpec, Op, Parameter, Work, unknown_parameters
 
 _PARAMETERS = {
-    "tuner": "who measured it, e.g. kernel-tuner",
-    "kernel": "the kernel's name there",
-    "problem": "the problem's size or arguments, as text",
+    "tuner": Parameter("who measured it, e.g. kernel-tuner", {"type": "string"}),
+    "kernel": Parameter("the kernel's name there", {"type": "string"}),
+    "problem": Parameter("the problem's size or arguments, as text", {"type": "string", "default": ""}),
 }
 
 
-class Foreign:
-    """Has no arguments, no output and no work that are known here: no template runs it, and no workload file names it."""
+class Foreign(Op):
+    """Arguments, outputs and work are unknown: no template runs it, and no workload file may name it."""
 
-    name = "foreign"
-    version = 1
+    name: ClassVar[str] = "foreign"
+    reference: ClassVar[str] = ""
 
-    def parameters(self) -> Mapping[str, str]:
+    def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
 
-    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {"problem": ""}
-
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        problems = [
-            Problem(key, f"foreign has no parameter {key!r}{did_you_mean(str(key), _PARAMETERS)}; "
-                         f"allowed: {', '.join(_PARAMETERS)}")
-            for key in params
-            if key not in _PARAMETERS
-        ]  # fmt: skip
+        problems = unknown_parameters(self.name, params, _PARAMETERS)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
-        for key, meaning in _PARAMETERS.items():
+        for key, parameter in _PARAMETERS.items():
             if not isinstance(out.get(key), str):
-                problems.append(Problem(key, f"{key} ({meaning}) must be a text, got {out.get(key)!r}"))
+                problems.append(Problem(key, f"{key} ({parameter.doc}) must be a text, got {out.get(key)!r}"))
         return out, problems
 
     def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         return ()
 
-    def output(self, params: Mapping[str, Any]) -> ArgSpec:
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         raise WorkloadError(
             f"what {self.label(params)} computes is not known here; its records can be read and replayed only"
         )
 
-    def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        return ()
-
-    def flops(self, params: Mapping[str, Any]) -> int:
-        return 0
+    def work(self, params: Mapping[str, Any]) -> Work:
+        return Work(0, 0)
 
     def label(self, params: Mapping[str, Any]) -> str:
         return " ".join(text for text in (params["tuner"], params["kernel"], params["problem"][:40]) if text)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.config import Config
+from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome
 from schedsearch.session.ranking import RankAgreement
 from schedsearch.workload import Workload
@@ -115,7 +117,8 @@ def _ranking_json(ranking: RankAgreement) -> dict[str, Any]:
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in params.items()}
+    plain: dict[str, Any] = json.loads(canonical_json(dict(params)))
+    return plain
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from schedsearch.errors import UnsupportedError, UsageError, did_you_mean
+from schedsearch.ops import operator
 from schedsearch.target import Target
 from schedsearch.template.contract import Reference, Template
 from schedsearch.workload import Workload
@@ -23,7 +24,6 @@ BUILT_IN = {
     "conv2d_mma": "schedsearch.templates.conv2d.mma:Conv2dMma",
     "conv2d_cpu": "schedsearch.templates.conv2d.cpu:Conv2dCpu",
 }
-BUILT_IN_REFERENCES = {"conv2d": "schedsearch.templates.conv2d.reference:Conv2dReference"}
 
 
 class TemplateSet(Mapping[str, Template]):
@@ -96,7 +96,12 @@ def template_names() -> list[str]:
 
 
 def load_reference(op: str) -> Reference:
-    return _load(BUILT_IN_REFERENCES[op])  # type: ignore[no-any-return]
+    """The reference that an operator names.
+
+    Raises:
+        UnknownOperatorError: there is no such operator.
+    """
+    return _load(operator(op).reference)  # type: ignore[no-any-return]
 
 
 def _load(location: str) -> Any:

@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from schedsearch.errors import Problem, WorkloadError, did_you_mean
-from schedsearch.ops import OPS
+from schedsearch.ops import operator, operator_names
+from schedsearch.ops.base import MAX_INT
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.workload import Workload
 from schedsearch.workload_file.schema import (
     AUTO,
-    MAX_INT,
     Budget,
     FileModel,
     MeasureOptions,
@@ -168,7 +168,7 @@ def _check_sizes(workload: Workload) -> None:
     """Raises WorkloadError when an array is larger than any device; silent about sizes that are no 32-bit numbers anyway."""
     if any(isinstance(value, int) and value > MAX_INT for value in workload.params.values()):
         return
-    for array in (*workload.signature, workload.output):
+    for array in (*workload.signature, *workload.outputs):
         if array.nbytes > MAX_ARRAY_BYTES:
             took = f"{array.name}, {array.axes} = {'x'.join(map(str, array.shape))}, takes {array.nbytes / 2**40:.3g} TiB"
             raise WorkloadError([Problem("shape", f"{took}; an array of at most 1 TiB is possible")])
@@ -186,7 +186,7 @@ class _TaskReader:
             tuple[str, str | Workload], int
         ] = {}  # name, or target kind and workload -> index of the first such task
         places = Places(("defaults",))
-        _check(source, task_model(*OPS, named=False), self._defaults, places, tuple(OPS))
+        _check(source, task_model(*operator_names(), named=False), self._defaults, places, tuple(operator_names()))
 
     def read(self, index: int, task: Any) -> None:
         """Appends one task to `tasks`, or reports what is wrong with it."""
@@ -197,19 +197,18 @@ class _TaskReader:
             self._source.report(base, f"a task must be a mapping with the keys op and shape, got {show(task)}")
             return
         given = task.get("op", self._defaults.get("op"))
-        op = given if isinstance(given, str) and given in OPS else None
-        ops = tuple(OPS) if op is None else (op,)
+        op = given if isinstance(given, str) and given in operator_names() else None
+        ops = tuple(operator_names()) if op is None else (op,)
         model = task_model(*ops)
         merged = self._merge(task, base, places, model)
         options = _check(self._source, model, merged, places, ops)
         if op is None:
-            allowed = f"allowed: {', '.join(sorted(OPS))}"
-            unknown = (
-                f"unknown operator {show(given)}{did_you_mean(given, OPS) if isinstance(given, str) else ''}; {allowed}"
-            )
+            allowed = f"allowed: {', '.join(sorted(operator_names()))}"
+            hint = did_you_mean(given, operator_names()) if isinstance(given, str) else ""
+            unknown = f"unknown operator {show(given)}{hint}; {allowed}"
             self._source.report(places.find(("op",)), f"op is missing; {allowed}" if given is None else unknown)
         elif "shape" not in merged:
-            meanings = ", ".join(f"{name} ({OPS[op].parameters()[name]})" for name in sizes(op))
+            meanings = ", ".join(f"{name} ({operator(op).parameters()[name].doc})" for name in sizes(op))
             self._source.report(base, f"shape is missing; it must be a mapping of {meanings}")
         elif isinstance(merged["shape"], dict):
             workloads = self._workloads(op, merged, places)
@@ -235,7 +234,7 @@ class _TaskReader:
 
     def _workloads(self, op: str, merged: dict[str, Any], places: Places) -> dict[str, Workload]:
         """The workload for each kind of target; empty after reporting why there is none."""
-        definition = OPS[op]
+        definition = operator(op)
         params = {**merged, **merged["shape"]}
         params = {name: params[name] for name in definition.parameters() if name in params}
         auto = params.get("dtype") == AUTO

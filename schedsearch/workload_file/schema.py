@@ -27,13 +27,12 @@ from pydantic.fields import FieldInfo
 
 from schedsearch.errors import did_you_mean
 from schedsearch.measurement import COLD_GRAPH, MODES
-from schedsearch.ops import EPILOGUE_STAGES, OPS
-from schedsearch.ops.conv2d import DTYPES, WEIGHT_LAYOUTS
+from schedsearch.ops import operator, operator_names
+from schedsearch.ops.base import MAX_INT
 
 VERSION = 1
 TUNER_NAMES = ("xgb", "ga", "annealing", "random", "grid")  # the keys of tuner.TUNERS, which is of a higher layer
 AUTO = "auto"  # as dtype: float16 on a GPU, float32 on a CPU
-MAX_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ class MeasureOptions(Section):
 class TaskOptions(Section):
     """What every task may say besides its operator's parameters."""
 
-    op: Annotated[Any, WithJsonSchema({"enum": sorted(OPS)})] = Field(default=None, description="the operator")
+    op: Annotated[Any, WithJsonSchema({"enum": sorted(operator_names())})] = Field(default=None, description="the operator")
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number above zero")] = Field(
         default=1.0, description="share of the budget, relative to the other tasks"
     )
@@ -179,31 +178,9 @@ class TaskOptions(Section):
 _EXPECT_INT = Expect(f"at most {MAX_INT}")
 
 
-def _number_or_list(least: int, *lengths: int) -> dict[str, Any]:
-    number = {"type": "integer", "minimum": least, "maximum": MAX_INT}
-    lists = [{"type": "array", "items": number, "minItems": n, "maxItems": n} for n in lengths]
-    return {"anyOf": [number, *lists]}
-
-
-# For editors only: the operators check the values themselves.
-_SIZE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MAX_INT}
-_PARAMETER_SCHEMAS: dict[str, dict[str, Any]] = {
-    "stride": _number_or_list(1, 2),
-    "dilation": _number_or_list(1, 2),
-    "padding": _number_or_list(0, 2, 4),
-    "groups": _SIZE_SCHEMA,
-    "dtype": {"enum": [AUTO, *DTYPES]},
-    "out_dtype": {"enum": list(DTYPES)},
-    "layout": {"enum": list(WEIGHT_LAYOUTS)},
-    "weight_layout": {"enum": list(WEIGHT_LAYOUTS.values())},
-    "epilogue": {"type": "array", "items": {"enum": list(EPILOGUE_STAGES)}},
-}
-
-
 def sizes(op: str) -> list[str]:
-    """The parameters of an operator that have no default: those that a task gives under `shape`."""
-    definition = OPS[op]
-    return [name for name in definition.parameters() if name not in definition.defaults({})]
+    """The parameters that a task gives under `shape`."""
+    return [name for name, parameter in operator(op).parameters().items() if parameter.size]
 
 
 def _parameter(schema: Mapping[str, Any], description: str) -> Any:
@@ -218,10 +195,14 @@ def task_model(*ops: str, named: bool = True) -> type[TaskOptions]:
     Args:
         named: whether it may have a name, which defaults may not.
     """
-    docs = {name: text for op in ops for name, text in OPS[op].parameters().items()}
+    parameters = {name: parameter for op in ops for name, parameter in operator(op).parameters().items()}
+    docs = {name: parameter.doc for name, parameter in parameters.items()}
     shape = dict.fromkeys(name for op in ops for name in sizes(op))
     shape_model = create_model(
-        "Shape", __base__=Section, __doc__="The sizes.", **{name: _parameter(_SIZE_SCHEMA, docs[name]) for name in shape}
+        "Shape",
+        __base__=Section,
+        __doc__="The sizes.",
+        **{name: _parameter(parameters[name].schema, docs[name]) for name in shape},
     )
     example = "{" + ", ".join(f"{name}: {docs[name]}" for name in shape) + "}"
     fields: dict[str, Any] = {
@@ -229,10 +210,11 @@ def task_model(*ops: str, named: bool = True) -> type[TaskOptions]:
     }
     for name in docs:
         if name not in shape:
-            description = docs[name]
+            description, schema = docs[name], {key: v for key, v in parameters[name].schema.items() if key != "default"}
             if name == "dtype":
                 description += "; auto: float16 on a GPU, float32 on a CPU"
-            fields[name] = _parameter(_PARAMETER_SCHEMAS.get(name, {}), description)
+                schema = {**schema, "enum": [AUTO, *schema.get("enum", ())]}
+            fields[name] = _parameter(schema, description)
     if named:
         fields["name"] = (
             Annotated[Name | None, Expect("text")],
@@ -267,7 +249,7 @@ class FileModel(Section):
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a workload file, for editors; it is checked in as workload.schema.json."""
-    task, defaults = task_model(*OPS), task_model(*OPS, named=False)
+    task, defaults = task_model(*operator_names()), task_model(*operator_names(), named=False)
     tasks_field = (Annotated[list[task], Field(min_length=1)], Field(description="what to tune"))  # type: ignore[valid-type]
     defaults_field = (defaults, Field(default=None, description=FileModel.model_fields["defaults"].description))
     fields: dict[str, Any] = {"tasks": tasks_field, "defaults": defaults_field}

@@ -162,7 +162,7 @@ class Conv2dCpu(Template):
                 weight_only=True,
             ),
             KernelStep(
-                _convolve(plan, workload.epilogue),
+                _convolve(plan, tuple(stage.name for stage in workload.epilogue)),
                 (Pointer(x), Pointer("w_packed"), Pointer("y"), *epilogue_params(workload)),
                 Grid(plan.items),
                 config["threads"],

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.maps import ROW_BYTES
@@ -110,11 +110,11 @@ def mergeable(workload: Workload) -> tuple[int, ...]:
 
 def loads_residual(workload: Workload) -> bool:
     """Whether TMA loads a residual to where y will be staged; 32-bit values are read and stored from registers."""
-    return "residual" in workload.epilogue and DTYPE_BYTES[workload.out_dtype] == 2
+    return any(stage.name == "residual" for stage in workload.epilogue) and dtype_of(workload.out_dtype).nbytes == 2
 
 
 def overhead_registers(workload: Workload) -> int:
-    if "residual" in workload.epilogue and not loads_residual(workload):
+    if any(stage.name == "residual" for stage in workload.epilogue) and not loads_residual(workload):
         return WIDE_RESIDUAL_REGISTERS
     return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
 
@@ -157,7 +157,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     w, merges = workload, mergeable(workload)
     geometry = Geometry.of(workload, min(merges))  # of what is the same however many are merged
     inputs, outputs = w.c // w.groups, w.k // w.groups
-    out_bytes = DTYPE_BYTES[w.out_dtype]
+    out_bytes = dtype_of(w.out_dtype).nbytes
     steps = geometry.taps * geometry.chunks
 
     def rounded(positions: Any) -> Any:
@@ -183,7 +183,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
         tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, loaded / l2_rate))
         store = stored / l2_rate + TILE_OVERHEAD_CYCLES
-        if "residual" in w.epilogue:  # as many bytes again; together they are on their way during the multiplications
+        if any(stage.name == "residual" for stage in w.epilogue):
+            # As many bytes again; together they are on their way during the multiplications.
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
         # Weights that stay are loaded while the first tile is multiplied, merged ones are written before. Blocks ask L2 for
         # the same, so that its lower rate is not the bound.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from schedsearch.launch import TensorMap
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts.hopper import ELEMENT_BYTES
 from schedsearch.workload import Workload
@@ -21,7 +21,7 @@ def image_map(workload: Workload, bm: int, bk: int, l2_promotion_bytes: int) -> 
     A row of bk channels is as wide as the swizzle (32, 64 or 128 bytes).
     """
     w, gemm = workload, Im2col.of(workload)
-    size = DTYPE_BYTES[w.dtype]
+    size = dtype_of(w.dtype).nbytes
     return TensorMap(
         "x",
         w.dtype,
@@ -44,7 +44,7 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) ->
     tap's channels: zeros of x alone would not stop an infinite weight.
     """
     w, channels, taps = workload, workload.c // workload.groups, workload.r * workload.s
-    size = DTYPE_BYTES[w.dtype]
+    size = dtype_of(w.dtype).nbytes
     return TensorMap(
         "weight",
         w.dtype,
@@ -60,7 +60,7 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) ->
 def output_map(workload: Workload, segment: int, rows: int) -> TensorMap:
     """y as (output channels, pixels), in boxes of `segment` x `rows`; a segment is as wide as the swizzle, or 8."""
     w = workload
-    size = DTYPE_BYTES[w.out_dtype]
+    size = dtype_of(w.out_dtype).nbytes
     return TensorMap(
         "y",
         w.out_dtype,
@@ -89,7 +89,7 @@ def pixel_map(
     """
     spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
     n, h, w, c = spec.shape
-    size, group = DTYPE_BYTES[spec.dtype], c // groups
+    size, group = dtype_of(spec.dtype).nbytes, c // groups
     several = groups > 1
     return TensorMap(
         buffer,

@@ -16,7 +16,8 @@ import numpy as np
 from numba import types
 
 from schedsearch.launch import Float32, Grid, Int64, Param, Pointer, Scalar
-from schedsearch.ops import DTYPE_BYTES, EPILOGUE_STAGES, ArgSpec
+from schedsearch.ops import STAGES, ArgSpec
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Reference
 from schedsearch.workload import Workload
@@ -26,7 +27,7 @@ _CUDA_THREADS = 128
 _CUDA_MAX_BLOCKS = 1 << 20  # beyond that threads loop
 _POINTS_ELEMENTS = 1 << 22  # products that `points` holds at once
 
-_STAGE_CODES = {stage: code for code, stage in enumerate(EPILOGUE_STAGES)}
+_STAGE_CODES = {stage: code for code, stage in enumerate(STAGES)}
 _BIAS, _SCALE_SHIFT, _RESIDUAL = _STAGE_CODES["bias"], _STAGE_CODES["scale_shift"], _STAGE_CODES["residual"]
 _RELU, _LEAKY_RELU, _CLIP = _STAGE_CODES["relu"], _STAGE_CODES["leaky_relu"], _STAGE_CODES["clip"]
 
@@ -155,7 +156,7 @@ def _kernel(p: Workload, operations: _Operations) -> Callable[..., None]:
         operations.load, operations.load_out, operations.store, operations.first, operations.step
     )  # fmt: skip
     x_arg, w_arg, y_arg = p.signature[0], p.signature[1], p.output
-    size, out_size = DTYPE_BYTES[p.dtype], DTYPE_BYTES[p.out_dtype]
+    size, out_size = dtype_of(p.dtype).nbytes, dtype_of(p.out_dtype).nbytes
     xn, xc, xh, xw = (size * stride for stride in _strides(x_arg, "NCHW"))  # bytes
     wo, wi, wr, ws = (size * stride for stride in _strides(w_arg, "OIHW"))
     yn, yk, yp, yq = _strides(y_arg, "NCHW")  # elements
@@ -166,7 +167,7 @@ def _kernel(p: Workload, operations: _Operations) -> Callable[..., None]:
     stride_h, stride_w = p.stride
     dilation_h, dilation_w = p.dilation
     top, left = p.padding[:2]
-    stages = (*(_STAGE_CODES[stage] for stage in p.epilogue), -1)
+    stages = (*(_STAGE_CODES[stage.name] for stage in p.epilogue), -1)
     stage_count = len(p.epilogue)
 
     def conv2d_reference(  # type: ignore[no-untyped-def]
@@ -277,7 +278,7 @@ def _points(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float]
     filters = np.asarray(arrays["weight"])[tuple(axes_w[axis] for axis in weight.axes)]
     patch = np.where(inside, _float64(pixels, x.dtype), 0.0)
     y = np.einsum("pcrs,pcrs->p", patch, _float64(filters, weight.dtype))
-    for stage in p.epilogue:
+    for stage in (each.name for each in p.epilogue):
         if stage == "bias":
             y = y + _float64(arrays["bias"], p.dtype)[k]
         elif stage == "scale_shift":

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.parts import hopper
@@ -97,13 +97,13 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
     w, runs = workload, Runs.of(workload)
     _, out_h, out_w, _ = w.output.shape
-    out_bytes = DTYPE_BYTES[w.out_dtype]
+    out_bytes = dtype_of(w.out_dtype).nbytes
     weight_bytes = -(-runs.steps // STEPS_OF_ROW) * runs.columns * ROW_BYTES
     staged_bytes = GROUP_PIXELS * ROW_BYTES * math.ceil(runs.columns / SEGMENT) if out_bytes == 2 else 0
     y_bytes = GROUP_PIXELS * w.k * out_bytes  # of a tile
     words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_values) * (2 if runs.odd else 1)  # cycles that a tile's loads take
     operand_bytes = ELEMENT_BYTES * w.n * w.h * w.w * w.c + out_bytes * math.prod(w.output.shape)
-    operand_bytes += out_bytes * math.prod(w.output.shape) if "residual" in w.epilogue else 0
+    operand_bytes += out_bytes * math.prod(w.output.shape) if any(stage.name == "residual" for stage in w.epilogue) else 0
     memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
 
     def predicted_cycles(q: Columns) -> Any:

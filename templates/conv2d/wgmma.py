@@ -37,7 +37,7 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -241,7 +241,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     # At the end of a split tile other blocks' sums come over the stages, 16 bytes a thread for each octet, and y after them.
     octet_bytes = groups * WARPGROUP * 16
     y_offset = plan["ring_bytes"] if split_k == 1 else (split_k - 1) * own_octets * octet_bytes
-    group_y_bytes = GROUP_ROWS * own_octets * 8 * DTYPE_BYTES[workload.out_dtype] if staged else 0
+    group_y_bytes = GROUP_ROWS * own_octets * 8 * dtype_of(workload.out_dtype).nbytes if staged else 0
     full_offset = plan["ring_bytes"] + (groups * group_y_bytes if split_k == 1 else 0)
     # Each half has `full` barriers of its own: of a shared one it would miss phases, and parities be ambiguous.
     empty_offset = full_offset + turns * stages * BARRIER_BYTES
@@ -266,7 +266,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
     segment_chunks = segment // 8
     segment_bytes = GROUP_ROWS * segment_row_bytes
     paired = segment_chunks > 1  # stmatrix stores two octets
-    out_bytes = DTYPE_BYTES[workload.out_dtype]
+    out_bytes = dtype_of(workload.out_dtype).nbytes
     pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
     fused = not epilogue.identity
 

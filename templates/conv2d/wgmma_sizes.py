@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col
@@ -63,7 +63,7 @@ def store_segment(q: Mapping[str, Any]) -> int:
 
 def stores_by_tma(workload: Workload) -> bool:
     """Whether y goes through shared memory; float32 is stored by the threads that hold it."""
-    return DTYPE_BYTES[workload.out_dtype] == 2
+    return dtype_of(workload.out_dtype).nbytes == 2
 
 
 def l2_row_cost(channels: int, bk: int) -> float:
@@ -77,7 +77,7 @@ def l2_row_cost(channels: int, bk: int) -> float:
 
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
-    w, gemm, out_bytes = workload, Im2col.of(workload), DTYPE_BYTES[workload.out_dtype]
+    w, gemm, out_bytes = workload, Im2col.of(workload), dtype_of(workload.out_dtype).nbytes
     operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
     memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
     row_costs = {bk: l2_row_cost(w.c, bk) for bk in BKS}

@@ -16,7 +16,7 @@ from typing import Any
 
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Float32, Int64, Param, Pointer, Scalar
-from schedsearch.ops import DTYPE_BYTES
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.workload import Workload
 
 _POINTERS = ("bias", "scale", "shift", "residual")
@@ -59,7 +59,7 @@ class Epilogue:
     """
 
     def __init__(self, workload: Workload) -> None:
-        stages: tuple[str, ...] = workload.epilogue
+        stages = tuple(stage.name for stage in workload.epilogue)
         used = {arg.name for arg in workload.signature}
         given = {scalar.name for scalar in workload.scalars}
         self.identity = not stages
@@ -67,7 +67,7 @@ class Epilogue:
             *(Pointer(name) if name in used else Int64(0) for name in _POINTERS),
             *(Scalar(name) if name in given else Float32(0.0) for name in _SCALARS.values()),
         )
-        self.alignments = {arg.name: 2 * DTYPE_BYTES[arg.dtype] for arg in workload.signature if arg.name in _POINTERS}
+        self.alignments = {arg.name: 2 * dtype_of(arg.dtype).nbytes for arg in workload.signature if arg.name in _POINTERS}
         self.pair = _operation(stages, 2, workload.dtype, workload.out_dtype)
         self.single = _operation(stages, 1, workload.dtype, workload.out_dtype)
         self._dtypes = stages, workload.dtype, workload.out_dtype
@@ -182,7 +182,7 @@ def _fragments_text(octets: int, elements_8_rows: int, stages: Sequence[str], dt
     for pointer in sorted(pointers):
         lines.append(_address(at[pointer], pointer, out_dtype if pointer == "residual" else dtype))
     if "residual" in pointers:
-        lines.append(f"add.s64 at_residual8, {at['residual']}, {elements_8_rows * DTYPE_BYTES[out_dtype]};")
+        lines.append(f"add.s64 at_residual8, {at['residual']}, {elements_8_rows * dtype_of(out_dtype).nbytes};")
     for octet in range(octets):
         column = 8 * octet
         lines.append(f"setp.gt.s32 column, $columns, {column};")
@@ -193,11 +193,11 @@ def _fragments_text(octets: int, elements_8_rows: int, stages: Sequence[str], dt
             loads, arithmetic = _STAGES[stage]
             for prefix, pointer in loads:
                 if pointer == "residual":
-                    offset = column * DTYPE_BYTES[out_dtype]
+                    offset = column * dtype_of(out_dtype).nbytes
                     lines += _load(["a0", "a1"], "inside", f"{at[pointer]}+{offset}", out_dtype)
                     lines += _load(["a2", "a3"], "inside8", f"at_residual8+{offset}", out_dtype)
                 else:
-                    address = f"{at[pointer]}+{column * DTYPE_BYTES[dtype]}"
+                    address = f"{at[pointer]}+{column * dtype_of(dtype).nbytes}"
                     lines += _load([f"{prefix}0", f"{prefix}1"], "column", address, dtype)
             for i in range(4):
                 a = f"a{i}" if stage == "residual" else f"a{i % 2}"
@@ -242,7 +242,7 @@ def _transposed_text(octets: int, tile: TileRows, stages: Sequence[str], dtype: 
     for name in vectors:
         lines.append(_address("at", name, dtype))
         lines += _load([f"{name}0"], "inside", "at", dtype) + _load(
-            [f"{name}1"], "inside8", f"at+{8 * DTYPE_BYTES[dtype]}", dtype
+            [f"{name}1"], "inside8", f"at+{8 * dtype_of(dtype).nbytes}", dtype
         )
     if "residual" in stages and out_dtype == "float32":
         lines.append(_address("first", "residual", out_dtype))
@@ -331,7 +331,7 @@ def _naming_all(lines: list[str], operands: Iterable[str]) -> str:
 def _address(register: str, pointer: str, dtype: str) -> str:
     """Computes the address of the first channel's element of a per-channel vector or the residual."""
     index, multiply = ("$offset", "mad.lo.s64") if pointer == "residual" else ("$k", "mad.wide.s32")
-    return f"{multiply} {register}, {index}, {DTYPE_BYTES[dtype]}, ${pointer};"
+    return f"{multiply} {register}, {index}, {dtype_of(dtype).nbytes}, ${pointer};"
 
 
 def _load(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:

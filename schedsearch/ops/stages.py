@@ -1,0 +1,334 @@
+"""Epilogue stages: what an operator does with its accumulated value before it is cast and stored.
+
+A stage is an entry of `STAGES`: its operands, call-time scalars, parameters, and its definition in NumPy. An operator that
+takes an epilogue gets arguments, scalars and outputs from the list of its stages; references compute with `apply`.
+Adding a stage means adding an entry here, and then to each template that can compute it: templates refuse the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from schedsearch.errors import Problem, did_you_mean
+from schedsearch.ops.base import (
+    ArgSpec,
+    Parameter,
+    Role,
+    ScalarSpec,
+    frozen,
+    judge,
+    missing_parameters,
+    plain,
+    schema_defaults,
+    unknown_parameters,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+# (value, operands by name, scalars by name, the stage's parameters) -> value; float64 arrays of one shape.
+Apply = Callable[["Array", Mapping[str, Any], Mapping[str, float], Mapping[str, Any]], "Array"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array argument that a stage adds to its operator.
+
+    Attributes:
+        axes: K: one element for each output channel; y: like the output at that stage.
+        dtype: that of the operator's input, that of its output, or a concrete one.
+        constant, role: as in `ArgSpec`.
+        aliases: it may be the same memory as the output.
+    """
+
+    name: str
+    axes: Literal["K", "y"]
+    dtype: str = "input"
+    role: Role = "data"
+    constant: bool = False
+    aliases: bool = False
+
+
+def _same_output(output: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
+    return output
+
+
+def _same_bound(bound: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+    return bound
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """What there is to know about one stage.
+
+    Attributes:
+        apply: `apply(value, operands, scalars, params) -> value`, the definition in NumPy. `value` is float64; operands are
+            float64 arrays that are gathered to the value's elements already, so that all shapes are equal.
+        magnitude: the same for the bound on rounding errors, which starts as sum |x| |weight|: an addend adds its absolute
+            value, a factor multiplies by its own. By default a stage leaves it, as those do that bring values together.
+        output: `output(spec, params) -> spec`, what becomes of the output's shape and dtype; unchanged by default.
+        check: scalar -> its value for verification, `check(spread) -> {name: value}`, with the standard deviation of the
+            sums; by default their defaults.
+        repeatable: the stage may stand more than once; it has no operands and no scalars then.
+    """
+
+    name: str
+    doc: str
+    apply: Apply
+    operands: tuple[Operand, ...] = ()
+    scalars: tuple[ScalarSpec, ...] = ()
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    repeatable: bool = False
+    magnitude: Apply = _same_bound
+    output: Callable[[ArgSpec, Mapping[str, Any]], ArgSpec] = _same_output
+    check: Callable[[float], Mapping[str, float]] | None = None
+
+    def defaults(self) -> dict[str, Any]:
+        """The values of the optional parameters."""
+        return schema_defaults(self.parameters)
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the stage in a workload file: a word, or {name: {parameter: value}}."""
+        if not self.parameters:
+            return {"const": self.name}
+        properties = {name: {**each.schema, "description": each.doc} for name, each in self.parameters.items()}
+        required = [name for name in self.parameters if name not in self.defaults()]
+        inner: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+        inner |= {"required": required} if required else {}
+        outer = {"type": "object", "properties": {self.name: inner}, "required": [self.name], "additionalProperties": False}
+        return outer if required else {"anyOf": [{"const": self.name}, outer]}
+
+
+class Stage:
+    """One stage of an epilogue, with its parameters. Immutable and hashable.
+
+    Attributes:
+        name: key of `STAGES`.
+        params: parameter -> value, defaults included.
+    """
+
+    __slots__ = ("name", "params")
+    name: str
+    params: Mapping[str, Any]
+
+    def __init__(self, name: str, params: Mapping[str, Any] = MappingProxyType({})) -> None:
+        object.__setattr__(self, "name", name)
+        own = {**STAGES[name].defaults(), **params} if name in STAGES else params
+        object.__setattr__(self, "params", MappingProxyType({key: frozen(own[key]) for key in sorted(own)}))
+
+    @property
+    def kind(self) -> StageKind:
+        return STAGES[self.name]
+
+    def to_json(self) -> Any:
+        """The bare word when all parameters have their defaults, else {name: {parameter: value}} of the others."""
+        defaults = self.kind.defaults()
+        given = {key: value for key, value in self.params.items() if key not in defaults or defaults[key] != value}
+        return {self.name: given} if given else self.name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a Stage is immutable: cannot set {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stage) and (self.name, self.params) == (other.name, other.params)
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(self.params.items())))
+
+    def __str__(self) -> str:
+        form = self.to_json()
+        if isinstance(form, str):
+            return form
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in form[self.name].items())})"
+
+    def __repr__(self) -> str:
+        """As a program may write it in `epilogue=[...]`."""
+        return repr(self.to_json())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stage, (self.name, dict(self.params))
+
+
+def _clip_bounds(spread: float) -> dict[str, float]:
+    low = -max(1.0, float(round(spread)))
+    return {"clip_min": low, "clip_max": -2.0 * low + 1.0}
+
+
+def _clip(value: Any, operands: Any, scalars: Mapping[str, float], params: Any) -> Any:
+    import numpy as np
+
+    return np.minimum(np.maximum(value, scalars["clip_min"]), scalars["clip_max"])
+
+
+def _relu(value: Any, operands: Any, scalars: Any, params: Any) -> Any:
+    import numpy as np
+
+    return np.maximum(value, 0.0)
+
+
+def _leaky_relu(value: Any, operands: Any, scalars: Mapping[str, float], params: Any) -> Any:
+    import numpy as np
+
+    return np.where(value < 0, value * scalars["leaky_relu_slope"], value)
+
+
+_KINDS = (
+    StageKind(
+        "bias",
+        "adds bias[channel]",
+        lambda value, operands, scalars, params: value + operands["bias"],
+        operands=(Operand("bias", "K", role="addend", constant=True),),
+        magnitude=lambda bound, operands, scalars, params: bound + abs(operands["bias"]),
+    ),
+    StageKind(
+        "scale_shift",
+        "multiplies by scale[channel], then adds shift[channel]",
+        lambda value, operands, scalars, params: value * operands["scale"] + operands["shift"],
+        operands=(
+            Operand("scale", "K", role="scale", constant=True),
+            Operand("shift", "K", role="addend", constant=True),
+        ),
+        magnitude=lambda bound, operands, scalars, params: bound * abs(operands["scale"]) + abs(operands["shift"]),
+    ),
+    StageKind(
+        "residual",
+        "adds an array like the output, which may be the output's own memory",
+        lambda value, operands, scalars, params: value + operands["residual"],
+        operands=(Operand("residual", "y", "output", role="addend", aliases=True),),
+        magnitude=lambda bound, operands, scalars, params: bound + abs(operands["residual"]),
+    ),
+    StageKind("relu", "max(value, 0)", _relu, repeatable=True),
+    StageKind(
+        "leaky_relu",
+        "multiplies negative values by leaky_relu_slope, given at call time",
+        _leaky_relu,
+        scalars=(ScalarSpec("leaky_relu_slope", 0.01),),
+        magnitude=lambda bound, operands, scalars, params: bound * max(1.0, abs(scalars["leaky_relu_slope"])),
+        check=lambda spread: {"leaky_relu_slope": 0.25},
+    ),
+    StageKind(
+        "clip",
+        "limits the value to clip_min ... clip_max, given at call time",
+        _clip,
+        scalars=(ScalarSpec("clip_min", 0.0), ScalarSpec("clip_max", 6.0)),
+        check=_clip_bounds,
+    ),
+)  # fmt: skip
+
+STAGES: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+
+# ---- for operators that take an epilogue
+
+
+def epilogue_parameter(stages: Sequence[str] | None = None) -> Parameter:
+    """The parameter `epilogue` of an operator that takes these stages; all of `STAGES` unless given."""
+    names = list(STAGES if stages is None else stages)
+    words = [name for name in names if not STAGES[name].parameters]
+    items: dict[str, Any] = {"enum": words}
+    if len(words) < len(names):
+        items = {"anyOf": [items, *(STAGES[name].schema() for name in names if name not in words)]}
+    once = " but ".join(["each at most once", *([", ".join(repeat)] if (repeat := _repeatable(names)) else [])])
+    doc = f"stages applied in order, {once}: {', '.join(names)}; default none"
+    return Parameter(doc, {"type": "array", "items": items, "default": []})
+
+
+def _repeatable(names: Sequence[str]) -> list[str]:
+    return [name for name in names if STAGES[name].repeatable]
+
+
+def parse_epilogue(value: Any, allowed: Sequence[str] | None = None) -> tuple[tuple[Stage, ...], list[Problem]]:
+    """Stages of the value of a parameter `epilogue`, and every mistake in it.
+
+    Args:
+        value: a list whose items are words, {name: {parameter: value}}, or `Stage`s.
+        allowed: names that the operator takes; all of `STAGES` unless given.
+    """
+    names = list(STAGES if allowed is None else allowed)
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        return (), [Problem("epilogue", f"epilogue must be a list of stages, got {value!r}; e.g. [bias, relu]")]
+    stages: list[Stage] = []
+    problems: list[Problem] = []
+    for item in value:
+        stage, found = _parse_stage(item, names)
+        problems += [Problem("epilogue", message) for message in found]
+        stages += [stage] if stage else []
+    counts = [stage.name for stage in stages]
+    only = f"only {', '.join(repeat)} may" if (repeat := _repeatable(names)) else "none may"
+    for name in dict.fromkeys(counts):
+        if counts.count(name) > 1 and name not in repeat:
+            problems.append(Problem("epilogue", f"stage {name!r} stands more than once; {only}"))
+    return tuple(stages), problems
+
+
+def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[str]]:
+    name: Any
+    params: Any
+    if isinstance(item, Stage):
+        name, params = item.name, dict(item.params)
+    elif isinstance(item, Mapping) and len(item) == 1:
+        ((name, params),) = item.items()
+    else:
+        name, params = item, {}
+    if name not in names:
+        hint = did_you_mean(name, names) if isinstance(name, str) else ""
+        return None, [f"epilogue {name!r} is not possible{hint}; allowed: {', '.join(names)}"]
+    if not isinstance(params, Mapping):
+        return None, [f"stage {name} takes a mapping of parameters, got {params!r}; e.g. {{{name}: {{...}}}}"]
+    known = STAGES[name].parameters
+    found = unknown_parameters(f"stage {name}", params, known)
+    required = {key: known[key] for key in known if key not in STAGES[name].defaults()}
+    found += missing_parameters(params, required)
+    values = {key: plain(params[key]) for key in params if key in known}
+    complaints = [f"{key} of stage {name} {text}" for key in values if (text := judge(values[key], known[key].schema))]
+    messages = [f"stage {name}: {problem.message}" for problem in found] + complaints
+    return (None if messages else Stage(name, values)), messages
+
+
+def epilogue_arguments(
+    stages: Sequence[Stage], accumulator: ArgSpec, channels: int, input_dtype: str
+) -> tuple[ArgSpec, ...]:
+    """The operands of all stages, in order.
+
+    Args:
+        accumulator: the output as it is before the first stage, of the output's dtype.
+        channels: extent of K.
+        input_dtype: what an operand of dtype "input" has.
+    """
+    output, found = accumulator, []
+    for stage in stages:
+        kind = stage.kind
+        output = kind.output(output, stage.params)
+        for operand in kind.operands:
+            dtype = {"input": input_dtype, "output": output.dtype}.get(operand.dtype, operand.dtype)
+            axes, shape = ("K", (channels,)) if operand.axes == "K" else (output.axes, output.shape)
+            aliases = output.name if operand.aliases else None
+            found.append(ArgSpec(operand.name, axes, shape, dtype, operand.role, operand.constant, aliases))
+    return tuple(found)
+
+
+def epilogue_output(stages: Sequence[Stage], accumulator: ArgSpec) -> ArgSpec:
+    """The output after all stages."""
+    output = accumulator
+    for stage in stages:
+        output = stage.kind.output(output, stage.params)
+    return replace(output, name=accumulator.name)
+
+
+def epilogue_scalars(stages: Sequence[Stage]) -> tuple[ScalarSpec, ...]:
+    """The call-time scalars of all stages, in order."""
+    return tuple(scalar for stage in stages for scalar in stage.kind.scalars)
+
+
+def epilogue_check_scalars(stages: Sequence[Stage], spread: float) -> dict[str, float]:
+    """Values of the call-time scalars for verification; see `Op.check_scalars`."""
+    values = {scalar.name: scalar.default for scalar in epilogue_scalars(stages)}
+    for stage in stages:
+        if stage.kind.check is not None:
+            values |= stage.kind.check(spread)
+    return values
