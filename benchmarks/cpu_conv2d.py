@@ -122,7 +122,9 @@ def measure(shape: tuple[int, ...], target: Target, options: argparse.Namespace)
     workload = Workload.conv2d(n=1, h=size, w=size, c=c, k=k, r=r, s=r, padding=padding, dtype="float32", layout="NHWC")
     bench = Bench(workload, target, options.repeats)
     space = bench.template.space(workload, target).restrict({"threads": [options.threads]})
-    default = Config({**bench.template.default(workload, target), "threads": options.threads})
+    default = Config(
+        {**bench.template.default(workload, target, bench.template.space(workload, target)), "threads": options.threads}
+    )
     sampled = space.sample(options.configs, np.random.default_rng(options.seed))
     results = {config: bench.seconds(config) for config in dict.fromkeys([default, *sampled])}
     # Once more, side by side, so that a passing disturbance decides nothing.

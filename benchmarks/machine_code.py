@@ -51,7 +51,7 @@ def candidates() -> list[dict[str, Any]]:
             layer = taken[number % len(taken)]
             workload = Workload("conv2d", layer)
             if number < len(taken):
-                config = template.default(workload, target)
+                config = template.default(workload, target, template.space(workload, target))
             else:
                 config = template.space(workload, target).sample(1, rng)[0]
             rows.append({"template": template.name, "params": layer, "config": dict(config)})

@@ -60,7 +60,7 @@ class TiledOne(Template):
             },
         )
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         return Config({**{f"tile{i}": 8 for i in range(6)}, "order": "x", "stages": 2})
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:

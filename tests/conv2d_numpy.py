@@ -165,7 +165,7 @@ def check_schedules(
     """Checks the default and two sampled configurations; one that this machine's compiler rejects gives its place away."""
     from schedsearch.backend import RejectedError
 
-    check(template.default(workload, target))
+    check(template.default(workload, target, template.space(workload, target)))
     checked = 0
     for config in template.space(workload, target).sample(8, rng):
         try:

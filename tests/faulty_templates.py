@@ -34,7 +34,7 @@ class _Pointwise(Template):
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return ConfigSpace([Knob("step", (1, 2, 4, 8), "input channels per step of the loop")])
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         return Config(step=1)
 
 
@@ -305,7 +305,7 @@ class _Minefield(Template):
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return ConfigSpace([Knob("fault", tuple(self.templates)), Knob("step", (1, 2))])
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         return Config(fault="none", step=1)
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:

@@ -46,7 +46,7 @@ class Square(Template):
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return ConfigSpace([Knob("x", tuple(range(16))), Knob("y", tuple(range(16)))])
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         return Config(x=0, y=0)
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
@@ -59,7 +59,7 @@ class Line(Square):
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return ConfigSpace([Knob("z", tuple(range(64)))], [Constraint("z != 3", lambda k: k["z"] != 3)])
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         return Config(z=0)
 
 
@@ -78,9 +78,9 @@ class Counted(CpuSquare):
         self.calls["space", workload.id] += 1
         return super().space(workload, target)
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         self.calls["default", workload.id] += 1
-        return super().default(workload, target)
+        return super().default(workload, target, space)
 
 
 def square_ns(candidate: Candidate) -> float:

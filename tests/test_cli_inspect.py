@@ -42,6 +42,11 @@ def commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Itera
         yield path, command
 
 
+def _default() -> Config:
+    template, target = load_template("conv2d_cpu"), detect("cpu")
+    return template.default(TINY_WORKLOAD, target, template.space(TINY_WORKLOAD, target))
+
+
 class TestSpace:
     def test_knobs_size_rules_and_samples_are_those_of_the_template(self) -> None:
         target = detect("cpu")
@@ -60,12 +65,12 @@ class TestSpace:
             assert knob.name in out and knob.doc in out
 
     def test_a_legal_configuration_is_legal(self) -> None:
-        default = load_template("conv2d_cpu").default(TINY_WORKLOAD, detect("cpu"))
+        default = _default()
         result = schedsearch("space", "tiny.yaml", "--config", default.json)
         assert result.exit_code == 0 and "legal" in result.stdout and "illegal" not in result.stdout
 
     def test_an_illegal_configuration_says_every_reason(self) -> None:
-        default = dict(load_template("conv2d_cpu").default(TINY_WORKLOAD, detect("cpu")))
+        default = dict(_default())
         result = schedsearch("space", "tiny.yaml", "--config", json.dumps({**default, "threads": 4096, "blok": 1}))
         assert result.exit_code == 2
         assert "4096" in result.stdout and "blok" in result.stdout

@@ -303,7 +303,7 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
 )
 def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.validate(workload, H200) is None
-    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
     for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
-        assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+        assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
         source = TEMPLATE.kernel(workload, H200, config)
         for param in source.steps[0].params:
             if isinstance(param, TensorMap):
@@ -418,7 +418,7 @@ def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
     for epilogue in EPILOGUES if layer == "28x28x128" else EPILOGUES[-1:]:
         for out_dtype in ["float16", "float32"] if epilogue == EPILOGUES[-1] else ["float16"]:
             workload = LAYERS[layer].replace(epilogue=epilogue, out_dtype=out_dtype)
-            config = TEMPLATE.default(workload, H200)
+            config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
             fused = resources(workload, config)
             assert fused.local_bytes == fused.spill_bytes == 0
             if out_dtype == "float16":
@@ -428,7 +428,7 @@ def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
 def test_a_residual_of_16_bits_is_loaded_like_y_is_stored() -> None:
     for out_dtype, alignment in (("float16", 16), ("float32", 8)):
         workload = BASE.replace(epilogue=["residual"], out_dtype=out_dtype)
-        source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200))
+        source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200)))
         residual = next(p for p in source.steps[0].params if getattr(p, "buffer", "") == "residual")
         assert source.alignments["residual"] == alignment
         if out_dtype == "float16":

@@ -120,7 +120,7 @@ COMPILED: list[dict[str, Any]] = [
 )
 def test_the_default_compiles_without_spills_or_local_memory(target: Target, shape: dict[str, Any]) -> None:
     workload = Workload.conv2d(**shape)
-    config = TEMPLATE.default(workload, target)
+    config = TEMPLATE.default(workload, target, TEMPLATE.space(workload, target))
     built = compile_source(TEMPLATE.kernel(workload, target, config), target)
     assert built.resources.local_bytes == 0
     assert built.resources.spill_bytes == 0
@@ -141,7 +141,7 @@ def test_the_fast_path_is_made_of_tensor_core_and_asynchronous_copy_instructions
     from schedsearch.backend.cuda import _compile_to_ptx
 
     workload = Workload.conv2d(n=32, h=56, w=56, c=64, k=64, r=3, s=3, padding=1)
-    config = TEMPLATE.default(workload, H200)
+    config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
     text = _compile_to_ptx(TEMPLATE.kernel(workload, H200, config).steps[0], "kernel", "sm_90")
     warp_tiles = config["wm"] // 16 * config["wn"] // 8 * config["bk"] // 16 // config["slices"]
     assert text.count("mma.sync.aligned.m16n8k16") == warp_tiles
@@ -176,7 +176,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 @settings(max_examples=150, deadline=None)
 def test_the_default_is_legal_and_its_grid_is_possible(workload: Workload, target: Target) -> None:
     assert TEMPLATE.validate(workload, target) is None
-    config = TEMPLATE.default(workload, target)
+    config = TEMPLATE.default(workload, target, TEMPLATE.space(workload, target))
     assert TEMPLATE.space(workload, target).check(config) == []
     grid = TEMPLATE.kernel(workload, target, config).steps[0].grid
     assert 1 <= grid.blocks(target.sms) <= MAX_GRID_X
@@ -185,7 +185,7 @@ def test_the_default_is_legal_and_its_grid_is_possible(workload: Workload, targe
 def test_small_batches_get_more_and_smaller_tiles() -> None:
     def tiles(n: int) -> tuple[int, int]:
         workload = Workload.conv2d(n=n, h=14, w=14, c=256, k=256, r=3, s=3, padding=1)
-        config = TEMPLATE.default(workload, H200)
+        config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
         return config["bm"] * config["bn"], TEMPLATE.kernel(workload, H200, config).steps[0].grid.work_items
 
     assert tiles(1)[0] < tiles(32)[0]
@@ -195,7 +195,9 @@ def test_small_batches_get_more_and_smaller_tiles() -> None:
 def test_alignments_are_those_of_the_widest_access() -> None:
     def alignments(**shape: Any) -> dict[str, int]:
         workload = Workload.conv2d(n=4, h=8, w=8, r=3, s=3, **shape)
-        return dict(TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200)).alignments)
+        return dict(
+            TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))).alignments
+        )
 
     assert alignments(c=64, k=64) == {"x": 16, "weight": 16, "y": 16}
     assert alignments(c=3, k=5, epilogue=("bias", "residual")) == {"x": 2, "weight": 2, "bias": 2, "residual": 2, "y": 2}
@@ -253,7 +255,10 @@ def test_random_shapes_and_configurations_are_exact(seed: int) -> None:
     )  # fmt: skip
     arrays = integers(workload, rng)
     truth = expected(workload, arrays)
-    for config in [TEMPLATE.default(workload, target), *TEMPLATE.space(workload, target).sample(2, rng)]:
+    for config in [
+        TEMPLATE.default(workload, target, TEMPLATE.space(workload, target)),
+        *TEMPLATE.space(workload, target).sample(2, rng),
+    ]:
         y = run_on_gpu(TEMPLATE, workload, target, config, arrays)
         np.testing.assert_array_equal(y, truth, err_msg=f"{workload.label} {config}")
 
@@ -268,5 +273,5 @@ def test_large_images_and_batches_beyond_two_gigabytes_are_exact(n: int, size: i
     truth = to_bits(convolve(part, arrays["x"], arrays["weight"]), "float16")
     whole = part.replace(n=n)
     arrays["x"] = np.tile(arrays["x"], (n // few, 1, 1, 1))
-    y = run_on_gpu(TEMPLATE, whole, target, TEMPLATE.default(whole, target), arrays)
+    y = run_on_gpu(TEMPLATE, whole, target, TEMPLATE.default(whole, target, TEMPLATE.space(whole, target)), arrays)
     assert (y.reshape(n // few, *truth.shape) == truth).all()

@@ -279,7 +279,7 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
 )
 def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.validate(workload, H200) is None
-    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 
 
 @pytest.mark.parametrize(("pixel_values", "rounds"), [(6, 1), (8, 1), (16, 2), (32, 4), (64, 8), (3, 1)])
@@ -300,7 +300,7 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
     for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
-        assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+        assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
         source = TEMPLATE.kernel(workload, H200, config)
         box = next(p for p in source.steps[0].params if isinstance(p, TensorMap) and p.buffer == "x").box
         assert box[0] * 2 % 16 == 0 and max(box) <= 256  # CUDA driver API, cuTensorMapEncodeTiled
@@ -316,14 +316,16 @@ def test_an_epilogue_needs_no_local_memory(workload: Workload) -> None:
     for epilogue in ((), ("bias", "relu"), tuple(STAGES)):
         for out_dtype in ("float16", "float32"):
             fused = workload.replace(epilogue=epilogue, out_dtype=out_dtype)
-            built = compile_source(TEMPLATE.kernel(fused, H200, TEMPLATE.default(fused, H200)), H200)
+            built = compile_source(
+                TEMPLATE.kernel(fused, H200, TEMPLATE.default(fused, H200, TEMPLATE.space(fused, H200))), H200
+            )
             assert built.resources.local_bytes == built.resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize(("workload", "loads"), [(RGB_7X7, 4 * 10 + 2), (RGB_3X3, 2 * 4 * 3)], ids=["stride 2", "stride 1"])
 def test_an_operand_is_one_load_from_shared_memory(workload: Workload, loads: int) -> None:
     """7x7x3: 21 octets and one of filler, two loads each. 3x3x3 with stride 1: two for a pair that is no word."""
-    source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200))
+    source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200)))
     text = _compile_to_ptx(source.steps[0], "kernel", "sm_90a")
     assert text.count("ld.shared.b32") == loads
     assert text.count("wgmma.mma_async") == {RGB_7X7: 11, RGB_3X3: 3}[workload]

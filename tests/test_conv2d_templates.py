@@ -39,7 +39,7 @@ def draw(seed: int) -> Workload:
 def test_every_template_of_a_random_layer_has_a_legal_default_and_finite_features(seed: int) -> None:
     workload = draw(seed)
     for template in TEMPLATES.matching(workload, H200):
-        space, default = template.space(workload, H200), template.default(workload, H200)
+        space, default = template.space(workload, H200), template.default(workload, H200, template.space(workload, H200))
         assert space.check(default) == [], template.name
         rows = np.concatenate([space.indices([default]), space.sample_indices(50, np.random.default_rng(seed))])
         assert np.isfinite(space.encode(rows)).all(), template.name

@@ -56,7 +56,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
 
 
 def config_with(workload: Workload, unfold_threads: int, unfold_chunks: int) -> Config:
-    default = TEMPLATE.default(workload, H200)
+    default = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
     return Config({**default, "unfold_threads": unfold_threads, "unfold_chunks": unfold_chunks})
 
 
@@ -179,7 +179,7 @@ def test_offsets_past_32_bits_are_right(monkeypatch: pytest.MonkeyPatch, c: int)
 def test_what_follows_is_conv2d_wgmma_over_the_workspaces(number: int) -> None:
     workload = random_workload(np.random.default_rng([41, number]))
     inner = inner_workload(workload)
-    config = TEMPLATE.default(workload, H200)
+    config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
     source = TEMPLATE.kernel(workload, H200, config)
     inner_config = Config({name: config[name] for name in Conv2dWgmma().space(inner, H200).names})
     alone = Conv2dWgmma().kernel(inner, H200, inner_config)
@@ -244,13 +244,13 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
 )
 def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.validate(workload, H200) is None
-    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 
 
 @pytest.mark.parametrize("number", range(20))
 def test_random_workloads_have_a_legal_default(number: int) -> None:
     workload = random_workload(np.random.default_rng([42, number]))
-    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 
 
 # --- Compiled -----------------------------------------------------------------------------------------------------------

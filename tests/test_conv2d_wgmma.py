@@ -172,7 +172,7 @@ def test_accumulators_of_groups_in_turn_stay_in_registers(groups: int, bn: int, 
 @pytest.mark.parametrize("number", range(0, RANDOM_SHAPES, 5))
 def test_the_default_is_legal(number: int) -> None:
     workload, _ = random_candidate(number)
-    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200)) == []
+    assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 
 
 BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)

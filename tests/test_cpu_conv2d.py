@@ -50,7 +50,7 @@ def check(device: CpuDevice, workload: Workload, configs: list[Config]) -> None:
 
 def some_configs(workload: Workload, count: int, seed: int = 0) -> list[Config]:
     sampled = TEMPLATE.space(workload, HOST).sample(count, np.random.default_rng(seed))
-    return [TEMPLATE.default(workload, HOST), *sampled]
+    return [TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)), *sampled]
 
 
 SHAPES = {
@@ -114,7 +114,7 @@ def test_epilogues_are_fused_in_order(device, epilogue, layout):
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_has_an_epilogue(device, stage):
     workload = Workload.conv2d(n=1, h=3, w=3, c=2, k=8, r=1, s=1, dtype="float32", epilogue=(stage,))
-    check(device, workload, [TEMPLATE.default(workload, HOST)])
+    check(device, workload, [TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST))])
 
 
 def test_a_depthwise_tile_reads_nhwc_in_place(device):
@@ -204,7 +204,7 @@ def test_the_default_is_legal_everywhere(target):
             workload = Workload.conv2d(**shape, dtype="float32", layout=layout)
             assert TEMPLATE.validate(workload, target) is None
             space = TEMPLATE.space(workload, target)
-            assert space.check(TEMPLATE.default(workload, target)) == []
+            assert space.check(TEMPLATE.default(workload, target, TEMPLATE.space(workload, target))) == []
             assert space.size.count > 0
 
 
@@ -214,7 +214,7 @@ def test_a_thread_count_is_part_of_the_configuration():
     assert {knob.values for knob in TEMPLATE.space(workload, NEON).knobs if knob.name == "threads"} == {
         (1, 2, 4, 8, 16, 32, 64)
     }
-    config = Config({**TEMPLATE.default(workload, AVX2), "threads": 3})
+    config = Config({**TEMPLATE.default(workload, AVX2, TEMPLATE.space(workload, AVX2)), "threads": 3})
     assert {step.block_threads for step in TEMPLATE.kernel(workload, AVX2, config).steps} == {3}
 
 
@@ -236,7 +236,7 @@ def test_the_template_is_found_by_name():
 def test_what_is_packed_is_charged_to_every_launch():
     """Packing is a step of the plan, so it is measured; that of the weight can be done once by those who call."""
     workload = Workload.conv2d(**SHAPES["3x3"], dtype="float32")
-    source = TEMPLATE.kernel(workload, HOST, TEMPLATE.default(workload, HOST))
+    source = TEMPLATE.kernel(workload, HOST, TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)))
     assert [(step.function.__name__, step.weight_only) for step in source.steps] == [
         ("pack_x", False), ("pack_weight", True), ("convolve", False),
     ]  # fmt: skip
@@ -247,7 +247,7 @@ def test_the_inner_loop_is_vector_fused_multiply_adds():
     from llvmlite import binding as llvm
 
     workload = Workload.conv2d(n=1, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, dtype="float32")
-    config = TEMPLATE.default(workload, HOST)
+    config = TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST))
     step = TEMPLATE.kernel(workload, HOST, config).steps[-1]
     ir = _optimised_ir(step.function, _signature(step), "convolve")
     assembly = _target_machine().emit_assembly(llvm.parse_assembly(ir))

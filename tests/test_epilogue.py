@@ -198,7 +198,7 @@ def test_arithmetic_is_exact_and_keeps_nan(stages: tuple[str, ...], dtype: str, 
     workload = conv(*stages, k=k, dtype=dtype, out_dtype=out_dtype)
     arrays = integers(workload, np.random.default_rng(0))
     arrays["x"][0, 1, 2, 3] = np.nan
-    y = run_on_gpu(template, workload, target, template.default(workload, target), arrays)
+    y = run_on_gpu(template, workload, target, template.default(workload, target, template.space(workload, target)), arrays)
     assert np.isnan(from_bits(y[0, 1, 2], out_dtype)).all()
     arrays["x"][0, 1, 2, 3] = 0
     truth = expected(workload, arrays)

@@ -198,7 +198,7 @@ def keys() -> list[str | None]:
     for template in (Conv2dWgmma(), Conv2dMma(), Conv2dHalo(), Conv2dStem()):
         channels = 4 if template.name == "conv2d_stem" else 64
         workload = Workload.conv2d(n=2, h=24, w=24, c=channels, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
-        for step in template.kernel(workload, H200, template.default(workload, H200)).steps:
+        for step in template.kernel(workload, H200, template.default(workload, H200, template.space(workload, H200))).steps:
             assert step.shaped_by is not None
             shape, _ = front_end._take_apart(step.function, _signature(step), (9, 0), (128, 1), step.shaped_by)
             found.append(front_end._key(shape))

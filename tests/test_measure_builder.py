@@ -74,7 +74,7 @@ def test_a_pipeline_of_one_stage_which_would_hang_is_rejected() -> None:
     """A producer waits for the stage that consumers free, and these for the one that is filled next."""
     h200, template = PRESETS["h200"], load_template("conv2d_wgmma")
     workload = Workload.conv2d(n=32, h=14, w=14, c=256, k=256, r=3, s=3, padding=1)
-    config = Config({**template.default(workload, h200), "stages": 1})
+    config = Config({**template.default(workload, h200, template.space(workload, h200)), "stages": 1})
     with Builder(h200, workers=1) as builder:
         builder.submit(Candidate(workload, template, config))
         builder.submit(Candidate(WORKLOAD, template, config))

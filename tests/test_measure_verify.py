@@ -173,7 +173,7 @@ def test_words_that_differ_are_counted() -> None:
 
 
 def kernel_of(device: Device, template: Any, workload: Workload) -> Any:
-    config = template.default(workload, CPU)
+    config = template.default(workload, CPU, template.space(workload, CPU))
     return device.load(compile_source(template.kernel(workload, CPU, config), CPU).artifact)
 
 

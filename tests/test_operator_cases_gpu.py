@@ -82,5 +82,7 @@ def test_case_is_exact(shared: Path, name: str, number: int) -> None:
     arrays = integers(workload, np.random.default_rng(number))
     truth = expected(workload, arrays)
     for template in load_templates().matching(workload, target):
-        y = run_on_gpu(template, workload, target, template.default(workload, target), arrays)
+        y = run_on_gpu(
+            template, workload, target, template.default(workload, target, template.space(workload, target)), arrays
+        )
         np.testing.assert_array_equal(y, truth, err_msg=f"{template.name}: {workload.label}")

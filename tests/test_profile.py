@@ -205,7 +205,9 @@ def test_only_one_warm_launch_is_watched() -> None:
     target = detect("cpu")
     workload = Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=3, s=3, dtype="float32")
     template = load_template("conv2d_cpu")
-    code = compile_source(template.kernel(workload, target, template.default(workload, target)), target).artifact
+    code = compile_source(
+        template.kernel(workload, target, template.default(workload, target, template.space(workload, target))), target
+    ).artifact
     events: list[str] = []
 
     class Device:

@@ -59,7 +59,7 @@ def test_it_records_goes_on_and_is_replayed(record_space: Run) -> None:
     assert sum(record.measurement.outcome.is_verified for record in before) == 2
     assert before[0].workload == WORKLOAD
     template = load_template("conv2d_cpu")
-    assert template.default(WORKLOAD, target) in [record.config for record in before]
+    assert template.default(WORKLOAD, target, template.space(WORKLOAD, target)) in [record.config for record in before]
 
     code, _, err = record_space(*options, "--configurations", 3)
     assert code == 0, err

@@ -270,7 +270,7 @@ def _default(workload: Workload, target: Target) -> Iterator[_Way | str]:
         yield f"default: {error}"
         return
     for template in matching:
-        config = template.default(workload, target)
+        config = template.default(workload, target, template.space(workload, target))
         build = _built(workload, target, template.name, config, template.version)
         yield _Way("default", f"rule-based configuration of {template.name}, built now", template.name, config, build)
 

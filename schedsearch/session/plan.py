@@ -87,7 +87,7 @@ def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -
         except ConfigError as error:
             failures.append(f"{template.name}: {error}")
             continue
-        default = _closest_legal(restricted, template.default(task.workload, target))
+        default = _closest_legal(restricted, template.default(task.workload, target, space))
         arms.append(ArmPlan(template, restricted, default))
     if problem := _restriction_problem(task, {t.name: s for t, s in zip(matching, spaces)}, arms, failures):
         raise ConfigError(problem, where=TaskPart(index, "restrict"))

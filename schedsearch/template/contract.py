@@ -42,8 +42,15 @@ class Template(ABC):
         """All legal configurations; never empty when `validate` returns None."""
 
     @abstractmethod
-    def default(self, workload: Workload, target: Target) -> Config:
-        """A good configuration by formulas over shape and target; always legal in `space`."""
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """A good configuration by formulas over shape and target.
+
+        Args:
+            space: what `space(workload, target)` returned.
+
+        Returns:
+            A configuration that is legal in `space`.
+        """
 
     @abstractmethod
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:

@@ -108,14 +108,13 @@ class Conv2dCpu(Template):
             },
         )
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The tile with the fewest modelled cycles per useful multiply-add; everything else follows from it.
 
         A tile step issues ow_tile * oc_vectors multiply-adds (two a cycle, and no faster than their latency of four allows)
         and ow_tile + oc_vectors loads (two a cycle), of which the weights come from the second-level cache (one in two).
         """
         shape = _Shape.of(workload)
-        space = self.space(workload, target)
         allowed = {knob.name: [int(value) for value in knob.values] for knob in space.knobs if knob.ordered}
         layouts = next(knob.values for knob in space.knobs if knob.name == "x_layout")
         block = min(max(target.simd_bits // 32, 1), max(allowed["block"]))

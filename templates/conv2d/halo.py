@@ -143,11 +143,9 @@ class Conv2dHalo(Template):
         )  # fmt: skip
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The configuration of the least predicted time; the fewest threads and the most patches among equals."""
-        return hopper.least_predicted(
-            self.space(workload, target), lambda q: (q["threads"], -q["patches"], -q["weight_stages"])
-        )
+        return hopper.least_predicted(space, lambda q: (q["threads"], -q["patches"], -q["weight_stages"]))
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)

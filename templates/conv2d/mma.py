@@ -211,7 +211,7 @@ class Conv2dMma(Template):
             ],
         )
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The tile with the least estimated time: waves over the SMs, each as long as its multiplications plus loads.
 
         A tile of bm x bn multiplies bm bn and loads bm + bn elements a step; one loaded element costs as much as about 64

@@ -132,10 +132,10 @@ class Conv2dStem(Template):
         )
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The configuration of the least predicted time; the most patches, then the fewest threads among equals."""
         return hopper.least_predicted(
-            self.space(workload, target),
+            space,
             lambda q: (-q["patches"], q["threads"] * q["blocks_per_sm"], q["blocks_per_sm"], -q["register_steps"]),
         )
 

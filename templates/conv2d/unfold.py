@@ -102,14 +102,15 @@ class Conv2dUnfold(Template):
         }
         return ConfigSpace(knobs, constraints, derived)
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """conv2d_wgmma's for the unfolded workload; two chunks a thread where that still fills the device twice."""
         unfolded = Unfolded.of(workload)
         threads = max(
             t for t in UNFOLD_THREADS if t == min(UNFOLD_THREADS) or unfolded.chunks >= t * target.sms
         )  # small blocks where there is little to do, so that every multiprocessor has some
         chunks = 2 if unfolded.chunks >= 4 * target.sms * target.threads_per_sm else 1
-        return Config({**_INNER.default(unfolded.workload, target), "unfold_threads": threads, "unfold_chunks": chunks})
+        inner = _INNER.default(unfolded.workload, target, _INNER.space(unfolded.workload, target))
+        return Config({**inner, "unfold_threads": threads, "unfold_chunks": chunks})
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         unfolded = Unfolded.of(workload)

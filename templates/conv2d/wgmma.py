@@ -166,9 +166,8 @@ class Conv2dWgmma(Template):
         )
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
-    def default(self, workload: Workload, target: Target) -> Config:
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals."""
-        space = self.space(workload, target)
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
         # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are no multiple of 128 bytes.
