@@ -29,6 +29,7 @@ LAYERS = {
     "schedsearch.launch": 1,
     "schedsearch.measurement": 1,
     "schedsearch.ops": 1,
+    "schedsearch.plugins": 1,
     "schedsearch.space": 1,
     "schedsearch.target": 1,
     "schedsearch.task": 1,

@@ -135,6 +135,7 @@ def templates(as_json: bool) -> None:
     from schedsearch.template import load_templates
     from schedsearch.template.registry import BUILT_IN
 
+    loaded = load_templates()
     found = [
         {
             "template": template.name,
@@ -144,8 +145,10 @@ def templates(as_json: bool) -> None:
             "source": "built in" if template.name in BUILT_IN else type(template).__module__,
             "about": (type(template).__doc__ or "").strip().partition("\n")[0],
         }
-        for template in load_templates().values()
+        for template in loaded.values()
     ]
+    for problem in loaded.problems.values():
+        click.echo(f"warning: {problem}", err=True)
     if as_json:
         render.echo_json(found)
         return

@@ -148,8 +148,11 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
     from schedsearch.session.plan import plan_tasks
     from schedsearch.template import load_templates
 
+    templates = load_templates()
+    for problem in templates.problems.values():
+        click.echo(f"warning: {problem}", err=True)
     try:
-        return plan_tasks(file.tasks, load_templates(), target)
+        return plan_tasks(file.tasks, templates, target)
     except UsageError as error:
         if error.where is None:
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedsearch.ops.base import ArgSpec, Op, Parameter, ScalarSpec, Work
 from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.registry import operator, operator_names
+from schedsearch.ops.registry import operator, operator_names, operators
 from schedsearch.ops.stages import STAGES, Operand, Stage, StageKind
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "encode",
     "operator",
     "operator_names",
+    "operators",
 ]

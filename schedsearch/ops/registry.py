@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import keyword
 
 from schedsearch.errors import Problem, UnknownOperatorError, did_you_mean
-from schedsearch.ops.base import Op
+from schedsearch.ops.base import RESERVED_NAMES, Op, Parameter
+from schedsearch.plugins import Offer, PluginError, load, offers, the_offer
 
 ENTRY_POINT_GROUP = "schedsearch.ops"
 
@@ -18,27 +20,92 @@ RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records m
 
 
 def operator(name: str) -> Op:
-    """The operator of this name.
+    """The operator of this name, built in or installed.
 
     Raises:
-        UnknownOperatorError: there is none; the message lists those that there are.
+        UnknownOperatorError: there is none, its package cannot be imported or breaks the contract of `Op`, or several
+            packages claim the name. The message says what to do.
     """
     location = BUILT_IN.get(name) or RECORDED_ONLY.get(name)
-    if location is None:
+    if location is not None:
+        return _built_in(location)
+    claims = offers(ENTRY_POINT_GROUP).get(name)
+    if claims is None:
         known = sorted(operator_names())
         hint = did_you_mean(name, known) if isinstance(name, str) else ""
         problem = Problem("op", f"unknown operator {name!r}{hint}; allowed: {', '.join(known)}")
         raise UnknownOperatorError([problem], name)
-    return _load(location)
+    try:
+        return _installed(the_offer("operator", claims))
+    except PluginError as error:
+        raise UnknownOperatorError([Problem("op", str(error))], name) from error
 
 
 def operator_names() -> list[str]:
-    """The operators that a workload can be made of, built-in ones first."""
-    return list(BUILT_IN)
+    """The names that a workload's `op` may have, built-in ones first. Imports nothing: one may turn out to be unusable."""
+    installed = (name for name in offers(ENTRY_POINT_GROUP) if name not in RECORDED_ONLY)
+    return list(dict.fromkeys([*BUILT_IN, *installed]))
+
+
+def operators() -> tuple[dict[str, Op], tuple[str, ...]]:
+    """All operators that can be used, by name, and a message for each installed one that cannot."""
+    found: dict[str, Op] = {}
+    problems = [
+        f"operator {name!r} is built in; that of {claims[0]} is not used: it must have another name"
+        for name, claims in offers(ENTRY_POINT_GROUP).items()
+        if name in BUILT_IN or name in RECORDED_ONLY
+    ]
+    for name in operator_names():
+        try:
+            found[name] = operator(name)
+        except UnknownOperatorError as error:
+            problems += [problem.message for problem in error.problems]
+    return found, tuple(problems)
+
+
+def contract_problems(op: object) -> list[str]:
+    """In what an object falls short of the contract of `Op`, as far as it can be told without parameters."""
+    if not isinstance(op, Op):
+        return [f"it is a {type(op).__name__}, not an instance of schedsearch.ops.Op"]
+    problems = []
+    missing = [name for name in ("name", "reference") if not isinstance(getattr(op, name, None), str)]
+    problems += [f"its attribute {name} must be text" for name in missing]
+    if not isinstance(op.version, int) or op.version < 1:
+        problems.append(f"its version must be a whole number of at least 1, got {op.version!r}")
+    for name, parameter in op.parameters().items():
+        if name in RESERVED_NAMES:
+            problems.append(
+                f"its parameter {name!r} has a reserved name: `workload.{name}` or the key {name!r} of a task is something "
+                "else; rename it"
+            )
+        elif not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+            problems.append(f"its parameter {name!r} must be a Python name that does not begin with an underscore")
+        described: object = parameter
+        if not isinstance(described, Parameter):
+            problems.append(f"its parameter {name!r} must be described by a schedsearch.ops.Parameter, got {parameter!r}")
+    return problems
 
 
 @functools.cache
-def _load(location: str) -> Op:
+def _built_in(location: str) -> Op:
     module, _, name = location.partition(":")
     found: Op = getattr(importlib.import_module(module), name)
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _installed(offer: Offer) -> Op:
+    found = load("operator", offer)
+    if isinstance(found, type) and issubclass(found, Op):
+        try:
+            found = found()
+        except Exception as error:
+            raise PluginError(
+                f"operator {offer.name!r} of {offer} cannot be made: {type(error).__name__}: {error}"
+            ) from error
+    problems = contract_problems(found)
+    if not problems and found.name != offer.name:
+        problems = [f"its name is {found.name!r}; entry point and `name` must agree"]
+    if problems:
+        raise PluginError(f"operator {offer.name!r} of {offer} cannot be used: {'; '.join(problems)}")
+    return found  # type: ignore[no-any-return]

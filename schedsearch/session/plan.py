@@ -69,7 +69,7 @@ def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -
         for name in task.templates:
             if name not in templates:
                 raise UsageError(
-                    f"no template {name!r}{did_you_mean(name, templates)}; known: {', '.join(templates)}",
+                    templates.why_missing(name),
                     where=TaskPart(index, "templates"),
                 )
         templates = TemplateSet(templates[name] for name in task.templates)

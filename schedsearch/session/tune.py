@@ -18,7 +18,7 @@ from schedsearch.session.plan import TaskPlan, plan_tasks
 from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
 from schedsearch.task import Task
-from schedsearch.template import Template, TemplateSet, load_template, template_names
+from schedsearch.template import Template, TemplateSet, load_template, load_templates
 from schedsearch.workload import Workload
 
 __all__ = ["BUILD_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
@@ -119,8 +119,10 @@ def _planned(
     """The plans of a run; what is planned already is not planned again."""
     plans = [each for each in workloads if isinstance(each, TaskPlan)]
     if not plans:
-        names = template_names() if templates is None else templates
-        chosen = TemplateSet(item if isinstance(item, Template) else load_template(item) for item in names)
+        if templates is None:
+            chosen = load_templates()
+        else:
+            chosen = TemplateSet(item if isinstance(item, Template) else load_template(item) for item in templates)
         return plan_tasks([each for each in workloads if not isinstance(each, TaskPlan)], chosen, target)
     if len(plans) < len(workloads):
         raise UsageError("plans and workloads cannot be mixed in one list; plan all of them or none")

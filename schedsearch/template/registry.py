@@ -1,14 +1,16 @@
-"""Which templates there are, built-in and installed, and the set of them that a run uses."""
+"""Which templates there are, built in and installed, and the set of them that a run uses."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 from schedsearch.errors import UnsupportedError, UsageError, did_you_mean
-from schedsearch.ops import operator
+from schedsearch.ops import operator, operator_names
+from schedsearch.ops.registry import BUILT_IN as BUILT_IN_OPERATORS
+from schedsearch.plugins import Offer, PluginError, load, offers, the_offer
 from schedsearch.target import Target
 from schedsearch.template.contract import Reference, Template
 from schedsearch.workload import Workload
@@ -27,10 +29,18 @@ BUILT_IN = {
 
 
 class TemplateSet(Mapping[str, Template]):
-    """Templates by name, in the order in which they were added."""
+    """Templates by name, in the order in which they were added.
 
-    def __init__(self, templates: Iterable[Template]) -> None:
+    Attributes:
+        problems: name -> why an installed template of this name cannot be used.
+
+    Raises:
+        UsageError: two templates have the same name.
+    """
+
+    def __init__(self, templates: Iterable[Template], problems: Mapping[str, str] | None = None) -> None:
         self._templates: dict[str, Template] = {}
+        self.problems = dict(problems or {})
         for template in templates:
             if template.name in self._templates:
                 raise UsageError(f"two templates are named {template.name!r}; names must be unique")
@@ -40,7 +50,7 @@ class TemplateSet(Mapping[str, Template]):
         try:
             return self._templates[name]
         except KeyError:
-            raise KeyError(f"no template {name!r}{did_you_mean(name, self._templates)}; known: {', '.join(self)}") from None
+            raise KeyError(self.why_missing(name)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._templates)
@@ -48,51 +58,80 @@ class TemplateSet(Mapping[str, Template]):
     def __len__(self) -> int:
         return len(self._templates)
 
+    def why_missing(self, name: str) -> str:
+        """Why there is no template of this name here, and which there are."""
+        if name in self.problems:
+            return self.problems[name]
+        return f"no template {name!r}{did_you_mean(name, self)}; known: {', '.join(self)}"
+
     def matching(self, workload: Workload, target: Target) -> list[Template]:
         """Those that can run the workload on the target.
 
         Raises:
             UnsupportedError: none can; the message gives each template's reason.
         """
-        reasons, others, found = [], [], []
+        reasons, found = [], []
         for template in self.values():
             if template.op != workload.op:
-                others.append(f"{template.name} is for {template.op}")
-            elif template.kind != target.kind:
+                continue
+            if template.kind != target.kind:
                 reasons.append(f"{template.name} is for {template.kind}")
             elif reason := template.validate(workload, target):
                 reasons.append(f"{template.name}: {reason}")
             else:
                 found.append(template)
         if not found:
-            raise UnsupportedError(
-                f"no template can run {workload.label} on {target.name}: "
-                + "; ".join(reasons or others or ["there is no template at all"])
-            )
+            if not reasons:
+                given = ", ".join(f"{template.name} (for {template.op})" for template in self.values())
+                reasons.append(f"no template for {workload.op} is among those given: {given or 'none'}")
+            reasons += self.problems.values()
+            raise UnsupportedError(f"no template can run {workload.label} on {target.name}: " + "; ".join(reasons))
         return found
 
 
 def load_template(name: str) -> Template:
-    """One template, built-in or installed by a third party, without importing the others.
+    """One template, built in or installed, without importing the others.
 
     Raises:
-        UsageError: unknown name.
+        UsageError: unknown name; or the package that offers it cannot be imported, breaks the contract of `Template`,
+            serves an operator that is not there, or shares the name with another package's.
     """
     if name in BUILT_IN:
-        return _load(BUILT_IN[name])  # type: ignore[no-any-return]
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name == name:
-            return point.load()()  # type: ignore[no-any-return]
-    raise UsageError(f"no template {name!r}{did_you_mean(name, template_names())}; known: {', '.join(template_names())}")
+        return _built_in(BUILT_IN[name])  # type: ignore[no-any-return]
+    claims = offers(ENTRY_POINT_GROUP).get(name)
+    if claims is None:
+        known = template_names()
+        raise UsageError(f"no template {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
+    return _installed(the_offer("template", claims))
 
 
 def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
-    """The templates of these names; all built-in and installed ones by default."""
-    return TemplateSet(load_template(name) for name in (template_names() if names is None else names))
+    """The templates of these names; by default all built-in ones and all installed ones that can be used.
+
+    By default a broken package does not stop the others: the set's `problems` say what is wrong with it.
+
+    Raises:
+        UsageError: one of `names` cannot be had; see `load_template`.
+    """
+    if names is not None:
+        return TemplateSet(load_template(name) for name in names)
+    found: list[Template] = []
+    problems = {
+        name: f"template {name!r} is built in; that of {claims[0]} is not used: it must have another name"
+        for name, claims in offers(ENTRY_POINT_GROUP).items()
+        if name in BUILT_IN
+    }
+    for name in template_names():
+        try:
+            found.append(load_template(name))
+        except PluginError as error:
+            problems[name] = str(error)
+    return TemplateSet(found, problems)
 
 
 def template_names() -> list[str]:
-    return list(dict.fromkeys([*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]))
+    """All names, built-in ones first. Imports nothing: an installed one may turn out to be unusable."""
+    return list(dict.fromkeys([*BUILT_IN, *offers(ENTRY_POINT_GROUP)]))
 
 
 def load_reference(op: str) -> Reference:
@@ -100,10 +139,51 @@ def load_reference(op: str) -> Reference:
 
     Raises:
         UnknownOperatorError: there is no such operator.
+        UsageError: the operator names no reference, or one that cannot be imported or is not a `Reference`.
     """
-    return _load(operator(op).reference)  # type: ignore[no-any-return]
+    location = operator(op).reference
+    if op in BUILT_IN_OPERATORS:
+        return _built_in(location)  # type: ignore[no-any-return]
+    if not location:
+        raise UsageError(f"operator {op!r} names no reference; kernels of it cannot be verified")
+    found = load("reference of operator", Offer("", op, location, "operator " + repr(op)))
+    if not (isinstance(found, type) and issubclass(found, Reference)):
+        raise UsageError(
+            f"{location}, the reference of operator {op!r}, must be a subclass of schedsearch.template.Reference"
+        )
+    return found()
 
 
-def _load(location: str) -> Any:
+def _built_in(location: str) -> Any:
     module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)()
+
+
+@functools.lru_cache(maxsize=1024)
+def _loaded(offer: Offer) -> Template:
+    made = load("template", offer)
+    try:
+        made = made() if callable(made) else made
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise PluginError(f"template {offer.name!r} of {offer} cannot be made: {cause}") from error
+    problem = ""
+    if not isinstance(made, Template):
+        problem = f"it is a {type(made).__name__}, not a schedsearch.template.Template"
+    elif made.name != offer.name:
+        problem = f"its name is {made.name!r}; entry point and `name` must agree"
+    elif made.kind not in ("cuda", "cpu"):
+        problem = f"its kind is {made.kind!r}; allowed: cuda, cpu"
+    if problem:
+        raise PluginError(f"template {offer.name!r} of {offer} cannot be used: {problem}")
+    return made  # type: ignore[no-any-return]
+
+
+def _installed(offer: Offer) -> Template:
+    template = _loaded(offer)
+    if template.op not in (known := operator_names()):
+        raise PluginError(
+            f"template {offer.name!r} of {offer} is for operator {template.op!r}, which no installed package "
+            f"offers{did_you_mean(template.op, known)}; known: {', '.join(known)}"
+        )
+    return template

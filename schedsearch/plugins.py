@@ -1,0 +1,84 @@
+"""What installed packages offer by entry points: found by name, loaded when asked for, judged one by one.
+
+A package that cannot be imported concerns only those who ask for what it offers: `load` says which package it is and why.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedsearch.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One entry point: `name` is what it offers, `location` "module:object", `package` the distribution with its version."""
+
+    group: str
+    name: str
+    location: str
+    package: str
+
+    def __str__(self) -> str:
+        return f"{self.package} ({self.location})"
+
+
+class PluginError(UsageError):
+    """What a package offers cannot be used. The message names the package, the cause and the remedy."""
+
+
+def offers(group: str) -> Mapping[str, tuple[Offer, ...]]:
+    """What the installed packages offer in a group: name -> offers, more than one where packages claim the same name.
+
+    They are searched once for each `sys.path`.
+    """
+    return _offers(group, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=32)
+def _offers(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Offer, ...]]:
+    from importlib.metadata import entry_points
+
+    found: dict[str, dict[str, Offer]] = {}
+    for point in entry_points(group=group):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "a package without metadata"
+        # A package that is found twice on the path, as of an editable installation, is one package.
+        found.setdefault(point.name, {}).setdefault(
+            f"{package} {point.value}", Offer(group, point.name, point.value, package)
+        )
+    return {name: tuple(each.values()) for name, each in found.items()}
+
+
+def the_offer(what: str, claims: Iterable[Offer]) -> Offer:
+    """The only one of several offers of one name.
+
+    Raises:
+        PluginError: packages dispute the name; `what` says of what kind it is, e.g. "operator".
+    """
+    first, *others = claims
+    if others:
+        packages = " and ".join(map(str, (first, *others)))
+        raise PluginError(f"{len(others) + 1} packages offer {what} {first.name!r}: {packages}; uninstall all but one")
+    return first
+
+
+@functools.lru_cache(maxsize=1024)
+def load(what: str, offer: Offer) -> Any:
+    """Imports what a package offers.
+
+    Raises:
+        PluginError: the import failed, whatever the package raised.
+    """
+    from importlib.metadata import EntryPoint
+
+    try:
+        return EntryPoint(offer.name, offer.location, offer.group).load()
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise PluginError(
+            f"{what} {offer.name!r} of {offer} cannot be imported: {cause}; repair, update or uninstall the package"
+        ) from error
