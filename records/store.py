@@ -349,6 +349,9 @@ class Store:
     ) -> dict[Config, Record]:
         """What need not be measured again: config -> its latest record.
 
+        A time comes from outside of a final race where there is one, so that the times of a search compare with each other.
+        A configuration that failed in its latest final race has failed.
+
         Args:
             workload, target_key, template, version, mode: the task and the template with its version.
             toolchain: only records made with exactly these versions; with any when None.
@@ -362,7 +365,32 @@ class Store:
         reader = RecordReader()
         with self._db.read() as connection:
             rows = connection.execute(query.order_by(schema.record.c.started_at, schema.record.c.id)).all()
-        return {record.config: record for record in map(reader.read, rows)}
+        found: dict[Config, Record] = {}
+        for record in map(reader.read, rows):
+            earlier = found.get(record.config)
+            if not (record.final_race and record.measurement.ok and earlier is not None and earlier.measurement.ok):
+                found[record.config] = record
+        return found
+
+    def last_race(
+        self, workload: Workload, target_key: str, mode: str = COLD_GRAPH, toolchain: Mapping[str, str] | None = None
+    ) -> list[Record]:
+        """The records of the last final race of a task, failures included, in the order of their measurement.
+
+        Args:
+            workload, target_key, mode: the task.
+            toolchain: only races held with exactly these versions; with any when None.
+        """
+        record = schema.record.c
+        conditions = [*queries.matching(workload=workload, target=target_key, mode=mode), record.final_race == 1]
+        if toolchain is not None:
+            conditions.append(schema.toolchain.c.json == canonical_json(dict(toolchain)))
+        query = RecordReader.select().where(*conditions).order_by(record.id)
+        reader = RecordReader()
+        with self._db.read() as connection:
+            last = connection.execute(query.with_only_columns(record.run).order_by(None).order_by(record.id.desc())).scalar()
+            rows = connection.execute(query.where(record.run == last)).all() if last is not None else []
+        return [reader.read(row) for row in rows]
 
     def tuned(self, op: str, template: str, version: int, mode: str = COLD_GRAPH) -> list[tuple[Workload, str]]:
         """On which workloads of an operator and which targets one version of a template has a valid record.

@@ -209,11 +209,18 @@ class MemoryStore:
         toolchain: Mapping[str, str] | None,
     ) -> dict[Config, Record]:
         wanted = (workload, target_key, template, version, mode, toolchain)
-        return {
-            r.config: r
-            for r in self.records
-            if (r.workload, r.target, r.template, r.template_version, r.measurement.mode, r.toolchain) == wanted
-        }
+        found: dict[Config, Record] = {}
+        for r in self.records:
+            if (r.workload, r.target, r.template, r.template_version, r.measurement.mode, r.toolchain) != wanted:
+                continue
+            if not (r.final_race and r.measurement.ok and r.config in found and found[r.config].measurement.ok):
+                found[r.config] = r
+        return found
+
+    def last_race(self, workload: Workload, target_key: str, mode: str, toolchain: Mapping[str, str]) -> list[Record]:
+        wanted = (workload, target_key, mode, toolchain, True)
+        raced = [r for r in self.records if (r.workload, r.target, r.measurement.mode, r.toolchain, r.final_race) == wanted]
+        return [r for r in raced if r.run == raced[-1].run]
 
     def tuned(self, op: str, template: str, version: int, mode: str) -> list[tuple[Workload, str]]:
         wanted = (op, template, version, mode, True)

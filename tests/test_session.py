@@ -70,7 +70,7 @@ class TestBudget:
         world = World(code=lambda config: str(config["x"]))
         summary = world.tune(trials=16)
         assert len(world.runner.measured) == 16  # one for each x
-        assert summary.tasks[0].outcomes["duplicate"] == len(world.builder.submitted) - 16 > 0
+        assert summary.duplicates == summary.tasks[0].duplicates == len(world.builder.submitted) - 16 > 0
         assert len(dict(world.tuners[0].told)) == len(world.builder.submitted), "the tuner hears of duplicates too"
 
     def test_failures_cost_a_trial_and_are_told_as_failures(self) -> None:

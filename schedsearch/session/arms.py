@@ -1,4 +1,9 @@
-"""The arms of a tuning run: what each (task, template) pair has tried, and which of them deserves the next trials."""
+"""The arms of a tuning run: what each (task, template) pair has tried, and which of them deserves the next trials.
+
+Who owns what: `Arm`, `TaskState` and everything they hold belong to the main thread, the one that runs the loop; nothing
+else changes them. An `ArmTuner` belongs to the tuners' thread from its first call on: the main thread hands it arguments
+and gets values back (`Answer`, or whether it is finished). The device's thread reads `TaskState.best_ns`, one attribute.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
 from schedsearch.identity import sha256_hex
-from schedsearch.measurement import Outcome, Record
+from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.session.collaborators import TunerFactory, TunerLike
 from schedsearch.session.hints import COLD, Results, WarmStart
 from schedsearch.session.plan import ArmPlan, TaskPlan
+from schedsearch.session.race import Raced, RaceResult
 from schedsearch.session.ranking import RankAgreement
 from schedsearch.session.summary import ArmSummary, TaskSummary
 from schedsearch.workload import Workload
@@ -25,16 +31,16 @@ if TYPE_CHECKING:
 WARM_TRIALS = 8
 # An arm whose best is e**GAP_SCALE times slower than its task's best has 1/e of the expected gain.
 GAP_SCALE = 0.1
-# So many proposals in a row that cost no trial (rejected or duplicates) end an arm.
+# This many proposals in a row that cost no trial (rejected or duplicates) end an arm.
 FRUITLESS_PROPOSALS = 256
 
-# Of each task so many of the fastest configurations stay candidates for the final race.
+# This many of a task's fastest configurations stay candidates for the final race.
 KEPT_FINALISTS = 32
 
 
 @dataclass
 class Proposal:
-    """One configuration on its way from the tuner to an outcome. `model` is the number of `Asked.model`."""
+    """One configuration on its way from the tuner to an outcome. `model` is the number of `Answer.model`."""
 
     task: TaskState
     arm: Arm
@@ -64,80 +70,206 @@ class Finalist:
             self.config,
         )
 
+    @property
+    def is_default(self) -> bool:
+        return self.config == self.arm.plan.default
+
 
 @dataclass(frozen=True)
-class Asked:
-    """What a tuner came up with: configurations, for each what the model predicts, and which state of the model that was."""
+class Lesson:
+    """What a tuner is made with: results of its own task so far, and a warm start from others."""
 
-    configs: list[Config]
-    predictions: list[float | None]
-    model: int
+    known: Results = ()
+    warm: WarmStart = COLD
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a tuner came up with.
+
+    Attributes:
+        configs: legal configurations.
+        predictions: what the model says of each, None without a trained model; comparable within one state of the model.
+        model: which state of the model that was, counted from 0.
+        illegal: proposals that the space does not have; they were dropped.
+        waits: it proposed nothing at all, and may do so once it is told a result.
+        finished: it will never propose anything again.
+        batch: how many proposals it likes to be asked for at a time.
+        borrowed: how many results of similar tasks it was offered when it was made.
+    """
+
+    configs: Sequence[Config]
+    predictions: Sequence[float | None]
+    model: int = 0
+    illegal: int = 0
+    waits: bool = False
+    finished: bool = False
+    batch: int = WARM_TRIALS
+    borrowed: int = 0
+
+
+class ArmTuner:
+    """The tuner of one arm and the states of its model. Owned by the tuners' thread; see the head of this module.
+
+    Args:
+        plan: the arm's template, space and default.
+        make: makes the tuner; called at the first `ask`, so that the lesson is as late as can be.
+    """
+
+    def __init__(self, plan: ArmPlan, make: Callable[[Lesson], TunerLike]) -> None:
+        self._plan, self._make = plan, make
+        self._tuner: TunerLike | None = None
+        self._borrowed = 0
+        self._model = 0
+        self._default_score = math.nan
+
+    def ask(self, n: int, lesson: Lesson) -> Answer:
+        """Up to n configurations with the model's predictions. `lesson` counts at the first call only."""
+        if self._tuner is None:
+            self._tuner = self._make(lesson)
+            if lesson.warm.sources:
+                self._tuner.transfer(lesson.warm.sources)
+                self._borrowed = sum(len(results) for results in lesson.warm.sources)
+            if lesson.known:
+                self._tuner.tell(lesson.known)
+        proposed = self._tuner.ask(n)
+        configs = [config for config in proposed if not self._plan.space.check(config)]
+        return Answer(
+            configs,
+            self._predictions(self._tuner, configs),
+            self._model,
+            illegal=len(proposed) - len(configs),
+            waits=not proposed,
+            finished=self._tuner.finished,
+            batch=self._tuner.batch,
+            borrowed=self._borrowed,
+        )
+
+    def tell(self, results: Results) -> bool:
+        """Passes results on; what was measured before the first `ask` is in its lesson. Returns whether it is finished."""
+        if self._tuner is None:
+            return False
+        self._tuner.tell(results)
+        return self._tuner.finished
+
+    def _predictions(self, tuner: TunerLike, configs: Sequence[Config]) -> list[float | None]:
+        """Scores compare within one state of the model only; that of the default tells one state from the next."""
+        scores = tuner.predict([*configs, self._plan.default]) if configs else None
+        if scores is None:
+            return [None] * len(configs)
+        *predictions, default_score = (float(score) for score in scores)
+        self._model += default_score != self._default_score
+        self._default_score = default_score
+        return [score if math.isfinite(score) else None for score in predictions]
 
 
 class Arm:
-    """A template on a task: its tuner and what it has reached.
+    """A template on a task: what was tried and what it reached. Owned by the main thread.
 
     Attributes:
+        tuner: proposes; called in the tuners' thread only.
         begun: whether the default, with which every arm begins, was proposed or measured before.
-        tuner: None before the first ask, for which the warm start is collected as late as can be.
+        taught: whether the tuner was asked before, so that it has had its lesson.
         results: every configuration that came to an end, earlier runs included; None for a failure.
         borrowed: how many results of similar tasks its tuner was offered.
         trials, new_trials: distinct configurations with an outcome that counts; of this run.
         pending: proposals under way, those included that the tuner was asked for and has not made yet.
         asked: how many it has not made yet; a tuner is asked once at a time.
-        default_ns: time of the default configuration, None until measured.
+        batch: how many proposals its tuner likes to be asked for at a time.
+        batches: how often it came up with something.
+        best_ns, best_config, default_ns: as measured in the search, one configuration at a time; None until measured.
         illegal: proposals that the space does not have; they are dropped.
     """
 
     def __init__(self, plan: ArmPlan) -> None:
         self.plan = plan
         self.template = plan.template
-        self.begun = False
-        self.tuner: TunerLike | None = None
-        self.trials = self.new_trials = self.pending = self.asked = self.duplicates = self.batches = self.illegal = (
-            self.borrowed
-        ) = 0
+        self.tuner: ArmTuner | None = None
+        self.begun = self.taught = False
+        self.batch = WARM_TRIALS
+        self.trials = self.new_trials = self.pending = self.asked = 0
+        self.batches = self.duplicates = self.illegal = self.borrowed = 0
         self.results: dict[Config, float | None] = {}
         self.outcomes: Counter[str] = Counter()
         self.best_ns: float | None = None
         self.best_config: Config | None = None
         self.default_ns: float | None = None
-        self._told_at_start: frozenset[Config] = frozenset()
-        self._make_tuner: Callable[[WarmStart], TunerLike] | None = None
         self._fruitless = 0
         self._waiting = False  # the tuner had nothing to ask until it is told something
-        self._model = 0  # counts the states of its model
-        self._default_score = math.nan
+        self._finished = False  # nor will it ever have
         self._ranked: dict[int, list[tuple[float, float]]] = {}  # state of the model -> (predicted, measured) speed
 
-    def start(
-        self,
-        factory: TunerFactory,
-        name: str,
-        seed: int,
-        workload: Workload,
-    ) -> None:
+    def start(self, factory: TunerFactory, name: str, seed: int, workload: Workload) -> None:
         """Says how the tuner is made. Its seed depends on the run's and on the arm itself, not on the order of arms."""
+        plan = self.plan
         own_seed = int(sha256_hex(f"{seed}:{workload.id}:{self.template.name}")[:8], 16)
 
-        def make(warm: WarmStart) -> TunerLike:
-            known = self.evidence()
-            exclude = [self.plan.default, *(config for config, _ in known)]
-            tuner = factory(
-                name, self.plan.space, seed=own_seed, default=self.plan.default, exclude=exclude, hints=warm.hints
-            )
-            if warm.sources:
-                tuner.transfer(warm.sources)
-                self.borrowed = sum(len(results) for results in warm.sources)
-            if known:
-                tuner.tell(known)
-                self._told_at_start = frozenset(config for config, _ in known)
-            return tuner
+        def make(lesson: Lesson) -> TunerLike:
+            exclude = [plan.default, *(config for config, _ in lesson.known)]
+            return factory(name, plan.space, seed=own_seed, default=plan.default, exclude=exclude, hints=lesson.warm.hints)
 
-        self._make_tuner = make
+        self.tuner = ArmTuner(plan, make)
 
-    def note(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
-        """Counts an outcome; None is a duplicate."""
+    # What happens to it
+
+    def remember(self, config: Config, outcome: Outcome, time_ns: float | None) -> None:
+        """Takes in an outcome of an earlier run."""
+        self._note(config, outcome, time_ns)
+
+    def begin(self) -> Answer:
+        """The default: how every arm begins, before its tuner is made."""
+        self.begun = True
+        self.batches += 1
+        return Answer([self.plan.default], [None])
+
+    def lesson(self, warm: WarmStart) -> Lesson:
+        """What its tuner is taught at the first ask: all results as of now. Later ones are told one by one."""
+        self.taught = True
+        return Lesson(self.evidence(), warm)
+
+    def asking(self, n: int) -> None:
+        """The tuner is asked for n proposals."""
+        self.asked = n
+        self.pending += n
+
+    def answered(self, answer: Answer) -> None:
+        """The tuner has answered. What it proposed is under way only when it is `proposed`."""
+        self.pending -= self.asked
+        self.asked = 0
+        self.illegal += answer.illegal
+        self._fruitless += answer.illegal
+        self._waiting, self._finished = answer.waits, answer.finished
+        self.batch, self.borrowed = answer.batch, answer.borrowed
+        self.batches += bool(answer.configs)
+
+    def proposed(self) -> None:
+        """One more configuration is on its way to an outcome."""
+        self.pending += 1
+
+    def done(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
+        """A proposed configuration came to an end; None is a duplicate, whose time is its twin's."""
+        self.pending -= 1
+        self.new_trials += outcome is not None and outcome.is_trial
+        self._note(config, outcome, time_ns)
+
+    def told(self, *, finished: bool) -> None:
+        """Its tuner was told a result."""
+        self._waiting, self._finished = False, finished
+
+    def compare(self, proposal: Proposal, time_ns: float) -> None:
+        """Keeps what was measured beside what the model had predicted."""
+        if proposal.prediction is not None:
+            self._ranked.setdefault(proposal.model, []).append((proposal.prediction, -time_ns))
+
+    def disqualify(self, config: Config, next_best: Finalist | None) -> None:
+        """A configuration turned out to be wrong in the final race; `next_best` is this arm's fastest other one."""
+        if config == self.plan.default:
+            self.default_ns = None
+        if config == self.best_config:
+            self.best_ns = next_best.time_ns if next_best else None
+            self.best_config = next_best.config if next_best else None
+
+    def _note(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
         self.results[config] = time_ns
         self.begun = self.begun or config == self.plan.default
         if outcome is None:
@@ -148,79 +280,28 @@ class Arm:
             self.default_ns = time_ns
         if time_ns is not None and (self.best_ns is None or time_ns < self.best_ns):
             self.best_ns, self.best_config = time_ns, config
-        if outcome is None or not outcome.is_trial:
+        if outcome is not None and outcome.is_trial:
+            self._fruitless = 0
+            self.trials += 1
+        else:
             self._fruitless += 1
-            return
-        self._fruitless = 0
-        self.trials += 1
+
+    # What the scheduler asks
 
     def evidence(self) -> Results:
         """`results` as of now, in the form that tuners learn from."""
         return list(self.results.items())
 
     @property
-    def open(self) -> bool:
-        """Whether the arm may propose more at all."""
-        return (self.tuner is None or not self.tuner.finished) and self._fruitless < FRUITLESS_PROPOSALS
-
-    @property
-    def batch(self) -> int:
-        """How many proposals its tuner likes to be asked for at a time."""
-        return WARM_TRIALS if self.tuner is None else self.tuner.batch
-
-    @property
     def ready(self) -> bool:
         """Whether it can propose more now."""
-        return self.open and not self._waiting and not self.asked
-
-    def ask(self, n: int, warm: WarmStart = COLD) -> Asked:
-        """Up to n configurations with the model's predictions. `warm` counts at the first ask only."""
-        if self.tuner is None:
-            assert self._make_tuner is not None
-            self.tuner = self._make_tuner(warm)
-        proposed = self.tuner.ask(n)
-        configs = [config for config in proposed if not self.plan.space.check(config)]
-        self.illegal += len(proposed) - len(configs)
-        self._fruitless += len(proposed) - len(configs)
-        self._waiting = not proposed
-        if not configs:
-            return Asked([], [], self._model)
-        self.batches += 1
-        # Scores compare within one state of the model only; that of the default tells one state from the next.
-        scores = self.tuner.predict([*configs, self.plan.default])
-        if scores is None:
-            return Asked(configs, [None] * len(configs), self._model)
-        *predictions, default_score = (float(score) for score in scores)
-        self._model += default_score != self._default_score
-        self._default_score = default_score
-        return Asked(configs, [p if math.isfinite(p) else None for p in predictions], self._model)
+        open_ = not self._finished and self._fruitless < FRUITLESS_PROPOSALS
+        return open_ and not self._waiting and not self.asked
 
     def portion(self, wanted: int, warm_trials: int) -> int:
         """How many of the wanted proposals to ask for now: a batch, and while it warms up not more than that takes."""
         cold = warm_trials - self.trials - self.pending
         return min(wanted, self.batch, cold if cold > 0 else wanted)
-
-    def begin(self) -> Asked:
-        """The default: how every arm begins, before its tuner is made."""
-        self.begun = True
-        self.batches += 1
-        return Asked([self.plan.default], [None], self._model)
-
-    def compare(self, proposal: Proposal, time_ns: float) -> None:
-        """Keeps what was measured beside what the model had predicted."""
-        if proposal.prediction is not None:
-            self._ranked.setdefault(proposal.model, []).append((proposal.prediction, -time_ns))
-
-    @property
-    def ranking(self) -> RankAgreement:
-        """Of this run's predictions with what was measured."""
-        return RankAgreement.of(self._ranked.values())
-
-    def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
-        """Passes results on; before there is a tuner they wait in `results`. Called where `ask` is."""
-        if self.tuner is not None:
-            self.tuner.tell([result for result in results if result[0] not in self._told_at_start])
-        self._waiting = False
 
     def gain(self, task_best_ns: float | None) -> float:
         """Expected improvement of the task's best by one more trial of this arm, relative to that of others.
@@ -235,6 +316,11 @@ class Arm:
         gap = math.log(self.best_ns / task_best_ns) if self.best_ns is not None else 1.0
         return rate * math.exp(-max(gap, 0.0) / GAP_SCALE)
 
+    @property
+    def ranking(self) -> RankAgreement:
+        """Of this run's predictions with what was measured."""
+        return RankAgreement.of(self._ranked.values())
+
     def summary(self) -> ArmSummary:
         return ArmSummary(
             self.template.name,
@@ -244,37 +330,39 @@ class Arm:
             self.trials,
             dict(self.outcomes),
             self.duplicates,
+            self.illegal,
             self.borrowed,
         )
 
 
 class TaskState:
-    """A task during a run: its arms, the standing best, and who may enter the final race."""
+    """A task during a run: its arms, the standing best, and who may enter the final race. Owned by the main thread.
+
+    Attributes:
+        best_ns: the fastest valid time of the search so far. The device's thread reads it, too: it is one attribute,
+            which the main thread replaces.
+        race: what the last final race came to, of this run or of an earlier one; None when there is a newer outcome.
+        stored_best: the store's best record of this task, whoever made it.
+        best_after_ns: the fastest time after each trial of this run.
+        by_code: canonical hash -> the proposal that is being measured, or what came of it.
+        prepared: inputs and reference are on the device, or on their way.
+        seconds: building and running this task's candidates in this run.
+    """
 
     def __init__(self, index: int, plan: TaskPlan) -> None:
         self.index = index
-        self.workload = plan.task.workload
+        self.workload, self.name = plan.task.workload, plan.task.name
         self.weight = plan.task.weight
         self.arms = [Arm(arm) for arm in plan.arms]
         self.seconds = 0.0
-        self.new_outcomes = 0
+        self.best_ns: float | None = None
         self.finalists: dict[tuple[str, Config], Finalist] = {}
-        self.by_code: dict[str, Proposal | float | None] = {}  # canonical hash -> who is being measured, or what came of it
-        self.best_after_ns: list[float | None] = []  # after each trial of this run
-        self.prepared = False  # inputs and reference are on the device, or on their way
-        self.stored_best: Record | None = None  # the store's, whoever made it
-        self.winner: Finalist | None = None  # of the final race
-        self._raced_default_ns: float | None = None
-
-    @property
-    def best(self) -> Finalist | None:
-        """The fastest valid configuration of this task's arms."""
-        return min(self.finalists.values(), key=lambda finalist: finalist.time_ns, default=None)
-
-    @property
-    def best_ns(self) -> float | None:
-        best = self.best
-        return None if best is None else best.time_ns
+        self.by_code: dict[str, Proposal | float | None] = {}
+        self.best_after_ns: list[float | None] = []
+        self.prepared = False
+        self.stored_best: Record | None = None
+        self.race: RaceResult | None = None
+        self._newest_s = 0.0  # when the last configuration was measured that an earlier run tried, outside of a race
 
     @property
     def stored_best_ns(self) -> float | None:
@@ -290,10 +378,52 @@ class TaskState:
 
     @property
     def default_ns(self) -> float | None:
-        """The fastest default: of the final race where one was held, so that it compares with the winner's time."""
-        if self._raced_default_ns is not None:
-            return self._raced_default_ns
+        """The fastest default as measured in the search."""
         return min((arm.default_ns for arm in self.arms if arm.default_ns is not None), default=None)
+
+    # What happens to it
+
+    def remember(self, arm: Arm, record: Record) -> None:
+        """Takes in the record of a configuration that an earlier run measured."""
+        time_ns = record.measurement.time_ns
+        if not record.final_race:
+            self._newest_s = max(self._newest_s, record.finished_at)
+        arm.remember(record.config, record.measurement.outcome, time_ns)
+        if time_ns is not None:
+            self.keep_finalist(Finalist(arm, record.config, time_ns, None), 0)
+
+    def remember_race(self, records: Sequence[Record]) -> None:
+        """Takes in the last final race of this task, after all that was tried: what is newer than the race makes it void.
+
+        Entrants that this run would not try, by their template or its space, are left out.
+        """
+        if any(record.finished_at < self._newest_s for record in records):
+            return
+        arms = {(arm.template.name, arm.template.version): arm for arm in self.arms}
+        raced = []
+        for record in records:
+            arm = arms.get((record.template, record.template_version))
+            if arm is not None and record.measurement.ok and not arm.plan.space.check(record.config):
+                raced.append(Raced.of(arm.plan, record.config, record.measurement))
+        self.race = RaceResult.of(raced)
+
+    def done(self, proposal: Proposal, measurement: Measurement, built: Built | None, race_size: int) -> None:
+        """A proposal has its outcome; `built` is None when it was not built."""
+        time_ns = measurement.time_ns
+        self.race = None
+        self.seconds += measurement.run_s if built is not None else measurement.build_s
+        proposal.arm.done(proposal.config, measurement.outcome, time_ns)
+        if time_ns is not None:
+            self.keep_finalist(Finalist(proposal.arm, proposal.config, time_ns, built), race_size)
+            proposal.arm.compare(proposal, time_ns)
+        if measurement.outcome.is_trial:
+            self.best_after_ns.append(self.best_ns)
+
+    def duplicate(self, proposal: Proposal, time_ns: float | None, race_size: int) -> None:
+        """A proposal is the same code as one that took `time_ns`. Only as a default it may enter the final race."""
+        proposal.arm.done(proposal.config, None, time_ns)
+        if proposal.config == proposal.arm.plan.default and time_ns is not None:
+            self.keep_finalist(Finalist(proposal.arm, proposal.config, time_ns, None), race_size)
 
     def keep_finalist(self, finalist: Finalist, race_size: int) -> None:
         """Adds a valid configuration; forgets the machine code of those behind the fastest `race_size`, then themselves.
@@ -301,67 +431,70 @@ class TaskState:
         Defaults are always kept.
         """
         self.finalists[finalist.arm.template.name, finalist.config] = finalist
-        ranked = sorted(self.finalists.values(), key=lambda f: f.time_ns)
+        ranked = self._ranked()
         for place, slower in enumerate(ranked[race_size:], race_size):
-            if slower.config == slower.arm.plan.default:
+            if slower.is_default:
                 continue
             slower.built = None
             if place >= KEPT_FINALISTS:
                 del self.finalists[slower.arm.template.name, slower.config]
+        self.best_ns = ranked[0].time_ns
 
     def contenders(self, race_size: int) -> list[Finalist]:
-        """The fastest `race_size` configurations and, always, the fastest default."""
-        ranked = sorted(self.finalists.values(), key=lambda f: f.time_ns)
-        chosen = ranked[:race_size]
-        defaults = [f for f in ranked if f.config == f.arm.plan.default]
-        if defaults and defaults[0] not in chosen:
-            chosen.append(defaults[0])
-        return chosen
+        """Who meets in the final race: the fastest `race_size` configurations, the standing best, and defaults.
+
+        Of the defaults the fastest takes part, to compare with, and that of the first template, as the `anchor` by which
+        races of different days compare.
+        """
+        ranked = self._ranked()
+        defaults = [finalist for finalist in ranked if finalist.is_default]
+        anchor = self.anchor
+        standing = [finalist for finalist in ranked if finalist.is_of(self.stored_best)]
+        chosen = [*ranked[:race_size], *standing, *defaults[:1], *([anchor] if anchor else [])]
+        return list({(finalist.arm.template.name, finalist.config): finalist for finalist in chosen}.values())
+
+    @property
+    def anchor(self) -> Finalist | None:
+        """The valid default of the first template that has one: the same in every run of this task."""
+        kept = (self.finalists.get((arm.template.name, arm.plan.default)) for arm in self.arms)
+        return next((finalist for finalist in kept if finalist is not None), None)
 
     def disqualify(self, finalist: Finalist) -> None:
-        """A configuration that failed in the final race: it is neither best nor default any more."""
+        """A configuration failed in the final race: it is neither best nor default any more."""
         del self.finalists[finalist.arm.template.name, finalist.config]
-        arm = finalist.arm
-        if finalist.config == arm.plan.default:
-            arm.default_ns = None
-        if finalist.config == arm.best_config:
-            rest = [f for f in self.finalists.values() if f.arm is arm]
-            best = min(rest, key=lambda f: f.time_ns, default=None)
-            arm.best_ns, arm.best_config = (best.time_ns, best.config) if best else (None, None)
+        ranked = self._ranked()
+        self.best_ns = ranked[0].time_ns if ranked else None
+        finalist.arm.disqualify(finalist.config, next((f for f in ranked if f.arm is finalist.arm), None))
 
-    def settle(self, raced: Sequence[Finalist]) -> None:
-        """Takes the times of a final race over: they replace those of the search for every arm that took part."""
-        self.winner = min(raced, key=lambda f: f.time_ns)
-        for arm in {id(f.arm): f.arm for f in raced}.values():
-            own = [f for f in raced if f.arm is arm]
-            best = min(own, key=lambda f: f.time_ns)
-            arm.best_ns, arm.best_config = best.time_ns, best.config
-            for finalist in own:
-                if finalist.config == arm.plan.default:
-                    arm.default_ns = finalist.time_ns
-        defaults = [f.time_ns for f in raced if f.config == f.arm.plan.default]
-        self._raced_default_ns = min(defaults, default=None)
+    def settle(self, passed: Sequence[tuple[Finalist, Measurement]]) -> None:
+        """Takes over the result of a final race: all who passed it, and their times there."""
+        self.race = RaceResult.of([Raced.of(each.arm.plan, each.config, measured) for each, measured in passed])
+
+    def _ranked(self) -> list[Finalist]:
+        return sorted(self.finalists.values(), key=lambda finalist: finalist.time_ns)
 
     def summary(self, target_key: str) -> TaskSummary:
-        best = self.winner or self.best
+        ranked = self._ranked()
+        best = ranked[0] if ranked else None
+        race = self.race
         outcomes = sum((arm.outcomes for arm in self.arms), Counter())
-        if duplicates := sum(arm.duplicates for arm in self.arms):
-            outcomes["duplicate"] = duplicates
         return TaskSummary(
             workload=self.workload,
             target=target_key,
-            template=best.arm.template.name if best else None,
-            default_ns=self.default_ns,
-            best_ns=best.time_ns if best else None,
-            best_config=best.config if best else None,
+            template=race.best.template if race else best.arm.template.name if best else None,
+            default_ns=self.default_ns if race is None else race.default.time_ns if race.default else None,
+            best_ns=race.best.time_ns if race else best.time_ns if best else None,
+            best_config=race.best.config if race else best.config if best else None,
+            race=race,
             trials=self.trials,
             new_trials=self.new_trials,
             outcomes=dict(outcomes),
+            duplicates=sum(arm.duplicates for arm in self.arms),
+            illegal=sum(arm.illegal for arm in self.arms),
             seconds=self.seconds,
             arms=tuple(arm.summary() for arm in self.arms),
             best_after_ns=tuple(self.best_after_ns),
             ranking=sum((arm.ranking for arm in self.arms), RankAgreement()),
-            illegal=sum(arm.illegal for arm in self.arms),
         )
 
 
@@ -380,5 +513,4 @@ def choose_arm(tasks: Sequence[TaskState], warm_trials: int) -> tuple[TaskState,
     cold = [(task, arm) for task, arm in arms if arm.trials + arm.pending < warm_trials]
     if cold:
         return max(cold, key=lambda pair: pair[1].trials + pair[1].pending)
-    best_ns = {task.index: task.best_ns for task in tasks}
-    return max(arms, key=lambda pair: pair[0].weight * pair[1].gain(best_ns[pair[0].index]))
+    return max(arms, key=lambda pair: pair[0].weight * pair[1].gain(pair[0].best_ns))

@@ -79,6 +79,9 @@ class StoreLike(Protocol):
         mode: str,
         toolchain: Mapping[str, str] | None,
     ) -> Mapping[Config, Record]: ...
+    def last_race(
+        self, workload: Workload, target_key: str, mode: str, toolchain: Mapping[str, str]
+    ) -> Sequence[Record]: ...
     def tuned(self, op: str, template: str, version: int, mode: str) -> Sequence[tuple[Workload, str]]: ...
     def evidence(
         self, workload: Workload, target_key: str, template: str, version: int, mode: str, *, limit: int

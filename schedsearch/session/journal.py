@@ -6,13 +6,15 @@ written there and told to observers goes through here.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
-from schedsearch.measurement import Measurement, Record
+from schedsearch.identity import canonical_json
+from schedsearch.measurement import Anchor, Measurement, Record
 from schedsearch.session.arms import Arm, Proposal, TaskState
 from schedsearch.session.collaborators import StoreLike
 from schedsearch.session.observer import ArmStart, Best, Observer, RunStart, TaskStart, Trial
@@ -30,6 +32,13 @@ class Entry:
 
     record: Record
     id: int
+
+    @property
+    def time_ns(self) -> float:
+        """Of a record that is ok."""
+        time_ns = self.record.measurement.time_ns
+        assert time_ns is not None
+        return time_ns
 
 
 class Journal:
@@ -57,30 +66,27 @@ class Journal:
     # The run
 
     def open(self, trials: int | None) -> None:
-        """The run begins; it may spend so many trials."""
-        tasks = [
-            {"workload": task.workload.id, "weight": task.weight, "templates": [arm.template.name for arm in task.arms]}
-            for task in self._tasks
-        ]
-        self._run = self._store.start_run(
-            {
-                "target": self._target.facts() | {"key": self._target.key},
-                "toolchain": self._toolchain,
-                "options": asdict(self._options),
-                "tasks": tasks,
-            }
+        """The run begins; it may spend this many trials."""
+        event = RunStart(
+            run="",
+            target=self._target.key,
+            tasks=tuple(self._start_of(task) for task in self._tasks),
+            trials=trials,
+            time_s=self._options.time_s,
+            resumed=sum(task.trials for task in self._tasks),
+            device=json.loads(canonical_json(self._target.facts())),
+            options=asdict(self._options),
+            toolchain=self._toolchain,
         )
-        starts = tuple(
-            TaskStart(
-                task.workload,
-                task.weight,
-                tuple(ArmStart(arm.template.name, str(arm.plan.space.size), arm.trials) for arm in task.arms),
-            )
-            for task in self._tasks
-        )
-        resumed = sum(task.trials for task in self._tasks)
-        event = RunStart(self._run, self._target.key, starts, trials, self._options.time_s, resumed)
-        self._tell(lambda observer: observer.on_start(event))
+        info = event.to_json()
+        del info["run"]  # the store gives it
+        self._run = self._store.start_run(info)
+        started = replace(event, run=self._run)
+        self._tell(lambda observer: observer.on_start(started))
+
+    def _start_of(self, task: TaskState) -> TaskStart:
+        arms = [ArmStart(arm.template.name, arm.plan.space.size, arm.plan.default, arm.trials) for arm in task.arms]
+        return TaskStart(task.workload, task.name, task.weight, tuple(arms))
 
     def end_task(self, task: TaskState) -> None:
         end = task.summary(self._target.key)
@@ -96,8 +102,20 @@ class Journal:
 
     # Outcomes
 
-    def keep(self, task: TaskState, arm: Arm, config: Config, measurement: Measurement, proposal: Proposal | None) -> Entry:
-        """Stores an outcome; one of the final race where no proposal led to it."""
+    def keep(
+        self,
+        task: TaskState,
+        arm: Arm,
+        config: Config,
+        measurement: Measurement,
+        proposal: Proposal | None,
+        anchor: Anchor | None = None,
+    ) -> Entry:
+        """Stores an outcome; one of the final race where no proposal led to it.
+
+        Args:
+            anchor: what `TaskState.anchor` took in the same race.
+        """
         now = time.time()
         record = Record(
             workload=task.workload,
@@ -113,6 +131,8 @@ class Journal:
             started_at=proposal.started_at if proposal else now - measurement.run_s,
             finished_at=now,
             final_race=proposal is None,
+            model=proposal.model if proposal and proposal.prediction is not None else None,
+            anchor=anchor,
         )
         return Entry(record, self._store.append(record))
 
@@ -152,9 +172,7 @@ class Journal:
             return
         record, previous_ns = entry.record, task.stored_best_ns
         task.stored_best = record
-        assert record.measurement.time_ns is not None
-        time_ns = record.measurement.time_ns
-        event = Best(task.index, task.workload, record.template, record.config, time_ns, previous_ns, self.elapsed_s)
+        event = Best(task.index, task.workload, record.template, record.config, entry.time_ns, previous_ns, self.elapsed_s)
         self._tell(lambda observer: observer.on_best(event))
 
     def demote(self, task: TaskState) -> None:

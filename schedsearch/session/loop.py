@@ -4,6 +4,9 @@ It owns the budget; tuner, builder and runner know nothing of each other, and wh
 journal (`schedsearch.session.journal`). While the device measures, builders compile ahead and the tuner thinks; on a CPU
 target the three alternate, because a build would disturb the timing.
 
+Three threads take part. The main thread runs the loop and owns tasks, arms, journal and store. The tuners' thread owns the
+`ArmTuner`s: it gets arguments and returns values. The device's thread runs one call of the runner after the other.
+
 ::
 
     Tuner.ask (own thread) ──► Builder.submit ──► (pool) ──► Runner.measure (own thread) ──► Journal.keep ──► Tuner.tell
@@ -23,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.config import Config
 from schedsearch.errors import Interrupted
 from schedsearch.measure.builder import Candidate
-from schedsearch.measurement import Measurement, Record
-from schedsearch.session.arms import WARM_TRIALS, Arm, Asked, Finalist, Proposal, TaskState, choose_arm
+from schedsearch.measurement import Anchor, Measurement, Record
+from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Finalist, Lesson, Proposal, TaskState, choose_arm
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
-from schedsearch.session.hints import COLD, SOURCE_RESULTS, Known, Results, WarmStart, warm_start
+from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
 from schedsearch.session.journal import Entry, Journal
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import Options
@@ -70,8 +73,8 @@ class Session:
         self._alternate = target.kind == "cpu"
         self._device = DeviceThread(queue=1 if self._alternate else 2)
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
-        self._asking: dict[Future[Asked], tuple[TaskState, Arm, int]] = {}  # int: how many proposals
-        self._telling: deque[Future[None]] = deque()
+        # What the tuners were asked (Answer) and told (bool), in order: what a tuner says holds until it is told more.
+        self._thinking: deque[tuple[Future[Answer] | Future[bool], TaskState, Arm]] = deque()
         self._preparing: Future[None] | None = None
         self._building: dict[int, Proposal] = {}
         self._ready: deque[tuple[Proposal, Built]] = deque()
@@ -107,11 +110,12 @@ class Session:
             for arm in task.arms:
                 records = self._earlier(task, arm) if self._options.resume else {}
                 arm.start(self._tuner_factory, self._options.tuner, self._options.seed, task.workload)
-                for config, record in records.items():
-                    measurement = record.measurement
-                    arm.note(config, measurement.outcome, measurement.time_ns)
-                    if measurement.time_ns is not None:
-                        task.keep_finalist(Finalist(arm, config, measurement.time_ns, None), 0)
+                for record in records.values():
+                    task.remember(arm, record)
+            if self._options.resume:
+                task.remember_race(
+                    self._store.last_race(task.workload, self._target.key, self._options.mode, self._toolchain)
+                )
         if self._options.trials is not None:
             # Tasks that were never tried bring their own share, so that others' many trials do not starve them.
             new = sum(task.trials == 0 for task in self._tasks)
@@ -134,9 +138,10 @@ class Session:
             if not self._out_of_time():
                 self._propose()
             self._feed_device()
-            if not (self._asking or self._building or self._ready or self._measuring):
-                if self._telling:  # it may have something to propose once it knows
-                    wait(self._telling)
+            if not (self._building or self._ready or self._measuring):
+                if self._thinking:  # of a proposal, or of what it is told, which may lead to one
+                    with self._device.idle_counts_as("tuner"):
+                        wait([self._thinking[0][0]])
                     continue
                 if self._out_of_time():
                     return "time"
@@ -167,26 +172,24 @@ class Session:
                 self._submit_all(task, arm, arm.begin())
                 continue
             n = arm.portion(wanted, self._warm_trials)
+            assert arm.tuner is not None
             with self._device.idle_counts_as("tuner"):
-                warm = self._warm_start(task, arm) if arm.tuner is None else COLD
-                asked = self._tuners.submit(arm.ask, n, warm)
-            arm.asked = n
-            arm.pending += n
-            self._asking[asked] = (task, arm, n)
+                lesson = Lesson() if arm.taught else arm.lesson(self._warm_start(task, arm))
+                arm.asking(n)
+                self._thinking.append((self._tuners.submit(arm.tuner.ask, n, lesson), task, arm))
             self._take_proposals()
 
     def _take_proposals(self) -> None:
         """Hands what the tuners have come up with to the builders, unless time has run out."""
-        while self._telling and self._telling[0].done():
-            self._telling.popleft().result()
-        for asked in [asked for asked in self._asking if asked.done()]:
-            task, arm, n = self._asking.pop(asked)
-            answer = asked.result()
-            arm.asked = 0
-            arm.pending -= n
-            if self._out_of_time():
+        while self._thinking and self._thinking[0][0].done():
+            thought, task, arm = self._thinking.popleft()
+            result = thought.result()
+            if not isinstance(result, Answer):
+                arm.told(finished=result)
                 continue
-            self._submit_all(task, arm, answer)
+            arm.answered(result)
+            if not self._out_of_time():
+                self._submit_all(task, arm, result)
 
     def _warm_start(self, task: TaskState, arm: Arm) -> WarmStart:
         """What this template came to on similar workloads, in this run or in what the store keeps of others."""
@@ -219,18 +222,18 @@ class Session:
 
     def _room(self) -> int:
         """How many candidates more may be under way. Where a batch is built before it is measured, and time runs out, only
-        so many as can still be measured at the rate so far."""
+        as many as can still be measured at the rate so far."""
         room = self._options.queue_depth - self._pending
         if self._alternate and self._options.time_s is not None and self._spent:
             affordable = (self._options.time_s - self._journal.elapsed_s) * self._spent / self._journal.elapsed_s
             room = min(room, max(1 - self._pending, int(affordable) - self._pending))
         return room
 
-    def _submit_all(self, task: TaskState, arm: Arm, asked: Asked) -> None:
-        for config, prediction in zip(asked.configs, asked.predictions):
-            arm.pending += 1
+    def _submit_all(self, task: TaskState, arm: Arm, answer: Answer) -> None:
+        for config, prediction in zip(answer.configs, answer.predictions):
+            arm.proposed()
             candidate = Candidate(task.workload, arm.template, config)
-            proposal = Proposal(task, arm, config, arm.batches, prediction, asked.model, time.time())
+            proposal = Proposal(task, arm, config, arm.batches, prediction, answer.model, time.time())
             self._building[self._builder.submit(candidate)] = proposal
 
     def _feed_device(self) -> None:
@@ -253,8 +256,13 @@ class Session:
 
     def _wait(self) -> None:
         """Sleeps until a proposal, a build or a measurement is done, and takes in what is built and measured."""
-        starving = self._asking and len(self._building) < self._options.queue_depth // 2
-        others: list[Future[Any]] = [*self._measuring, *self._asking, *([self._preparing] if self._preparing else [])]
+        starving = self._asked and len(self._building) < self._options.queue_depth // 2
+        others: list[Future[Any]] = [*self._measuring, *(each for each, _, _ in self._thinking)]
+        others += [self._preparing] if self._preparing else []
+            *self._measuring,
+            *(each for each, _, _ in self._thinking),
+            *([self._preparing] if self._preparing else []),
+        ]
         with self._device.idle_counts_as("tuner" if starving else "build"):
             if self._building:
                 done = self._builder.poll(0.01 if others else 0.2)
@@ -298,78 +306,68 @@ class Session:
     def _on_outcome(self, proposal: Proposal, measurement: Measurement, built: Built | None) -> None:
         task, arm, time_ns = proposal.task, proposal.arm, measurement.time_ns
         entry = self._journal.keep(task, arm, proposal.config, measurement, proposal)
-        arm.pending -= 1
-        task.new_outcomes += 1
-        task.seconds += measurement.run_s if built is not None else measurement.build_s
-        arm.note(proposal.config, measurement.outcome, time_ns)
-        if measurement.outcome.is_trial:
-            arm.new_trials += 1
-        if time_ns is not None:
-            assert built is not None
-            task.keep_finalist(Finalist(arm, proposal.config, time_ns, built), self._options.race_size)
-            arm.compare(proposal, time_ns)
-        if measurement.outcome.is_trial:
-            task.best_after_ns.append(task.best_ns)
+        task.done(proposal, measurement, built, self._options.race_size)
         self._journal.tell_trial(task, arm, proposal.config, measurement)
         if time_ns is not None and built is not None and (task.stored_best_ns is None or time_ns < task.stored_best_ns):
             self._journal.promote(task, entry, built, if_faster=True)
-        self._tell(arm, proposal.config, time_ns)
+        self._tell(task, arm, proposal.config, time_ns)
 
     def _on_duplicate(self, proposal: Proposal, time_ns: float | None) -> None:
         task, arm = proposal.task, proposal.arm
-        arm.pending -= 1
-        arm.note(proposal.config, None, time_ns)
-        if proposal.config == arm.plan.default and time_ns is not None:
-            task.keep_finalist(Finalist(arm, proposal.config, time_ns, None), self._options.race_size)
+        task.duplicate(proposal, time_ns, self._options.race_size)
         self._journal.tell_trial(task, arm, proposal.config, None, twin_ns=time_ns)
-        self._tell(arm, proposal.config, time_ns)
+        self._tell(task, arm, proposal.config, time_ns)
 
-    def _tell(self, arm: Arm, config: Config, time_ns: float | None) -> None:
+    def _tell(self, task: TaskState, arm: Arm, config: Config, time_ns: float | None) -> None:
+        assert arm.tuner is not None
         with self._device.idle_counts_as("tuner"):
-            self._telling.append(self._tuners.submit(arm.tell, [(config, time_ns)]))
+            self._thinking.append((self._tuners.submit(arm.tuner.tell, [(config, time_ns)]), task, arm))
 
     # The final race
 
     def _race(self, task: TaskState, stop: StopSignal) -> None:
-        """Measures a task's fastest configurations and its default again, interleaved, and promotes the winner.
+        """Measures a task's fastest configurations and defaults again, interleaved, and promotes the winner.
 
-        Its verification runs on fresh inputs after many back-to-back launches. When it fails every contender, the
-        next fastest meet. Tasks without new outcomes keep the result of the race that was held before.
+        Their verification runs on fresh inputs after many back-to-back launches. When every contender fails it, the
+        next fastest meet. A task whose last race is newer than all its outcomes keeps the result of that race.
         """
-        if not task.new_outcomes:
+        if task.race is not None:
             return
         standing, entered = task.stored_best, False
         while not stop.requested and (contenders := task.contenders(self._options.race_size)):
             entered = entered or any(finalist.is_of(standing) for finalist in contenders)
-            valid = self._race_once(task, self._built(task, contenders))
-            if valid:
-                task.settle([finalist for finalist, _, _ in valid])
-                _, entry, built = min(valid, key=lambda passed: passed[0].time_ns)
+            passed = self._race_once(task, self._built(task, contenders))
+            if passed:
+                task.settle([(finalist, entry.record.measurement) for finalist, entry, _ in passed])
+                _, entry, built = min(passed, key=lambda each: each[1].time_ns)
                 # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
                 self._journal.promote(task, entry, built, if_faster=not entered)
                 return
-        if entered and not stop.requested:  # and failed, as everybody did
+        if entered and not stop.requested:  # and failed, as all the others did
             self._journal.demote(task)
 
     def _race_once(self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]]) -> list[tuple[Finalist, Entry, Built]]:
-        """Returns those who passed, with their records; the others are disqualified."""
-        valid: list[tuple[Finalist, Entry, Built]] = []
+        """Returns the finalists that passed, with their records; the others are disqualified."""
+        passed: list[tuple[Finalist, Entry, Built]] = []
         if not entrants:
-            return valid
+            return passed
         measurements = self._device.run(self._runner.race, task.workload, [built for _, built in entrants])
+        anchor = _anchor(task, entrants, measurements)
         for (finalist, built), measurement in zip(entrants, measurements):
-            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None)
+            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor)
             task.seconds += measurement.run_s
             if measurement.time_ns is None:
                 task.disqualify(finalist)
             else:
-                finalist.time_ns = measurement.time_ns
-                valid.append((finalist, entry, built))
+                passed.append((finalist, entry, built))
             self._journal.tell_trial(task, finalist.arm, finalist.config, measurement, final_race=True)
-        return valid
+        return passed
 
     def _built(self, task: TaskState, finalists: Sequence[Finalist]) -> list[tuple[Finalist, Built]]:
-        """The finalists with their machine code; built again where an earlier run measured them. Who fails is out."""
+        """The finalists with their machine code; rebuilt where an earlier run had measured them.
+
+        Those that fail to build are disqualified.
+        """
         missing = {
             self._builder.submit(Candidate(task.workload, finalist.arm.template, finalist.config)): finalist
             for finalist in finalists
@@ -396,9 +394,13 @@ class Session:
         return sum(task.new_trials for task in self._tasks)
 
     @property
+    def _asked(self) -> int:
+        """Proposals that tuners were asked for and have not made yet."""
+        return sum(arm.asked for task in self._tasks for arm in task.arms)
+
+    @property
     def _pending(self) -> int:
-        asked = sum(n for _, _, n in self._asking.values())
-        return asked + len(self._building) + len(self._ready) + len(self._measuring)
+        return self._asked + len(self._building) + len(self._ready) + len(self._measuring)
 
     @property
     def _trials_left(self) -> int | None:
@@ -412,3 +414,13 @@ class Session:
             return WARM_TRIALS
         arms = max(len(task.arms) for task in self._tasks)
         return max(1, min(WARM_TRIALS, self._options.trials // arms))
+
+
+def _anchor(
+    task: TaskState, entrants: Sequence[tuple[Finalist, Built]], measurements: Sequence[Measurement]
+) -> Anchor | None:
+    """What the task's anchor took in a race; None when it failed there."""
+    for (finalist, built), measurement in zip(entrants, measurements):
+        if finalist is task.anchor and measurement.time_ns is not None:
+            return Anchor(built.canonical_hash, measurement.time_ns)
+    return None

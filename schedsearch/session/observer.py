@@ -1,37 +1,87 @@
 """What a tuning run tells while it goes on: `Observer` and its events.
 
-Everything here is a frozen value, so an observer can keep, print or send what it gets; none of it reaches back into the run.
+Every event is a frozen value, so an observer can keep, print or send what it gets; none of it reaches back into the run.
+`event_json` and `event_from_json` give every event its JSON form: the lines of `tune --json`, and what the store keeps
+about a run. A reader finds in an event all that it needs; only the order of events has a meaning of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from schedsearch.config import Config
+from schedsearch.errors import UsageError
 from schedsearch.measurement import Outcome
-from schedsearch.session.summary import RunSummary, TaskSummary
+from schedsearch.session.summary import RunSummary, TaskSummary, workload_json, workload_of
+from schedsearch.space import SpaceSize
 from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True)
 class ArmStart:
-    """One (task, template) pair as the run starts. `size` is the space's, as text; `resumed` counts earlier trials."""
+    """One (task, template) pair as the run starts.
+
+    Attributes:
+        size: how many configurations the (restricted) space has.
+        default: the configuration to start from.
+        resumed: trials of earlier runs that count.
+    """
 
     template: str
-    size: str
+    size: SpaceSize
+    default: Config
     resumed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "template": self.template,
+            "size": str(self.size),
+            "configurations": self.size.count,
+            "exact": self.size.exact,
+            "default": dict(self.default),
+            "resumed": self.resumed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ArmStart:
+        size = SpaceSize(data["configurations"], data["exact"])
+        return cls(data["template"], size, Config(data["default"]), data["resumed"])
 
 
 @dataclass(frozen=True)
 class TaskStart:
+    """A task as the run starts; see `schedsearch.task.Task`."""
+
     workload: Workload
+    name: str
     weight: float
     arms: tuple[ArmStart, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        arms = [arm.to_json() for arm in self.arms]
+        return {**workload_json(self.workload), "name": self.name, "weight": self.weight, "templates": arms}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TaskStart:
+        return cls(workload_of(data), data["name"], data["weight"], tuple(map(ArmStart.from_json, data["templates"])))
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """`trials` is what the run may still spend over all tasks, None without such a limit; `resumed` what it already has."""
+    """The run begins; its JSON is also what the store keeps about a run (`Store.runs()[i]["info"]`).
+
+    Attributes:
+        target: key of the device.
+        tasks: in the order in which later events count them.
+        trials: what the run may still spend over all tasks, None without such a limit.
+        time_s: after which the search ends, None without such a limit.
+        resumed: trials that earlier runs spent on these tasks and that count.
+        device: facts about the device, `Target.facts`.
+        options: how the run searches, the fields of `schedsearch.session.options.Options`.
+        toolchain: versions that shape code and times.
+    """
 
     run: str
     target: str
@@ -39,6 +89,26 @@ class RunStart:
     trials: int | None
     time_s: float | None
     resumed: int
+    device: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    toolchain: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "target": self.target,
+            "trials": self.trials,
+            "time_s": self.time_s,
+            "resumed": self.resumed,
+            "device": dict(self.device),
+            "options": dict(self.options),
+            "toolchain": dict(self.toolchain),
+            "tasks": [task.to_json() for task in self.tasks],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunStart:
+        return cls(**{**data, "tasks": tuple(map(TaskStart.from_json, data["tasks"]))})
 
 
 @dataclass(frozen=True)
@@ -51,8 +121,10 @@ class Trial:
         time_ns: median time; of a duplicate the time of its twin; None unless ok.
         counted: whether it cost a trial.
         done: trials of this run so far, over all tasks.
-        best_ns, default_ns: of its task, after this outcome: the fastest, and the fastest default.
+        best_ns, default_ns: of its task, after this outcome: the fastest, and the fastest default. Both are of the search,
+            where every configuration is measured on its own: they say how it goes, not how much faster one is.
         elapsed_s: since the start of the run.
+        final_race: whether the outcome is of the final race.
     """
 
     task: int
@@ -69,10 +141,18 @@ class Trial:
     elapsed_s: float
     final_race: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        return _flat(self) | {"outcome": "duplicate" if self.outcome is None else str(self.outcome)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trial:
+        outcome = None if data["outcome"] == "duplicate" else Outcome(data["outcome"])
+        return cls(**_fields(data) | {"outcome": outcome})
+
 
 @dataclass(frozen=True)
 class Best:
-    """A task has a new best. `previous_ns` is None for the first."""
+    """A task has a new best in the store. `previous_ns` is None for the first."""
 
     task: int
     workload: Workload
@@ -82,11 +162,79 @@ class Best:
     previous_ns: float | None
     elapsed_s: float
 
+    def to_json(self) -> dict[str, Any]:
+        return _flat(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Best:
+        return cls(**_fields(data))
+
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """The final race of a task is over. `task` is its index in the run."""
+
+    task: int
+    summary: TaskSummary
+
+    def to_json(self) -> dict[str, Any]:
+        return {"task": self.task, **self.summary.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TaskEnd:
+        return cls(data["task"], TaskSummary.from_json(data))
+
+
+def _flat(event: Trial | Best) -> dict[str, Any]:
+    values = {name: getattr(event, name) for name in event.__dataclass_fields__ if name != "workload"}
+    return {**workload_json(event.workload), **values, "config": dict(event.config)}
+
+
+def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in data.items() if name not in ("workload_id", "label")}
+    return rest | {"workload": workload_of(data), "config": Config(data["config"])}
+
+
+Event = RunStart | Trial | Best | TaskEnd | RunSummary
+
+_NAMES: dict[type[Event], str] = {
+    RunStart: "start",
+    Trial: "trial",
+    Best: "best",
+    TaskEnd: "task_end",
+    RunSummary: "summary",
+}
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """Any event as one JSON object; its key `event` says which: start, trial, best, task_end or summary."""
+    return {"event": _NAMES[type(event)], **event.to_json()}
+
+
+def event_from_json(data: Mapping[str, Any]) -> Event:
+    """Inverse of `event_json`.
+
+    Raises:
+        UsageError: `event` is not the name of an event.
+        WorkloadError: it is about an operator that is not known here.
+        KeyError, TypeError: a field is missing.
+    """
+    rest = {name: value for name, value in data.items() if name != "event"}
+    for kind, name in _NAMES.items():
+        if data.get("event") == name:
+            return kind.from_json(rest)
+    raise UsageError(f"{data.get('event')!r} is not an event; allowed: {', '.join(_NAMES.values())}")
+
 
 class Observer:
     """Watches a run. Override what is of interest; every method is called in the thread that runs `tune`, in this order.
 
     An exception in an observer ends the run; what was measured is in the store by then.
+
+    Example:
+        class Curve(schedsearch.Observer):
+            def on_best(self, event):
+                print(f"{event.elapsed_s:.0f} s: {event.workload.label} takes {event.time_ns / 1e3:.1f} us")
     """
 
     def on_start(self, event: RunStart) -> None:

@@ -1,23 +1,53 @@
-"""What a tuning run reached (`RunSummary`), as frozen values."""
+"""What a tuning run reached (`RunSummary`), as frozen values with a JSON form (`to_json`, `from_json`).
+
+The JSON form also holds what follows from the fields (labels, shares, correlations), for readers without Python;
+`from_json` computes it again.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from schedsearch.config import Config
-from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome
+from schedsearch.session.race import RaceResult
 from schedsearch.session.ranking import RankAgreement
 from schedsearch.workload import Workload
 
 
+def workload_json(workload: Workload) -> dict[str, Any]:
+    """How events and summaries name a workload: the whole of it, its id and its label."""
+    return {"workload": json.loads(workload.json), "workload_id": workload.id, "label": workload.label}
+
+
+def workload_of(data: Mapping[str, Any]) -> Workload:
+    """Inverse of `workload_json`. Raises WorkloadError when the operator is not known here."""
+    return Workload.from_json(json.dumps(data["workload"]))
+
+
+def config_json(config: Config | None) -> dict[str, Any] | None:
+    return None if config is None else dict(config)
+
+
+def config_of(data: Mapping[str, Any] | None) -> Config | None:
+    return None if data is None else Config(data)
+
+
 @dataclass(frozen=True)
 class ArmSummary:
-    """What one template reached on one task. `outcomes` counts earlier, resumed outcomes too; `borrowed` is how many results
-    of similar tasks its tuner was offered."""
+    """What one template reached on one task.
+
+    Attributes:
+        default_ns, best_ns: as measured in the search, one configuration at a time; see `TaskSummary.race` for times that
+            compare.
+        outcomes: outcome -> count, earlier, resumed ones included.
+        duplicates: candidates whose machine code had been measured before.
+        illegal: proposals that the tuner was not allowed to make.
+        borrowed: how many results of similar tasks its tuner was offered.
+    """
 
     template: str
     default_ns: float | None
@@ -26,7 +56,15 @@ class ArmSummary:
     trials: int
     outcomes: Mapping[str, int]
     duplicates: int
+    illegal: int
     borrowed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"best_config": config_json(self.best_config)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ArmSummary:
+        return cls(**{**data, "best_config": config_of(data["best_config"])})
 
 
 @dataclass(frozen=True)
@@ -36,17 +74,21 @@ class TaskSummary:
     Attributes:
         template: whose configuration is best; None when no configuration is valid.
         default_ns: the fastest of the templates' default configurations: what there is without tuning.
-        best_ns, default_ns: from the same final race wherever this run held one.
+        best_ns, best_config: the fastest. Both times are the final race's where one was held (see `race`), by this run or,
+            where it measured nothing new, by an earlier one. Else they are single measurements that do not compare.
+        race: the final race with the spread of its times; None when the run ended before it.
         trials: distinct configurations with an outcome, earlier runs included when the run resumed them.
         new_trials: those of this run.
-        outcomes: outcome -> count, static rejects included, and "duplicate" for artifacts built twice.
+        outcomes: outcome -> count, static rejects included.
+        duplicates: candidates whose machine code had been measured before; they cost no trial.
+        illegal: proposals that the tuner was not allowed to make: 0 unless it has a bug.
         seconds: building and running this task's candidates in this run; builders work side by side, so this can exceed
             the run's wall time.
+        arms: one for each template.
         best_after_ns: the fastest time so far after each of the `new_trials`, None until there is one; as measured in the
             search, before the final race.
         ranking: how well the models' predictions agree with what was then measured; of valid trials of this run that were
             proposed after the model was first trained.
-        illegal: proposals that the tuner was not allowed to make: 0 unless it has a bug.
     """
 
     workload: Workload
@@ -55,76 +97,93 @@ class TaskSummary:
     default_ns: float | None
     best_ns: float | None
     best_config: Config | None
+    race: RaceResult | None
     trials: int
     new_trials: int
     outcomes: Mapping[str, int]
+    duplicates: int
+    illegal: int
     seconds: float
     arms: tuple[ArmSummary, ...]
     best_after_ns: tuple[float | None, ...]
     ranking: RankAgreement
-    illegal: int
 
     @property
     def speedup(self) -> float | None:
-        """Default time over best time."""
-        return self.default_ns / self.best_ns if self.default_ns and self.best_ns else None
+        """Default time over best time, both of the final race; None without one."""
+        return None if self.race is None else self.race.speedup
 
     @property
     def gflops(self) -> float | None:
-        """1e9 operations a second of the best configuration, by the definition of the operator."""
-        return self.workload.flops / self.best_ns if self.best_ns else None
+        """1e9 operations a second of the best configuration, by the definition of the operator; None for one without."""
+        return self.workload.flops / self.best_ns if self.best_ns and self.workload.flops else None
+
+    @property
+    def gbytes_per_s(self) -> float | None:
+        """1e9 bytes a second of the best configuration, each argument and output counted once."""
+        return self.workload.min_bytes / self.best_ns if self.best_ns else None
 
     @property
     def failures(self) -> dict[str, int]:
-        """Outcomes other than ok and duplicate."""
-        return {name: count for name, count in self.outcomes.items() if name not in (Outcome.OK, "duplicate") and count}
+        """Outcomes other than ok."""
+        return {name: count for name, count in self.outcomes.items() if name != Outcome.OK and count}
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "workload": {"op": self.workload.op, "params": _plain(self.workload.params)},
-            "workload_id": self.workload.id,
-            "label": self.workload.label,
+            **workload_json(self.workload),
             "target": self.target,
             "template": self.template,
             "default_ns": self.default_ns,
             "best_ns": self.best_ns,
-            "best_config": None if self.best_config is None else dict(self.best_config),
+            "best_config": config_json(self.best_config),
+            "speedup": self.speedup,
+            "race": None if self.race is None else self.race.to_json(),
             "trials": self.trials,
             "new_trials": self.new_trials,
             "outcomes": dict(self.outcomes),
-            "seconds": round(self.seconds, 3),
-            "templates": [
-                {
-                    "template": arm.template,
-                    "default_ns": arm.default_ns,
-                    "best_ns": arm.best_ns,
-                    "best_config": None if arm.best_config is None else dict(arm.best_config),
-                    "trials": arm.trials,
-                    "outcomes": dict(arm.outcomes),
-                    "borrowed": arm.borrowed,
-                }
-                for arm in self.arms
-            ],
+            "duplicates": self.duplicates,
+            "illegal_proposals": self.illegal,
+            "seconds": self.seconds,
+            "templates": [arm.to_json() for arm in self.arms],
             "best_after_ns": list(self.best_after_ns),
             **_ranking_json(self.ranking),
-            "illegal_proposals": self.illegal,
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TaskSummary:
+        return cls(
+            workload=workload_of(data),
+            target=data["target"],
+            template=data["template"],
+            default_ns=data["default_ns"],
+            best_ns=data["best_ns"],
+            best_config=config_of(data["best_config"]),
+            race=None if data["race"] is None else RaceResult.from_json(data["race"]),
+            trials=data["trials"],
+            new_trials=data["new_trials"],
+            outcomes=data["outcomes"],
+            duplicates=data["duplicates"],
+            illegal=data["illegal_proposals"],
+            seconds=data["seconds"],
+            arms=tuple(map(ArmSummary.from_json, data["templates"])),
+            best_after_ns=tuple(data["best_after_ns"]),
+            ranking=RankAgreement(**data["ranking"]),
+        )
 
 
 def _ranking_json(ranking: RankAgreement) -> dict[str, Any]:
     rho = ranking.correlation
-    return {"rank_correlation": None if rho is None else round(rho, 4), "ranked_trials": ranking.trials}
-
-
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(canonical_json(dict(params)))
-    return plain
+    return {
+        "rank_correlation": None if rho is None else round(rho, 4),
+        "ranked_trials": ranking.trials,
+        "ranking": asdict(ranking),
+    }
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Fractions of a run's wall time in which the device verified and timed candidates, was idle for want of a build, was
-    idle for want of a proposal, and in which inputs and references of the workloads were prepared on it.
+    """Fractions of a run's wall time in which the device verified and timed candidates, was idle because it waited for a
+    build, was idle because it waited for a proposal, and in which inputs and references were prepared on it.
 
     What remains of 1 is the database and the callbacks.
     """
@@ -144,7 +203,13 @@ class Shares:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """`stopped` says why the search ended: trials, time, exhausted (no more configurations) or interrupted."""
+    """The end of a run.
+
+    Attributes:
+        run: its id in the store `db`.
+        target: key of the device.
+        stopped: why the search ended: trials, time, exhausted (no more configurations) or interrupted.
+    """
 
     run: str
     db: str
@@ -164,16 +229,20 @@ class RunSummary:
         return sum(task.outcomes.get(name, 0) for task in self.tasks for name in Outcome if Outcome(name).is_verified)
 
     @property
+    def duplicates(self) -> int:
+        return sum(task.duplicates for task in self.tasks)
+
+    @property
+    def illegal(self) -> int:
+        return sum(task.illegal for task in self.tasks)
+
+    @property
     def ranking(self) -> RankAgreement:
         return sum((task.ranking for task in self.tasks), RankAgreement())
 
     @property
     def borrowed(self) -> int:
         return sum(arm.borrowed for task in self.tasks for arm in task.arms)
-
-    @property
-    def illegal(self) -> int:
-        return sum(task.illegal for task in self.tasks)
 
     def budget_shares(self, task: TaskSummary) -> tuple[float, float]:
         """What part of the run's trials, and of the seconds that building and running took, went to a task."""
@@ -191,18 +260,20 @@ class RunSummary:
             "db": self.db,
             "target": self.target,
             "stopped": self.stopped,
-            "wall_s": round(self.wall_s, 3),
-            "shares": {
-                "device": round(self.shares.device, 4),
-                "build": round(self.shares.build, 4),
-                "tuner": round(self.shares.tuner, 4),
-                "preparing": round(self.shares.preparing, 4),
-            },
+            "wall_s": self.wall_s,
+            "shares": asdict(self.shares),
             **_ranking_json(self.ranking),
+            "duplicates": self.duplicates,
             "illegal_proposals": self.illegal,
             "tasks": [task.to_json() | self._budget_json(task) for task in self.tasks],
         }
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunSummary:
+        tasks = tuple(map(TaskSummary.from_json, data["tasks"]))
+        shares = Shares(**data["shares"])
+        return cls(data["run"], data["db"], data["target"], tasks, data["wall_s"], shares, data["stopped"])
+
     def _budget_json(self, task: TaskSummary) -> dict[str, float]:
         trials, seconds = self.budget_shares(task)
-        return {"share_of_trials": round(trials, 4), "share_of_seconds": round(seconds, 4)}
+        return {"share_of_trials": trials, "share_of_seconds": seconds}

@@ -114,7 +114,7 @@ def tune(
 
 
 def _planned(
-    workloads: list[Task | Workload] | list[TaskPlan], templates: Sequence[str | Template] | None, target: Target
+    workloads: Sequence[Task | Workload | TaskPlan], templates: Sequence[str | Template] | None, target: Target
 ) -> list[TaskPlan]:
     """The plans of a run; what is planned already is not planned again."""
     plans = [each for each in workloads if isinstance(each, TaskPlan)]

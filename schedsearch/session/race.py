@@ -1,0 +1,79 @@
+"""The result of a final race: the only times of a run that are compared with each other.
+
+In a race the finalists and the default run in turns, so that clocks, temperature and other load are the same for all.
+Times of the search are single measurements, minutes apart; a first one on a busy machine may be ten times too slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from schedsearch.config import Config
+from schedsearch.measurement import Measurement
+from schedsearch.session.plan import ArmPlan
+
+
+@dataclass(frozen=True)
+class Raced:
+    """A configuration that passed a final race.
+
+    Attributes:
+        time_ns: median of its repeats.
+        spread: interquartile range of the repeats over their median.
+        is_default: whether it is its template's default.
+    """
+
+    template: str
+    config: Config
+    time_ns: float
+    spread: float
+    is_default: bool = False
+
+    @classmethod
+    def of(cls, plan: ArmPlan, config: Config, measurement: Measurement) -> Raced:
+        """From a measurement that is ok."""
+        assert measurement.time_ns is not None
+        return cls(plan.template.name, config, measurement.time_ns, measurement.spread, config == plan.default)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"config": dict(self.config)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Raced:
+        return cls(**{**data, "config": Config(data["config"])})
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    """What a final race came to.
+
+    Attributes:
+        best: the fastest.
+        default: the fastest default; None when none passed.
+    """
+
+    best: Raced
+    default: Raced | None
+
+    @classmethod
+    def of(cls, raced: Sequence[Raced]) -> RaceResult | None:
+        """From all who passed; None when nobody did."""
+        ranked = sorted(raced, key=lambda each: each.time_ns)
+        if not ranked:
+            return None
+        return cls(ranked[0], next((each for each in ranked if each.is_default), None))
+
+    @property
+    def speedup(self) -> float | None:
+        """The default's time over the best's."""
+        return None if self.default is None else self.default.time_ns / self.best.time_ns
+
+    def to_json(self) -> dict[str, Any]:
+        return {"best": self.best.to_json(), "default": None if self.default is None else self.default.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RaceResult:
+        default = data["default"]
+        return cls(Raced.from_json(data["best"]), None if default is None else Raced.from_json(default))
