@@ -33,7 +33,8 @@ from schedsearch.config import Config
 from schedsearch.measure.process import call_in_children
 from schedsearch.measurement import Outcome
 from schedsearch.replay.figures import RESAMPLES
-from schedsearch.session.arms import WARM_TRIALS, Arm, Finalist, TaskState, choose_arm
+from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Finalist, Lesson, TaskState, choose_arm
+from schedsearch.session.hints import COLD
 from schedsearch.session.plan import ArmPlan, TaskPlan
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.task import Task
@@ -97,18 +98,31 @@ def share(
     done = 0
     while done < trials and (chosen := choose(tasks, WARM_TRIALS)):
         task, arm = chosen
-        asked = arm.ask(arm.portion(trials - done, WARM_TRIALS)) if arm.begun else arm.begin()
-        for config in asked.configs:
+        answer = _answer(arm, trials - done) if arm.begun else arm.begin()
+        for config in answer.configs:
             time_ns = float(searches[task.index][config["evaluation"]])
             valid = not np.isnan(time_ns)
-            arm.note(config, Outcome.OK if valid else Outcome.LAUNCH_ERROR, time_ns if valid else None)
+            arm.proposed()
+            arm.done(config, Outcome.OK if valid else Outcome.LAUNCH_ERROR, time_ns if valid else None)
             if valid:
                 task.keep_finalist(Finalist(arm, config, time_ns, None), 0)
             had[done] = [each.trials for each in tasks]
             done += 1
-        arm.tell([(config, None) for config in asked.configs])
+        assert arm.tuner is not None
+        arm.told(finished=arm.tuner.tell([(config, None) for config in answer.configs]))
     had[done:] = [each.trials for each in tasks]  # every search is at its end
     return had
+
+
+def _answer(arm: Arm, left: int) -> Answer:
+    """What the arm's tuner proposes next, of so many trials that are left."""
+    assert arm.tuner is not None
+    n = arm.portion(left, WARM_TRIALS)
+    lesson = Lesson() if arm.taught else arm.lesson(COLD)
+    arm.asking(n)
+    answer = arm.tuner.ask(n, lesson)
+    arm.answered(answer)
+    return answer
 
 
 def _task(index: int, length: int, weight: float) -> TaskState:

@@ -171,6 +171,9 @@ class NoStore:
     def measured(self, *args: Any) -> dict[Config, Record]:
         return {}
 
+    def last_race(self, *args: Any) -> list[Record]:
+        return []
+
     def tuned(self, *args: Any) -> list[Any]:
         return []
 

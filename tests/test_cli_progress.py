@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,13 +13,20 @@ from schedsearch.cli import progress, render
 from schedsearch.cli.progress import LiveTable, PlainLines
 from schedsearch.config import Config
 from schedsearch.measurement import Outcome
-from schedsearch.session.observer import ArmStart, RunStart, TaskStart, Trial
+from schedsearch.session.observer import ArmStart, Phase, PhaseName, RunStart, TaskStart, Trial
 from schedsearch.session.summary import RunSummary, Shares
+from schedsearch.space import SpaceSize
 from schedsearch.workload import Workload
 
 WORKLOADS = [Workload.conv2d(n=n, h=8, w=8, c=8, k=8, r=3, s=3) for n in range(1, 31)]
+ARM = ArmStart("conv2d_cpu", SpaceSize(100, True), Config(x=1), 0)
 START = RunStart(
-    "run", "cpu:key", tuple(TaskStart(w, 1.0, (ArmStart("conv2d_cpu", "100", 0),)) for w in WORKLOADS), 90, None, resumed=0
+    "run",
+    "cpu:key",
+    tuple(TaskStart(w, w.label, 1.0, (ARM,)) for w in WORKLOADS),
+    90,
+    None,
+    resumed=0,
 )
 END = RunSummary("run", "t.db", "cpu:key", (), 1.0, Shares(0.5, 0.3, 0.1), "trials")
 
@@ -47,8 +56,49 @@ def test_the_live_table_shows_the_tasks_that_changed_last() -> None:
     live.on_end(END)
     live.close()
     assert "3 of 90 trials" in text
-    assert "the [third] task" in text and "2.00x" in text and "2 wrong_answer" in text
-    assert WORKLOADS[29].label in text and "14 tasks more" in text
+    assert "the [third] task" in text and "2 wrong_answer" in text
+    assert "2.00x" not in text, "single measurements do not compare"
+    assert "14 tasks more" in text
+
+
+NAMES = {workload.id: f"stage {n} of a network with a long name" for n, workload in enumerate(WORKLOADS)}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_digit_and_no_unit_is_ever_cut(width: int) -> None:
+    screen = io.StringIO()
+    live = LiveTable(NAMES, Console(file=screen, force_terminal=True, width=width, height=60))
+    live.on_start(START)
+    live.on_trial(replace(trial(2, Outcome.OK, 9163.0, 1), best_ns=9163.0, default_ns=12345.0))
+    for done, outcome in enumerate(Outcome, 2):
+        live.on_trial(replace(trial(2, outcome, 9163.0 if outcome is Outcome.OK else None, done), best_ns=9163.0))
+    screen.truncate(0)
+    screen.seek(0)
+    live.on_trial(replace(trial(3, Outcome.OK, 104.25e6, 40), best_ns=104.25e6, default_ns=2.125e9))
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in screen.getvalue().splitlines()]
+    live.close()
+    assert max(map(len, lines)) <= width
+    (header,) = [line for line in lines if line.startswith("task")]
+    (row,) = [line for line in lines if "104.2 ms" in line]
+    assert {"trials", "best"} <= set(header.split())
+    assert "stage 3" in row and "..." not in row
+    assert ("2.125 s" in row) == ("default" in header)
+    assert width < 120 or "default" in header
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [("building", "compiling the first candidates"), ("preparing", "preparing inputs"), ("measuring", "measuring")],
+)
+def test_until_the_first_result_the_live_view_says_what_is_going_on(phase: PhaseName, text: str) -> None:
+    screen = io.StringIO()
+    live = LiveTable({}, Console(file=screen, force_terminal=True, width=80, height=60))
+    live.say("planning 2 tasks")
+    assert "planning 2 tasks" in screen.getvalue()
+    live.on_start(START)
+    live.on_phase(Phase(phase, 0.1))
+    live.close()
+    assert text in screen.getvalue() and "0 of 90" not in screen.getvalue()
 
 
 def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, profile
 
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
-from schedsearch.measurement import Anchor, Measurement, Outcome, Resources
+from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources
 from schedsearch.records import dbfile
 from schedsearch.records.store import Store
 from schedsearch.session.hints import thinned
@@ -130,9 +131,27 @@ def test_measured_is_what_a_resumed_run_need_not_measure(store: Store) -> None:
         store.append(item)
     assert store.measured(conv(), H200, "conv2d_wgmma", 1, toolchain=TOOLCHAIN) == {
         failed.config: failed,
-        good.config: raced,
-    }
+        good.config: good,
+    }, "times of the search compare with each other, not with those of a race"
     assert len(store.measured(conv(), H200, "conv2d_wgmma", 1)) == 3, "any toolchain"
+    wrong = record(number=2, outcome=Outcome.WRONG_ANSWER, started_at=1.9e9, final_race=True)
+    store.append(wrong)
+    assert store.measured(conv(), H200, "conv2d_wgmma", 1)[good.config] == wrong, "what a race found wrong is wrong"
+
+
+def test_the_last_race_of_a_task_is_that_of_its_last_run(store: Store) -> None:
+    def raced(number: int, run: str, **changes: Any) -> Record:
+        return record(number=number, run=run, started_at=1.8e9 + number, final_race=True, **changes)
+
+    assert store.last_race(conv(), H200) == []
+    store.append(record(number=0))
+    older, first, failed = raced(1, "a"), raced(2, "b"), raced(3, "b", outcome=Outcome.WRONG_ANSWER)
+    elsewhere = (raced(4, "c", target=H100), raced(5, "c", workload=conv(k=8)), raced(6, "c", mode="hot-graph-v1"))
+    other_compiler = raced(7, "c", toolchain={**TOOLCHAIN, "driver": "999"})
+    for each in (older, first, failed, *elsewhere, other_compiler, record(number=8, run="d")):
+        store.append(each)
+    assert store.last_race(conv(), H200, toolchain=TOOLCHAIN) == [first, failed]
+    assert store.last_race(conv(), H200) == [other_compiler]
 
 
 def test_tuned_are_the_workloads_and_targets_where_this_version_of_a_template_has_a_valid_record(store: Store) -> None:

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import spearmanr
 from session_support import OTHER, WORKLOAD, RandomTuner, World, square_ns
 
-from schedsearch.cli import render
+from schedsearch.cli import run_report
 from schedsearch.config import Config
 from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Outcome
@@ -84,7 +84,7 @@ class TestModel:
 
         summary = World(make_tuner=Mute).tune(trials=20)
         assert summary.ranking.correlation is None and summary.to_json()["rank_correlation"] is None
-        assert "no predictions" in render.model_line(summary)
+        assert "no predictions" in run_report.model_line(summary)
 
 
 class TestBestSoFar:
@@ -121,7 +121,7 @@ class TestIllegal:
         assert summary.illegal == world.tuners[0].asks > 0
         assert all(candidate.config["x"] < 16 for candidate in world.builder.submitted)
         assert [task.trials for task in summary.tasks] == [20]
-        assert f"{summary.illegal} illegal" in render.model_line(summary)
+        assert f"{summary.illegal} illegal" in run_report.model_line(summary)
 
     def test_one_that_does_nothing_else_ends_the_run(self) -> None:
         class Hopeless(RandomTuner):
@@ -151,7 +151,7 @@ class TestBudget:
         world.tune(trials=20)
         summary = world.tune(trials=20)
         assert summary.budget_shares(summary.tasks[0]) == (0.0, 0.0)
-        assert render.search_table(summary, {}) == ""
+        assert run_report.search_text(summary, {}) == ""
 
 
 class TestOutput:
@@ -166,7 +166,7 @@ class TestOutput:
 
     def test_one_task_has_times_only(self) -> None:
         summary = World().tune(trials=60)
-        header, _, row = render.search_table(summary, {WORKLOAD.id: "mine"}).splitlines()
+        header, _, row = run_report.search_text(summary, {WORKLOAD.id: "mine"}).splitlines()
         assert header.split("  ")[0].strip() == "best so far" and header.split()[3:] == ["at", "10", "at", "25", "at", "50"]
         assert row.split()[0] == "mine"
         after = summary.tasks[0].best_after_ns
@@ -174,17 +174,17 @@ class TestOutput:
 
     def test_several_tasks_show_how_the_budget_was_shared(self) -> None:
         summary = World().tune(WORKLOAD, OTHER, trials=30)
-        header, _, *rows = render.search_table(summary, {}).splitlines()
+        header, _, *rows = run_report.search_text(summary, {}).splitlines()
         assert header.endswith("of trials  of time") and len(rows) == 2
 
     def test_of_many_tasks_only_some_are_shown(self) -> None:
         layers = [WORKLOAD.replace(n=n) for n in range(1, 13)]
-        lines = render.search_table(World().tune(*layers, trials=12), {}).splitlines()
+        lines = run_report.search_text(World().tune(*layers, trials=12), {}).splitlines()
         assert len(lines) == 2 + 8 + 1 and lines[-1] == "and 4 tasks more (--json has all)"
 
     def test_few_trials_are_looked_at_more_closely(self) -> None:
         """A quick first run, too, shows how its budget was shared."""
-        header, _, *rows = render.search_table(World().tune(WORKLOAD, OTHER, trials=4), {}).splitlines()
+        header, _, *rows = run_report.search_text(World().tune(WORKLOAD, OTHER, trials=4), {}).splitlines()
         assert header.split()[3:7] == ["at", "1", "at", "2"] and header.endswith("of trials  of time") and len(rows) == 2
 
     @pytest.mark.parametrize(("ratio", "told"), [(1.0, False), (1.02, False), (1.3, True), (0.8, True)])
@@ -193,10 +193,12 @@ class TestOutput:
         (task,) = summary.tasks
         found_ns = task.best_after_ns[-1]
         assert found_ns is not None
-        raced = replace(summary, tasks=(replace(task, best_ns=ratio * found_ns),))
-        assert ("final race" in render.race_line(raced)) is told
+        assert task.race is not None
+        race = replace(task.race, best=replace(task.race.best, time_ns=ratio * found_ns))
+        raced = replace(summary, tasks=(replace(task, race=race),))
+        assert ("final race" in run_report.race_line(raced)) is told
 
     def test_without_new_trials_there_is_no_race_to_explain(self) -> None:
         world = World()
         world.tune(trials=20)
-        assert render.race_line(world.tune(trials=20)) == ""
+        assert run_report.race_line(world.tune(trials=20)) == ""

@@ -31,7 +31,7 @@ from session_support import (
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, Interrupted, TaskPart, UnsupportedError, UsageError
 from schedsearch.measure.builder import Built, Candidate
-from schedsearch.measurement import Measurement, Outcome
+from schedsearch.measurement import Anchor, Measurement, Outcome
 from schedsearch.session import tune
 from schedsearch.session.observer import Observer, Trial
 from schedsearch.session.options import Options
@@ -298,6 +298,33 @@ class TestBest:
         assert best is not None and best.final_race and best.config == task.best_config
         assert best.measurement.time_ns == task.best_ns
 
+    def test_every_record_of_a_race_has_its_anchor(self) -> None:
+        """By the ratio to the first template's default, races of different days compare; see `Record.anchor_ratio`."""
+        hot = lambda c: 1.2 * square_ns(c)  # noqa: E731
+        world = World(templates=(Line(), Square()), race_behaviour=hot)
+        world.tune(trials=100)
+        raced = [record for record in world.store.records if record.final_race]
+        assert Config(z=0) in [record.config for record in raced], "although it is not the fastest default"
+        assert {record.anchor for record in raced} == {Anchor(Config(z=0).json, 1200.0)}
+        assert {record.anchor for record in world.searched} == {None}
+
+    def test_an_anchor_that_fails_is_none(self) -> None:
+        world = World(race_behaviour=lambda c: Outcome.WRONG_ANSWER if c.config == Config(x=0, y=0) else square_ns(c))
+        (task,) = world.tune(trials=100).tasks
+        assert {record.anchor for record in world.store.records} == {None}
+        assert task.default_ns is None and task.speedup is None and task.best_ns is not None
+
+    def test_predictions_are_kept_with_the_state_of_the_model(self) -> None:
+        class Fitted(RandomTuner):
+            def predict(self, configs: Sequence[Config]) -> Any:
+                return np.full(len(configs), float(len(self.told) // 16)) if len(self.told) >= 8 else None
+
+        world = World(make_tuner=Fitted)
+        world.tune(trials=60)
+        predicted = [record for record in world.searched if record.prediction is not None]
+        assert {(record.model, record.prediction) for record in predicted} == {(i + 1, float(i)) for i in range(4)}
+        assert all((record.model is None) == (record.prediction is None) for record in world.store.records)
+
     def test_the_default_can_win_the_race(self) -> None:
         world = World(race_behaviour=lambda c: 90.0 if c.config == Config(x=0, y=0) else 500.0)
         (task,) = world.tune().tasks
@@ -363,6 +390,7 @@ class TestInterruption:
         assert len(world.searched) == len(seen), "the measurement under way is finished and recorded"
         assert len(seen) <= 6
         assert not world.runner.raced
+        assert ends[0].tasks[0].race is None and ends[0].tasks[0].speedup is None, "single measurements do not compare"
         assert signal.getsignal(number) is handler, "the caller's handler is back"
         assert world.store.runs["run0"]["stopped"] == "interrupted"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from session_support import GPU, OTHER, WORKLOAD, FakeBuilder, FakeRunner, Square, World
+from session_support import GPU, OTHER, WORKLOAD, FakeBuilder, FakeRunner, Square, World, square_ns
 
+from schedsearch.cli import run_report
 from schedsearch.config import Config
 from schedsearch.measure.builder import Candidate
 from schedsearch.records.store import Store
@@ -34,6 +36,35 @@ class TestResume:
         assert [(t.best_ns, t.best_config, t.trials, t.default_ns) for t in again.tasks] == [
             (t.best_ns, t.best_config, t.trials, t.default_ns) for t in first.tasks
         ]
+
+    def test_the_same_command_again_shows_the_same_table(self) -> None:
+        """A first trial on a busy machine is 16 times too slow; only the times of the final race are shown."""
+        slow_start = lambda c: 16 * square_ns(c) if c.config == Config(x=0, y=0) else 1.1 * square_ns(c)  # noqa: E731
+        world = World(behaviour=slow_start, race_behaviour=square_ns)
+        first = world.tune(trials=100)
+        again = world.tune(trials=100)
+        assert again.new_trials == 0 and not world.runner.raced
+        assert run_report.results_text(again, {}) == run_report.results_text(first, {})
+        (task,) = again.tasks
+        assert task.race is not None and task.default_ns == square_ns(Candidate(WORKLOAD, Square(), Config(x=0, y=0)))
+        assert task.speedup == pytest.approx(task.default_ns / task.best_ns)  # type: ignore[operator]
+
+    def test_what_is_newer_than_the_race_makes_it_void_and_a_race_is_held(self) -> None:
+        world = World()
+        world.tune(trials=20)
+        world.store.records.append(replace(world.searched[-1], config=Config(x=11, y=5), finished_at=time.time()))
+        (task,) = world.tune(trials=21).tasks
+        assert world.runner.raced and task.race is not None
+        assert task.best_config == Config(x=11, y=5)
+
+    def test_a_killed_run_is_raced_when_nothing_is_left_to_try(self) -> None:
+        world = World()
+        world.tune(trials=20)
+        world.store.records = world.searched
+        world.store.best_ids.clear()
+        summary = world.tune(trials=20)
+        assert summary.new_trials == 0 and len(world.runner.raced) == 1
+        assert summary.tasks[0].speedup is not None
 
     def test_more_trials_go_on_where_the_last_run_ended(self) -> None:
         world = World()

@@ -1,97 +1,69 @@
 """What a person sees on standard error while a run goes on: a live table on a terminal, a line now and then elsewhere.
 
-Neither draws between results: on the CPU target a drawing thread would disturb what is being measured.
+Neither draws between events: on the CPU target a drawing thread would disturb what is being measured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from schedsearch.cli.render import counts, duration, echo_json
-from schedsearch.session.observer import Best, Observer, RunStart, Trial
+from schedsearch.cli.render import counts, duration, echo_json, escaped, plural
+from schedsearch.session.observer import Best, Observer, Phase, RunStart, TaskEnd, Trial, event_json
 from schedsearch.session.summary import RunSummary, TaskSummary
-from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 5.0
 _LIVE_ROWS = 16  # tasks shown at most: the ones that changed last
+_WIDE_NAME, _NARROW_NAME = 24, 8  # a task's name is cut to this before columns are left out, and to that after
+
+_PHASES = {
+    "building": "compiling the first candidates",
+    "preparing": "preparing inputs and the reference result",
+    "measuring": "measuring",
+    "racing": "final race",
+}
 
 
 class JsonLines(Observer):
     """Every event as one JSON object a line on standard output; the last is the summary."""
 
     def on_start(self, event: RunStart) -> None:
-        tasks = [
-            {
-                **_who(task.workload),
-                "weight": task.weight,
-                "templates": [{"template": arm.template, "size": arm.size, "resumed": arm.resumed} for arm in task.arms],
-            }
-            for task in event.tasks
-        ]
-        self._emit(
-            "start",
-            run=event.run, target=event.target, trials=event.trials, time_s=event.time_s, resumed=event.resumed, tasks=tasks,
-        )  # fmt: skip
+        echo_json(event_json(event))
+
+    def on_phase(self, event: Phase) -> None:
+        echo_json(event_json(event))
 
     def on_trial(self, event: Trial) -> None:
-        self._emit(
-            "trial",
-            task=event.task,
-            **_who(event.workload),
-            template=event.template,
-            config=dict(event.config),
-            outcome="duplicate" if event.outcome is None else str(event.outcome),
-            time_ns=event.time_ns,
-            message=event.message,
-            counted=event.counted,
-            final_race=event.final_race,
-            done=event.done,
-            best_ns=event.best_ns,
-            elapsed_s=round(event.elapsed_s, 3),
-        )
+        echo_json(event_json(event))
 
     def on_best(self, event: Best) -> None:
-        self._emit(
-            "best",
-            task=event.task,
-            **_who(event.workload),
-            template=event.template,
-            config=dict(event.config),
-            time_ns=event.time_ns,
-            previous_ns=event.previous_ns,
-            elapsed_s=round(event.elapsed_s, 3),
-        )
+        echo_json(event_json(event))
 
     def on_task_end(self, index: int, summary: TaskSummary) -> None:
-        self._emit("task_end", task=index, **summary.to_json())
+        echo_json(event_json(TaskEnd(index, summary)))
 
     def on_end(self, summary: RunSummary) -> None:
-        self._emit("summary", **summary.to_json())
-
-    def _emit(self, event: str, **values: Any) -> None:
-        echo_json({"event": event, **values})
-
-
-def _who(workload: Workload) -> dict[str, Any]:
-    return {"workload_id": workload.id, "label": workload.label}
+        echo_json(event_json(summary))
 
 
 @dataclass
 class _Row:
+    """A task on the screen. `speedup` is the final race's."""
+
     name: str
     trials: int
     default_ns: float | None = None
     best_ns: float | None = None
+    speedup: float | None = None
     last: str = ""
     failures: dict[str, int] = field(default_factory=dict)
     changed_at: float = 0.0
@@ -106,6 +78,7 @@ class _Progress(Observer):
         self._total: int | None = None
         self._done = 0
         self._start = time.monotonic()
+        self._phase = ""
 
     def on_start(self, event: RunStart) -> None:
         self._start, self._total = time.monotonic(), event.trials
@@ -114,7 +87,11 @@ class _Progress(Observer):
             for task in event.tasks
         ]
         if event.resumed:
-            click.echo(f"going on after {event.resumed} trials measured before (--fresh ignores them)", err=True)
+            click.echo(f"going on after {plural(event.resumed, 'trial')} measured before (--fresh ignores them)", err=True)
+
+    def on_phase(self, event: Phase) -> None:
+        self._phase = _PHASES[event.name]
+        self._refresh(now=True)
 
     def on_trial(self, event: Trial) -> None:
         row = self._rows[event.task]
@@ -127,15 +104,24 @@ class _Progress(Observer):
         if event.outcome is not None and event.outcome.value != "ok":
             row.failures[what] = row.failures.get(what, 0) + 1
         self._done = event.done
-        self._refresh(racing=event.final_race)
+        self._refresh()
 
-    def _headline(self, racing: bool) -> str:
+    def on_task_end(self, index: int, summary: TaskSummary) -> None:
+        row = self._rows[index]
+        row.default_ns, row.best_ns, row.speedup = summary.default_ns, summary.best_ns, summary.speedup
+        self._refresh(now=True)
+
+    def _headline(self) -> str:
+        """What is going on, and what came of it so far; a rate only once there is one."""
         elapsed = time.monotonic() - self._start
-        of = "" if self._total is None else f" of {self._total}"
-        phase = "final race" if racing else f"{self._done / elapsed if elapsed else 0:.1f} trials/s"
-        return f"{elapsed:.0f} s: {self._done}{of} trials, {phase}"
+        if not self._done:
+            return f"{elapsed:.0f} s: {self._phase or 'starting'}"
+        trials = plural(self._done, "trial") if self._total is None else f"{self._done} of {plural(self._total, 'trial')}"
+        rate = f"{self._done / elapsed:.1f} trials/s" if elapsed else ""
+        return f"{elapsed:.0f} s: {trials}, {rate if self._phase != _PHASES['racing'] else self._phase}"
 
-    def _refresh(self, racing: bool) -> None:
+    def _refresh(self, now: bool = False) -> None:
+        """Shows the new state; at once where `now`, else when the last time was long enough ago."""
         raise NotImplementedError
 
 
@@ -147,33 +133,40 @@ class PlainLines(_Progress):
     def on_start(self, event: RunStart) -> None:
         super().on_start(event)
         if event.trials is None or event.trials > 0:
-            trials = "as many trials as fit" if event.trials is None else f"up to {event.trials} trials"
+            trials = "as many trials as fit" if event.trials is None else f"up to {plural(event.trials, 'trial')}"
             click.echo(f"{trials} on {event.target}; the first are being compiled", err=True)
 
-    def _refresh(self, racing: bool) -> None:
-        now = time.monotonic()
-        if now < self._next_at:
+    def _refresh(self, now: bool = False) -> None:
+        at = time.monotonic()
+        if at < self._next_at or not self._done:
             return
-        self._next_at = now + _LINE_EVERY_S
+        self._next_at = at + _LINE_EVERY_S
         row = max(self._rows, key=lambda row: row.changed_at)
-        click.echo(f"{self._headline(racing)}; {row.name}: best {duration(row.best_ns)}", err=True)
+        click.echo(f"{self._headline()}; {row.name}: best {duration(row.best_ns)}", err=True)
 
 
 class LiveTable(_Progress):
-    """One line a task, redrawn in place on a terminal."""
+    """One line a task, redrawn in place on a terminal, and no wider than it."""
 
     def __init__(self, names: Mapping[str, str], console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         super().__init__(names)
-        self._live = Live(console=console or Console(stderr=True), auto_refresh=False, transient=True)
+        self._console = console or Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._drawn_at = 0.0
+
+    def say(self, what: str) -> None:
+        """Shows one line before the run begins: what it is waiting for."""
+        self._phase = what
+        self._live.start()
+        self._refresh(now=True)
 
     def on_start(self, event: RunStart) -> None:
         super().on_start(event)
         self._live.start()
-        self._live.update(self._table(racing=False), refresh=True)
+        self._refresh(now=True)
 
     def on_end(self, summary: RunSummary) -> None:
         self._live.stop()
@@ -182,28 +175,58 @@ class LiveTable(_Progress):
         """Leaves the terminal as it was, also after an error."""
         self._live.stop()
 
-    def _refresh(self, racing: bool) -> None:
-        if time.monotonic() - self._drawn_at >= _DRAW_EVERY_S:
-            self._live.update(self._table(racing), refresh=True)
+    def _refresh(self, now: bool = False) -> None:
+        if now or time.monotonic() - self._drawn_at >= _DRAW_EVERY_S:
+            self._live.update(self._screen(), refresh=True)
             self._drawn_at = time.monotonic()
 
-    def _table(self, racing: bool) -> Table:
-        from rich.table import Table
+    def _screen(self) -> Text:
         from rich.text import Text
 
-        table = Table(title=self._headline(racing), title_justify="left", box=None, pad_edge=False, expand=False)
-        for name in ("task", "trials", "default", "best", "speed-up", "last", "failures"):
-            table.add_column(
-                name, justify="right" if name in ("trials", "default", "best", "speed-up") else "left", no_wrap=True
-            )
         recent = sorted(self._rows, key=lambda row: -row.changed_at)[:_LIVE_ROWS]
-        for row in [row for row in self._rows if row in recent]:
-            speedup = f"{row.default_ns / row.best_ns:.2f}x" if row.default_ns and row.best_ns else "-"
-            cells = (
-                row.name, str(row.trials), duration(row.default_ns), duration(row.best_ns), speedup, row.last,
-                counts(row.failures),
-            )  # fmt: skip
-            table.add_row(*(Text(cell) for cell in cells))
-        if len(self._rows) > len(recent):
-            table.caption = f"and {len(self._rows) - len(recent)} tasks more"
-        return table
+        lines = table_lines([row for row in self._rows if row in recent], self._console.width) if self._done else []
+        if self._done and len(self._rows) > len(recent):
+            lines.append(f"and {plural(len(self._rows) - len(recent), 'task')} more")
+        return Text("\n".join([_cut(self._headline(), self._console.width), *lines]), no_wrap=True)
+
+
+def table_lines(rows: Sequence[_Row], width: int) -> list[str]:
+    """A header and one line for each task, at most `width` characters wide.
+
+    Digits and units are never cut. Names are cut first; then whole columns are left out, the least telling first.
+    """
+    cells: dict[str, list[str]] = {
+        "task": [escaped(row.name) for row in rows],
+        "trials": [str(row.trials) for row in rows],
+        "default": [duration(row.default_ns) for row in rows],
+        "best": [duration(row.best_ns) for row in rows],
+        "speed-up": ["" if row.speedup is None else f"{row.speedup:.2f}x" for row in rows],
+        "failures": [counts(row.failures) for row in rows],
+        "last": [row.last for row in rows],
+    }
+    if not any(cells["speed-up"]):  # shown once a final race was held
+        del cells["speed-up"]
+    tallies = [str(sum(row.failures.values()) or "-") for row in rows]
+    for given_up in ("", "last", "kinds of failures", "failures", "default", "speed-up", "trials"):
+        if given_up == "kinds of failures":
+            cells["failures"] = tallies
+        else:
+            cells.pop(given_up, None)
+        rest = sum(2 + max(map(len, [name, *column])) for name, column in cells.items() if name != "task")
+        room = width - rest
+        if room >= min(_WIDE_NAME, max(map(len, ["task", *cells["task"]]))):
+            break
+    cells["task"] = [_cut(name, max(room, _NARROW_NAME)) for name in cells["task"]]
+    widths = {name: max(map(len, [name, *column])) for name, column in cells.items()}
+    lines = []
+    for line in [list(cells), *zip(*cells.values())]:
+        padded = [
+            cell.ljust(widths[name]) if name in ("task", "failures", "last") else cell.rjust(widths[name])
+            for name, cell in zip(cells, line)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

@@ -11,12 +11,8 @@ import click
 
 if TYPE_CHECKING:
     from schedsearch.profiling.profile import Launch, Profile
-    from schedsearch.session.summary import RunSummary
 
 
-_MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
-_FEW_MARKS = (1, 2, 5)  # where no task had as many
-_REPORTED_TASKS = 8
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -53,6 +49,11 @@ def size_bytes(count: float) -> str:
     raise AssertionError
 
 
+def plural(count: int, noun: str) -> str:
+    """'1 trial', '2,000 trials'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def config_text(config: Mapping[str, Any] | None) -> str:
     return "-" if config is None else " ".join(f"{name}={value}" for name, value in config.items())
 
@@ -63,12 +64,14 @@ def counts(outcomes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in ranked if count) or "-"
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
-    """Columns under headers, separated by two blanks; those named in `right` are aligned to the right.
+def escaped(cell: object) -> str:
+    """One line of text: names may come from files of others, so line breaks and control characters become escapes."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], str(cell))
 
-    Names may come from files of others: line breaks and control characters are shown as escapes.
-    """
-    cells = [[_CONTROL.sub(lambda found: repr(found[0])[1:-1], str(cell)) for cell in row] for row in rows]
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
+    """Columns under headers, separated by two blanks; those named in `right` are aligned to the right."""
+    cells = [[escaped(cell) for cell in row] for row in rows]
     widths = [
         max(len(header), *(len(row[i]) for row in cells)) if cells else len(header) for i, header in enumerate(headers)
     ]
@@ -84,27 +87,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Itera
     return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
 
 
-def run_table(summary: RunSummary, names: Mapping[str, str]) -> str:
-    """The end of a run: one line a task. `names` maps workload ids to what the workload file calls them."""
-    headers = ("task", "template", "default", "best", "speed-up", "GFLOP/s", "trials", "failures")
-    rows = [
-        (
-            names.get(task.workload.id, task.workload.label),
-            task.template or "none is valid",
-            duration(task.default_ns),
-            duration(task.best_ns),
-            "-" if task.speedup is None else f"{task.speedup:.2f}x",
-            "-" if task.gflops is None else f"{task.gflops:,.0f}" if task.gflops >= 100 else f"{task.gflops:.1f}",
-            task.trials,
-            counts(task.failures),
-        )
-        for task in summary.tasks
-    ]
-    return table(headers, rows, right=("default", "best", "speed-up", "GFLOP/s", "trials"))
-
-
 _KERNEL_NAME_WIDTH = 48
-_SAME = 0.03  # by which two measurements of one kernel differ without anyone wondering
 
 
 def profile_table(profiles: Sequence[Profile]) -> str:
@@ -166,47 +149,3 @@ def _percent(value: float | None) -> str:
 def _rate(count_bytes: float | None, time_ns: float | None) -> str:
     """Bytes per nanosecond are gigabytes per second."""
     return "-" if count_bytes is None or not time_ns else f"{count_bytes / time_ns:,.0f}"
-
-
-def search_table(summary: RunSummary, names: Mapping[str, str]) -> str:
-    """How the search went: the best time after so many trials of this run; of several tasks also how they shared the budget.
-
-    '' when there were no trials. Of many tasks only those that got most of the trials.
-    """
-    tasks = sorted(summary.tasks, key=lambda task: -task.new_trials)[:_REPORTED_TASKS]
-    tasks = [task for task in summary.tasks if task.new_trials and any(task is one for one in tasks)]
-    most = max((task.new_trials for task in tasks), default=0)
-    if not most:
-        return ""
-    marks = [int(mark) for mark in (_FEW_MARKS if most < _MARKS[0] else _MARKS) if mark <= most]
-    several = len(summary.tasks) > 1
-    rows = []
-    for task in tasks:
-        after = task.best_after_ns
-        bests = [duration(after[mark - 1]) if mark <= len(after) else "" for mark in marks]
-        shares = [f"{share:.0%}" for share in summary.budget_shares(task)] if several else []
-        rows.append([names.get(task.workload.id, task.workload.label), *bests, *shares])
-    headers = ["best so far", *(f"at {mark}" for mark in marks), *(["of trials", "of time"] if several else [])]
-    text = table(headers, rows, right=headers[1:])
-    hidden = sum(task.new_trials > 0 for task in summary.tasks) - len(tasks)
-    return text + (f"\nand {hidden} tasks more (--json has all)" if hidden else "")
-
-
-def race_line(summary: RunSummary) -> str:
-    """Why the times of `run_table` are not those of `search_table`; '' where they are."""
-    pairs = [(task.best_ns, task.best_after_ns[-1]) for task in summary.tasks if task.best_after_ns]
-    if all(raced is None or found is None or abs(raced / found - 1) <= _SAME for raced, found in pairs):
-        return ""
-    return "default and best are of the final race, timed in turns; best so far is of single measurements before it"
-
-
-def model_line(summary: RunSummary) -> str:
-    """What the cost model was worth, in a sentence; and whether the tuner kept the rules."""
-    rho, illegal = summary.ranking.correlation, summary.illegal
-    ranked = (
-        "no predictions to judge the model by"
-        if rho is None
-        else f"model: rank correlation {rho:.2f} with {summary.ranking.trials} new measurements (1 perfect, 0 chance)"
-    )
-    borrowed = f"; it began with {summary.borrowed} results of similar tasks" if summary.borrowed else ""
-    return f"{ranked}{borrowed}; {illegal} illegal proposals"

@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +93,8 @@ def tune(
     time_s = file.budget.time_s if time_s is None else time_s
     if trials is None and time_s is None:
         trials = DEFAULT_TRIALS
-    plans = plan(file, target)
     if dry_run:
-        _print_plan(plans, target, file, trials, time_s, as_json)
+        _print_plan(plan(file, target), target, file, trials, time_s, as_json)
         return
 
     from schedsearch.session import BUILD_TIMEOUT_S, RUN_TIMEOUT_S
@@ -104,7 +103,10 @@ def tune(
     db = db or file.db
     measure = file.measure
     with ExitStack() as stack:
-        observers = [_display(file, as_json, stack)]
+        say, observer = _display(file, as_json, stack)
+        say(f"planning {render.plural(len(file.tasks), 'task')}")
+        plans = plan(file, target)
+        say(f"opening {target.name}")
         try:
             summary = run(
                 plans,
@@ -121,7 +123,7 @@ def tune(
                 run_timeout_s=measure.timeout_s or RUN_TIMEOUT_S,
                 wait_for_device=not no_wait,
                 on_wait=lambda text: click.echo(text, err=True),
-                observers=observers,
+                observers=[observer],
             )
         except Interrupted as interrupted:
             if not as_json:
@@ -164,16 +166,17 @@ def _names(file: WorkloadFile) -> dict[str, str]:
     return {task.workload.id: task.name for task in file.tasks}
 
 
-def _display(file: WorkloadFile, as_json: bool, stack: ExitStack) -> Observer:
+def _display(file: WorkloadFile, as_json: bool, stack: ExitStack) -> tuple[Callable[[str], None], Observer]:
+    """How to say what happens before the run, and what watches it."""
     from schedsearch.cli.progress import JsonLines, LiveTable, PlainLines
 
     if as_json:
-        return JsonLines()
+        return lambda what: None, JsonLines()
     if not sys.stderr.isatty():
-        return PlainLines(_names(file))
+        return lambda what: None, PlainLines(_names(file))
     live = LiveTable(_names(file))
     stack.callback(live.close)
-    return live
+    return live.say, live
 
 
 def _without_fresh(arguments: Sequence[str]) -> list[str]:
@@ -181,15 +184,20 @@ def _without_fresh(arguments: Sequence[str]) -> list[str]:
 
 
 def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
-    click.echo(render.run_table(summary, _names(file)))
+    from schedsearch.cli import run_report
+
+    click.echo(run_report.results_text(summary, _names(file)))
+    if not summary.new_trials:
+        click.echo(f"nothing new to try on {summary.target}: all trials were measured before (--trials N tries more)")
+        return
     rate = summary.new_trials / summary.wall_s if summary.wall_s else 0.0
-    click.echo(f"{summary.new_trials} new trials in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
+    new = render.plural(summary.new_trials, "new trial")
+    click.echo(f"{new} in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
     click.echo(f"of that time: {summary.shares}")
-    if summary.new_trials:
-        click.echo(f"\n{render.search_table(summary, _names(file))}")
-        if line := render.race_line(summary):
-            click.echo(line)
-        click.echo(render.model_line(summary))
+    click.echo(f"\n{run_report.search_text(summary, _names(file))}")
+    if line := run_report.race_line(summary):
+        click.echo(line)
+    click.echo(run_report.model_line(summary))
 
 
 def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str) -> None:

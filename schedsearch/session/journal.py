@@ -17,7 +17,7 @@ from schedsearch.identity import canonical_json
 from schedsearch.measurement import Anchor, Measurement, Record
 from schedsearch.session.arms import Arm, Proposal, TaskState
 from schedsearch.session.collaborators import StoreLike
-from schedsearch.session.observer import ArmStart, Best, Observer, RunStart, TaskStart, Trial
+from schedsearch.session.observer import ArmStart, Best, Observer, Phase, PhaseName, RunStart, TaskStart, Trial
 from schedsearch.session.options import Options
 from schedsearch.session.summary import RunSummary, Shares
 from schedsearch.target import Target
@@ -58,6 +58,7 @@ class Journal:
         self._toolchain, self._observers, self._db = toolchain, observers, db
         self._started = time.monotonic()
         self._run = ""
+        self._phase = ""
 
     @property
     def elapsed_s(self) -> float:
@@ -87,6 +88,13 @@ class Journal:
     def _start_of(self, task: TaskState) -> TaskStart:
         arms = [ArmStart(arm.template.name, arm.plan.space.size, arm.plan.default, arm.trials) for arm in task.arms]
         return TaskStart(task.workload, task.name, task.weight, tuple(arms))
+
+    def enter(self, phase: PhaseName) -> None:
+        """The run does something else now; says so when that is new."""
+        if phase != self._phase:
+            self._phase = phase
+            event = Phase(phase, self.elapsed_s)
+            self._tell(lambda observer: observer.on_phase(event))
 
     def end_task(self, task: TaskState) -> None:
         end = task.summary(self._target.key)

@@ -141,7 +141,8 @@ class Session:
             if not (self._building or self._ready or self._measuring):
                 if self._thinking:  # of a proposal, or of what it is told, which may lead to one
                     with self._device.idle_counts_as("tuner"):
-                        wait([self._thinking[0][0]])
+                        thought: Future[Any] = self._thinking[0][0]
+                        wait([thought])
                     continue
                 if self._out_of_time():
                     return "time"
@@ -232,6 +233,8 @@ class Session:
     def _submit_all(self, task: TaskState, arm: Arm, answer: Answer) -> None:
         for config, prediction in zip(answer.configs, answer.predictions):
             arm.proposed()
+            if not self._spent:
+                self._journal.enter("building")
             candidate = Candidate(task.workload, arm.template, config)
             proposal = Proposal(task, arm, config, arm.batches, prediction, answer.model, time.time())
             self._building[self._builder.submit(candidate)] = proposal
@@ -241,6 +244,7 @@ class Session:
             return
         while self._ready and len(self._measuring) < self._device.queue:
             proposal, built = self._ready.popleft()
+            self._journal.enter("measuring" if proposal.task.prepared or self._spent else "preparing")
             proposal.task.prepared = True
             self._measuring[self._device.submit(self._measure, proposal.task, built)] = (proposal, built)
         if not (self._measuring or self._preparing or self._alternate):
@@ -259,10 +263,6 @@ class Session:
         starving = self._asked and len(self._building) < self._options.queue_depth // 2
         others: list[Future[Any]] = [*self._measuring, *(each for each, _, _ in self._thinking)]
         others += [self._preparing] if self._preparing else []
-            *self._measuring,
-            *(each for each, _, _ in self._thinking),
-            *([self._preparing] if self._preparing else []),
-        ]
         with self._device.idle_counts_as("tuner" if starving else "build"):
             if self._building:
                 done = self._builder.poll(0.01 if others else 0.2)
@@ -333,6 +333,7 @@ class Session:
         """
         if task.race is not None:
             return
+        self._journal.enter("racing")
         standing, entered = task.stored_best, False
         while not stop.requested and (contenders := task.contenders(self._options.race_size)):
             entered = entered or any(finalist.is_of(standing) for finalist in contenders)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
@@ -111,6 +111,29 @@ class RunStart:
         return cls(**{**data, "tasks": tuple(map(TaskStart.from_json, data["tasks"]))})
 
 
+PhaseName = Literal["building", "preparing", "measuring", "racing"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the run does now; told when that changes, and of the search only until the first outcome.
+
+    Attributes:
+        name: building: the first candidates are compiled; preparing: inputs and the reference result of a workload are
+            made on the device; measuring: candidates are verified and timed; racing: the final races.
+    """
+
+    name: PhaseName
+    elapsed_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "elapsed_s": self.elapsed_s}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Phase:
+        return cls(**data)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate's outcome.
@@ -195,10 +218,11 @@ def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
     return rest | {"workload": workload_of(data), "config": Config(data["config"])}
 
 
-Event = RunStart | Trial | Best | TaskEnd | RunSummary
+Event = RunStart | Phase | Trial | Best | TaskEnd | RunSummary
 
 _NAMES: dict[type[Event], str] = {
     RunStart: "start",
+    Phase: "phase",
     Trial: "trial",
     Best: "best",
     TaskEnd: "task_end",
@@ -207,7 +231,7 @@ _NAMES: dict[type[Event], str] = {
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Any event as one JSON object; its key `event` says which: start, trial, best, task_end or summary."""
+    """Any event as one JSON object; its key `event` says which: start, phase, trial, best, task_end or summary."""
     return {"event": _NAMES[type(event)], **event.to_json()}
 
 
@@ -239,6 +263,9 @@ class Observer:
 
     def on_start(self, event: RunStart) -> None:
         """Before the first candidate."""
+
+    def on_phase(self, event: Phase) -> None:
+        """When the run begins to do something else."""
 
     def on_trial(self, event: Trial) -> None:
         """After each outcome was stored; rejected and duplicate candidates and the final race included."""

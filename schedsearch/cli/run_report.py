@@ -1,0 +1,80 @@
+"""The end of a tuning run as text: the tables of `schedsearch.session.report`, and what they do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schedsearch.cli.render import counts, duration, plural, table
+from schedsearch.session.report import ResultRow, result_table, search_table
+from schedsearch.session.summary import RunSummary
+
+_SAME = 0.03  # by which two measurements of one kernel differ without anyone wondering
+
+
+def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
+    """One line a task. `names` maps workload ids to what the workload file calls them."""
+    result = result_table(summary, names)
+    headers = ("task", "template", "default", "best", "speed-up", result.rate_unit, "trials", "failures")
+    rows = [
+        (
+            row.name,
+            row.template or "none is valid",
+            _time(row.default_ns, row.default_spread, row),
+            _time(row.best_ns, row.best_spread, row),
+            "-" if row.speedup is None else f"{row.speedup:.2f}x",
+            _rate(row.rate),
+            row.trials,
+            counts(row.failures),
+        )
+        for row in result.rows
+    ]
+    text = table(headers, rows, right=("default", "best", "speed-up", result.rate_unit, "trials"))
+    if any(row.best_ns is not None and not row.raced for row in result.rows):
+        text += "\n~ a single measurement: no final race was held, so there is no speed-up to show"
+    return text
+
+
+def _time(time_ns: float | None, spread: float | None, row: ResultRow) -> str:
+    if time_ns is None:
+        return "-"
+    return f"{duration(time_ns)} ±{spread:.1%}" if row.raced and spread is not None else f"~{duration(time_ns)}"
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:
+    """The best time after some numbers of trials, and how several tasks shared the budget; '' when there were no trials."""
+    search = search_table(summary, names)
+    if search is None:
+        return ""
+    headers = ["best so far", *(f"at {mark}" for mark in search.marks)]
+    headers += ["of trials", "of time"] if search.several else []
+    rows = []
+    for row in search.rows:
+        shares = [f"{row.share_of_trials:.0%}", f"{row.share_of_time:.0%}"] if search.several else []
+        rows.append([row.name, *("" if best is None else duration(best) for best in row.best_ns), *shares])
+    text = table(headers, rows, right=headers[1:])
+    return text + (f"\nand {plural(search.hidden, 'task')} more (--json has all)" if search.hidden else "")
+
+
+def race_line(summary: RunSummary) -> str:
+    """Why the times of `results_text` are not those of `search_text`; '' where they are."""
+    pairs = [(task.race.best.time_ns, task.best_after_ns[-1]) for task in summary.tasks if task.race and task.best_after_ns]
+    if all(found is None or abs(raced / found - 1) <= _SAME for raced, found in pairs):
+        return ""
+    return "default and best are of the final race, timed in turns; best so far is of single measurements before it"
+
+
+def model_line(summary: RunSummary) -> str:
+    """What the cost model was worth, and which proposals cost no trial, in a sentence."""
+    rho = summary.ranking.correlation
+    ranked = (
+        "no predictions to judge the model by"
+        if rho is None
+        else f"model: rank correlation {rho:.2f} with {plural(summary.ranking.trials, 'new measurement')} "
+        "(1 perfect, 0 chance)"
+    )
+    borrowed = f"; it began with {plural(summary.borrowed, 'result')} of similar tasks" if summary.borrowed else ""
+    return f"{ranked}{borrowed}; {plural(summary.duplicates, 'duplicate')}, {plural(summary.illegal, 'illegal proposal')}"

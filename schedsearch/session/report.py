@@ -1,0 +1,123 @@
+"""The tables of a run as values: what a command prints and a dashboard draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from schedsearch.session.summary import RunSummary, TaskSummary
+
+MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
+FEW_MARKS = (1, 2, 5)  # where no task had as many
+SEARCH_ROWS = 8
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """What a run reached on one task.
+
+    Attributes:
+        name: of the task.
+        template: whose configuration is best; None when none is valid.
+        default_ns, best_ns: of the final race where `raced`; else single measurements, which do not compare.
+        default_spread, best_spread: interquartile range over the median of the race's repeats; None without a race.
+        speedup: default over best; None without a race.
+        rate: 1e9 operations, or bytes, a second of the best; see `ResultTable.rate_unit`.
+        trials: earlier runs included.
+        failures: outcome -> count, other than ok.
+    """
+
+    name: str
+    template: str | None
+    default_ns: float | None
+    best_ns: float | None
+    default_spread: float | None
+    best_spread: float | None
+    speedup: float | None
+    rate: float | None
+    trials: int
+    failures: Mapping[str, int]
+
+    @property
+    def raced(self) -> bool:
+        return self.best_spread is not None
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """The end of a run. `rate_unit` is GFLOP/s, or GB/s where a task's operator does no arithmetic worth counting."""
+
+    rows: tuple[ResultRow, ...]
+    rate_unit: str
+
+
+@dataclass(frozen=True)
+class SearchRow:
+    """How the search of one task went.
+
+    Attributes:
+        best_ns: the best time after each of the table's marks; None where nothing was valid yet, or no such trial was made.
+        share_of_trials, share_of_time: of the run.
+    """
+
+    name: str
+    best_ns: tuple[float | None, ...]
+    share_of_trials: float
+    share_of_time: float
+
+
+@dataclass(frozen=True)
+class SearchTable:
+    """The best time after some numbers of trials of this run.
+
+    Attributes:
+        marks: these numbers.
+        hidden: how many tasks are left out.
+        several: whether the run has several tasks, which share its budget.
+    """
+
+    marks: tuple[int, ...]
+    rows: tuple[SearchRow, ...]
+    hidden: int
+    several: bool
+
+
+def result_table(summary: RunSummary, names: Mapping[str, str]) -> ResultTable:
+    """One row a task. `names` maps workload ids to names of tasks; the label stands in for a missing one."""
+    computes = all(task.workload.flops for task in summary.tasks)
+    return ResultTable(
+        tuple(_result_row(task, names, computes) for task in summary.tasks), "GFLOP/s" if computes else "GB/s"
+    )
+
+
+def _result_row(task: TaskSummary, names: Mapping[str, str], computes: bool) -> ResultRow:
+    race = task.race
+    return ResultRow(
+        name=names.get(task.workload.id, task.workload.label),
+        template=task.template,
+        default_ns=task.default_ns,
+        best_ns=task.best_ns,
+        default_spread=race.default.spread if race and race.default else None,
+        best_spread=race.best.spread if race else None,
+        speedup=task.speedup,
+        rate=task.gflops if computes else task.gbytes_per_s,
+        trials=task.trials,
+        failures=task.failures,
+    )
+
+
+def search_table(summary: RunSummary, names: Mapping[str, str]) -> SearchTable | None:
+    """How the search went; None when there were no trials. Of many tasks only those that got most of the trials."""
+    searched = [task for task in summary.tasks if task.new_trials]
+    shown = sorted(searched, key=lambda task: -task.new_trials)[:SEARCH_ROWS]
+    if not shown:
+        return None
+    most = shown[0].new_trials
+    marks = tuple(int(mark) for mark in (FEW_MARKS if most < MARKS[0] else MARKS) if mark <= most)
+    rows = []
+    for task in searched:
+        if any(task is each for each in shown):
+            after = task.best_after_ns
+            bests = tuple(after[mark - 1] if mark <= len(after) else None for mark in marks)
+            rows.append(SearchRow(names.get(task.workload.id, task.workload.label), bests, *summary.budget_shares(task)))
+    return SearchTable(marks, tuple(rows), len(searched) - len(rows), len(summary.tasks) > 1)

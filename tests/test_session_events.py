@@ -1,0 +1,107 @@
+"""Events and summaries as JSON: what `tune --json` prints and the store keeps about a run reads back as the same values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_support import GPU, OTHER, WORKLOAD, FakeBuilder, FakeRunner, Line, Square, World, square_ns
+
+from schedsearch.config import Config
+from schedsearch.errors import UsageError
+from schedsearch.measure.builder import Candidate
+from schedsearch.measurement import Outcome
+from schedsearch.records.store import Store
+from schedsearch.session.loop import Session
+from schedsearch.session.observer import (
+    Best,
+    Event,
+    Observer,
+    Phase,
+    RunStart,
+    TaskEnd,
+    Trial,
+    event_from_json,
+    event_json,
+)
+from schedsearch.session.options import Options
+from schedsearch.session.plan import plan_tasks
+from schedsearch.session.summary import RunSummary, TaskSummary
+from schedsearch.template import TemplateSet
+
+
+class Keep(Observer):
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_start(self, event: RunStart) -> None:
+        self.events.append(event)
+
+    def on_phase(self, event: Phase) -> None:
+        self.events.append(event)
+
+    def on_trial(self, event: Trial) -> None:
+        self.events.append(event)
+
+    def on_best(self, event: Best) -> None:
+        self.events.append(event)
+
+    def on_task_end(self, index: int, summary: TaskSummary) -> None:
+        self.events.append(TaskEnd(index, summary))
+
+    def on_end(self, summary: RunSummary) -> None:
+        self.events.append(summary)
+
+
+def eventful(**options: Any) -> list[Event]:
+    """The events of a run with duplicates, failures and a second, resumed task."""
+
+    def behaviour(candidate: Candidate) -> float | Outcome:
+        return Outcome.WRONG_ANSWER if candidate.config.get("x") == 7 else square_ns(candidate)
+
+    world = World(behaviour, code=lambda config: str(config.get("x", config.json)), templates=(Square(), Line()))
+    world.tune(WORKLOAD.replace(epilogue=["bias", "relu"]), trials=20)
+    keep = Keep()
+    world.tune(WORKLOAD.replace(epilogue=["bias", "relu"]), OTHER, trials=40, observers=[keep], **options)
+    return keep.events
+
+
+def test_every_event_reads_back_as_the_same_value() -> None:
+    events = eventful()
+    assert {type(event) for event in events} == {RunStart, Phase, Trial, Best, TaskEnd, RunSummary}
+    assert any(isinstance(event, Trial) and event.outcome is None for event in events), "a duplicate is among them"
+    assert any(isinstance(event, Trial) and event.outcome is Outcome.WRONG_ANSWER for event in events)
+    for event in events:
+        assert event_from_json(json.loads(json.dumps(event_json(event)))) == event
+
+
+def test_events_of_another_name_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"'trail'.*allowed: start, phase, trial, best, task_end, summary"):
+        event_from_json({"event": "trail"})
+
+
+def test_the_phases_of_a_run_come_in_order() -> None:
+    phases = [event.name for event in eventful() if isinstance(event, Phase)]
+    assert phases[0] == "building" and phases[-1] == "racing"
+    assert "measuring" in phases or "preparing" in phases
+
+
+def test_the_store_keeps_what_the_start_told_and_the_summary(tmp_path: Path) -> None:
+    world, keep = World(), Keep()
+    with Store.open(tmp_path / "t.db") as store:
+        plans = plan_tasks([WORKLOAD], TemplateSet([Square()]), GPU)
+        runner = FakeRunner(world.behaviour, world._template_of, [])
+        builder = FakeBuilder(world.behaviour, world.code, [])
+        summary = Session(
+            plans, store, builder, runner, GPU, Options(trials=12, tuner="random"), {"compiler": "1"}, [keep]
+        ).run()
+        (run,) = store.runs()
+    start = keep.events[0]
+    assert isinstance(start, RunStart)
+    assert RunStart.from_json(run["info"] | {"run": run["id"]}) == start
+    assert RunSummary.from_json(run["summary"]) == summary
+    (arm,) = start.tasks[0].arms
+    assert (arm.size.count, arm.size.exact, arm.default, arm.resumed) == (256, True, Config(x=0, y=0), 0)
+    assert start.options["trials"] == 12 and start.toolchain == {"compiler": "1"} and start.device["name"] == GPU.name
