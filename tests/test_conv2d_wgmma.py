@@ -116,13 +116,11 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         built = compile_source(source, H200)  # refuses spills and serialised wgmma
         plan = evaluate(workload, H200, config)
         step = built.artifact.plan.steps[0]
-        assert (
-            built.resources.shared_bytes == step.dynamic_shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
-        )
+        assert built.resources.shared_bytes == step.dynamic_shared_bytes == plan.shared_bytes <= H200.shared_bytes_per_block
         assert built.resources.registers * step.block_threads * config["blocks_per_sm"] <= H200.registers_per_sm
         assert step.cluster == config["split_k"] * tiles_of_cluster(config) <= 8
-        assert step.grid.blocks(H200.sms, step.cluster) <= plan["blocks"] and plan["blocks"] % step.cluster == 0
-        assert plan["tiles"] * config["split_k"] <= plan["blocks"] < 4 * plan["tiles"] * config["split_k"]
+        assert step.grid.blocks(H200.sms, step.cluster) <= plan.blocks and plan.blocks % step.cluster == 0
+        assert plan.tiles * config["split_k"] <= plan.blocks < 4 * plan.tiles * config["split_k"]
         assert step.grid.blocks(H200.sms, step.cluster) % step.cluster == 0
         code = instructions(built.artifact.code)
         found = Counter(instruction & 0xFFF for instruction in code)

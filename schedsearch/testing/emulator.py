@@ -141,6 +141,19 @@ class Emulator:
         )
         self.single = epilogue
 
+    def stand_in(self, monkeypatch: Any, *modules: Any) -> None:
+        """Takes the place of `cuda`, `types`, `shared_base`, `ptx` and `cluster` in the modules that a kernel is made of.
+
+        Args:
+            monkeypatch: pytest's.
+            modules: the kernel's, and those of the parts whose functions it captures; done before the kernel is built.
+        """
+        stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base, "ptx": self, "cluster": self}
+        for module in modules:
+            for name, stand_in in stand_ins.items():
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, stand_in)
+
     @property
     def thread(self) -> KernelThread:
         """The one that runs."""

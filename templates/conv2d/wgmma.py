@@ -28,7 +28,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
-from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -46,14 +45,13 @@ from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.maps import filter_map, image_map, output_map
 from schedsearch.templates.conv2d.wgmma_sizes import (
     GROUP_ROWS,
+    Plan,
     derived_quantities,
     evaluate,
-    octets_per_block,
-    store_segment,
     stores_by_tma,
     useful_bks,
 )
-from schedsearch.templates.parts import cluster, hopper, ptx
+from schedsearch.templates.parts import cluster, gather, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import (
     ALIGNMENT_BYTES,
@@ -63,13 +61,14 @@ from schedsearch.templates.parts.hopper import (
     WARPGROUP,
     WGMMA_K,
 )
+from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.workload import Workload
 
 # Registers of a consumer thread beside its bn/2 accumulators: addresses, descriptors, temporaries; and with an epilogue.
 OVERHEAD_REGISTERS = (32, 48)
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "clustered", "in_turn", "own_sums", "paired", "split_k", "staged"})
+SHAPED_BY = frozenset({"accumulators", "in_turn", "multicasts", "own_sums", "split_k", "staged"})
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -179,20 +178,19 @@ class Conv2dWgmma(Template):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)
         epilogue = Epilogue(workload)
-        bn, bk, l2_bytes = plan["bn"], plan["bk"], plan["l2_promotion"]
-        image = image_map(workload, plan["bm"] // plan["cluster_n"], bk, l2_bytes)
-        weights = filter_map(workload, bn // plan["cluster_m"], bk, l2_bytes)
+        image = image_map(workload, plan.bm // plan.cluster_n, plan.bk, plan.l2_promotion)
+        weights = filter_map(workload, plan.bn // plan.cluster_m, plan.bk, plan.l2_promotion)
         output: Param = Pointer("y")
         if stores_by_tma(workload):
-            output = output_map(workload, store_segment(plan), GROUP_ROWS)
+            output = output_map(workload, plan.segment, GROUP_ROWS)
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
             (image, weights, output, *epilogue.params),
-            Grid(plan["blocks"], plan["blocks_per_sm"] if config["grid"] == "persistent" else 0),
-            plan["threads"],
-            plan["shared_bytes"],
-            cluster=plan["cluster"],
-            min_blocks_per_sm=plan["blocks_per_sm"],
+            Grid(plan.blocks, plan.blocks_per_sm if plan.grid == "persistent" else 0),
+            plan.threads,
+            plan.shared_bytes,
+            cluster=plan.cluster,
+            min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
@@ -202,255 +200,131 @@ class Conv2dWgmma(Template):
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue) -> Callable[..., None]:
-    """The kernel function for one configuration; `plan` is what `evaluate` returns."""
-    gemm = Im2col.of(workload)
-    bm, bn, bk, stages, groups = plan["bm"], plan["bn"], plan["bk"], plan["stages"], plan["consumer_groups"]
-    rows, columns, channels = gemm.rows, gemm.columns, gemm.channels
-    out_w, out_hw = gemm.out_w, gemm.out_h * gemm.out_w
-    kernel_w = gemm.kernel_w
-    stride_h, stride_w = gemm.stride
+def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
+    """The kernel function of one configuration."""
+    gemm, layout = Im2col.of(workload), plan.shared
+    bm, bn, bk, stages, split_k, turns = plan.bm, plan.bn, plan.bk, plan.stages, plan.split_k, plan.turns
+    rows, columns, k_steps = gemm.rows, gemm.columns, plan.k_steps
     dilation_h, dilation_w = gemm.dilation
-    left, top = -gemm.lower[0], -gemm.lower[1]
-    k_steps, group_m, split_k = plan["k_steps"], plan["group_m"], plan["split_k"]
-    # Clusters of cluster_m x cluster_n tiles with split_k blocks each; their ranks run over split_k, then cluster_m.
-    cluster_m, cluster_n, cluster_blocks = plan["cluster_m"], plan["cluster_n"], plan["cluster"]
-    cluster_rows, cluster_columns = plan["cluster_rows"], plan["cluster_columns"]
-    clusters = cluster_rows * cluster_columns  # a block's tile goes by the number of the cluster
-    clustered = cluster_m * cluster_n > 1
-    peers = cluster_m + cluster_n - 1  # blocks that a block sends to, itself among them
-    turns = plan["turns"]
     in_turn = turns > 1
-    tile_groups = groups // turns  # that share a tile
-    next_turn = (turns - 1) * k_steps % stages  # stages of the tiles that the others take
-    channel_steps = -(-channels // bk)
-    # Clusters are walked in bands of group_m rows, each band column by column.
-    band_clusters = group_m * cluster_columns
-    uneven_bands = cluster_rows % group_m != 0
 
-    # Shared memory: `stages` times (bm x bk of x, wgmma's A, and bn x bk of weight, its B), y of each consumer group, the
-    # barriers. All matrices are K-major rows of bk * 2 bytes, swizzled over that width.
+    # Where things lie in shared memory.
     row_bytes = bk * ELEMENT_BYTES
-    a_bytes = bm * row_bytes
-    stage_bytes = a_bytes + bn * row_bytes
+    a_bytes, group_a_bytes, stage_bytes = bm * row_bytes, GROUP_ROWS * row_bytes, (bm + bn) * row_bytes
+    full_offset, empty_offset, sums_offset = (layout.offset(region) for region in ("full", "empty", "sums_full"))
+    staging_offset = layout.offset("y") if split_k == 1 else plan.sums_bytes
+    octets, own_octets, octet_bytes = bn // 8, plan.own_octets, bm * 32  # in a split tile, y lies behind the sums
+
+    # Tiles go by the number of their cluster.
+    tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
+    cluster_m, cluster_n, peers, multicasts = tiles.m, tiles.n, tiles.peers, tiles.multicasts
+    place, masks, begin, releases, arrive_empty = (
+        tiles.place(), tiles.masks(), tiles.begin(), tiles.releases(), tiles.arrive()
+    )  # fmt: skip
+    clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
+    place_of_tile = walk.banded(plan.cluster_rows, plan.cluster_columns, plan.group_m)
+
+    # Load.
+    initialise, thread_of_warpgroup = pipeline.initialise, store.thread_of_warpgroup
+    fill, advance, drain = pipeline.producer(stages, stage_bytes)
+    steps = gather.im2col(gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]),
+                          gemm.channels, bk, gemm.kernel_w)  # fmt: skip
+    base_pixel, first_load, next_load = steps
     own_pixels, own_filters = bm // cluster_n, bn // cluster_m  # that a block loads
-    group_a_bytes = GROUP_ROWS * row_bytes
-    staged = stores_by_tma(workload)
-    octets, own_octets = bn // 8, int(octets_per_block(plan))  # of a tile's columns; those that a block stores
-    # At the end of a split tile other blocks' sums come over the stages, 16 bytes a thread for each octet, and y after them.
-    octet_bytes = groups * WARPGROUP * 16
-    y_offset = plan["ring_bytes"] if split_k == 1 else (split_k - 1) * own_octets * octet_bytes
-    group_y_bytes = GROUP_ROWS * own_octets * 8 * dtype_of(workload.out_dtype).nbytes if staged else 0
-    full_offset = plan["ring_bytes"] + (groups * group_y_bytes if split_k == 1 else 0)
-    # Each half has `full` barriers of its own: of a shared one it would miss phases, and parities be ambiguous.
-    empty_offset = full_offset + turns * stages * BARRIER_BYTES
-    sums_offset = empty_offset + stages * BARRIER_BYTES
-    assert sums_offset + (BARRIER_BYTES if split_k > 1 else 0) == plan["shared_bytes"]
-
     load_image, load_filters = cluster.tma_load_im2col(cluster_n > 1), cluster.tma_load_tiled(cluster_m > 1)
-    arrive_empty = cluster.mbarrier_arrive_at_peer if clustered else ptx.mbarrier_arrive
-    # Of the blocks with the first tile's columns, or rows, and the first part of the k steps.
-    column_mask = sum(1 << (m * split_k) for m in range(cluster_m))
-    row_mask = sum(1 << (n * split_k * cluster_m) for n in range(cluster_n))
 
+    # Multiply.
+    warpgroups, consumers = plan.consumer_groups, plan.consumer_groups * WARPGROUP
+    tile_groups = warpgroups // turns  # that share a tile
+    next_turn = (turns - 1) * k_steps % stages  # stages of the tiles that the others take
+    take, advance_taken = pipeline.consumer(stages, every_phase=not in_turn)
+    accumulators, own_sums = bn // 2, 4 * own_octets
     descriptor = hopper.matrix_descriptor(row_bytes)
-    accumulators = bn // 2
     multiply = ptx.wgmma_steps(bn, bk // WGMMA_K, workload.dtype)
     wait_previous, wait_all = ptx.wgmma_wait(1, bn), ptx.wgmma_wait(0, bn)
-
-    # A store's segment: 64 rows of chunks of 16 bytes (8 columns); chunk ^= row's 128-byte line modulo the chunks a row.
-    segment = store_segment(plan)
-    own_segments = own_octets * 8 // segment
-    segment_row_bytes = segment * 2
-    segment_chunks = segment // 8
-    segment_bytes = GROUP_ROWS * segment_row_bytes
-    paired = segment_chunks > 1  # stmatrix stores two octets
-    out_bytes = dtype_of(workload.out_dtype).nbytes
-    pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
-    fused = not epilogue.identity
-
-    consumers = groups * WARPGROUP
-    group_barrier = ptx.group_barrier(groups, WARPGROUP)
-
-    own_sums = 4 * own_octets
-    fuse = epilogue.fragments(own_octets, 8 * columns)
     exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes)
     add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes)
 
+    # Store.
+    staged, fused = stores_by_tma(workload), not epilogue.identity
+    first_pair, fuse = store.fragment(columns), epilogue.fragments(own_octets, 8 * columns)
+    if staged:
+        begin_store, store_part = store.staged(workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups)
+    else:
+        begin_store, store_part = store.direct(rows, columns, own_octets)
+
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
-        in_cluster = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(cluster_blocks))
-        rank = types.uint32(in_cluster % types.uint32(split_k))  # among the blocks that share a tile
-        tile_in_cluster = types.uint32(in_cluster // types.uint32(split_k))
-        rank_m = types.uint32(tile_in_cluster % types.uint32(cluster_m))
-        rank_n = types.uint32(tile_in_cluster // types.uint32(cluster_m))
-
-        def tile_origin(tile: Any) -> Any:
-            """(first row, first column) of the block's tile."""
-            tile = types.uint32(tile)
-            band = types.uint32(tile // types.uint32(band_clusters))
-            within = types.uint32(tile - band * types.uint32(band_clusters))
-            height = types.uint32(group_m)
-            if uneven_bands:
-                height = types.uint32(min(group_m, cluster_rows - band * group_m))
-            column = ptx.divide_u32(within, height)
-            row = types.uint32(band * group_m + within - column * height)
-            return types.int32((row * cluster_m + rank_m) * bm), types.int32((column * cluster_n + rank_n) * bn)
-
+        in_cluster, part, cluster_row, cluster_column = place()
         shared = shared_base()
         full = types.uint32(shared + full_offset)
         empty = types.uint32(shared + empty_offset)
         sums_full = types.uint32(shared + sums_offset)
-        thread = types.int32(cuda.threadIdx.x)
-        group = thread >> 7
-        lane = thread & 31
-        warp_row = types.int32(((thread >> 5) & 3) * 16)
-        leader = (thread & 127) == 0
-        group_y = types.uint32(shared + y_offset + group * group_y_bytes)
-        segment_row = types.uint32(warp_row + (lane & 15))
-        row_address = types.uint32(group_y + segment_row * segment_row_bytes)
-        flip = types.uint32((segment_row * segment_row_bytes >> 7) & (segment_chunks - 1))
+        thread, group, lane, warp_row, leader = thread_of_warpgroup()
+        store_place = begin_store(group, lane, warp_row, leader)
+
+        def tile_origin(tile: Any) -> Any:
+            """(first row, first column) of the block's tile."""
+            row, column = place_of_tile(tile)
+            return types.int32((row * cluster_m + cluster_row) * bm), types.int32((column * cluster_n + cluster_column) * bn)
 
         def finish(values: Any, row: Any, column: Any, inside_columns: Any) -> None:
-            """Epilogue and store of a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on.
-
-            Of each 8 columns a thread holds two neighbours in one row, and two in the row 8 below.
-            """
-            first_row = types.int32(row + warp_row + (lane >> 2))
-            first_column = types.int32(column + (lane & 3) * 2)
-            first_offset = types.int64(first_row) * columns + first_column
+            """Epilogue and store of a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on."""
+            first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
             if fused:
                 fuse(
                     values, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,
                     *operands,
                 )  # fmt: skip
-            if staged:
-                if leader:
-                    ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
-                group_barrier(group)
-                if paired:
-                    for pair in range(own_octets // 2):
-                        # a branch even where always true: ptxas would else pack all pairs into further registers
-                        if 16 * pair < inside_columns:
-                            chunk = types.uint32((2 * pair) % segment_chunks + (lane >> 4))
-                            ptx.stmatrix_x4(
-                                row_address + (2 * pair) // segment_chunks * segment_bytes + ((chunk ^ flip) << 4),
-                                pack(values[8 * pair], values[8 * pair + 1]),
-                                pack(values[8 * pair + 2], values[8 * pair + 3]),
-                                pack(values[8 * pair + 4], values[8 * pair + 5]),
-                                pack(values[8 * pair + 6], values[8 * pair + 7]),
-                            )
-                else:
-                    for octet in range(own_octets):
-                        if 8 * octet < inside_columns:
-                            ptx.stmatrix_x2(
-                                row_address + octet * segment_bytes,
-                                pack(values[4 * octet], values[4 * octet + 1]),
-                                pack(values[4 * octet + 2], values[4 * octet + 3]),
-                            )
-                ptx.fence_async_shared()
-                group_barrier(group)
-                if leader:
-                    for part in range(own_segments):
-                        if part * segment < inside_columns:
-                            ptx.tma_store_2d(y, group_y + part * segment_bytes, column + part * segment, row)
-                    ptx.bulk_commit()
-            else:
-                for pair in range(2 * own_octets):
-                    if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
-                        offset = types.int64(first_offset + ((pair & 1) * 8 * columns + (pair >> 1) * 8))
-                        address = types.uint64(y + types.uint64(offset * out_bytes))
-                        ptx.store_global_f32x2(address, values[2 * pair], values[2 * pair + 1])
+            store_part(values, y, store_place, row, column, inside_columns)
 
-        first_tile = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(cluster_blocks))
-        next_tile = types.int32(types.uint32(cuda.gridDim.x) // types.uint32(cluster_blocks))
-        first_step = types.int32(rank * k_steps // split_k)
-        stop_step = types.int32((rank + 1) * k_steps // split_k)
+        first_tile, next_tile = own_tiles()
+        first_step = types.int32(part * k_steps // split_k)
+        stop_step = types.int32((part + 1) * k_steps // split_k)
         if thread == 0:
-            for stage in range(turns * stages):
-                ptx.mbarrier_init(full + stage * BARRIER_BYTES, 1)
-            for stage in range(stages):
-                ptx.mbarrier_init(empty + stage * BARRIER_BYTES, tile_groups * peers)
+            initialise(full, turns * stages, 1)
+            initialise(empty, stages, tile_groups * peers)
             if split_k > 1:
                 ptx.mbarrier_init(sums_full, 1)
             ptx.mbarrier_init_fence()
             if split_k > 1:
-                received = types.int32(max(0, min(own_octets, octets - types.int32(rank * own_octets))))
+                received = types.int32(max(0, min(own_octets, octets - types.int32(part * own_octets))))
                 ptx.mbarrier_expect_bytes(sums_full, received * ((split_k - 1) * octet_bytes))
-        if clustered:  # no block sends to another, or arrives there, before that one's barriers exist
-            cluster.cluster_arrive()
-            cluster.cluster_wait()
-        else:
-            cuda.syncthreads()
+        begin()
 
         stage = types.uint32(0)
         acc = cuda.local.array(accumulators, types.float32)
         if thread >= consumers:
             # ---- load
             if thread == consumers:
-                parity = types.uint32(1)  # of the phase before the first: every stage starts empty
-                same_rows = types.uint16(row_mask << (rank + rank_m * split_k))
-                same_columns = types.uint16(column_mask << (rank + rank_n * (split_k * cluster_m)))
-                x_offset = types.uint32(rank_n * own_pixels * row_bytes)
-                weight_offset = types.uint32(a_bytes + rank_m * own_filters * row_bytes)
+                parity = types.uint32(1)
+                same_rows, same_columns = masks(part, cluster_row, cluster_column)
+                x_offset = types.uint32(cluster_column * own_pixels * row_bytes)
+                weight_offset = types.uint32(a_bytes + cluster_row * own_filters * row_bytes)
                 tile = first_tile
                 while tile < clusters:
                     row, column = tile_origin(tile)
-                    row = types.int32(row + rank_n * own_pixels)
-                    column = types.int32(column + rank_m * own_filters)
-                    image = types.int32(types.uint32(row) // types.uint32(out_hw))
-                    pixel = types.uint32(row - image * out_hw)
-                    out_row = types.uint32(pixel // types.uint32(out_w))
-                    h = types.int32(out_row * stride_h) - top
-                    w = types.int32((pixel - out_row * out_w) * stride_w) - left
-                    tap = types.int32(types.uint32(first_step) // types.uint32(channel_steps))
-                    channel = types.int32((first_step - tap * channel_steps) * bk)
-                    tap_h = types.int32(types.uint32(tap) // types.uint32(kernel_w))
-                    tap_w = types.int32(tap - tap_h * kernel_w)
+                    row = types.int32(row + cluster_column * own_pixels)
+                    column = types.int32(column + cluster_row * own_filters)
+                    image, h, w = base_pixel(row)
+                    tap, channel, tap_h, tap_w = first_load(first_step)
                     for _ in range(first_step, stop_step):
-                        ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
-                        barrier = types.uint32(full + stage * BARRIER_BYTES)
-                        a = types.uint32(shared + stage * stage_bytes)
-                        ptx.mbarrier_expect_bytes(barrier, stage_bytes)
+                        to, barrier = fill(shared, full, empty, stage, parity)
                         tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
-                        load_image(a + x_offset, xmap, channel, w, h, image, barrier, tap_x, tap_y, same_rows)
-                        load_filters(a + weight_offset, wmap, channel, tap, column, barrier, same_columns)
-                        channel = types.int32(channel + bk)
-                        if channel >= channels:
-                            channel = types.int32(0)
-                            tap = types.int32(tap + 1)
-                            tap_w = types.int32(tap_w + 1)
-                            if tap_w == kernel_w:
-                                tap_w = types.int32(0)
-                                tap_h = types.int32(tap_h + 1)
-                        stage = types.uint32(stage + 1)
-                        if stage == stages:
-                            stage = types.uint32(0)
-                            parity = types.uint32(parity ^ 1)
+                        load_image(to + x_offset, xmap, channel, w, h, image, barrier, tap_x, tap_y, same_rows)
+                        load_filters(to + weight_offset, wmap, channel, tap, column, barrier, same_columns)
+                        tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
+                        stage, parity = advance(stage, parity)
                     if in_turn:
                         full = types.uint32(full + stages * BARRIER_BYTES)
                         if full == empty:
                             full = types.uint32(shared + full_offset)
                     tile = types.int32(tile + next_tile)
-                if clustered:
-                    # Other blocks' consumers arrive here, and still read what was sent: stay until all have.
-                    for _ in range(stages):
-                        ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
-                        stage = types.uint32(stage + 1)
-                        if stage == stages:
-                            stage = types.uint32(0)
-                            parity = types.uint32(parity ^ 1)
+                if multicasts:  # other blocks' consumers arrive here, and still read what was sent: stay until all have
+                    drain(empty, stage, parity)
         else:
-            releases, empty_at = leader, empty
-            if clustered:  # a thread for each block to tell: those with the same columns, then the others with the same rows
-                releases = (thread & 127) < peers
-                peer = types.uint32(min(thread & 127, peers - 1))
-                peer_m, peer_n = peer, rank_n
-                if peer >= cluster_m:
-                    other_n = types.uint32(peer - cluster_m)
-                    peer_m, peer_n = rank_m, types.uint32(other_n + types.uint32(other_n >= rank_n))
-                empty_at = cluster.map_shared(empty, types.uint32((peer_n * cluster_m + peer_m) * split_k + rank))
+            releases_stages, empty_at = releases(empty, part, cluster_row, cluster_column)
             tile_group = types.int32(group)  # among those that share a tile
-            parity = types.uint32(0)  # in turn a bit for each stage
+            parity = types.uint32(0)
             previous = types.uint32(0)
             tile = first_tile
             if in_turn:
@@ -463,11 +337,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 row, column = tile_origin(tile)
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
-                    if in_turn:
-                        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, (parity >> stage) & types.uint32(1))
-                        parity = types.uint32(parity ^ (types.uint32(1) << stage))
-                    else:
-                        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, parity)
+                    parity = take(full, stage, parity)
                     a = types.uint32(shared + stage * stage_bytes)
                     b = types.uint32(a + a_bytes)
                     a = types.uint32(a + tile_group * group_a_bytes)
@@ -478,18 +348,14 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                         types.int32(step > first_step),
                     )
                     wait_previous(acc)
-                    if releases and step > first_step:
+                    if releases_stages and step > first_step:
                         arrive_empty(empty_at + previous * BARRIER_BYTES)
                     previous = stage
-                    stage = types.uint32(stage + 1)
-                    if stage == stages:
-                        stage = types.uint32(0)
-                        if not in_turn:
-                            parity = types.uint32(parity ^ 1)
+                    stage, parity = advance_taken(stage, parity)
                 wait_all(acc)
-                if releases:
+                if releases_stages:
                     arrive_empty(empty_at + previous * BARRIER_BYTES)
-
+                # ---- store
                 if split_k == 1:
                     finish(acc, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column))
                 if in_turn:
@@ -497,14 +363,14 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 tile = types.int32(tile + next_tile * turns)
 
         if split_k > 1:
-            # ---- add up the tile's sums of this block's columns
+            # ---- add up the tile's sums of this block's columns, and store them
             cluster.cluster_arrive()  # all blocks have read what the sums are sent over
             cluster.cluster_wait()
             if thread < consumers:
-                octet = types.int32(rank * own_octets)
+                octet = types.int32(part * own_octets)
                 sums = cuda.local.array(own_sums, types.float32)
                 slots = types.uint32(shared + thread * 16)
-                exchange_fragments(acc, sums, slots, sums_full, rank, types.uint32(in_cluster - rank))
+                exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
                 ptx.mbarrier_wait(sums_full, 0)
                 add_fragments(sums, slots)
                 row, column = tile_origin(first_tile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP, WGMMA_K, WGMMA_M
+from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.workload import Workload
 
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
@@ -61,9 +63,44 @@ def store_segment(q: Mapping[str, Any]) -> int:
     return 8 * math.gcd(q["bn"] // 8, int(octets_per_block(q)), 8)
 
 
+def staged_bytes(workload: Workload) -> int:
+    """Bytes of an element of y in shared memory; 0 where y does not go through it."""
+    return dtype_of(workload.out_dtype).nbytes if stores_by_tma(workload) else 0
+
+
 def stores_by_tma(workload: Workload) -> bool:
     """Whether y goes through shared memory; float32 is stored by the threads that hold it."""
     return dtype_of(workload.out_dtype).nbytes == 2
+
+
+def stage_bytes(q: Columns) -> Any:
+    """A stage has bm rows of x, wgmma's A, then bn rows of the weights, its B: K-major, swizzled over their width."""
+    return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
+
+
+def sums_bytes(q: Columns) -> Any:
+    """What the other blocks of a split tile send: float32 sums of this block's columns, 16 bytes a thread for each octet."""
+    return (q["split_k"] - 1) * octets_per_block(q) * q["bm"] * 32
+
+
+def ring_bytes(workload: Workload, q: Columns) -> Any:
+    """The stages. At the end of a split tile the other blocks' sums lie over them, and y after the sums."""
+    y = q["bm"] * octets_per_block(q) * 8 * staged_bytes(workload)
+    return np.maximum(q["stages"] * stage_bytes(q), np.where(q["split_k"] == 1, 0, sums_bytes(q) + y))
+
+
+def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
+    """Shared memory of a block: the ring, y of each consumer group, the barriers."""
+    split = q["split_k"] > 1
+    return SharedLayout.of(
+        ring=q["ring_bytes"],
+        y=np.where(split, 0, q["turns"] * q["bm"] * q["bn"] * staged_bytes(workload)),
+        # Each half has `full` barriers of its own: sharing them, it would skip phases, and a wait by parity could match a
+        # stale phase.
+        full=q["turns"] * q["stages"] * BARRIER_BYTES,
+        empty=q["stages"] * BARRIER_BYTES,
+        sums_full=split * BARRIER_BYTES,
+    )
 
 
 def l2_row_cost(channels: int, bk: int) -> float:
@@ -81,20 +118,6 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
     memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
     row_costs = {bk: l2_row_cost(w.c, bk) for bk in BKS}
-
-    staged_bytes = out_bytes if stores_by_tma(w) else 0
-
-    def stage_bytes(q: Columns) -> Any:
-        return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
-
-    def ring_bytes(q: Columns) -> Any:
-        """Of the stages; other blocks' float32 sums come over them, and y after those."""
-        sums = q["bm"] * octets_per_block(q) * 8 * ((q["split_k"] - 1) * 4 + staged_bytes)
-        return np.maximum(q["stages"] * stage_bytes(q), np.where(q["split_k"] == 1, 0, sums))
-
-    def shared_bytes(q: Columns) -> Any:
-        y = np.where(q["split_k"] == 1, q["turns"] * q["bm"] * q["bn"] * staged_bytes, 0)
-        return ring_bytes(q) + y + ((q["turns"] + 1) * q["stages"] + (q["split_k"] > 1)) * BARRIER_BYTES
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
@@ -146,13 +169,79 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "cluster_columns": lambda q: -(-q["column_tiles"] // q["cluster_n"]),
         "blocks": lambda q: q["cluster_rows"] * q["cluster_columns"] * q["cluster"],  # those past the end, too
         "waves": lambda q: -(-q["blocks"] // hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])),
-        "ring_bytes": ring_bytes,
-        "shared_bytes": shared_bytes,
+        "ring_bytes": lambda q: ring_bytes(workload, q),
+        "shared_bytes": lambda q: shared_layout(workload, q).nbytes,
         "registers": hopper.registers,
         "predicted_cycles": predicted_cycles,
     }
 
 
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs of one configuration with its derived quantities, as ints."""
-    return hopper.evaluated(derived_quantities(workload, target), config)
+@dataclass(frozen=True)
+class Plan:
+    """A configuration of conv2d_wgmma with the sizes that follow from it.
+
+    Attributes:
+        consumer_groups .. l2_promotion: the knobs.
+        turns: tiles that a block computes at the same time; 2 with groups in turn.
+        bm: rows (output pixels) of a tile.
+        threads: of a block.
+        k_steps, block_steps: k steps of a tile, and the most that a block of a split tile runs.
+        row_tiles, column_tiles, tiles: of the whole output.
+        cluster: blocks of a cluster.
+        cluster_rows, cluster_columns: clusters that the tiles make.
+        blocks: that compute a tile or a part of one; those past the ends count.
+        waves: times that all multiprocessors are filled.
+        ring_bytes, shared_bytes: of a block's shared memory.
+        registers: that a thread may have.
+        predicted_cycles: the predicted time.
+        own_octets: octets of a tile's columns that a block stores; fewer than all in a split tile.
+        segment: columns that one TMA store writes.
+        sums_bytes: what a block of a split tile receives.
+        shared: where everything lies in shared memory.
+    """
+
+    consumer_groups: int
+    schedule: str
+    bn: int
+    bk: int
+    stages: int
+    split_k: int
+    cluster_m: int
+    cluster_n: int
+    grid: str
+    blocks_per_sm: int
+    group_m: int
+    l2_promotion: int
+    turns: int
+    bm: int
+    threads: int
+    k_steps: int
+    block_steps: int
+    row_tiles: int
+    column_tiles: int
+    tiles: int
+    cluster: int
+    cluster_rows: int
+    cluster_columns: int
+    blocks: int
+    waves: int
+    ring_bytes: int
+    shared_bytes: int
+    registers: int
+    predicted_cycles: int
+    own_octets: int
+    segment: int
+    sums_bytes: int
+    shared: SharedLayout
+
+
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
+    """The plan of one configuration."""
+    q = hopper.evaluated(derived_quantities(workload, target), config)
+    return Plan(
+        **q,
+        own_octets=int(octets_per_block(q)),
+        segment=store_segment(q),
+        sums_bytes=int(sums_bytes(q)),
+        shared=shared_layout(workload, q),
+    )

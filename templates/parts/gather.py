@@ -1,0 +1,71 @@
+"""Where a producer's loads start: the coordinates of a tile in x, and how they move from one k step to the next.
+
+The functions here are captured by a kernel and become part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numba import types
+
+
+class Im2colSteps(NamedTuple):
+    """How TMA's im2col mode walks the k steps of an implicit GEMM.
+
+    Attributes:
+        pixel: `pixel(row)` returns (image, h, w): the base pixel of a row of the GEMM.
+        first: `first(step)` returns (tap, channel, tap_h, tap_w) of a k step.
+        next: `next(tap, channel, tap_h, tap_w)` returns the same of the step after it: the tap's next channels, then the
+            next tap.
+    """
+
+    pixel: Callable[..., Any]
+    first: Callable[..., Any]
+    next: Callable[..., Any]
+
+
+def im2col(
+    out_w: int, out_pixels: int, stride: tuple[int, int], corner: tuple[int, int], channels: int, bk: int, kernel_w: int
+) -> Im2colSteps:
+    """The k steps of `bk` channels of one tap each.
+
+    Args:
+        out_w, out_pixels: output pixels of a row, and of an image.
+        stride: (vertical, horizontal).
+        corner: (vertical, horizontal) padding before the first pixel.
+        channels: of the input.
+        bk: channels of a k step.
+        kernel_w: taps of a row of the kernel.
+    """
+    (stride_h, stride_w), (top, left) = stride, corner
+    channel_steps = -(-channels // bk)
+
+    def pixel(row: Any) -> Any:
+        image = types.int32(types.uint32(row) // types.uint32(out_pixels))
+        number = types.uint32(row - image * out_pixels)
+        out_row = types.uint32(number // types.uint32(out_w))
+        h = types.int32(out_row * stride_h) - top
+        w = types.int32((number - out_row * out_w) * stride_w) - left
+        return image, h, w
+
+    def first(step: Any) -> Any:
+        tap = types.int32(types.uint32(step) // types.uint32(channel_steps))
+        channel = types.int32((step - tap * channel_steps) * bk)
+        tap_h = types.int32(types.uint32(tap) // types.uint32(kernel_w))
+        tap_w = types.int32(tap - tap_h * kernel_w)
+        return tap, channel, tap_h, tap_w
+
+    def following(tap: Any, channel: Any, tap_h: Any, tap_w: Any) -> Any:
+        channel = types.int32(channel + bk)
+        if channel >= channels:
+            channel = types.int32(0)
+            tap = types.int32(tap + 1)
+            tap_w = types.int32(tap_w + 1)
+            if tap_w == kernel_w:
+                tap_w = types.int32(0)
+                tap_h = types.int32(tap_h + 1)
+        return tap, channel, tap_h, tap_w
+
+    return Im2colSteps(pixel, first, following)

@@ -1,0 +1,113 @@
+"""The pipeline between warps that load and warps that multiply: a ring of stages in shared memory with mbarriers.
+
+A ring has `stages` buffers and two mbarriers for each: `full` completes a phase when a stage's bytes have landed, `empty`
+when every consumer has read them. A thread that walks the ring carries the number of its stage and the parity of the phase
+that it waits for next. A producer starts with parity 1, the phase before the first, because all stages start empty; a
+consumer starts with parity 0.
+
+The functions here are captured by a kernel and become part of it. They take addresses in shared memory as u32.
+
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numba import types
+
+from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.hopper import BARRIER_BYTES
+
+
+def initialise(barrier: Any, count: Any, arrivals: Any) -> None:
+    """Initialises `count` mbarriers in a row, the first at `barrier`, each for `arrivals` arrivals a phase."""
+    for number in range(count):
+        ptx.mbarrier_init(barrier + number * BARRIER_BYTES, arrivals)
+
+
+class Producer(NamedTuple):
+    """What the thread that fills a ring does.
+
+    Attributes:
+        fill: `fill(buffers, full, empty, stage, parity)` waits until the stage is empty, announces its bytes and returns
+            where it lies and the barrier that copies into it report to.
+        advance: `advance(stage, parity)` returns both for the next stage.
+        drain: `drain(empty, stage, parity)` waits until all stages are empty.
+    """
+
+    fill: Callable[..., Any]
+    advance: Callable[..., Any]
+    drain: Callable[..., Any]
+
+
+class Consumer(NamedTuple):
+    """What a warpgroup that reads a ring does.
+
+    Attributes:
+        take: `take(full, stage, parity)` waits until the stage is full and returns the parity to carry on.
+        advance: `advance(stage, parity)` returns both for the next stage.
+    """
+
+    take: Callable[..., Any]
+    advance: Callable[..., Any]
+
+
+def producer(stages: int, stage_bytes: int) -> Producer:
+    """The producer's side of a ring whose stages receive `stage_bytes` each."""
+    advance = _advance(stages)
+
+    def fill(buffers: Any, full: Any, empty: Any, stage: Any, parity: Any) -> Any:
+        ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
+        barrier = types.uint32(full + stage * BARRIER_BYTES)
+        buffer = types.uint32(buffers + stage * stage_bytes)
+        ptx.mbarrier_expect_bytes(barrier, stage_bytes)
+        return buffer, barrier
+
+    def drain(empty: Any, stage: Any, parity: Any) -> None:
+        for _ in range(stages):
+            ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
+            stage, parity = advance(stage, parity)
+
+    return Producer(fill, advance, drain)
+
+
+def consumer(stages: int, *, every_phase: bool = True) -> Consumer:
+    """The consumer's side of a ring.
+
+    Args:
+        stages: of the ring.
+        every_phase: whether the consumer takes every stage. A consumer that leaves tiles to others passes over stages, so
+            their phases differ; it then carries one parity bit for each stage.
+    """
+    if every_phase:
+
+        def take(full: Any, stage: Any, parity: Any) -> Any:
+            ptx.mbarrier_wait(full + stage * BARRIER_BYTES, parity)
+            return parity
+
+        return Consumer(take, _advance(stages))
+
+    def take_some(full: Any, stage: Any, parities: Any) -> Any:
+        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, (parities >> stage) & types.uint32(1))
+        return types.uint32(parities ^ (types.uint32(1) << stage))
+
+    def advance_some(stage: Any, parities: Any) -> Any:
+        stage = types.uint32(stage + 1)
+        if stage == stages:
+            stage = types.uint32(0)
+        return stage, parities
+
+    return Consumer(take_some, advance_some)
+
+
+def _advance(stages: int) -> Callable[..., Any]:
+    def advance(stage: Any, parity: Any) -> Any:
+        stage = types.uint32(stage + 1)
+        if stage == stages:
+            stage = types.uint32(0)
+            parity = types.uint32(parity ^ 1)
+        return stage, parity
+
+    return advance

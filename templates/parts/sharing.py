@@ -1,0 +1,106 @@
+"""What the blocks of a cluster share: loads by multicast, stages that all must have read, the sums of a split tile.
+
+The functions that `ClusterTiles` makes are captured by a kernel and become part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.templates.parts import cluster, ptx
+
+
+@dataclass(frozen=True)
+class ClusterTiles:
+    """A cluster of `m` rows and `n` columns of neighbouring tiles, each computed by `split_k` blocks.
+
+    Blocks in a row of tiles need the same rows of A, those in a column the same columns of B; each loads a part of both and
+    multicasts it. Each of a tile's blocks multiplies its part of the k steps. Ranks in the cluster run over the parts of a
+    tile first, then down a column.
+    """
+
+    m: int
+    n: int
+    split_k: int
+
+    @property
+    def blocks(self) -> int:
+        return self.m * self.n * self.split_k
+
+    @property
+    def multicasts(self) -> bool:
+        return self.m * self.n > 1
+
+    @property
+    def peers(self) -> int:
+        """Blocks that a block sends to, itself among them."""
+        return self.m + self.n - 1
+
+    def place(self) -> Callable[[], Any]:
+        """`place()` returns a block's (rank in the cluster, part of the k steps, row, column)."""
+        blocks, split_k, rows = self.blocks, self.split_k, self.m
+
+        def place() -> Any:
+            rank = types.uint32(types.uint32(cuda.blockIdx.x) % types.uint32(blocks))
+            part = types.uint32(rank % types.uint32(split_k))
+            tile = types.uint32(rank // types.uint32(split_k))
+            return rank, part, types.uint32(tile % types.uint32(rows)), types.uint32(tile // types.uint32(rows))
+
+        return place
+
+    def masks(self) -> Callable[..., Any]:
+        """`masks(part, row, column)` returns the blocks that need the same rows of A, and those of the same columns of B."""
+        split_k, rows = self.split_k, self.m
+        column_mask = sum(1 << (m * split_k) for m in range(self.m))
+        row_mask = sum(1 << (n * split_k * rows) for n in range(self.n))
+
+        def masks(part: Any, row: Any, column: Any) -> Any:
+            same_rows = types.uint16(row_mask << (part + row * split_k))
+            same_columns = types.uint16(column_mask << (part + column * (split_k * rows)))
+            return same_rows, same_columns
+
+        return masks
+
+    def begin(self) -> Callable[[], None]:
+        """`begin()` waits until the barriers of all blocks that this one sends to are initialised."""
+
+        def with_cluster() -> None:
+            cluster.cluster_arrive()
+            cluster.cluster_wait()
+
+        def alone() -> None:
+            cuda.syncthreads()
+
+        return with_cluster if self.multicasts else alone
+
+    def releases(self) -> Callable[..., Any]:
+        """`releases(empty, part, row, column)` returns whether a consumer's thread hands stages back, and to which barrier.
+
+        One thread of a warpgroup tells each block that sends to this one: those of the same column, then the others of the
+        same row.
+        """
+        rows, split_k, peers = self.m, self.split_k, self.peers
+
+        def to_itself(empty: Any, part: Any, row: Any, column: Any) -> Any:
+            return (types.int32(cuda.threadIdx.x) & 127) == 0, empty
+
+        def to_peers(empty: Any, part: Any, row: Any, column: Any) -> Any:
+            thread = types.int32(cuda.threadIdx.x)
+            releases = (thread & 127) < peers
+            peer = types.uint32(min(thread & 127, peers - 1))
+            peer_m, peer_n = peer, column
+            if peer >= rows:
+                other_n = types.uint32(peer - rows)
+                peer_m, peer_n = row, types.uint32(other_n + types.uint32(other_n >= column))
+            barrier = cluster.map_shared(empty, types.uint32((peer_n * rows + peer_m) * split_k + part))
+            return releases, barrier
+
+        return to_peers if self.multicasts else to_itself
+
+    def arrive(self) -> Callable[..., Any]:
+        """The arrival at a barrier that `releases` returned."""
+        return cluster.mbarrier_arrive_at_peer if self.multicasts else ptx.mbarrier_arrive

@@ -1,0 +1,139 @@
+"""Stores of a warpgroup's part of a tile: through shared memory and TMA, or straight from registers.
+
+A warpgroup holds 64 rows of wgmma's result. In each 8 columns (an octet) a thread holds two neighbours of one row, and two
+of the row 8 below. The functions here are captured by a kernel and become part of it.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fragments of D), "stmatrix".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numba import cuda, types
+
+from schedsearch.backend.ops import shared_base
+from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.hopper import WARPGROUP, WGMMA_M
+
+
+class Store(NamedTuple):
+    """How a warpgroup stores its part of a tile.
+
+    Attributes:
+        begin: `begin(group, lane, warp_row, leader)` returns a thread's place in the store, from what `thread_of_warpgroup`
+            returned; called once, before the first tile.
+        store: `store(values, y, place, row, column, inside_columns)` stores 64 rows x 8 * octets columns of y from
+            (row, column) on. `inside_columns`, the same in the whole warp, lie inside of y.
+    """
+
+    begin: Callable[..., Any]
+    store: Callable[..., None]
+
+
+def thread_of_warpgroup() -> Any:
+    """(thread, its warpgroup, its lane, the first of its warp's 16 rows, whether it is the warpgroup's first thread)."""
+    thread = types.int32(cuda.threadIdx.x)
+    group = thread >> 7
+    lane = thread & 31
+    warp_row = types.int32(((thread >> 5) & 3) * 16)
+    return thread, group, lane, warp_row, (thread & 127) == 0
+
+
+def fragment(columns: int) -> Callable[..., Any]:
+    """`first_pair(lane, warp_row, row, column)`: where the thread's first pair lies, of a part that starts at (row, column).
+
+    Returns (row, column, element offset in y), which has rows of `columns` elements.
+    """
+
+    def first_pair(lane: Any, warp_row: Any, row: Any, column: Any) -> Any:
+        first_row = types.int32(row + warp_row + (lane >> 2))
+        first_column = types.int32(column + (lane & 3) * 2)
+        return first_row, first_column, types.int64(first_row) * columns + first_column
+
+    return first_pair
+
+
+def direct(rows: int, columns: int, octets: int) -> Store:
+    """Stores float32 from registers; `y` is the address of rows x columns elements."""
+    first_pair = fragment(columns)
+
+    def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
+        return lane, warp_row
+
+    def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
+        lane, warp_row = place
+        first_row, _, first_offset = first_pair(lane, warp_row, row, column)
+        for pair in range(2 * octets):
+            if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
+                offset = types.int64(first_offset + ((pair & 1) * 8 * columns + (pair >> 1) * 8))
+                address = types.uint64(y + types.uint64(offset * 4))
+                ptx.store_global_f32x2(address, values[2 * pair], values[2 * pair + 1])
+
+    return Store(begin, store)
+
+
+def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpgroups: int) -> Store:
+    """Packs 16-bit elements into shared memory by stmatrix, and sends them from there by TMA; `y` is a tensor map.
+
+    The store of one tile is under way while the next one is multiplied.
+
+    Args:
+        out_dtype: float16 or bfloat16.
+        octets: columns of the part, divided by 8.
+        segment: columns that one TMA store takes: 8, 16, 32 or 64. 64 rows of them lie together, and their 16-byte chunks
+            are swizzled over the row: chunk ^= number of the row's 128-byte line.
+        staging_offset: of the first warpgroup's part in shared memory; those of the others follow.
+        warpgroups: that store.
+    """
+    row_bytes, chunks, segments = segment * 2, segment // 8, octets * 8 // segment
+    segment_bytes, part_bytes = WGMMA_M * row_bytes, WGMMA_M * octets * 16
+    pack, barrier = ptx.pack_pair(out_dtype), ptx.group_barrier(warpgroups, WARPGROUP)
+
+    def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
+        part = types.uint32(shared_base() + staging_offset + group * part_bytes)
+        row = types.uint32(warp_row + (lane & 15))
+        row_address = types.uint32(part + row * row_bytes)
+        flip = types.uint32((row * row_bytes >> 7) & (chunks - 1))
+        return group, lane, leader, part, row_address, flip
+
+    def stage_pairs(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
+        for pair in range(octets // 2):
+            # a branch even where always true: ptxas would else pack all pairs into further registers
+            if 16 * pair < inside_columns:
+                chunk = types.uint32((2 * pair) % chunks + (lane >> 4))
+                ptx.stmatrix_x4(
+                    row_address + (2 * pair) // chunks * segment_bytes + ((chunk ^ flip) << 4),
+                    pack(values[8 * pair], values[8 * pair + 1]),
+                    pack(values[8 * pair + 2], values[8 * pair + 3]),
+                    pack(values[8 * pair + 4], values[8 * pair + 5]),
+                    pack(values[8 * pair + 6], values[8 * pair + 7]),
+                )
+
+    def stage_octets(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
+        for octet in range(octets):
+            if 8 * octet < inside_columns:
+                ptx.stmatrix_x2(
+                    row_address + octet * segment_bytes,
+                    pack(values[4 * octet], values[4 * octet + 1]),
+                    pack(values[4 * octet + 2], values[4 * octet + 3]),
+                )
+
+    stage = stage_pairs if chunks > 1 else stage_octets
+
+    def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
+        group, lane, leader, part, row_address, flip = place
+        if leader:
+            ptx.bulk_wait_read_all()  # the previous tile's stores have read the part
+        barrier(group)
+        stage(values, lane, row_address, flip, inside_columns)
+        ptx.fence_async_shared()
+        barrier(group)
+        if leader:
+            for number in range(segments):
+                if number * segment < inside_columns:
+                    ptx.tma_store_2d(y, part + number * segment_bytes, column + number * segment, row)
+            ptx.bulk_commit()
+
+    return Store(begin, store)
