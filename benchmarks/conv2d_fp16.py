@@ -161,9 +161,10 @@ def fastest_by_template(workload: schedsearch.Workload, db: str) -> dict[str, fl
 
     fastest: dict[str, float] = {}
     with Store.open(db, create=False, readonly=True) as store:
-        for record in store.list_records(workload, mode=COLD_GRAPH, outcome=Outcome.OK):
-            time_us = record["time_ns"] / 1e3
-            fastest[record["template"]] = min(time_us, fastest.get(record["template"], time_us))
+        for record in store.rows(workload, mode=COLD_GRAPH, outcomes={Outcome.OK}):
+            assert record.measurement.time_ns is not None
+            time_us = record.measurement.time_ns / 1e3
+            fastest[record.template] = min(time_us, fastest.get(record.template, time_us))
     return fastest
 
 

@@ -108,7 +108,7 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
                     "artifact",
                     {"sha256": row["sha256"], "plan": row["plan"], "code": code, "signature": row["signature"]},
                 )
-        query = rows.RecordReader.select().order_by(schema.record.c.id).execution_options(yield_per=_CHUNK)
+        query = rows.stored().order_by(schema.record.c.id).execution_options(yield_per=_CHUNK)
         for row in connection.execute(query).mappings():
             write("record", rows.to_json(dict(row)))
             records += 1
@@ -220,7 +220,7 @@ def _merge_one(store: Store, other: Store, source: str) -> Report:
             importer.run(dict(row))
         for row in reading.execute(sa.select(schema.artifact).execution_options(yield_per=16)).mappings():
             importer.artifact(row["sha256"], row["plan"], row["code"], row["signature"])
-        query = rows.RecordReader.select().add_columns(schema.workload.c.op).order_by(schema.record.c.id)
+        query = rows.stored().add_columns(schema.workload.c.op).order_by(schema.record.c.id)
         for row in reading.execute(query.execution_options(yield_per=_CHUNK)).mappings():
             values = dict(row)
             del values["id"]

@@ -18,6 +18,7 @@ def matching(
     template: str | None = None,
     op: str | None = None,
     mode: str | None = None,
+    run: str | None = None,
 ) -> list[sa.ColumnElement[bool]]:
     """Conditions on record (and workload, for `op`); None matches all."""
     record = schema.record.c
@@ -27,6 +28,7 @@ def matching(
         (record.template, template),
         (schema.workload.c.op, op),
         (record.mode, mode),
+        (record.run, run),
     )
     return [column == value for column, value in wanted if value is not None]
 
@@ -52,52 +54,18 @@ def tuned(op: str, template: str, version: int, mode: str) -> sa.Select[Any]:
     return sa.select(pairs.c.json, pairs.c.target_key).where(valid).order_by(pairs.c.json, pairs.c.target_key)
 
 
-def evidence(workload: Workload, target: str, template: str, version: int, mode: str, limit: int) -> sa.Select[Any]:
-    """Rows (config, its least time_ns or NULL), the fastest first; of more than `limit` a choice, see `Store.evidence`."""
+def evidence(workload: Workload, target: str, template: str, version: int, mode: str) -> sa.Select[Any]:
+    """Rows (config, its least time_ns or NULL), the fastest first, failures last."""
     columns = schema.record.c
-    own = (
-        sa.select(columns.config, sa.func.min(columns.time_ns).label("time_ns"))
+    time_ns = sa.func.min(columns.time_ns)
+    return (
+        sa.select(columns.config, time_ns.label("time_ns"))
         .where(
             *matching(workload=workload, target=target, template=template, mode=mode), columns.template_version == version
         )
         .group_by(columns.config)
-        .subquery()
+        .order_by(time_ns.is_(None), time_ns, columns.config)
     )
-    order = (own.c.time_ns.is_(None), own.c.time_ns, own.c.config)
-    ranked = sa.select(
-        own, sa.func.row_number().over(order_by=order).label("rank"), sa.func.count().over().label("total")
-    ).subquery()
-    fastest = limit // 4
-    step = sa.case((ranked.c.total > limit, (ranked.c.total + limit - 2 * fastest - 1) // (limit - fastest)), else_=1)
-    taken = sa.or_(ranked.c.rank <= fastest, (ranked.c.rank - fastest - 1) % step == 0)
-    return sa.select(ranked.c.config, ranked.c.time_ns).where(taken).order_by(ranked.c.rank)
-
-
-def listing() -> sa.Select[Any]:
-    """One row a record, the newest first, with op and json of its workload, and whether it is the best of its task."""
-    record, best, columns = schema.record, schema.best, schema.record.c
-    return (
-        sa.select(
-            columns.id, columns.workload_id, schema.workload.c.op, schema.workload.c.json.label("workload"),
-            columns.target_key.label("target"), columns.template, columns.template_version, columns.config, columns.mode,
-            columns.outcome, columns.time_ns, columns.message, columns.run, columns.batch, columns.prediction,
-            columns.build_s, columns.run_s, columns.started_at, columns.finished_at, columns.final_race,
-            columns.artifact_sha256.label("artifact"), columns.source,
-            best.c.record_id.is_not(None).label("best"),
-        )
-        .select_from(
-            record.join(schema.workload, columns.workload_id == schema.workload.c.id).outerjoin(
-                best,
-                sa.and_(
-                    best.c.workload_id == columns.workload_id,
-                    best.c.target_key == columns.target_key,
-                    best.c.mode == columns.mode,
-                    best.c.record_id == columns.id,
-                ),
-            )
-        )
-        .order_by(columns.id.desc())
-    )  # fmt: skip
 
 
 def artifacts_to_keep(fastest: int) -> sa.CompoundSelect[Any]:

@@ -1,20 +1,23 @@
-"""`Record` to and from table rows and JSON objects, and the identity of a record.
+"""`Record` to and from table rows and JSON objects, the identity of a record, and a record as it lies in the store.
 
 The JSON object is the one of exchange files. It is valid JSON: a float that is not finite is written as the text "inf".
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
 
 from schedsearch.config import Config
+from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources
+from schedsearch.measurement import Anchor, Attempt, Measurement, Outcome, Record, Resources
 from schedsearch.records import schema
 from schedsearch.workload import Workload
 
@@ -25,19 +28,24 @@ _RESOURCES = ("registers", "shared_bytes", "local_bytes", "spill_bytes", "code_b
 
 
 def to_row(record: Record) -> dict[str, Any]:
-    """The row of table record without its id, with `workload_json` and `toolchain_json` as `RecordReader.select` has them.
+    """The row of table record without its id, with `workload_json` and `toolchain_json` as `stored` has them.
 
     Raises:
         ValueError: a time, score or stamp is not a finite number, or a count does not fit into 64 bits.
     """
+    row = _values(record, record.workload.id, record.workload.json)
+    return {**row, "content_id": _content_id(row)}
+
+
+def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, Any]:
     measurement = record.measurement
     resources = measurement.resources
     error = measurement.max_error
     toolchain_json = canonical_json(dict(record.toolchain))
     times_ns = [_finite("times_ns", time_ns) for time_ns in measurement.times_ns]
-    row: dict[str, Any] = {
-        "workload_id": record.workload.id,
-        "workload_json": record.workload.json,
+    return {
+        "workload_id": workload_id,
+        "workload_json": workload_json,
         "target_key": record.target,
         "template": record.template,
         "template_version": _whole("template_version", record.template_version),
@@ -73,8 +81,6 @@ def to_row(record: Record) -> dict[str, Any]:
         "host": measurement.host,
         "device_uuid": measurement.device_uuid,
     }
-    row["content_id"] = _content_id(row)
-    return row
 
 
 def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,38 +175,101 @@ def from_json(data: Mapping[str, Any]) -> Record:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordRow(Attempt):
+    """A record as it lies in the store. It can be listed even when its operator is not installed.
+
+    Attributes:
+        id: its number in this store; ids grow in the order of appending.
+        op: name of the workload's operator.
+        workload_id, workload_json: the workload as it was written.
+        best: whether deployment serves it.
+    """
+
+    id: int
+    op: str
+    workload_id: str
+    workload_json: str
+    best: bool
+
+    @property
+    def workload(self) -> Workload:
+        """The workload, read when it is asked for.
+
+        Raises:
+            WorkloadError: this installation does not know the operator, or not this version of it.
+        """
+        return _workload(self.workload_json)
+
+    @property
+    def label(self) -> str:
+        """The workload's label. Without its operator: the operator's name and how the workload's id begins."""
+        try:
+            return self.workload.label
+        except WorkloadError:
+            return f"{self.op} {self.workload_id[:12]}"
+
+    @property
+    def problem(self) -> str:
+        """Why the workload cannot be read here, "" when it can."""
+        try:
+            self.workload  # noqa: B018  reading it is the test
+        except WorkloadError as error:
+            return str(error)
+        return ""
+
+    def record(self) -> Record:
+        """Raises WorkloadError as `workload` does."""
+        return Record(workload=self.workload, **{each.name: getattr(self, each.name) for each in fields(Attempt)})
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of exchange files (`to_json`) with the record's id."""
+        return {"id": self.id, **to_json(_values(self, self.workload_id, self.workload_json))}
+
+
+@functools.lru_cache(maxsize=4096)  # the same few workloads recur in every listing
+def _workload(text: str) -> Workload:
+    return Workload.from_json(text)
+
+
 class RecordReader:
-    """Makes records of rows. Workloads, configs and toolchains recur and are made once; use one reader per listing."""
+    """Makes records of rows. Configs and toolchains recur and are made once; use one reader per listing."""
 
     def __init__(self) -> None:
-        self._workloads: dict[str, Workload] = {}
         self._configs: dict[str, Config] = {}
         self._toolchains: dict[str, dict[str, str]] = {}
 
     @staticmethod
     def select() -> sa.Select[Any]:
-        """The query whose rows `read` takes: every column of record, then the JSON of workload and toolchain."""
-        return sa.select(
-            schema.record, schema.workload.c.json.label("workload_json"), schema.toolchain.c.json.label("toolchain_json")
-        ).select_from(
-            schema.record.join(schema.workload, schema.record.c.workload_id == schema.workload.c.id).join(
-                schema.toolchain, schema.record.c.toolchain_id == schema.toolchain.c.id
+        """The query whose rows `read` takes: the columns of `stored`, then op, and whether it is the best of its task."""
+        record, best = schema.record.c, schema.best.c
+        return (
+            stored()
+            .outerjoin(
+                schema.best,
+                sa.and_(
+                    best.workload_id == record.workload_id,
+                    best.target_key == record.target_key,
+                    best.mode == record.mode,
+                    best.record_id == record.id,
+                ),
             )
+            .add_columns(schema.workload.c.op, best.record_id.is_not(None).label("best"))
         )
 
-    def read(self, row: Any) -> Record:
-        """One row as a Record. Raises WorkloadError when the operator or its version is not known to this schedsearch."""
-        workload = self._workloads.get(row.workload_id)
-        if workload is None:
-            workload = self._workloads[row.workload_id] = Workload.from_json(row.workload_json)
+    def read(self, row: Any) -> RecordRow:
         config = self._configs.get(row.config)
         if config is None:
             config = self._configs[row.config] = Config.from_json(row.config)
         toolchain = self._toolchains.get(row.toolchain_id)
         if toolchain is None:
             toolchain = self._toolchains[row.toolchain_id] = json.loads(row.toolchain_json)
-        return Record(
-            workload=workload,
+        return RecordRow(
+            id=row.id,
+            op=row.op,
+            workload_id=row.workload_id,
+            workload_json=row.workload_json,
+            best=bool(row.best),
             target=row.target_key,
             template=row.template,
             template_version=row.template_version,
@@ -230,6 +299,17 @@ class RecordReader:
             model=row.model,
             anchor=None if row.anchor_code is None else Anchor(row.anchor_code, row.anchor_ns),
         )
+
+
+def stored() -> sa.Select[Any]:
+    """Every column of table record, then the JSON of workload and toolchain: rows that `to_json` takes."""
+    return sa.select(
+        schema.record, schema.workload.c.json.label("workload_json"), schema.toolchain.c.json.label("toolchain_json")
+    ).select_from(
+        schema.record.join(schema.workload, schema.record.c.workload_id == schema.workload.c.id).join(
+            schema.toolchain, schema.record.c.toolchain_id == schema.toolchain.c.id
+        )
+    )
 
 
 def _whole(name: str, value: int) -> int:

@@ -15,10 +15,11 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -29,28 +30,37 @@ from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import dbfile, queries, schema, trust
-from schedsearch.records.rows import RecordReader, to_row
+from schedsearch.records.evidence import thinned
+from schedsearch.records.rows import RecordReader, RecordRow, to_row
 from schedsearch.records.sqlite import Database
 from schedsearch.records.writes import put_artifact, put_profile, set_best
 from schedsearch.workload import Workload
 
 
-class Best(NamedTuple):
+@dataclass(frozen=True)
+class Best:
     """What deployment serves for one (workload, target, mode).
 
     Attributes:
-        record_id: of the record that was promoted.
-        record: its measurement and circumstances.
+        row: the record that was promoted, its measurement and circumstances.
         verified: whether this very code computed right results when it was measured.
         artifact_sha256: of the stored code, None when none is kept (it is rebuilt from the config).
         promoted_at: seconds since the epoch.
     """
 
-    record_id: int
-    record: Record
+    row: RecordRow
     verified: bool
     artifact_sha256: str | None
     promoted_at: float
+
+    @property
+    def record_id(self) -> int:
+        return self.row.id
+
+    @property
+    def record(self) -> Record:
+        """Raises WorkloadError when its operator is not installed."""
+        return self.row.record()
 
 
 class Store:
@@ -264,13 +274,58 @@ class Store:
 
     # ---- reading
 
-    def record(self, record_id: int) -> Record:
-        """Raises UsageError when there is no such record."""
+    def row(self, record_id: int) -> RecordRow:
+        """One record. Raises UsageError when there is no record with this id."""
         with self._db.read() as connection:
             row = connection.execute(RecordReader.select().where(schema.record.c.id == record_id)).one_or_none()
         if row is None:
             raise UsageError(f"{self.path} has no record {record_id}; list them: schedsearch records list --db {self.path}")
         return RecordReader().read(row)
+
+    def rows(
+        self,
+        workload: Workload | None = None,
+        target: str | None = None,
+        template: str | None = None,
+        op: str | None = None,
+        mode: str | None = None,
+        run: str | None = None,
+        outcomes: Collection[Outcome] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> list[RecordRow]:
+        """The records that match, the newest first. None matches all; operators that are not installed are no obstacle.
+
+        Args:
+            limit: at most this many, the newest.
+        """
+        query = RecordReader.select().where(
+            *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode, run=run)
+        )
+        if outcomes is not None:
+            query = query.where(schema.record.c.outcome.in_([str(outcome) for outcome in outcomes]))
+        return self._read(query.order_by(schema.record.c.id.desc()).limit(limit))
+
+    def records_after(self, record_id: int, *, run: str | None = None, limit: int | None = None) -> list[RecordRow]:
+        """What was appended after a record, the oldest first. Ask again with the last id to follow a run while it goes on.
+
+            last = 0
+            while rows := store.records_after(last, limit=1000):
+                last = rows[-1].id
+
+        Args:
+            record_id: 0 for all.
+            run: only those of this run.
+            limit: at most this many, the oldest.
+        """
+        query = RecordReader.select().where(*queries.matching(run=run), schema.record.c.id > record_id)
+        return self._read(query.order_by(schema.record.c.id).limit(limit))
+
+    def _read(self, query: sa.Select[Any]) -> list[RecordRow]:
+        reader = RecordReader()
+        with self._db.read() as connection:
+            rows = connection.execute(query).all()
+        return [reader.read(row) for row in rows]
 
     def profiles(self, record_id: int) -> list[Profile]:
         """What was profiled of a record's kernel, oldest first."""
@@ -288,19 +343,19 @@ class Store:
         self, workload: Workload | None = None, target: str | None = None, op: str | None = None, mode: str | None = None
     ) -> Iterator[Best]:
         """Every promoted record that matches, by operator, workload and target."""
-        best, columns = schema.best, schema.best.c
+        columns = schema.best.c
         query = RecordReader.select().add_columns(
             columns.verified, columns.artifact_sha256.label("best_sha256"), columns.promoted_at
         )
-        query = query.join(best, columns.record_id == schema.record.c.id).where(
-            *queries.matching(workload=workload, target=target, op=op, mode=mode)
+        query = query.where(
+            columns.record_id.is_not(None), *queries.matching(workload=workload, target=target, op=op, mode=mode)
         )
         query = query.order_by(schema.workload.c.op, schema.record.c.workload_id, schema.record.c.target_key)
         reader = RecordReader()
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         for row in rows:
-            yield Best(row.id, reader.read(row), bool(row.verified), row.best_sha256, row.promoted_at)
+            yield Best(reader.read(row), bool(row.verified), row.best_sha256, row.promoted_at)
 
     def artifact(self, sha256: str) -> Artifact | None:
         """Stored code, or None when it is not kept (any more).
@@ -333,10 +388,7 @@ class Store:
         query = RecordReader.select().where(
             *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode)
         )
-        reader = RecordReader()
-        with self._db.read() as connection:
-            rows = connection.execute(query.order_by(schema.record.c.started_at, schema.record.c.id)).all()
-        return [reader.read(row) for row in rows]
+        return [row.record() for row in self._read(query.order_by(schema.record.c.started_at, schema.record.c.id))]
 
     def measured(
         self,
@@ -362,14 +414,11 @@ class Store:
         )
         if toolchain is not None:
             query = query.where(schema.toolchain.c.json == canonical_json(dict(toolchain)))
-        reader = RecordReader()
-        with self._db.read() as connection:
-            rows = connection.execute(query.order_by(schema.record.c.started_at, schema.record.c.id)).all()
         found: dict[Config, Record] = {}
-        for record in map(reader.read, rows):
-            earlier = found.get(record.config)
-            if not (record.final_race and record.measurement.ok and earlier is not None and earlier.measurement.ok):
-                found[record.config] = record
+        for row in self._read(query.order_by(schema.record.c.started_at, schema.record.c.id)):
+            earlier = found.get(row.config)
+            if not (row.final_race and row.measurement.ok and earlier is not None and earlier.measurement.ok):
+                found[row.config] = row.record()
         return found
 
     def last_race(
@@ -385,12 +434,9 @@ class Store:
         conditions = [*queries.matching(workload=workload, target=target_key, mode=mode), record.final_race == 1]
         if toolchain is not None:
             conditions.append(schema.toolchain.c.json == canonical_json(dict(toolchain)))
-        query = RecordReader.select().where(*conditions).order_by(record.id)
-        reader = RecordReader()
-        with self._db.read() as connection:
-            last = connection.execute(query.with_only_columns(record.run).order_by(None).order_by(record.id.desc())).scalar()
-            rows = connection.execute(query.where(record.run == last)).all() if last is not None else []
-        return [reader.read(row) for row in rows]
+        query = RecordReader.select().where(*conditions)
+        last = query.with_only_columns(record.run).order_by(record.id.desc()).limit(1).scalar_subquery()
+        return [row.record() for row in self._read(query.where(record.run == last).order_by(record.id))]
 
     def tuned(self, op: str, template: str, version: int, mode: str = COLD_GRAPH) -> list[tuple[Workload, str]]:
         """On which workloads of an operator and which targets one version of a template has a valid record.
@@ -413,47 +459,15 @@ class Store:
         Reads the records of this task only, by index.
 
         Args:
-            limit: of more, the fastest quarter of this number is taken, and of the others every n-th by rank.
+            limit: more than this are thinned, see `schedsearch.records.evidence.thinned`.
 
         Returns:
             The fastest first, failures last.
         """
-        query = queries.evidence(workload, target_key, template, version, mode, limit)
+        query = queries.evidence(workload, target_key, template, version, mode)
         with self._db.read() as connection:
             rows = connection.execute(query).all()
-        return [(Config.from_json(row.config), row.time_ns) for row in rows]
-
-    def list_records(
-        self,
-        workload: Workload | None = None,
-        target: str | None = None,
-        template: str | None = None,
-        op: str | None = None,
-        mode: str | None = None,
-        outcome: str | None = None,
-        run: str | None = None,
-        limit: int | None = None,
-    ) -> list[dict[str, Any]]:
-        """The latest records as plain dictionaries, newest first; cheap, and knows operators of later versions too."""
-        query = queries.listing().where(
-            *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode)
-        )
-        if outcome is not None:
-            query = query.where(schema.record.c.outcome == str(outcome))
-        if run is not None:
-            query = query.where(schema.record.c.run == run)
-        with self._db.read() as connection:
-            rows = connection.execute(query.limit(limit)).mappings().all()
-        return [
-            {
-                **row,
-                "workload": json.loads(row["workload"]),
-                "config": json.loads(row["config"]),
-                "final_race": bool(row["final_race"]),
-                "best": bool(row["best"]),
-            }
-            for row in rows
-        ]
+        return [(Config.from_json(row.config), row.time_ns) for row in thinned(rows, limit)]
 
     def runs(self) -> list[dict[str, Any]]:
         """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""

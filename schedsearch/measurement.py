@@ -36,6 +36,9 @@ class Outcome(enum.StrEnum):
         return self in (Outcome.OK, Outcome.WRONG_ANSWER)
 
 
+DEFAULT_DB = "records.db"
+"""The database of records that is used where none is named, in the working folder."""
+
 COLD_GRAPH = "cold-graph-v1"
 HOT_GRAPH = "hot-graph-v1"
 MODES = (COLD_GRAPH, HOT_GRAPH)
@@ -139,9 +142,9 @@ class Anchor:
             )
 
 
-@dataclass(frozen=True)
-class Record:
-    """One measured candidate: the configuration, its measurement, and the circumstances.
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One candidate, its measurement and the circumstances: all of a record except the workload.
 
     Attributes:
         target: `Target.key` of the device.
@@ -159,7 +162,6 @@ class Record:
         anchor: of that race; None outside of a race, when no default passed it, and in records of earlier versions.
     """
 
-    workload: Workload
     target: str
     template: str
     template_version: int
@@ -178,14 +180,6 @@ class Record:
     anchor: Anchor | None = None
 
     @property
-    def host(self) -> str:
-        return self.measurement.host
-
-    @property
-    def device_uuid(self) -> str:
-        return self.measurement.device_uuid
-
-    @property
     def anchor_ns(self) -> float | None:
         """Time of the default configuration in the same race, or None."""
         return self.anchor.time_ns if self.anchor else None
@@ -195,3 +189,10 @@ class Record:
         """`time_ns / anchor_ns`, below 1 when faster than the default; None without a time or an anchor."""
         time_ns = self.measurement.time_ns
         return None if time_ns is None or self.anchor is None else time_ns / self.anchor.time_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Attempt):
+    """One measured candidate of a workload. What the store keeps, one row each."""
+
+    workload: Workload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from cli_support import TINY, events, isolate, schedsearch
 
 from schedsearch.device.detect import detect
 from schedsearch.launch import Artifact
+from schedsearch.measurement import Measurement, Outcome
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
 
+TINY_CONV = {"n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "dtype": "float32"}
 OTHER = TINY.replace("n: 1, h: 8", "n: 2, h: 8")
 
 
@@ -87,6 +90,47 @@ def test_list_filters(folder: Path, options: list[str], expected: bool) -> None:
     assert bool(json.loads(ok("records", "list", "--db", "tuned.db", "--json", *options))) is expected
 
 
+def test_the_latest_failures_of_any_kind_are_listed(folder: Path) -> None:
+    with Store.open("tuned.db") as store:
+        ok_record = store.rows(outcomes={Outcome.OK}, limit=1)[0].record()
+        failures = [
+            store.append(replace(ok_record, batch=batch, measurement=Measurement(outcome, message=f"{outcome}!")))
+            for batch, outcome in enumerate((Outcome.REJECTED, Outcome.WRONG_ANSWER, Outcome.REJECTED))
+        ]
+    listed = json.loads(ok("records", "list", "--db", "tuned.db", "--failed", "--limit", "2", "--json"))
+    assert [entry["id"] for entry in listed] == [failures[2], failures[1]]
+    assert [(entry["outcome"], entry["message"], entry["time_ns"]) for entry in listed] == [
+        ("rejected", "rejected!", None),
+        ("wrong_answer", "wrong_answer!", None),
+    ]
+    table = ok("records", "list", "--db", "tuned.db", "--failed")
+    assert table.count("rejected!") == 2 and table.count("wrong_answer!") == 1 and "best" not in table
+
+
+def test_records_of_an_operator_that_is_not_installed_are_listed_with_a_note(folder: Path) -> None:
+    known = json.loads(ok("records", "best", "--db", "tuned.db", "--json"))
+    with Store.open("tuned.db") as store:
+        for size in (1, 2):
+            other = store.append(
+                replace(store.row(known[0]["id"]).record(), workload=Workload.conv2d(**TINY_CONV | {"n": size + 2}))
+            )
+            store.promote(other)
+    with sqlite3.connect("tuned.db") as connection:
+        connection.execute(
+            "UPDATE workload SET op = 'attention', json = replace(json, 'conv2d', 'attention') WHERE id != ?",
+            [known[0]["workload_id"]],
+        )
+    for command in (["list", "--limit", 100], ["best"]):
+        table = ok("records", *command, "--db", "tuned.db")
+        assert "conv2d 1x8x8x8 k8 3x3 f32 NHWC" in table, "the others are not affected"
+        assert table.count("  attention ") == 2 and table.count("note: ") == 1 and "'attention'" in table
+    bests = json.loads(ok("records", "best", "--db", "tuned.db", "--json"))
+    assert [entry["workload"]["op"] for entry in bests] == ["attention", "attention", "conv2d"]
+    assert bests[2] == known[0] and "attention" in bests[0]["problem"]
+    assert "note: " in ok("records", "show", other, "--db", "tuned.db")
+    assert ok("records", "export", "all.jsonl", "--db", "tuned.db")
+
+
 def test_a_target_may_be_given_by_its_key(folder: Path) -> None:
     key = detect("cpu").key
     assert json.loads(ok("records", "best", "--db", "tuned.db", "--target", key, "--json"))[0]["target"] == key
@@ -149,7 +193,7 @@ def test_prune_keeps_the_measurements_and_the_best_code(folder: Path) -> None:
     with Store.open("tuned.db", readonly=True) as store:
         (best,) = store.bests()
         # The best won the last race; the fastest single reading may be another configuration's.
-        wanted = {best.artifact_sha256, store.record(fastest["id"]).artifact} - {None}
+        wanted = {best.artifact_sha256, store.row(fastest["id"]).artifact} - {None}
     counts = json.loads(ok("records", "prune", "--db", "tuned.db", "--keep", "1", "--json"))
     assert counts["artifacts_kept"] == len(wanted)
     with Store.open("tuned.db", readonly=True) as store:

@@ -113,7 +113,7 @@ def test_a_database_of_every_released_version_is_read_as_it_is(dump: Path, tmp_p
         assert store.best(conv(), H200) == found[0]
         assert store.artifact(found[0].artifact or "") == artifact()
         assert store.profiles(1) == ([] if dump.stem == "schema_v1" else [profile()])
-        assert [row["id"] for row in store.list_records(limit=2)] == [8, 7] and len(store.runs()) == 1
+        assert [row.id for row in store.rows(limit=2)] == [8, 7] and len(store.runs()) == 1
         with Store.open(tmp_path / "new.db") as new:
             assert merge(new, [path]).records_added == len(Outcome)
             assert [replace(item, artifact=None, source="") for item in new.history()] == wanted

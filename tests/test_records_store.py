@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,10 @@ from hypothesis import strategies as st
 from records_support import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
 from schedsearch.config import Config
-from schedsearch.errors import UsageError
+from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Resources
 from schedsearch.records import dbfile
 from schedsearch.records.store import Store
-from schedsearch.session.hints import thinned
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def store(tmp_path: Path):
 def test_a_record_of_any_outcome_comes_back_as_it_was(store: Store, outcome: Outcome) -> None:
     wanted = record(outcome=outcome, number=1)
     record_id = store.append(wanted)
-    assert store.record(record_id) == wanted
+    assert store.row(record_id).record() == wanted
     assert store.history() == [wanted]
 
 
@@ -65,12 +65,12 @@ def test_nothing_is_rounded_or_lost(store: Store, measurement, prediction, stamp
         measurement=measurement, prediction=prediction, started_at=stamp, finished_at=stamp, template=note, final_race=race,
         toolchain={"note": note}, config=Config(note=note), source=note, run=note,
     )  # fmt: skip
-    assert store.record(store.append(wanted)) == wanted
+    assert store.row(store.append(wanted)).record() == wanted
 
 
 def test_an_error_that_is_not_a_number_is_kept_as_infinite(store: Store) -> None:
     wrong = record(measurement=Measurement(Outcome.WRONG_ANSWER, max_error=math.nan, message="NaN at 17"))
-    assert store.record(store.append(wrong)).measurement.max_error == math.inf
+    assert store.row(store.append(wrong)).measurement.max_error == math.inf
 
 
 def test_a_time_that_is_not_finite_is_a_bug_of_the_caller(store: Store) -> None:
@@ -84,7 +84,7 @@ def test_measurements_cannot_be_changed_or_deleted_in_the_database_itself(store:
         for statement in ("DELETE FROM record", "UPDATE record SET time_ns = 1", "UPDATE record SET id = 7"):
             with pytest.raises(sqlite3.IntegrityError, match="append-only"):
                 other.execute(statement)
-    assert store.record(record_id) == record()
+    assert store.row(record_id).record() == record()
 
 
 def test_times_are_null_unless_ok(store: Store) -> None:
@@ -198,11 +198,10 @@ def test_of_much_evidence_the_fastest_and_every_nth_of_the_others_is_taken(store
     assert ranks[: limit // 4] == list(range(min(total, limit // 4)))
     steps = set(np.diff(ranks[limit // 4 - 1 :]).tolist())
     assert len(steps - {1}) <= 1, "evenly"
-    everything = [(Config(bm=number), 1.0 + time_ns) for number, time_ns in enumerate(times.tolist())]
-    assert found == thinned(everything, limit), "as of what a run has in memory"
 
 
-def test_reading_evidence_uses_the_index_of_tasks(store: Store) -> None:
+def planned(store: Store, read: Callable[[], object]) -> list[str]:
+    """The steps of SQLite's plan for a query that concern table record."""
     statements: list[str] = []
 
     def listen(connection: object, cursor: object, statement: str, *more: object) -> None:
@@ -210,11 +209,15 @@ def test_reading_evidence_uses_the_index_of_tasks(store: Store) -> None:
 
     store.append(record())
     sa.event.listen(store.database._engine, "before_cursor_execute", listen)
-    store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=400)
+    read()
     (query,) = [statement for statement in statements if "SELECT" in statement]
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {query}", [1] * query.count("?")).fetchall()
-    steps = [step[-1] for step in plan if " record" in step[-1]]
+    return [step[-1] for step in plan if " record" in step[-1]]
+
+
+def test_reading_evidence_uses_the_index_of_tasks(store: Store) -> None:
+    steps = planned(store, lambda: store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=400))
     assert steps and all("USING INDEX record_by_task (workload_id=?" in step for step in steps), steps
 
 
@@ -328,24 +331,46 @@ def test_a_run_is_open_until_it_is_finished(store: Store) -> None:
         store.finish_run("nope", {})
 
 
-def test_a_listing_is_newest_first_and_cheap(store: Store) -> None:
+def test_a_listing_is_newest_first_and_says_what_is_served(store: Store) -> None:
     first, second = store.append(record(number=1)), store.append(record(number=2, outcome=Outcome.LAUNCH_ERROR))
     store.promote(first)
-    rows = store.list_records()
-    assert [(row["id"], row["outcome"], row["best"]) for row in rows] == [
-        (second, "launch_error", False), (first, "ok", True)
-    ]  # fmt: skip
-    assert rows[1]["config"]["bm"] == 128 and rows[1]["workload"]["op"] == "conv2d" and rows[1]["time_ns"] == 1000.0
-    assert [row["id"] for row in store.list_records(limit=1)] == [second]
-    assert [row["id"] for row in store.list_records(outcome="ok")] == [first]
-    assert store.list_records(run="another") == []
+    rows = store.rows()
+    assert [(row.id, row.op, row.best) for row in rows] == [(second, "conv2d", False), (first, "conv2d", True)]
+    assert rows[1].record() == record(number=1) and rows[1].label == conv().label and rows[1].problem == ""
+    assert [row.id for row in store.rows(limit=1)] == [second]
+    assert [row.id for row in store.rows(outcomes={Outcome.OK})] == [first]
+    assert [row.id for row in store.rows(outcomes=set(Outcome) - {Outcome.OK})] == [second]
+    assert store.rows(outcomes=()) == [] and store.rows(run="another") == []
 
 
-def test_a_listing_survives_an_operator_of_a_later_version(store: Store) -> None:
-    store.append(record())
+def test_what_was_appended_since_is_read_in_order(store: Store) -> None:
+    ids = [store.append(record(number=number, run="ab"[number % 2])) for number in range(6)]
+    assert [row.id for row in store.records_after(0)] == ids
+    assert [row.id for row in store.records_after(ids[1], limit=2)] == ids[2:4]
+    assert [row.id for row in store.records_after(ids[1], run="b")] == [ids[3], ids[5]]
+    assert store.records_after(ids[-1]) == []
+    new = store.append(record(number=9))
+    assert [row.record() for row in store.records_after(ids[-1])] == [record(number=9)] and new > ids[-1]
+
+
+def test_what_was_appended_since_is_found_by_index(store: Store) -> None:
+    assert planned(store, lambda: store.records_after(1, run="a", limit=5)) == [
+        "SEARCH record USING INDEX record_by_run (run=? AND rowid>?)"
+    ]
+
+
+def test_a_record_of_an_operator_that_is_not_installed_can_be_read(store: Store) -> None:
+    record_id = store.append(record(number=1))
+    store.promote(record_id)
     with sqlite3.connect(store.path) as other:
         other.execute("UPDATE workload SET op = 'attention', json = replace(json, 'conv2d', 'attention')")
-    assert store.list_records()[0]["op"] == "attention"
+    (row,), (best,) = store.rows(), store.bests()
+    assert row == best.row == store.row(record_id) and row.op == "attention"
+    assert row.label == f"attention {conv().id[:12]}" and "attention" in row.problem
+    assert row.measurement == record().measurement and row.config == record(number=1).config
+    assert row.to_json()["workload"]["op"] == "attention"
+    with pytest.raises(WorkloadError, match="attention"):
+        row.record()
     assert store.stats()["records"] == 1
 
 

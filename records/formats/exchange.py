@@ -24,14 +24,13 @@ from typing import Any
 from schedsearch.errors import UsageError
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records import exchange, rows
-from schedsearch.records.formats import autotvm, kernel_tuner, t4
+from schedsearch.records.formats import FORMATS, autotvm, kernel_tuner, t4
 from schedsearch.records.formats.recording import Entry, Place, Recording, parse_json, read_bytes
 from schedsearch.records.output import is_database, new_file
 from schedsearch.records.store import Store
 from schedsearch.space import Knob
 from schedsearch.workload import Workload
 
-FORMATS = ("jsonl", "kernel-tuner", "t4", "autotvm")
 _FOREIGN = "foreign"
 
 

@@ -49,7 +49,7 @@ def compile_(workload_file: str, db: str | None, selector: str | None, output: s
         if (best := bests[task.workload.id])
     ]
     click.echo(render.table(("task", "template", "time", "configuration"), rows, right=("time",)))
-    click.echo(f"{counts['bests']} kernels, {render.size_bytes(counts['size_bytes'])} in {output}")
+    click.echo(f"{render.counted(counts['bests'], 'kernel')}, {render.size_bytes(counts['size_bytes'])} in {output}")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`schedsearch doctor`: what is here to tune with, and what is wrong with it."""
+"""`schedsearch doctor`: the devices, tools and database of this machine, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.errors import DatabaseError, DeviceError
+from schedsearch.measurement import DEFAULT_DB
 
 _PACKAGES = (
     "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12",
@@ -26,10 +27,10 @@ _GPU_EXTRA = "pip install 'schedsearch[cu13]' (driver 580 or newer), else 'sched
 
 
 @click.command()
-@click.option("--db", metavar="FILE", help="Also check this record store. Default: records.db where there is one.")
+@click.option("--db", metavar="FILE", help="Also check this record store. Default: records.db if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(db: str | None, as_json: bool) -> None:
-    """Show devices, driver, clocks, versions of tools and libraries, the database's health, and what is wrong.
+    """Show devices, driver, clocks, versions of tools and libraries, the state of the database, and all problems.
 
     Works without a GPU. Exits with 6 when the database cannot be used or is damaged.
     """
@@ -43,9 +44,9 @@ def doctor(db: str | None, as_json: bool) -> None:
         "database": None,
     }
     database_error: DatabaseError | None = None
-    if db is not None or Path("records.db").exists():
+    if db is not None or Path(DEFAULT_DB).exists():
         try:
-            report["database"] = _database(db or "records.db")
+            report["database"] = _database(db or DEFAULT_DB)
         except DatabaseError as error:
             database_error = error
     report["problems"] = problems + ([str(database_error)] if database_error else [])
@@ -86,7 +87,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _driver() -> dict[str, Any]:
-    """The kernel driver's version, and the CUDA version that it supports; None where there is none."""
+    """The kernel driver's version and the CUDA version that it supports; None without a driver."""
     found: dict[str, Any] = {"version": None, "cuda": None}
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
@@ -104,7 +105,7 @@ def _driver() -> dict[str, Any]:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
-    """Every GPU with its clocks and the processes on it; and why none can be used."""
+    """Every GPU with its clocks and processes, and the problems found; without a GPU the reason."""
     from schedsearch.device.cuda import iterate_devices
     from schedsearch.measure.clocks import read_clocks
     from schedsearch.target import Target
@@ -133,7 +134,7 @@ def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
     except DeviceError as error:
         return [], [f"no GPU: {error}"]
     problems = [
-        f"{gpu['selector']} is used by {len(gpu['processes'])} processes; times will vary"
+        f"{gpu['selector']} is used by {render.counted(len(gpu['processes']), 'process')}; times will vary"
         for gpu in gpus
         if gpu["processes"]
     ]
@@ -143,7 +144,7 @@ def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _processes(uuid: str) -> list[dict[str, str]]:
-    """Processes that compute on a GPU, as nvidia-smi tells; in a container it may see none."""
+    """Processes that compute on a GPU, as nvidia-smi reports them; inside a container it may see none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -183,7 +184,7 @@ def _print(report: dict[str, Any]) -> None:
             "cpu",
             f"{cpu['name']}, {cpu['simd_bits']}-bit SIMD, cache {render.size_bytes(cpu['last_level_cache_bytes'])}",
         ),
-        ("cpu clocks", render.config_text(cpu["clocks"]) or "not told"),
+        ("cpu clocks", render.config_text(cpu["clocks"]) or "unknown"),
         ("nvidia driver", f"{driver['version'] or 'none'}, CUDA {driver['cuda'] or 'none'}"),
     ]
     for gpu in report["gpus"]:
@@ -194,7 +195,7 @@ def _print(report: dict[str, Any]) -> None:
                 f"{render.size_bytes(gpu['memory_bytes'])}, up to {gpu['max_clock_mhz']} MHz",
             ),
             ("  uuid", gpu["uuid"]),
-            ("  clocks", render.config_text(gpu["clocks"]) or "not told"),
+            ("  clocks", render.config_text(gpu["clocks"]) or "unknown"),
         ]
         rows += [("  process", f"{process['pid']} {process['name']} {process['memory']}") for process in gpu["processes"]]
     rows += list(report["packages"].items())
@@ -203,7 +204,8 @@ def _print(report: dict[str, Any]) -> None:
         rows.append(
             (
                 "database",
-                f"{health['path']}: {health['records']} records, {health['bests']} bests, "
+                f"{health['path']}: {render.counted(health['records'], 'record')}, "
+                f"{render.counted(health['bests'], 'best record')}, "
                 f"{render.size_bytes(health['size_bytes'])}, schema {health['schema_version']}, "
                 f"{'trusted' if health['trusted'] else 'not trusted'}, {'; '.join(health['problems']) or 'sound'}",
             )

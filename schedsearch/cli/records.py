@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +16,16 @@ import click
 from schedsearch.cli import render
 from schedsearch.cli.options import AtLeast
 from schedsearch.errors import NoValidConfigError, RegressionError
+from schedsearch.measurement import DEFAULT_DB, Outcome
+from schedsearch.records.formats import FORMATS
 
 if TYPE_CHECKING:
+    from schedsearch.records.rows import RecordRow
     from schedsearch.records.store import Store
-
-_FORMATS = ("jsonl", "kernel-tuner", "t4", "autotvm")
-_OUTCOMES = (
-    "ok", "rejected", "compile_error", "compile_timeout", "launch_error", "run_timeout", "wrong_answer", "worker_lost",
-)  # fmt: skip
 
 
 def _db_option(function: Any) -> Any:
-    return click.option("--db", metavar="FILE", default="records.db", show_default=True, help="Record store.")(function)
+    return click.option("--db", metavar="FILE", default=DEFAULT_DB, show_default=True, help="Record store.")(function)
 
 
 def _json_option(function: Any) -> Any:
@@ -51,7 +51,7 @@ def records() -> None:
 @click.option("--op", metavar="NAME", help="Only this operator.")
 @_target_option
 @click.option("--template", metavar="NAME", help="Only this template.")
-@click.option("--outcome", type=click.Choice(_OUTCOMES), help="Only this outcome.")
+@click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only this outcome.")
 @click.option("--failed", is_flag=True, help="Only outcomes other than ok.")
 @click.option("--run", metavar="ID", help="Only this tuning run.")
 @click.option("--limit", metavar="N", type=AtLeast(1), default=50, show_default=True, help="At most so many.")
@@ -70,34 +70,28 @@ def list_(
     """List records, newest first."""
     if failed and outcome is not None:
         raise click.UsageError("--failed and --outcome exclude each other; give one")
-    wanted = [name for name in _OUTCOMES if name != "ok"] if failed else [outcome]
+    outcomes = set(Outcome) - {Outcome.OK} if failed else {Outcome(outcome)} if outcome else None
     with _open(db) as store:
-        found = [
-            row
-            for each in wanted
-            for row in store.list_records(
-                op=op, target=_key(selector), template=template, outcome=each, run=run, limit=limit
-            )
-        ]
-    rows = sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
+        rows = store.rows(op=op, target=_key(selector), template=template, outcomes=outcomes, run=run, limit=limit)
     if as_json:
-        render.echo_json(rows)
+        render.echo_json([_listed(row) for row in rows])
         return
     cells = [
         (
-            row["id"],
-            _label(row["workload"]),
-            row["template"],
-            render.duration(row["time_ns"]) if row["outcome"] == "ok" else row["outcome"],
-            "best" if row["best"] else "race" if row["final_race"] else "",
-            render.config_text(row["config"]),
-            row["message"].partition("\n")[0][:80],
+            row.id,
+            row.label,
+            row.template,
+            render.duration(row.measurement.time_ns) if row.measurement.ok else row.measurement.outcome,
+            "best" if row.best else "race" if row.final_race else "",
+            render.config_text(row.config),
+            row.measurement.message.partition("\n")[0][:80],
         )
         for row in rows
     ]
     click.echo(
         render.table(("id", "workload", "template", "time", "", "configuration", "message"), cells, right=("id", "time"))
     )
+    _note_problems(rows)
 
 
 @records.command()
@@ -106,21 +100,19 @@ def list_(
 @_json_option
 def show(record_id: int, db: str, as_json: bool) -> None:
     """Show everything about one record; ids are those of `records list`."""
-    from schedsearch.records.rows import to_json, to_row
-
     with _open(db) as store:
-        record = store.record(record_id)
+        record = store.row(record_id)
         profiles = store.profiles(record_id)
     if as_json:
         shown = [render.profile_json(profile) for profile in profiles]
-        render.echo_json({"id": record_id, **to_json(to_row(record)), "profiles": shown})
+        render.echo_json({**record.to_json(), "profiles": shown})
         return
     measurement = record.measurement
     spread = (
         f" (median of {len(measurement.times_ns)}, interquartile range {measurement.spread:.1%})" if measurement.ok else ""
     )
     lines = {
-        "workload": f"{record.workload.label}  {record.workload.json}",
+        "workload": f"{record.label}  {record.workload_json}",
         "target": record.target,
         "template": f"{record.template} version {record.template_version}",
         "configuration": render.config_text(record.config),
@@ -133,7 +125,9 @@ def show(record_id: int, db: str, as_json: bool) -> None:
         "clocks": render.config_text(measurement.clocks) or "-",
         "toolchain": render.config_text(record.toolchain),
         "run, batch": f"{record.run or '-'}, {record.batch}",
-        "prediction": "-" if record.prediction is None else f"{record.prediction:.4g}",
+        "prediction": _prediction(record),
+        "anchor": _anchor(record),
+        "host, card": f"{record.measurement.host or '-'}, {record.measurement.device_uuid or '-'}",
         "measured at": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.finished_at)),
         "source": record.source or "measured on this machine",
         "artifact": record.artifact or "-",
@@ -146,6 +140,7 @@ def show(record_id: int, db: str, as_json: bool) -> None:
         taken_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(profile.taken_at))
         click.echo(f"\nprofile of {taken_at}, {profile.tool}, caches {profile.cache}")
         click.echo(render.profile_table([profile]))
+    _note_problems([record])
 
 
 @records.command()
@@ -162,14 +157,15 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
             [
                 {
                     "id": entry.record_id,
-                    "workload": {"op": entry.record.workload.op, "params": dict(entry.record.workload.params)},
-                    "workload_id": entry.record.workload.id,
-                    "label": entry.record.workload.label,
-                    "target": entry.record.target,
-                    "template": entry.record.template,
-                    "config": dict(entry.record.config),
-                    "time_ns": entry.record.measurement.time_ns,
-                    "mode": entry.record.measurement.mode,
+                    "workload": _workload_json(entry.row),
+                    "workload_id": entry.row.workload_id,
+                    "label": entry.row.label,
+                    "target": entry.row.target,
+                    "template": entry.row.template,
+                    "config": dict(entry.row.config),
+                    "time_ns": entry.row.measurement.time_ns,
+                    "mode": entry.row.measurement.mode,
+                    "problem": entry.row.problem,
                     "verified": entry.verified,
                     "artifact": entry.artifact_sha256,
                 }
@@ -180,15 +176,16 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
     rows = [
         (
             entry.record_id,
-            entry.record.workload.label,
-            entry.record.target,
-            entry.record.template,
-            render.duration(entry.record.measurement.time_ns),
-            render.config_text(entry.record.config),
+            entry.row.label,
+            entry.row.target,
+            entry.row.template,
+            render.duration(entry.row.measurement.time_ns),
+            render.config_text(entry.row.config),
         )
         for entry in bests
     ]
     click.echo(render.table(("id", "workload", "target", "template", "time", "configuration"), rows, right=("id", "time")))
+    _note_problems([entry.row for entry in bests])
 
 
 @records.command()
@@ -197,7 +194,7 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(_FORMATS),
+    type=click.Choice(FORMATS),
     help="jsonl, our own and complete, or that of another tuner.  [default: jsonl]",
 )
 @click.option("--deploy", is_flag=True, help="Write a small database of best kernels for deployment instead.")
@@ -246,7 +243,7 @@ def export(
 @records.command("import")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 @_db_option
-@click.option("--format", "form", type=click.Choice(_FORMATS), help="Of the file; recognised from its content unless given.")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Of the file; recognised from its content unless given.")
 @click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
 @click.option("--trusted", is_flag=True, help="Take machine code that another machine wrote; it is dropped otherwise.")
 @_json_option
@@ -360,7 +357,7 @@ def _open(db: str) -> Store:
 
 
 def _key(selector: str | None) -> str | None:
-    """The key of a target given as --target; what is no selector is a key itself."""
+    """The key of a target given as --target: of a device or preset, or any other text as it is."""
     if selector is None or ":" in selector.removeprefix("cuda:"):
         return selector
     from schedsearch.device.detect import detect
@@ -368,14 +365,42 @@ def _key(selector: str | None) -> str | None:
     return detect(selector, presets=True).key
 
 
-def _label(workload: dict[str, Any]) -> str:
-    from schedsearch.errors import WorkloadError
-    from schedsearch.workload import Workload
+def _workload_json(row: RecordRow) -> dict[str, Any]:
+    """Operator and parameters; as they were written where the operator is not installed."""
+    if row.problem:
+        return dict(json.loads(row.workload_json))
+    return {"op": row.op, "params": dict(row.workload.params)}
 
-    try:
-        return Workload(workload["op"], workload["params"]).label
-    except WorkloadError:  # of an operator that a later version knows
-        return str(workload["op"])
+
+def _listed(row: RecordRow) -> dict[str, Any]:
+    """A line of `records list --json`: the fields side by side, with the median of the times only."""
+    whole = row.to_json()
+    measurement = whole.pop("measurement")
+    for name in ("times_ns", "resources", "max_error", "clocks"):
+        del measurement[name]
+    own = {"workload_id": row.workload_id, "op": row.op, "label": row.label, "problem": row.problem, "best": row.best}
+    del whole["toolchain"]
+    return {**whole, **measurement, "time_ns": row.measurement.time_ns, **own}
+
+
+def _note_problems(rows: Iterable[RecordRow]) -> None:
+    """Says below a table which workloads could not be read, and why."""
+    for problem in dict.fromkeys(row.problem for row in rows):
+        if problem:
+            click.echo(f"note: {problem}")
+
+
+def _prediction(row: RecordRow) -> str:
+    if row.prediction is None:
+        return "-"
+    return f"{row.prediction:.4g}" + (f" (state {row.model} of the model)" if row.model is not None else "")
+
+
+def _anchor(row: RecordRow) -> str:
+    if row.anchor is None:
+        return "-"
+    ratio = f", {row.anchor_ratio:.3f} of it" if row.anchor_ratio is not None else ""
+    return f"the default took {render.duration(row.anchor.time_ns)} in the same race{ratio}"
 
 
 def _is_stdout(file: str) -> bool:

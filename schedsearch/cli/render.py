@@ -41,6 +41,11 @@ def seconds(time_s: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def counted(number: int, noun: str) -> str:
+    """E.g. "1 kernel", "2 kernels"; for nouns whose plural takes an s, or es after one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def size_bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":

@@ -20,14 +20,13 @@ from schedsearch.errors import (
     did_you_mean,
 )
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.measurement import COLD_GRAPH
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.records.lookup import Lookup, LookupRow
 from schedsearch.runtime.kernel import Kernel, Provenance
 from schedsearch.target import Target
 from schedsearch.workload import Workload, distance
 
 RUNGS = ("exact", "same_architecture", "nearest", "default")
-DEFAULT_DB = "records.db"
 _NEIGHBOURS_TRIED = 4  # each costs a build
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from schedsearch.config import Config
+from schedsearch.records.evidence import thinned
 from schedsearch.space import ConfigSpace
 from schedsearch.workload import Workload, distance
 
@@ -59,7 +60,7 @@ def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Itera
     hints: dict[Config, None] = {}
     sources: list[Results] = []
     for each in ranked[:MAX_READ]:
-        results = thinned(each.read(), SOURCE_RESULTS)
+        results = thinned(_ranked(each.read()), SOURCE_RESULTS)
         if not results or results[0][1] is None:
             continue
         fastest = results[0][0]
@@ -71,10 +72,6 @@ def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Itera
     return WarmStart(tuple(hints), tuple(sources) if enough else ())
 
 
-def thinned(results: Results, limit: int) -> Results:
-    """The fastest first, failures last; of more than `limit` the fastest quarter of it, and of the others every n-th."""
-    ranked = sorted(results, key=lambda result: (result[1] is None, result[1] or 0.0, result[0].json))
-    if len(ranked) <= limit:
-        return ranked
-    fastest, others = ranked[: limit // 4], ranked[limit // 4 :]
-    return [*fastest, *others[:: -(-len(others) // (limit - len(fastest)))]]
+def _ranked(results: Results) -> Results:
+    """The fastest first, failures last."""
+    return sorted(results, key=lambda result: (result[1] is None, result[1] or 0.0, result[0].json))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
-from schedsearch.measurement import COLD_GRAPH
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.session.loop import Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
@@ -34,7 +34,7 @@ def queue_depth(workers: int) -> int:
 
 def tune(
     workloads: Iterable[Task | Workload] | Sequence[TaskPlan],
-    db: str | Path = "records.db",
+    db: str | Path = DEFAULT_DB,
     *,
     target: str | Target = "auto",
     trials: int | None = None,

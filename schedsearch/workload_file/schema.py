@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from schedsearch.errors import did_you_mean
-from schedsearch.measurement import COLD_GRAPH, MODES
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.ops import operator, operator_names
 from schedsearch.ops.base import MAX_INT
 
@@ -234,7 +234,7 @@ class FileModel(Section):
         description="the device: auto (a GPU where there is one, else the CPU), cpu, cuda or cuda:N",
         json_schema_extra={"pattern": r"^(auto|cpu|cuda(:\d{1,3})?)$"},
     )
-    db: Annotated[Name, Expect("the path of a file")] = Field(default="records.db", description="the database of records")
+    db: Annotated[Name, Expect("the path of a file")] = Field(default=DEFAULT_DB, description="the database of records")
     budget: Annotated[Budget, Expect("a mapping, e.g. {trials: 200, time: 10m}")] = Budget()
     tuner: Annotated[TunerChoice, Expect("a mapping, e.g. {name: xgb, seed: 0}")] = TunerChoice()
     measure: Annotated[MeasureOptions, Expect("a mapping, e.g. {mode: cold-graph-v1}")] = MeasureOptions()
