@@ -142,6 +142,14 @@ def test_awkward_sizes_are_right(package: Package) -> None:
     package.run(sys.executable, "check.py")
 
 
+def test_the_template_keeps_the_contract(package: Package) -> None:
+    """The page's own test class, run by pytest where the package is installed."""
+    (check,) = [block for block in blocks("python") if "TemplateContract" in block]
+    (package.folder / "test_pointwise.py").write_text(check, encoding="utf-8")
+    ran = package.run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_pointwise.py")
+    assert re.search(r"^10 passed", ran, re.MULTILINE), ran
+
+
 def test_the_gpu_kernel_of_the_page_compiles() -> None:
     """No GPU is needed for that; Numba-CUDA is."""
     pytest.importorskip("numba.cuda", reason="needs Numba-CUDA")
