@@ -239,6 +239,42 @@ def test_recursion_is_refused(factorial: Any) -> None:
             ptx(kernel, shaped_by)
 
 
+def test_functions_of_one_factory_may_call_each_other() -> None:
+    def adding(before, addend):  # type: ignore[no-untyped-def]
+        def added(value):  # type: ignore[no-untyped-def]
+            return before(value) + addend
+
+        return added
+
+    three = adding(adding(doubled, 1), 2)
+
+    def kernel(y):  # type: ignore[no-untyped-def]
+        store(y, three(types.uint32(y)))
+
+    def by_hand(y):  # type: ignore[no-untyped-def]
+        store(y, types.uint32(y) * 2 + 1 + 2)
+
+    assert cubin(kernel) == cubin(kernel, frozenset()) == cubin(by_hand)
+
+
+def test_what_stands_behind_a_call_of_a_captured_function_is_stored() -> None:
+    """Numba takes stores into arrays that nobody reads for dead code, where it inlines."""
+
+    def fill(y, start, stop):  # type: ignore[no-untyped-def]
+        out = as_array(y, (4,), types.float32)
+        for i in range(start, stop):
+            out[i] = types.float32(1)
+
+    def kernel(y, start, stop):  # type: ignore[no-untyped-def]
+        fill(y, start, stop)
+        as_array(y, (5,), types.float32)[4] = types.float32(77)
+
+    device = CpuDevice(detect("cpu"))
+    source = KernelSource("cpu", "native", (KernelStep(kernel, (Pointer("y"),), Grid(4), 1),))
+    assert run_on_cpu(device, source, {}, {"y": ((5,), np.float32)})["y"].tolist() == [1, 1, 1, 1, 77]
+    device.close()
+
+
 def test_a_function_that_is_assigned_after_the_kernel_is_made_must_be_there_when_it_is_compiled() -> None:
     def kernel(y):  # type: ignore[no-untyped-def]
         store(y, later(3))

@@ -160,7 +160,7 @@ def _captured(function: Any, path: tuple[Any, ...] = (), prefix: str = "") -> It
     Raises:
         ValueError: a function captures itself, or a name that has no value yet.
     """
-    path = (*path, function.__code__)
+    path = (*path, function)
     for own, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         name = prefix + own
         try:
@@ -171,7 +171,7 @@ def _captured(function: Any, path: tuple[Any, ...] = (), prefix: str = "") -> It
             ) from None
         yield name, value
         if isinstance(value, FunctionType):
-            if value.__code__ in path:
+            if value in path:  # not its code, which functions of one factory share
                 raise ValueError(f"{name} calls itself; functions are compiled into the kernel: write a loop instead")
             yield from _captured(value, path, name + ".")
 

@@ -5,7 +5,8 @@ module, and asks for a decorated device function instead, which needs a GPU to b
 compiler: calls of such functions, too, are replaced by their bodies, before types are inferred. What an inlined function
 calls is treated the same way, and so are functions that are passed as arguments.
 
-The pass is a subclass of Numba's. It rests on one private name, `InlineClosureCallPass._inline_closure`.
+The pass is a subclass of Numba's. It rests on two private names: `InlineClosureCallPass._inline_closure`, and
+`dead_code_elimination` in the module of that class.
 """
 
 from __future__ import annotations
@@ -29,9 +30,22 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
             super().__init__(state.func_ir, state.flags.auto_parallel)
             self._typing_context = state.typingctx
             self._typing_context.refresh()  # what was registered since the last compilation
-            self._typing_context.refresh()  # what was registered since the last compilation
             self._modules: dict[CodeType, dict[str, Any]] = {}  # code of inner functions -> globals of their module
-            self._within: dict[int, tuple[CodeType, ...]] = {}  # id of a block -> functions that it was inlined from
+            self._within: dict[int, tuple[CodeType | FunctionType, ...]] = {}  # id of a block -> what it was inlined from
+
+        def run(self) -> None:
+            """Numba's pass ends by removing dead code. To it, a store is dead if the array is not read later and is not an
+            argument; but arrays of kernels lie at addresses. Here all stores stay."""
+            closures.dead_code_elimination = self._remove_dead_values
+            try:
+                super().run()
+            finally:
+                closures.dead_code_elimination = ir_utils.dead_code_elimination
+
+        @staticmethod
+        def _remove_dead_values(func_ir: Any) -> None:
+            stores = (each for block in func_ir.blocks.values() for each in block.find_insts(ir.SetItem))
+            ir_utils.dead_code_elimination(func_ir, alias_map={}, arg_aliases={each.target.name for each in stores})
 
         def _inline_closure(self, work_list: Any, block: Any, index: int, callee: Any) -> bool:
             if isinstance(callee, ir.FreeVar | ir.Global) and isinstance(callee.value, FunctionType):
@@ -43,8 +57,9 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
                 ir_utils.require(isinstance(callee, ir.Expr) and callee.op == "make_function")
                 function, code = callee, callee.code
                 module = self._modules.get(code, self.func_ir.func_id.func.__globals__)
+            identity = callee.value if function is not callee else code  # functions of one factory share their code
             within = self._within.get(id(block), ())
-            if code in within:
+            if identity in within:
                 raise ValueError(f"{code.co_name} calls itself; it is compiled into the kernel: write a loop instead")
             known = len(work_list)
             closures.inline_closure_call(
@@ -55,7 +70,7 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
             )  # fmt: skip
             after, *inlined = [each for _, each in work_list[known:]]
             self._within[id(after)] = within
-            self._within |= {id(each): (*within, code) for each in inlined}
+            self._within |= {id(each): (*within, identity) for each in inlined}
             return True
 
         def _is_known_to_numba(self, function: FunctionType) -> bool:
