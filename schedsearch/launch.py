@@ -1,7 +1,7 @@
 """How a compiled kernel is launched, as data: what a record stores and deployment executes without the template.
 
-A `LaunchPlan` is a chain of steps over named buffers. Buffers are the workload's arguments by name, the output `y`,
-and workspaces. A step's parameters are ordered as in the kernel's signature.
+A `LaunchPlan` is a chain of steps over named buffers: the workload's arguments and outputs by their names, and workspaces.
+A step's parameters are ordered as in the kernel's signature.
 
 Limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 """
@@ -22,10 +22,15 @@ MAX_BLOCK_THREADS = 1024
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of a buffer, as an unsigned 64-bit integer. On the CPU too."""
+    """The address of a buffer, as an unsigned 64-bit integer. On the CPU too.
+
+    Attributes:
+        optional: the workload may lack the buffer; the address is 0 then.
+    """
 
     buffer: str
     kind: Literal["pointer"] = "pointer"
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,8 @@ class Step:
     """One kernel launch. On the CPU `block_threads` is the number of threads that share the work items.
 
     Attributes:
-        weight_only: the step reads nothing but `weight`, and no other step changes what it leaves in workspaces: with the
-            same weight it need not run again. See `Kernel.prepare_weight`.
+        constant: the step reads constant arguments (`ArgSpec.constant`) and workspaces of other constant steps only, and no
+            later step changes what it writes. With the same constants it need not run again: see `Kernel.prepare`.
     """
 
     entry: str
@@ -132,7 +137,12 @@ class Step:
     block_threads: int
     dynamic_shared_bytes: int = 0
     cluster: int = 1
-    weight_only: bool = False
+    constant: bool = False
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that the step reads or writes, in the order of its parameters."""
+        return tuple(dict.fromkeys(param.buffer for param in self.params if isinstance(param, Pointer | TensorMap)))
 
 
 @dataclass(frozen=True)
@@ -153,32 +163,52 @@ class LaunchPlan:
     alignments: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def weight_workspaces(self) -> dict[str, int]:
-        """name -> bytes of the workspaces that steps on the weight alone write; empty when there are no such steps."""
-        buffers = (p.buffer for s in self.steps if s.weight_only for p in s.params if isinstance(p, Pointer | TensorMap))
-        return {name: self.workspaces[name] for name in buffers if name in self.workspaces}
+    def constants(self) -> tuple[str, ...]:
+        """Names of the arguments that constant steps read; empty when no step is constant."""
+        return tuple(name for name in self._constant_buffers if name not in self.workspaces)
+
+    @property
+    def constant_workspaces(self) -> dict[str, int]:
+        """name -> bytes of the workspaces that constant steps use; empty when no step is constant."""
+        return {name: self.workspaces[name] for name in self._constant_buffers if name in self.workspaces}
+
+    @property
+    def _constant_buffers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for step in self.steps if step.constant for name in step.buffers))
 
     def to_json(self) -> str:
-        """Canonical JSON; what is at its default is left out, so that a later field changes no artifact's identity."""
+        """Canonical JSON, without fields at their default: a field that is added later changes no identity."""
         data = _without_defaults(self)
-        data["steps"] = [_without_defaults(step) for step in self.steps]
+        data["steps"] = [_without_defaults(step) | {"params": [_param_json(p) for p in step.params]} for step in self.steps]
         return canonical_json(data)
 
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
+        """Reads what this or an earlier version of schedsearch wrote."""
         data: dict[str, Any] = json.loads(text)
-        for name in ("prepared", "zeroed"):  # once fields, always empty
+        for name in ("prepared", "zeroed"):  # fields of the first version, always empty; databases still hold them
             data.pop(name, None)
-        steps = tuple(
-            Step(**{**step, "grid": Grid(**step["grid"]), "params": tuple(_param(p) for p in step["params"])})
-            for step in data.pop("steps")
-        )
-        return cls(**data, steps=steps)
+        return cls(**{**data, "steps": tuple(_step(step) for step in data["steps"])})
 
 
 def _without_defaults(value: LaunchPlan | Step) -> dict[str, Any]:
     defaults = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(value)}
     return {name: item for name, item in asdict(value).items() if item != defaults[name]}
+
+
+def _param_json(param: Param) -> dict[str, Any]:
+    """Every field but `optional` at its default: that one was added when plans had been stored without it."""
+    data = asdict(param)
+    if not data.get("optional", True):
+        del data["optional"]
+    return data
+
+
+def _step(data: dict[str, Any]) -> Step:
+    data = {**data, "grid": Grid(**data["grid"]), "params": tuple(_param(param) for param in data["params"])}
+    if data.pop("weight_only", False):  # the earlier name, for steps that read nothing but the weight
+        data["constant"] = True
+    return Step(**data)
 
 
 def _param(data: dict[str, Any]) -> Param:
@@ -197,12 +227,3 @@ class Artifact:
     @property
     def sha256(self) -> str:
         return sha256_hex(self.plan.to_json().encode() + b"\0" + self.code)
-
-
-def over_tiles(tiles: int, threads: int = 1) -> int:
-    """Blocks of `threads` that cover `tiles` work items: the x extent of a linear grid.
-
-    Raises:
-        ValueError: when even the x axis (2**31-1 blocks) does not suffice; use a persistent grid.
-    """
-    return Grid(math.ceil(tiles / threads)).blocks(sms=1)

@@ -107,13 +107,14 @@ def test_a_bound_kernel_takes_new_pointers_and_scalars(device):
     out = np.empty(N, np.float32)
     device.copy_out(memoryview(out), other)
     np.testing.assert_array_equal(out, 2 * values[::-1])
-    with pytest.raises(ArgumentError, match="aligned to 64 bytes"):
+    with pytest.raises(ArgumentError, match="not a multiple of 64 bytes"):
         bound.set_pointer("y", y + 4)
-    with pytest.raises(ArgumentError, match="no buffer 'z'"):
-        bound.set_pointer("z", y)
-    with pytest.raises(ArgumentError, match="no scalar 'slope'"):
-        bound.set_scalar("slope", 1.0)
-    with pytest.raises(ArgumentError, match="no address for 'y'"):
+    bound.set_pointer("z", y)  # an argument that this kernel does not read
+    bound.set_scalar("slope", 1.0)
+    bound.launch()
+    device.copy_out(memoryview(out), other)
+    np.testing.assert_array_equal(out, 2 * values[::-1])
+    with pytest.raises(ArgumentError, match="no address for buffer 'y'"):
         kernel.bind({"x": x}, {"factor": 1.0})
     with pytest.raises(ArgumentError, match="no value for the scalar 'factor'"):
         kernel.bind({"x": x, "y": y}, {})

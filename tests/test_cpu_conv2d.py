@@ -237,7 +237,7 @@ def test_what_is_packed_is_charged_to_every_launch():
     """Packing is a step of the plan, so it is measured; that of the weight can be done once by those who call."""
     workload = Workload.conv2d(**SHAPES["3x3"], dtype="float32")
     source = TEMPLATE.kernel(workload, HOST, TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)))
-    assert [(step.function.__name__, step.weight_only) for step in source.steps] == [
+    assert [(step.function.__name__, step.constant) for step in source.steps] == [
         ("pack_x", False), ("pack_weight", True), ("convolve", False),
     ]  # fmt: skip
 

@@ -1,19 +1,277 @@
-"""How a plan's grid becomes a launch, without a driver; what needs a device is in test_measure_gpu.py."""
+"""The driver API as schedsearch uses it, on a driver of our own; what needs a device is in test_measure_gpu.py."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import threading
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import schedsearch.device.cuda as module
-from schedsearch.launch import Artifact, Grid, LaunchPlan, Step
+from schedsearch.device import open_device
+from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Scalar, Step
 from schedsearch.target import PRESETS
 
 CLUSTERS_AT_ONCE = 31  # of 4 blocks, where 132 multiprocessors would be 33
+OURS, THEIRS = 100, 200  # contexts
 
 
+class Result(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+
+
+class FakeDriver:
+    """The calls of the driver that `schedsearch.device.cuda` makes, with a stack of contexts in each thread.
+
+    Attributes:
+        memory: address -> bytes of what is allocated.
+        retained: how often the primary context is retained.
+        launches: (blocks, parameters as 64-bit words) of every launch that was accepted.
+        launch_code: what a launch in our context returns.
+    """
+
+    CUresult = Result
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    PARAMETERS = 2  # of every kernel
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+        self.memory: dict[int, int] = {}
+        self.retained = 0
+        self.modules: set[int] = set()
+        self.launches: list[tuple[int, tuple[int, ...]]] = []
+        self.launch_code = 0
+        self._next = 0x1000
+        self.cuLaunchKernelEx, self.cuTensorMapReplaceAddress = self._launch, None
+        self.cuOccupancyMaxActiveClusters = self._occupancy
+
+    @property
+    def contexts(self) -> list[int]:
+        if not hasattr(self._threads, "contexts"):
+            self._threads.contexts = []
+        return self._threads.contexts
+
+    def _require_context(self) -> Result:
+        return Result.CUDA_SUCCESS if self.contexts[-1:] == [OURS] else Result.CUDA_ERROR_INVALID_CONTEXT
+
+    def cuGetErrorName(self, code: Result) -> tuple[Result, bytes]:
+        return Result.CUDA_SUCCESS, code.name.encode()
+
+    def cuGetErrorString(self, code: Result) -> tuple[Result, bytes]:
+        return Result.CUDA_SUCCESS, b"as told"
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[Result, int]:
+        return Result.CUDA_SUCCESS, ordinal
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Result, int]:
+        self.retained += 1
+        return Result.CUDA_SUCCESS, OURS
+
+    def cuDevicePrimaryCtxRelease(self, device: int) -> tuple[Result]:
+        self.retained -= 1
+        return (Result.CUDA_SUCCESS,)
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[Result]:
+        self.contexts.append(context)
+        return (Result.CUDA_SUCCESS,)
+
+    def cuCtxPopCurrent(self) -> tuple[Result, int]:
+        return Result.CUDA_SUCCESS, self.contexts.pop()
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[Result]:
+        self.contexts[-1:] = [context]
+        return (Result.CUDA_SUCCESS,)
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[Result, int]:
+        if code := self._require_context():
+            return code, 0
+        if nbytes > 1 << 30:
+            return Result.CUDA_ERROR_OUT_OF_MEMORY, 0
+        self._next += 1 << 20
+        self.memory[self._next] = nbytes
+        return Result.CUDA_SUCCESS, self._next
+
+    def cuMemFree(self, address: int) -> tuple[Result]:
+        del self.memory[address]
+        return (self._require_context(),)
+
+    def cuCtxSynchronize(self) -> tuple[Result]:
+        return (self._require_context(),)
+
+    def cuModuleLoadData(self, code: bytes) -> tuple[Result, int]:
+        self.modules.add(len(self.modules))
+        return self._require_context(), len(self.modules) - 1
+
+    def cuModuleUnload(self, loaded: int) -> tuple[Result]:
+        self.modules.remove(loaded)
+        return (self._require_context(),)
+
+    def cuModuleGetFunction(self, loaded: int, name: bytes) -> tuple[Result, int]:
+        return Result.CUDA_SUCCESS, 7
+
+    def cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> tuple[Result]:
+        return (self._require_context(),)
+
+    # The calls below go through ctypes: they return a plain number, and take references.
+    def _launch(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
+        code = self._require_context() or self.launch_code
+        if not code:
+            words = tuple(ctypes.c_uint64.from_address(address).value for address in parameters._obj[: self.PARAMETERS])
+            self.launches.append((config._obj.grid_x, words))
+        return code
+
+    def _occupancy(self, clusters: Any, function: Any, config: Any) -> int:
+        assert (function.value, config._obj.block_x, config._obj.shared_bytes) == (7, 256, 5000)
+        clusters._obj.value = CLUSTERS_AT_ONCE
+        return self._require_context()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    fake = FakeDriver()
+    monkeypatch.setattr(module, "_driver", lambda: fake)
+    monkeypatch.setattr(module, "_libcuda", lambda: fake)
+    return fake
+
+
+def pointwise(*steps: Step, **more: Any) -> Artifact:
+    given = steps or (Step("kernel_0", (Pointer("x"), Pointer("y")), Grid(10), 128),)
+    return Artifact(b"code", LaunchPlan("cuda", "sm_90a", given, **more))
+
+
+PACKED = pointwise(
+    Step("kernel_0", (Pointer("weight"), Pointer("packed")), Grid(1), 128, constant=True),
+    Step("kernel_1", (Pointer("packed"), Pointer("y")), Grid(2), 128),
+    workspaces={"packed": 512, "unused": 1 << 40},
+)  # fmt: skip
+
+
+# --- Contexts ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("before", [[], [THEIRS]], ids=["no context", "another one"])
+def test_the_current_context_stays_what_it_was(driver: FakeDriver, before: list[int]) -> None:
+    driver.contexts.extend(before)
+    device = open_device(PRESETS["h200"])
+    address = device.allocate(64)
+    device.free(address)
+    device.synchronize()
+    kernel = device.load(pointwise())
+    kernel.bind({"x": 1, "y": 2}, {}).launch()
+    with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+        device.allocate(1 << 40)
+    kernel.close()
+    device.close()
+    assert driver.contexts == before and driver.launches == [(10, (1, 2))]
+
+
+def test_a_launch_works_in_a_thread_without_a_context_and_beside_another_one(driver: FakeDriver) -> None:
+    """PyTorch's autograd calls in threads of its own."""
+    bound = open_device(PRESETS["h200"]).load(pointwise()).bind({"x": 1, "y": 2}, {})
+    left = []
+
+    def call(*contexts: int) -> None:
+        driver.contexts.extend(contexts)
+        bound.launch()
+        left.append(list(driver.contexts))
+
+    for contexts in ((), (THEIRS,), (OURS,)):
+        thread = threading.Thread(target=call, args=contexts)
+        thread.start()
+        thread.join()
+    assert left == [[], [THEIRS], [OURS]] and len(driver.launches) == 3
+
+
+def test_a_launch_that_fails_in_our_context_says_why(driver: FakeDriver) -> None:
+    bound = open_device(PRESETS["h200"]).load(pointwise()).bind({"x": 1, "y": 2}, {})
+    driver.launch_code = Result.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(DeviceError, match=r"cuLaunchKernelEx failed: CUDA_ERROR_ILLEGAL_ADDRESS \(as told\)"):
+        bound.launch()
+    assert driver.contexts == []
+
+
+def test_the_primary_context_is_given_back_once(driver: FakeDriver) -> None:
+    device = open_device(PRESETS["h200"])
+    assert driver.retained == 1
+    device.close()
+    device.close()
+    assert driver.retained == 0
+    with pytest.raises(DeviceError, match="was closed; open it again"):
+        device.allocate(1)
+
+
+def test_a_device_that_nobody_uses_any_more_gives_its_context_back(driver: FakeDriver) -> None:
+    device = open_device(PRESETS["h200"])
+    bound = device.load(pointwise()).bind({"x": 1, "y": 2}, {})
+    del device
+    gc.collect()
+    assert driver.retained == 1  # what is bound needs it
+    bound.launch()
+    del bound
+    gc.collect()
+    assert driver.retained == 0
+
+
+# --- Workspaces and constants ------------------------------------------------------------------------------------------
+def test_workspaces_are_allocated_when_something_needs_them_and_freed_with_the_kernel(driver: FakeDriver) -> None:
+    kernel = open_device(PRESETS["h200"]).load(PACKED)
+    assert not driver.memory
+    for _ in range(2):
+        kernel.bind({"weight": 1, "y": 2}, {}).launch()
+    assert list(driver.memory.values()) == [512]
+    (packed,) = driver.memory
+    assert driver.launches == [(1, (1, packed)), (2, (packed, 2))] * 2
+    kernel.close()
+    kernel.close()
+    assert not driver.memory and not driver.modules
+
+
+def test_a_workspace_that_is_given_is_not_allocated(driver: FakeDriver) -> None:
+    kernel = open_device(PRESETS["h200"]).load(PACKED)
+    kernel.bind({"weight": 1, "y": 2, "packed": 3}, {}).launch()
+    prepared = kernel.prepare({"weight": 1, "packed": 4})
+    kernel.bind({"y": 2}, {}, prepared).launch()
+    assert driver.launches == [(1, (1, 3)), (2, (3, 2)), (1, (1, 4)), (2, (4, 2))] and not driver.memory
+
+
+def test_each_prepared_set_of_constants_has_memory_of_its_own(driver: FakeDriver) -> None:
+    kernel = open_device(PRESETS["h200"]).load(PACKED)
+    one, other = kernel.prepare({"weight": 1}), kernel.prepare({"weight": 5})
+    assert one.nbytes == other.nbytes == 512
+    assert driver.launches == [(1, (1, one.addresses["packed"])), (1, (5, other.addresses["packed"]))]
+    step = kernel.bind({"y": 2}, {}, other)
+    del one, other
+    gc.collect()
+    assert len(driver.memory) == 1  # what is bound keeps it
+    del step
+    gc.collect()
+    assert not driver.memory
+
+
+def test_what_a_step_needs_must_be_given_unless_it_is_optional(driver: FakeDriver) -> None:
+    device = open_device(PRESETS["h200"])
+    kernel = device.load(pointwise(Step("kernel_0", (Pointer("bias", optional=True), Pointer("y")), Grid(1), 32)))
+    for buffers in ({"y": 2}, {"y": 2, "bias": 3}):
+        kernel.bind(buffers, {}).launch()
+    assert driver.launches == [(1, (0, 2)), (1, (3, 2))]
+    with pytest.raises(ArgumentError, match="no address for buffer 'y'; given: bias"):
+        kernel.bind({"bias": 1}, {})
+    with pytest.raises(ArgumentError, match="no address for buffer 'weight'; given: none"):
+        device.load(PACKED).prepare({})
+    with pytest.raises(ArgumentError, match="no value for the scalar 'slope'; given: none"):
+        device.load(pointwise(Step("kernel_0", (Scalar("slope"),), Grid(1), 32))).bind({}, {})
+    aligned = device.load(pointwise(alignments={"x": 16}))
+    with pytest.raises(ArgumentError, match=r"x is at an address that is not a multiple of 16 bytes \(remainder 8\)"):
+        aligned.bind({"x": 24, "y": 0}, {})
+
+
+# --- Grids -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("grid", "cluster", "blocks"),
     [
@@ -24,26 +282,8 @@ CLUSTERS_AT_ONCE = 31  # of 4 blocks, where 132 multiprocessors would be 33
     ],
 )
 def test_a_persistent_grid_has_the_clusters_that_the_card_runs_at_once(
-    monkeypatch: pytest.MonkeyPatch, grid: Grid, cluster: int, blocks: int
+    driver: FakeDriver, grid: Grid, cluster: int, blocks: int
 ) -> None:
-    launched = []
-
-    def occupancy(clusters: Any, function: Any, config: Any) -> int:
-        assert (function.value, config._obj.block_x, config._obj.shared_bytes) == (7, 256, 5000)
-        clusters._obj.value = CLUSTERS_AT_ONCE
-        return 0
-
-    def launch(config: Any, *_: Any) -> int:
-        launched.append(config._obj.grid_x)
-        return 0
-
-    driver = SimpleNamespace(
-        cuOccupancyMaxActiveClusters=occupancy, cuLaunchKernelEx=launch, cuTensorMapReplaceAddress=None
-    )  # fmt: skip
-    monkeypatch.setattr(module, "_libcuda", lambda: driver)
-    plan = LaunchPlan("cuda", "sm_90a", (Step("kernel_0", (), grid, 256, 5000, cluster),))
-    loaded: Any = SimpleNamespace(
-        artifact=Artifact(b"", plan), device=SimpleNamespace(target=PRESETS["h200"]), functions=[7], workspaces={}
-    )
-    module.CudaBoundKernel(loaded, {}, {}, [0], None).launch()
-    assert launched == [blocks]
+    step = Step("kernel_0", (Pointer("x"), Pointer("y")), grid, 256, 5000, cluster)
+    open_device(PRESETS["h200"]).load(pointwise(step)).bind({"x": 1, "y": 2}, {}).launch()
+    assert driver.launches == [(blocks, (1, 2))]

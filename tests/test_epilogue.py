@@ -11,7 +11,7 @@ from numba import cuda, types
 
 from schedsearch.backend.cuda import _compile_to_ptx, compile_cuda
 from schedsearch.device.detect import detect
-from schedsearch.launch import Float32, Grid, Int32, Int64, Pointer, Scalar
+from schedsearch.launch import Float32, Grid, Int32, Pointer, Scalar
 from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
@@ -22,7 +22,11 @@ from schedsearch.workload import Workload
 
 ALL_STAGES = tuple(STAGES)
 DTYPES = [("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
-ZERO, NO_POINTER = Float32(0.0), Int64(0)
+ZERO = Float32(0.0)
+
+
+def absent(name: str) -> Pointer:
+    return Pointer(name, optional=True)
 
 
 def conv(*stages: str, k: int = 8, dtype: str = "float16", out_dtype: str | None = None) -> Workload:
@@ -82,13 +86,13 @@ def ptx_of(workload: Workload, form: str = "pair") -> str:
 
 # --- What a launch has to pass ---------------------------------------------------------------------------------------
 def test_parameters_are_seven_whatever_the_stages() -> None:
-    assert Epilogue(conv()).params == (NO_POINTER,) * 4 + (ZERO,) * 3
+    assert Epilogue(conv()).params == (*map(absent, ("bias", "scale", "shift", "residual")), ZERO, ZERO, ZERO)
     assert Epilogue(conv(*ALL_STAGES)).params == (
         Pointer("bias"), Pointer("scale"), Pointer("shift"), Pointer("residual"),
         Scalar("leaky_relu_slope"), Scalar("clip_min"), Scalar("clip_max"),
     )  # fmt: skip
     assert Epilogue(conv("residual", "clip")).params == (
-        NO_POINTER, NO_POINTER, NO_POINTER, Pointer("residual"), ZERO, Scalar("clip_min"), Scalar("clip_max"),
+        absent("bias"), absent("scale"), absent("shift"), Pointer("residual"), ZERO, Scalar("clip_min"), Scalar("clip_max"),
     )  # fmt: skip
 
 

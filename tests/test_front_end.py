@@ -17,7 +17,7 @@ from schedsearch.backend import CompileError, compile_source, front_end
 from schedsearch.backend.cuda import _compile_to_ptx, _signature
 from schedsearch.backend.front_end import _front_end
 from schedsearch.backend.ops import device_op
-from schedsearch.launch import Grid, Int64, Param, Pointer, Scalar
+from schedsearch.launch import Grid, Param, Pointer, Scalar
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep, Template, load_reference
 from schedsearch.templates.conv2d.halo import Conv2dHalo
@@ -104,21 +104,21 @@ def test_what_is_wrong_with_a_kernel_is_said_in_its_own_words() -> None:
         ptx(kernel, frozenset())
 
 
-def test_an_absent_buffer_has_the_type_of_an_address() -> None:
-    def kernel(y, bias: types.uint64):  # type: ignore[no-untyped-def]
+def test_an_optional_buffer_has_the_type_of_an_address() -> None:
+    def kernel(y, bias):  # type: ignore[no-untyped-def]
         store(y, bias // 3)  # a division of signed numbers takes more instructions
 
-    def compiled(param: Pointer | Int64) -> str:
+    def compiled(param: Param) -> str:
         return _compile_to_ptx(KernelStep(kernel, (Pointer("y"), param), Grid(1), 32), "kernel_0", "sm_90a")
 
-    assert compiled(Int64(0)) == compiled(Pointer("bias"))
+    assert compiled(Pointer("bias", optional=True)) == compiled(Pointer("bias"))
 
 
 def test_operands_are_what_follows_the_named_arguments() -> None:
     """Numbered and placed in memory like arguments of their own; an absent address has the type of an address."""
     multiply = device_op("multiply", "mul.f32 $y, $a, $b;", ins={"a": "f32", "b": "f32"}, outs={"y": "f32"})
 
-    def named(y, bias: types.uint64, a, b):  # type: ignore[no-untyped-def]
+    def named(y, bias, a, b):  # type: ignore[no-untyped-def]
         store(y, bias // 3 + types.uint64(multiply(a, b)))
 
     def variadic(y, *operands):  # type: ignore[no-untyped-def]
@@ -128,7 +128,8 @@ def test_operands_are_what_follows_the_named_arguments() -> None:
         params = (Pointer("y"), bias, Scalar("a"), Scalar("b"))
         return _compile_to_ptx(KernelStep(function, params, Grid(1), 32), "kernel_0", "sm_90a")
 
-    assert compiled(variadic, Pointer("bias")) == compiled(named, Pointer("bias")) == compiled(variadic, Int64(0))
+    present, absent = Pointer("bias"), Pointer("bias", optional=True)
+    assert compiled(variadic, present) == compiled(named, present) == compiled(variadic, absent)
 
 
 @pytest.mark.parametrize("template", [Conv2dWgmma(), Conv2dMma()], ids=lambda template: template.name)

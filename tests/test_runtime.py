@@ -98,21 +98,29 @@ def test_torch_tensors_in_both_forms(kernel: schedsearch.Kernel, torch: Any) -> 
         np.testing.assert_allclose(y.permute(0, 2, 3, 1).numpy(), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
 
 
-# --- Prepared weights --------------------------------------------------------------------------------------------------
+# --- Prepared constants ------------------------------------------------------------------------------------------------
 def test_a_prepared_weight_takes_the_weights_place(kernel: schedsearch.Kernel) -> None:
     x, weight, bias = operands(7)
-    prepared = kernel.prepare_weight(weight)
-    assert prepared.nbytes >= weight.nbytes
-    truth = expected(x, weight, bias)
-    step = kernel.bind(x, prepared, bias)
-    for y in (kernel(x, prepared, bias), kernel(x, bias=bias, weight=prepared), step(), kernel(x, weight, bias), step()):
+    prepared = kernel.prepare(weight=weight)
+    assert kernel.constants == ("weight",) and prepared.nbytes >= weight.nbytes
+    truth, packed = expected(x, weight, bias), prepared["weight"]
+    step = kernel.bind(x, packed, bias)
+    for y in (kernel(x, packed, bias), kernel(x, bias=bias, **prepared), step(), kernel(x, weight, bias), step()):
         np.testing.assert_allclose(y, truth, rtol=1e-5, atol=1e-4)
+
+
+def test_constants_that_the_kernel_reads_as_they_are_may_be_prepared_with_the_others(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(7)
+    prepared = kernel.prepare(bias=bias, weight=weight)
+    assert list(prepared) == ["bias", "weight"]
+    for y in (kernel(x, **prepared), kernel(x, prepared["weight"], bias), kernel(x, weight, bias)):
+        np.testing.assert_allclose(y, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
 
 
 def test_two_prepared_weights_and_a_plain_one_do_not_meet(kernel: schedsearch.Kernel) -> None:
     """Each has its own workspace: a kernel that repacks in every call shares one among all calls."""
     arguments = [operands(seed) for seed in (8, 9, 10)]
-    prepared = [kernel.prepare_weight(weight) for _, weight, _ in arguments[:2]]
+    prepared = [kernel.prepare(weight=weight)["weight"] for _, weight, _ in arguments[:2]]
     for _ in range(2):
         for (x, weight, bias), made in zip(arguments, (*prepared, None)):
             y = kernel(x, made or weight, bias)
@@ -122,34 +130,49 @@ def test_two_prepared_weights_and_a_plain_one_do_not_meet(kernel: schedsearch.Ke
 def test_a_prepared_weight_is_the_weight_as_it_was(kernel: schedsearch.Kernel) -> None:
     x, weight, bias = operands(11)
     truth = expected(x, weight, bias)
-    prepared = kernel.prepare_weight(weight)
+    prepared = kernel.prepare(weight=weight)
     weight[...] = np.nan  # nothing reads it any more
-    np.testing.assert_allclose(kernel(x, prepared, bias), truth, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(kernel(x, bias=bias, **prepared), truth, rtol=1e-5, atol=1e-4)
 
 
-def test_a_prepared_weight_of_torch_comes_with_a_torch_output(kernel: schedsearch.Kernel, torch: Any) -> None:
+def test_a_prepared_weight_of_torch_comes_with_a_torch_output(kernel: schedsearch.Kernel) -> None:
+    torch = pytest.importorskip("torch")
     x, weight, bias = (torch.from_numpy(array) for array in operands(12))
-    prepared = kernel.prepare_weight(weight)
-    for _ in range(3):  # the short path of a plain call lies in between
-        for given in (prepared, weight):
+    prepared = kernel.prepare(weight=weight)["weight"]
+    for _ in range(3):
+        for given in (prepared, prepared, weight, weight):  # the second of each takes the short path
             y = kernel(x, given, bias)
             np.testing.assert_allclose(y.numpy(), expected(*operands(12)), rtol=1e-5, atol=1e-4)
 
 
-def test_what_another_kernel_prepared_and_what_is_no_weight_is_refused(kernel: schedsearch.Kernel, cpu_db: Path) -> None:
+def test_what_cannot_be_prepared_is_refused(kernel: schedsearch.Kernel) -> None:
+    x, weight, bias = operands(13)
+    with pytest.raises(ArgumentError, match="'x' is not a constant argument of the kernel; allowed: weight, bias"):
+        kernel.prepare(weight=weight, x=x)
+    with pytest.raises(ArgumentError, match=r"weight has shape \(2, 9, 8, 8\)"):
+        kernel.prepare(weight=x)
+    with pytest.raises(ArgumentError, match="repacks weight together; missing: weight"):
+        kernel.prepare(bias=bias)
+
+
+def test_what_was_prepared_otherwise_is_refused(kernel: schedsearch.Kernel, cpu_db: Path) -> None:
     x, weight, bias = operands(13)
     other = schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu")
-    with pytest.raises(ArgumentError, match="prepared by another kernel"):
-        kernel(x, other.prepare_weight(weight), bias)
-    with pytest.raises(ArgumentError, match="weight"):
-        kernel.prepare_weight(x)
+    with pytest.raises(ArgumentError, match="weight was prepared by another kernel"):
+        kernel(x, bias=bias, **other.prepare(weight=weight))
+    prepared = kernel.prepare(weight=weight, bias=bias)
+    with pytest.raises(ArgumentError, match=r"weight is what was prepared as bias; pass prepared\['weight'\]"):
+        kernel(x, prepared["bias"], prepared["weight"])
+    with pytest.raises(ArgumentError, match="bias is prepared and weight is not, but the kernel repacks weight together"):
+        kernel(x, weight, prepared["bias"])
 
 
 def test_the_memory_of_a_prepared_weight_goes_with_it_and_with_what_is_bound_to_it(kernel: schedsearch.Kernel) -> None:
     device = kernel._loaded._device  # type: ignore[attr-defined]
     x, weight, bias = operands(14)
+    kernel(x, weight, bias)  # allocates the kernel's own workspace
     before = set(device._memory)
-    step = kernel.bind(x, kernel.prepare_weight(weight), bias)
+    step = kernel.bind(x, kernel.prepare(weight=weight)["weight"], bias)
     assert len(set(device._memory) - before) == 1
     np.testing.assert_allclose(step(), expected(x, weight, bias), rtol=1e-5, atol=1e-4)
     del step
@@ -157,7 +180,7 @@ def test_the_memory_of_a_prepared_weight_goes_with_it_and_with_what_is_bound_to_
 
 
 @pytest.mark.gpu
-def test_gpu_steps_on_the_weight_alone_run_once() -> None:
+def test_gpu_steps_on_constants_alone_run_once() -> None:
     """A pointwise kernel that reads the weight out of a workspace, where a step of its own has put it."""
     torch = pytest.importorskip("torch")
     from faulty_templates import PointwiseCuda
@@ -184,13 +207,13 @@ def test_gpu_steps_on_the_weight_alone_run_once() -> None:
 
     (step,) = plain.steps
     multiply = replace(step, params=(Pointer("x"), Pointer("packed"), *step.params[2:]))
-    packing = KernelStep(pack, (Pointer("weight"), Pointer("packed")), Grid(1), 8 * 16, weight_only=True)
+    packing = KernelStep(pack, (Pointer("weight"), Pointer("packed")), Grid(1), 8 * 16, constant=True)
     source = replace(plain, steps=(packing, multiply), workspaces={"packed": 4 * 8 * 16})
     kernel = open_device(target).load(compile_source(source, target).artifact)
     x, weight = torch.randn(32, 8, device="cuda"), torch.randn(16, 8, device="cuda")
     other, y = torch.randn(16, 8, device="cuda"), torch.empty(32, 16, device="cuda")
     torch.cuda.synchronize()
-    prepared = kernel.prepare_weight(weight.data_ptr())
+    prepared = kernel.prepare({"weight": weight.data_ptr()})
     buffers = {"x": x.data_ptr(), "weight": other.data_ptr(), "y": y.data_ptr()}
     for given, used in ((prepared, weight), (None, other), (prepared, weight)):
         kernel.bind(buffers, {}, given).launch()
@@ -287,7 +310,7 @@ def test_a_workload_is_asked_for_and_no_file(ask: Any, tmp_path: Path) -> None:
             lambda a: {**a, "x": a["x"].astype(">f4" if sys.byteorder == "little" else "<f4")},
             "float32 of the other byte order",
         ),
-        (lambda a: {**a, "bias": packed(a["bias"])}, r"bias has strides of \(5,\) bytes, no whole elements of 4"),
+        (lambda a: {**a, "bias": packed(a["bias"])}, r"bias has strides of \(5,\) bytes, not whole elements of 4"),
         (lambda a: {**a, "weight": [1.0]}, "weight is a list; allowed"),
         (lambda a: {"x": a["x"], "weight": a["weight"]}, "missing bias"),
         (lambda a: {**a, "biass": a["bias"]}, "did you mean 'bias'"),
@@ -396,7 +419,7 @@ def test_a_misaligned_gpu_pointer_is_refused(tmp_path: Path) -> None:
     kernel = schedsearch.compile(GPU_WORKLOAD, tmp_path / "none.db", target="cuda", allow=("default",))
     x, weight, bias = (torch.zeros(arg.shape, device="cuda", dtype=torch.float16) for arg in GPU_WORKLOAD.signature)
     shifted = torch.zeros(x.numel() + 1, device="cuda", dtype=torch.float16)[1:].view(x.shape)
-    with pytest.raises(ArgumentError, match="no multiple of 16 bytes"):
+    with pytest.raises(ArgumentError, match="not a multiple of 16 bytes"):
         kernel(shifted, weight, bias)
     with pytest.raises(ArgumentError, match="cuda:0"):
         kernel(x.cpu(), weight, bias)

@@ -60,7 +60,7 @@ def compile_cpu(source: KernelSource) -> BuildResult:
         steps.append(
             Step(
                 entry, step.params, step.grid, step.block_threads,
-                dynamic_shared_bytes=step.dynamic_shared_bytes, weight_only=step.weight_only,
+                dynamic_shared_bytes=step.dynamic_shared_bytes, constant=step.constant,
             )
         )  # fmt: skip
     plan = LaunchPlan(

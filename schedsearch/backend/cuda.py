@@ -43,7 +43,7 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     entries = [f"kernel_{number}" for number in range(len(source.steps))]
     texts = [_compile_to_ptx(step, entry, source.arch) for step, entry in zip(source.steps, entries)]
     steps = tuple(
-        Step(entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.weight_only)
+        Step(entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant)
         for step, entry in zip(source.steps, entries)
     )
     plan = LaunchPlan("cuda", source.arch, steps, dict(source.workspaces), dict(source.alignments))
@@ -106,14 +106,10 @@ def _signature(step: KernelStep) -> tuple[Any, ...]:
         "scalar": types.float32,
     }
     code = step.function.__code__
-    named = code.co_varnames[: code.co_argcount]
-    addresses = {name for name, annotation in step.function.__annotations__.items() if annotation == "types.uint64"}
-    given = [types.uint64 if name in addresses else by_kind[param.kind] for name, param in zip(named, step.params)]
+    kinds = [by_kind[param.kind] for param in step.params]
     if not code.co_flags & inspect.CO_VARARGS:
-        return tuple(given)
-    # An Int64 operand is an address that may be absent. Kernels with and without it share a front-end run.
-    operands = (types.uint64 if param.kind == "i64" else by_kind[param.kind] for param in step.params[len(named) :])
-    return (*given, types.Tuple(tuple(operands)))
+        return tuple(kinds)
+    return (*kinds[: code.co_argcount], types.Tuple(tuple(kinds[code.co_argcount :])))
 
 
 def _stable_names(ptx: str, entry: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from llvmlite import binding as llvm
 
-from schedsearch.device import WeightWorkspaces
+from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
 from schedsearch.device.cpu_pool import Pool, barrier_address, target_machine
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Float32, Int32, Int64, Pointer, Scalar, Step
@@ -71,7 +71,7 @@ class CpuDevice:
         """Nothing to wait for: a launch returns when all is computed."""
 
     def close(self) -> None:
-        """Ends the worker threads and frees all memory; nothing of this device may be used afterwards."""
+        """Ends the worker threads and frees all memory. Nothing of this device may be used afterwards."""
         self._pool.close()
         for address in list(self._memory):
             self.free(address)
@@ -88,36 +88,28 @@ class CpuKernel:
         self._pool = pool
         self._all = _Chain(artifact, plan.steps, pool)
         self._device = device
-        self._workspaces = {name: device.allocate(nbytes) for name, nbytes in plan.workspaces.items()}
-
-    @property
-    def threads(self) -> int:
-        return self._all.threads
+        self.workspaces = Workspaces(device, plan.workspaces)
 
     def bind(
-        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: WeightWorkspaces | None = None
+        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
     ) -> BoundCpuKernel:
-        chain = self._all if prepared is None else self._prepared
-        return BoundCpuKernel(self, chain, {**buffers, **self._workspaces}, scalars, prepared)
+        return BoundCpuKernel(self, self._all if prepared is None else self._not_constant, buffers, scalars, prepared)
 
-    def prepare_weight(self, weight: int, stream: int = 0) -> WeightWorkspaces:
+    def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
         plan = self.artifact.plan
-        made = WeightWorkspaces(self._device, plan.weight_workspaces)
-        steps = tuple(step for step in plan.steps if step.weight_only)
-        if steps:
-            chain = _Chain(self.artifact, steps, self._pool)
-            BoundCpuKernel(self, chain, {"weight": weight}, {}, made).launch()
+        made = Workspaces(self._device, plan.constant_workspaces, addresses)
+        made.take(plan.constant_workspaces)
+        if constant := [plan.steps[number] for number in split_steps(plan)[0]]:
+            BoundCpuKernel(self, _Chain(self.artifact, constant, self._pool), addresses, {}, made).launch()
         return made
 
     @functools.cached_property
-    def _prepared(self) -> _Chain:
-        steps = tuple(step for step in self.artifact.plan.steps if not step.weight_only)
-        return _Chain(self.artifact, steps, self._pool)
+    def _not_constant(self) -> _Chain:
+        plan = self.artifact.plan
+        return _Chain(self.artifact, [plan.steps[number] for number in split_steps(plan)[1]], self._pool)
 
     def close(self) -> None:
-        """Frees the workspaces; the kernel and what was bound from it must not be launched afterwards."""
-        while self._workspaces:
-            self._device.free(self._workspaces.popitem()[1])
+        self.workspaces.close()
 
 
 class _Chain:
@@ -125,7 +117,7 @@ class _Chain:
 
     def __init__(self, artifact: Artifact, steps: Sequence[Step], pool: Pool) -> None:
         self.steps = steps
-        self.threads = max(step.block_threads for step in steps)
+        self.threads = max((step.block_threads for step in steps), default=1)
         pool.grow(self.threads)
         self.pool = pool
         self.params = tuple(param for step in steps for param in step.params)
@@ -141,12 +133,11 @@ class BoundCpuKernel:
         chain: _Chain,
         buffers: Mapping[str, int],
         scalars: Mapping[str, float],
-        prepared: WeightWorkspaces | None,
+        prepared: Workspaces | None,
     ) -> None:
         self._kernel, self._chain, self._prepared = kernel, chain, prepared  # keeps the code and the workspaces
-        if prepared is not None:
-            buffers = {**buffers, **prepared.addresses}
-        self._alignments = kernel.artifact.plan.alignments
+        self._plan = kernel.artifact.plan
+        addresses = place_buffers(self._plan, chain.steps, buffers, kernel.workspaces, prepared)
         self._words = (ctypes.c_uint64 * (_FIRST_PARAM_WORD + len(chain.params)))()
         self._pointers: dict[str, list[int]] = {}
         self._scalars: dict[str, list[int]] = {}
@@ -160,18 +151,16 @@ class BoundCpuKernel:
             elif isinstance(param, Float32):
                 self._words[word] = _float_bits(param.value)
         for name in self._pointers:
-            if name not in buffers:
-                raise ArgumentError(f"no address for {name!r}; the kernel takes {', '.join(self._pointers)}")
-            self.set_pointer(name, buffers[name])
+            self.set_pointer(name, addresses[name])
         for name in self._scalars:
             if name not in scalars:
                 raise ArgumentError(f"no value for the scalar {name!r}; the kernel takes {', '.join(self._scalars)}")
             self.set_scalar(name, scalars[name])
         block = ctypes.addressof(self._words)
         self._fixed = (chain.pool.mailboxes, chain.threads, chain.run_address, block, block + 8 * _COUNTER_WORD)
-        self._dispatch = chain.pool.dispatch
+        self._dispatch, self._lock = chain.pool.dispatch, chain.pool.lock
         self._arrivals = 0
-        self._arrivals_per_launch = chain.threads * (len(chain.steps) - 1)
+        self._arrivals_per_launch = chain.threads * max(len(chain.steps) - 1, 0)
 
     def launch(self, stream: int = 0) -> None:
         """Computes; returns when all steps are done.
@@ -179,28 +168,21 @@ class BoundCpuKernel:
         Raises:
             DeviceError: a kernel raised an exception.
         """
-        self._dispatch(*self._fixed, self._arrivals)
+        with self._lock:
+            self._dispatch(*self._fixed, self._arrivals)
         self._arrivals += self._arrivals_per_launch
         if self._words[_STATUS_WORD]:
             self._words[_STATUS_WORD] = 0
             raise DeviceError(f"a kernel of {[step.entry for step in self._chain.steps]} raised an exception")
 
     def set_pointer(self, buffer: str, address: int) -> None:
-        """Raises ArgumentError when the address is not aligned as the plan wants it, or the kernel has no such buffer."""
-        alignment = self._alignments.get(buffer, 1)
-        if address % alignment:
-            raise ArgumentError(
-                f"{buffer} at address {address:#x} must be aligned to {alignment} bytes; copy it to new memory"
-            )
-        if buffer not in self._pointers:
-            raise ArgumentError(f"the kernel has no buffer {buffer!r}; it takes {', '.join(self._pointers)}")
-        for word in self._pointers[buffer]:
+        """Raises ArgumentError when the address is not aligned as the plan wants it."""
+        check_alignment(self._plan, buffer, address)
+        for word in self._pointers.get(buffer, ()):
             self._words[word] = address
 
     def set_scalar(self, name: str, value: float) -> None:
-        if name not in self._scalars:
-            raise ArgumentError(f"the kernel has no scalar {name!r}; it takes {', '.join(self._scalars) or 'none'}")
-        for word in self._scalars[name]:
+        for word in self._scalars.get(name, ()):
             self._words[word] = _float_bits(value)
 
 

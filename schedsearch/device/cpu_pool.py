@@ -179,6 +179,7 @@ class Pool:
     def __init__(self) -> None:
         native = _native()
         self.dispatch = native.dispatch
+        self.lock = threading.Lock()  # the mailboxes hold one launch at a time
         self._native = native
         self._mailboxes = ctypes.create_string_buffer(_MAILBOX_BYTES * (MAX_THREADS + 1))
         base = ctypes.addressof(self._mailboxes)

@@ -1,8 +1,11 @@
 """A CUDA device through the driver API: memory, modules, launches, graphs, events.
 
-Works in the device's primary context, which PyTorch and CuPy use as well. A launch goes through one `cuLaunchKernelEx`
-per step on an argument block that was packed when the kernel was bound; that call is made by ctypes, which costs less
-host time than the bindings' own conversion of eleven arguments.
+Works in the device's primary context, which PyTorch and CuPy use as well. The caller's current context stays as it is: calls
+that need ours push it and pop it again.
+
+A launch is one `cuLaunchKernelEx` per step on an argument block that was packed when the kernel was bound. ctypes makes that
+call, which costs less host time than the bindings' own conversion of eleven arguments. It tries the thread's current context
+first and pushes ours when the driver refuses that one, e.g. in a thread that never used the device.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from schedsearch.device import WeightWorkspaces
+from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Step, TensorMap
 from schedsearch.target import Target
@@ -117,78 +121,108 @@ def driver_version() -> str:
 
 
 class CudaDevice:
-    """One CUDA device in its primary context. See `schedsearch.device.Device` for the contract."""
+    """One CUDA device in its primary context. See `schedsearch.device.Device` for the contract.
+
+    The context is retained until `close`, or until this object is gone.
+    """
 
     def __init__(self, target: Target) -> None:
         """Raises DeviceError when the device cannot be opened."""
         self.target = target
         self._device = _call("cuDeviceGet", target.ordinal)
         self._context = _call("cuDevicePrimaryCtxRetain", self._device)
-        self.make_current()
+        self._release = weakref.finalize(self, _call, "cuDevicePrimaryCtxRelease", self._device)
+        self._release.atexit = False  # the driver may be gone by then
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Our context is the calling thread's current one inside; the one before is afterwards.
+
+        Raises:
+            DeviceError: the device was closed.
+        """
+        self._check_open()
+        _call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(DriverError):  # it may tell of an earlier failure, which the body has reported
+                _call("cuCtxPopCurrent")
 
     def make_current(self) -> None:
-        """Makes the primary context current in the calling thread."""
+        """Makes our context the calling thread's current one for good, for `Graph` and `Event`. In processes of our own."""
+        self._check_open()
         _call("cuCtxSetCurrent", self._context)
+
+    def _check_open(self) -> None:
+        if not self._release.alive:
+            raise DeviceError(f"{self.target.name} was closed; open it again")
 
     def load(self, artifact: Artifact) -> CudaKernel:
         return CudaKernel(self, artifact)
 
     def allocate(self, nbytes: int) -> int:
-        return int(_call("cuMemAlloc", max(nbytes, 1)))
+        with self.current():
+            return int(_call("cuMemAlloc", max(nbytes, 1)))
 
     def free(self, address: int) -> None:
-        _call("cuMemFree", address)
+        with self.current():
+            _call("cuMemFree", address)
 
     def copy_in(self, address: int, data: memoryview) -> None:
         source = np.frombuffer(data, dtype=np.uint8)
         if source.size:
-            _call("cuMemcpyHtoD", address, source.ctypes.data, source.size)
+            with self.current():
+                _call("cuMemcpyHtoD", address, source.ctypes.data, source.size)
 
     def copy_out(self, data: memoryview, address: int) -> None:
         destination = np.frombuffer(data, dtype=np.uint8)
         if destination.size:
-            _call("cuMemcpyDtoH", destination.ctypes.data, address, destination.size)
-
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Copies within the device."""
-        _call("cuMemcpyDtoD", destination, source, nbytes)
+            with self.current():
+                _call("cuMemcpyDtoH", destination.ctypes.data, address, destination.size)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         if nbytes:
-            _call("cuMemsetD8", address, byte, nbytes)
+            with self.current():
+                _call("cuMemsetD8", address, byte, nbytes)
 
     def synchronize(self) -> None:
         """Waits for all work. Raises DriverError with what went wrong on the device."""
-        _call("cuCtxSynchronize")
+        with self.current():
+            _call("cuCtxSynchronize")
 
     def start_profiler(self) -> None:
         """A profiler that was told to wait (`ncu --profile-from-start off`) looks at what is launched from here on."""
-        _call("cuProfilerStart")
+        with self.current():
+            _call("cuProfilerStart")
 
     def stop_profiler(self) -> None:
-        _call("cuProfilerStop")
+        with self.current():
+            _call("cuProfilerStop")
 
     def create_stream(self) -> int:
         """A stream that does not wait for the default stream."""
-        return int(_call("cuStreamCreate", _driver().CUstream_flags.CU_STREAM_NON_BLOCKING))
+        with self.current():
+            return int(_call("cuStreamCreate", _driver().CUstream_flags.CU_STREAM_NON_BLOCKING))
 
     def capture(self, stream: int, enqueue: Callable[[int], None]) -> Graph:
         """A graph of all that `enqueue(stream)` launches. What `enqueue` raises is passed on, after ending the capture."""
-        _call("cuStreamBeginCapture", stream, _driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-        try:
-            enqueue(stream)
-        except BaseException:
-            with contextlib.suppress(DriverError):
-                _call("cuGraphDestroy", _call("cuStreamEndCapture", stream))
-            raise
-        return Graph(_call("cuStreamEndCapture", stream))
+        with self.current():
+            _call("cuStreamBeginCapture", stream, _driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            try:
+                enqueue(stream)
+            except BaseException:
+                with contextlib.suppress(DriverError):
+                    _call("cuGraphDestroy", _call("cuStreamEndCapture", stream))
+                raise
+            return Graph(_call("cuStreamEndCapture", stream))
 
     def close(self) -> None:
-        _call("cuDevicePrimaryCtxRelease", self._device)
+        self._release()
 
 
 class Graph:
-    """An executable graph."""
+    """An executable graph. Its methods need the device's context as the current one."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -203,7 +237,7 @@ class Graph:
 
 
 class Event:
-    """A point in a stream whose time is taken."""
+    """A point in a stream whose time is taken. Its methods need the device's context as the current one."""
 
     def __init__(self) -> None:
         self._event = _call("cuEventCreate", 0)
@@ -223,38 +257,41 @@ class Event:
 
 
 class CudaKernel:
-    """A loaded cubin. Its workspaces are shared by everything bound to it: do not run two of those at the same time."""
+    """A loaded cubin. See `schedsearch.device.LoadedKernel`."""
 
     def __init__(self, device: CudaDevice, artifact: Artifact) -> None:
         self.artifact = artifact
         self.device = device
         plan = artifact.plan
-        self._module = _call("cuModuleLoadData", artifact.code)
-        self.functions = [_call("cuModuleGetFunction", self._module, step.entry.encode()) for step in plan.steps]
-        limit = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        for function, step in zip(self.functions, plan.steps):
-            _call("cuFuncSetAttribute", function, limit, step.dynamic_shared_bytes)
-        self.workspaces = {name: device.allocate(nbytes) for name, nbytes in plan.workspaces.items()}
+        self.workspaces = Workspaces(device, plan.workspaces)
+        with device.current():
+            self._module = _call("cuModuleLoadData", artifact.code)
+            self.functions = [_call("cuModuleGetFunction", self._module, step.entry.encode()) for step in plan.steps]
+            limit = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            for function, step in zip(self.functions, plan.steps):
+                _call("cuFuncSetAttribute", function, limit, step.dynamic_shared_bytes)
 
     def bind(
-        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: WeightWorkspaces | None = None
+        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
     ) -> CudaBoundKernel:
-        left_out = prepared is not None
-        steps = [number for number, step in enumerate(self.artifact.plan.steps) if not (left_out and step.weight_only)]
+        plan = self.artifact.plan
+        steps = tuple(range(len(plan.steps))) if prepared is None else split_steps(plan)[1]
         return CudaBoundKernel(self, buffers, scalars, steps, prepared)
 
-    def prepare_weight(self, weight: int, stream: int = 0) -> WeightWorkspaces:
+    def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
         plan = self.artifact.plan
-        made = WeightWorkspaces(self.device, plan.weight_workspaces)
-        steps = [number for number, step in enumerate(plan.steps) if step.weight_only]
-        CudaBoundKernel(self, {"weight": weight}, {}, steps, made).launch(stream)
+        made = Workspaces(self.device, plan.constant_workspaces, addresses)
+        made.take(plan.constant_workspaces)
+        steps, _ = split_steps(plan)
+        CudaBoundKernel(self, addresses, {}, steps, made).launch(stream)
         return made
 
     def close(self) -> None:
-        for address in self.workspaces.values():
-            self.device.free(address)
-        self.workspaces = {}
-        _call("cuModuleUnload", self._module)
+        if self._module is not None:
+            self.workspaces.close()
+            with self.device.current():
+                _call("cuModuleUnload", self._module)
+            self._module = None
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -274,6 +311,12 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+_Launch = tuple[_LaunchConfig, Any, ctypes.c_void_p, Any]  # the configuration, itself by reference, function, parameters
+
+# CUresult: INVALID_CONTEXT (no context, or none of this device's), INVALID_HANDLE (function or stream of another context)
+_WRONG_CONTEXT = (201, 400)
+
+
 @functools.cache
 def _libcuda() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
@@ -287,28 +330,28 @@ class CudaBoundKernel:
         kernel: CudaKernel,
         buffers: Mapping[str, int],
         scalars: Mapping[str, float],
-        steps: list[int],
-        prepared: WeightWorkspaces | None,
+        steps: Sequence[int],
+        prepared: Workspaces | None,
     ) -> None:
         plan, device = kernel.artifact.plan, kernel.device
         self._kernel, self._prepared = kernel, prepared  # keeps the module and the workspaces alive
-        self._alignments = plan.alignments
+        self._plan = plan
         self._launch = _libcuda().cuLaunchKernelEx
         self._replace_address = _libcuda().cuTensorMapReplaceAddress
         self._pointers: dict[str, list[ctypes.c_uint64]] = {}
         self._maps: dict[str, list[int]] = {}
         self._scalars: dict[str, list[ctypes.c_float]] = {}
         self._keep: list[Any] = []
-        addresses = {**buffers, **kernel.workspaces, **(prepared.addresses if prepared else {})}
-        for name, address in buffers.items():
-            self._check_alignment(name, address)
-        self._launches = [
-            self._pack(kernel.functions[number], plan.steps[number], addresses, scalars, device.target) for number in steps
-        ]
+        addresses = place_buffers(plan, [plan.steps[number] for number in steps], buffers, kernel.workspaces, prepared)
+        with device.current():
+            self._launches = [
+                self._pack(kernel.functions[number], plan.steps[number], addresses, scalars, device.target)
+                for number in steps
+            ]
 
     def _pack(
         self, function: Any, step: Step, addresses: Mapping[str, int], scalars: Mapping[str, float], target: Target
-    ) -> tuple[_LaunchConfig, Any, ctypes.c_void_p, Any]:
+    ) -> _Launch:
         values = [self._pack_param(param, addresses, scalars) for param in step.params]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
         blocks = step.grid.blocks(target.sms, step.cluster)
@@ -319,8 +362,6 @@ class CudaBoundKernel:
         return config, ctypes.byref(config), ctypes.c_void_p(int(function)), ctypes.byref(pointers)
 
     def _pack_param(self, param: Any, addresses: Mapping[str, int], scalars: Mapping[str, float]) -> Any:
-        if param.kind in ("pointer", "tensor_map") and param.buffer not in addresses:
-            raise ArgumentError(f"no address for buffer {param.buffer!r}; given: {', '.join(addresses) or 'none'}")
         if param.kind == "pointer":
             pointer = ctypes.c_uint64(addresses[param.buffer])
             self._pointers.setdefault(param.buffer, []).append(pointer)
@@ -332,30 +373,34 @@ class CudaBoundKernel:
             self._maps.setdefault(param.buffer, []).append(ctypes.addressof(storage))
             return storage
         if param.kind == "scalar":
+            if param.name not in scalars:
+                raise ArgumentError(f"no value for the scalar {param.name!r}; given: {', '.join(scalars) or 'none'}")
             scalar = ctypes.c_float(scalars[param.name])
             self._scalars.setdefault(param.name, []).append(scalar)
             return scalar
         return {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}[param.kind](param.value)
 
-    def _check_alignment(self, name: str, address: int) -> None:
-        alignment = self._alignments.get(name, 1)
-        if address % alignment:
-            raise ArgumentError(
-                f"{name} is at an address that is no multiple of {alignment} bytes (remainder {address % alignment}); "
-                "pass an array that starts at its allocation, or copy it"
-            )
-
     def launch(self, stream: int = 0) -> None:
-        for config, config_reference, function, parameters in self._launches:
+        for launch in self._launches:
+            config, config_reference, function, parameters = launch
             config.stream = stream
             code = self._launch(config_reference, function, parameters, None)
             if code:
-                _raise("cuLaunchKernelEx", code)
+                self._launch_in_context(launch, code)
+
+    def _launch_in_context(self, launch: _Launch, code: int) -> None:
+        """Launches again in our context where the driver refused the thread's current one with `code`."""
+        if code in _WRONG_CONTEXT:
+            _, config_reference, function, parameters = launch
+            with self._kernel.device.current():
+                code = self._launch(config_reference, function, parameters, None)
+        if code:
+            _raise("cuLaunchKernelEx", code)
 
     def set_pointer(self, buffer: str, address: int) -> None:
         """Raises ArgumentError when the address is not aligned as the plan wants it."""
-        if buffer in self._alignments:
-            self._check_alignment(buffer, address)
+        if buffer in self._plan.alignments:
+            check_alignment(self._plan, buffer, address)
         for pointer in self._pointers.get(buffer, ()):
             pointer.value = address
         for tensor_map in self._maps.get(buffer, ()):

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schedsearch.errors import ArgumentError
+from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops import ArgSpec
+from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _from_interface(interface: dict[str, Any], array: Any, device: tuple[str, in
     strides_bytes = interface.get("strides")
     if strides_bytes and any(n > 1 and stride % dtype.itemsize for n, stride in zip(shape, strides_bytes)):
         raise ArgumentError(
-            f"{name} has strides of {tuple(strides_bytes)} bytes, no whole elements of {dtype.itemsize}; make it contiguous"
+            f"{name} has strides of {tuple(strides_bytes)} bytes, not whole elements of {dtype.itemsize}; make it contiguous"
         )
     strides = contiguous_strides(shape) if strides_bytes is None else tuple(s // dtype.itemsize for s in strides_bytes)
     declared = getattr(array, "dtype", dtype)  # bfloat16 has no typestr of its own
@@ -140,6 +141,7 @@ def _from_dlpack(array: Any, name: str, library: str) -> ArrayView:
     )
 
 
+FORMS = ("plain", "channels_last")
 _LOGICAL_AXES = {"NHWC": "NCHW", "OHWI": "OIHW"}
 
 
@@ -168,46 +170,96 @@ def forms(spec: ArgSpec) -> tuple[Form, ...]:
     return plain, Form("channels_last", tuple(spec.shape[i] for i in order), tuple(plain.strides[i] for i in order))
 
 
-def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int]) -> Form:
-    """Returns the form in which the caller holds the argument.
+def form_of(spec: ArgSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> Form | None:
+    """The form in which an array of this shape and these strides (in elements) holds the argument, or None."""
+    return next((form for form in forms(spec) if form.matches(shape, strides)), None)
+
+
+def output_form(spec: ArgSpec, name: str) -> Form:
+    """The form of an output when the first argument is held in form `name`: the same where the output has it, else plain."""
+    plain, *others = forms(spec)
+    return next((form for form in others if form.name == name), plain)
+
+
+@dataclass(frozen=True)
+class OutputLike:
+    """What an output array looks like; strides are in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+def output_like(workload: Workload, form: str = "plain") -> tuple[OutputLike, ...]:
+    """The arrays that a kernel of this workload returns, without a kernel or a device, e.g. for PyTorch's fake kernels.
+
+    Args:
+        workload: what would be computed.
+        form: how the first argument is held, plain or channels_last; `form_of` tells it of an array.
+
+    Raises:
+        ArgumentError: there is no such form.
+
+    Example:
+        >>> workload = schedsearch.Workload.conv2d(n=1, h=8, w=8, c=16, k=32, r=1, s=1)
+        >>> output_like(workload, "channels_last")
+        (OutputLike(name='y', shape=(1, 32, 8, 8), strides=(2048, 1, 256, 32), dtype='float16'),)
+    """
+    if form not in FORMS:
+        raise ArgumentError(f"there is no form {form!r}{did_you_mean(form, FORMS)}; allowed: {', '.join(FORMS)}")
+    held = [(spec, output_form(spec, form)) for spec in workload.outputs]
+    return tuple(OutputLike(spec.name, own.shape, own.strides, spec.dtype) for spec, own in held)
+
+
+def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = "") -> Form:
+    """Returns the form in which the caller holds the argument; `label` names it in messages.
 
     Raises:
         ArgumentError: wrong dtype, shape, strides or device; says what was got and what is allowed.
     """
+    label = label or spec.name
     if seen.device != device:
         raise ArgumentError(
-            f"{spec.name} is on {seen.device[0]}:{seen.device[1]}, the kernel runs on {device[0]}:{device[1]}; move it there"
+            f"{label} is on {seen.device[0]}:{seen.device[1]}, the kernel runs on {device[0]}:{device[1]}; move it there"
         )
     if not seen.address:
-        raise ArgumentError(f"{spec.name} has no memory (address 0); give an array that has")
+        raise ArgumentError(f"{label} has no memory (address 0); give an array that has")
     if seen.dtype != spec.dtype:
-        raise ArgumentError(f"{spec.name} has dtype {seen.dtype}, the kernel takes {spec.dtype}; convert it")
+        raise ArgumentError(f"{label} has dtype {seen.dtype}, the kernel takes {spec.dtype}; convert it")
+    held = form_of(spec, seen.shape, seen.strides)
+    if held is not None:
+        return held
     allowed = forms(spec)
-    for form in allowed:
-        if form.matches(seen.shape, seen.strides):
-            return form
     options = " or ".join(f"shape {form.shape} with strides {form.strides} ({form.name})" for form in allowed)
     if any(seen.shape == form.shape for form in allowed):
         raise ArgumentError(
-            f"{spec.name} has strides {seen.strides} (elements) for shape {seen.shape}; allowed: {options}; "
+            f"{label} has strides {seen.strides} (elements) for shape {seen.shape}; allowed: {options}; "
             "make it contiguous" + (" in channels_last" if len(allowed) > 1 else "")
         )
-    raise ArgumentError(f"{spec.name} has shape {seen.shape}; allowed: {options} ({spec.axes})")
+    raise ArgumentError(f"{label} has shape {seen.shape}; allowed: {options} ({spec.axes})")
 
 
-def check_output(output: ArrayView, spec: ArgSpec, inputs: Mapping[str, ArrayView], specs: Sequence[ArgSpec]) -> None:
-    """Whether y may be written where `out` lies; a residual may be updated in place.
+def overlap(one: ArrayView, one_bytes: int, other: ArrayView, other_bytes: int) -> bool:
+    """Whether two arrays share memory."""
+    return one.address < other.address + other_bytes and other.address < one.address + one_bytes
+
+
+def check_output(
+    output: ArrayView, spec: ArgSpec, inputs: Mapping[str, ArrayView], specs: Mapping[str, ArgSpec], label: str = "out"
+) -> None:
+    """Whether an output may be written where `output` lies. An argument may be updated in place when its spec says so.
 
     Raises:
         ArgumentError: it is read-only, or overlaps an array that the kernel reads meanwhile.
     """
     if output.readonly:
-        raise ArgumentError("out is read-only; give an array that may be written")
-    for each in specs:
-        seen = inputs[each.name]
-        apart = seen.address + each.nbytes <= output.address or output.address + spec.nbytes <= seen.address
-        if not apart and not (each.name == "residual" and seen.address == output.address):
-            raise ArgumentError(f"out overlaps {each.name}, which the kernel reads while it writes; give other memory")
+        raise ArgumentError(f"{label} is read-only; give an array that may be written")
+    for name, each in specs.items():
+        seen = inputs[name]
+        in_place = each.aliases == spec.name and seen.address == output.address and each.nbytes == spec.nbytes
+        if overlap(output, spec.nbytes, seen, each.nbytes) and not in_place:
+            raise ArgumentError(f"{label} overlaps {name}, which the kernel reads while it writes; give other memory")
 
 
 def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
 
 from schedsearch.config import Config
-from schedsearch.device import BoundKernel, LoadedKernel, WeightWorkspaces
+from schedsearch.device import BoundKernel, LoadedKernel, Workspaces
 from schedsearch.errors import ArgumentError, did_you_mean
+from schedsearch.measurement import COLD_GRAPH
 from schedsearch.runtime import arrays
+from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
+from schedsearch.runtime.streams import raw_stream
+from schedsearch.runtime.torch_call import TorchCall
 from schedsearch.workload import Workload
 
 
@@ -25,6 +29,7 @@ class Provenance:
         time_ns: the recorded time, None on the rungs that have no record for this workload and device.
         record_id: row of the record in its database, or None.
         why: one line a rung that was tried, in order.
+        mode: how the record was timed. In `cold-graph-prepared-v1` the time is that of a call with prepared constants.
     """
 
     rung: str
@@ -33,39 +38,25 @@ class Provenance:
     time_ns: float | None = None
     record_id: int | None = None
     why: tuple[str, ...] = ()
-
-
-class PreparedWeight:
-    """A weight whose repacking is done, for the kernel that made it. Goes where the weight would; see `prepare_weight`.
-
-    Attributes:
-        array: the weight itself, kept alive.
-        nbytes: device memory that the repacked weight takes; 0 where the kernel reads the weight as it is.
-    """
-
-    __slots__ = ("array", "kernel", "nbytes", "workspaces")
-
-    def __init__(self, kernel: Kernel, array: Any, workspaces: WeightWorkspaces | None, nbytes: int) -> None:
-        self.kernel, self.array, self.workspaces, self.nbytes = kernel, array, workspaces, nbytes
-
-    def __repr__(self) -> str:
-        return f"<weight of {self.kernel.workload.label}, {self.nbytes} bytes repacked>"
+    mode: str = COLD_GRAPH
 
 
 class Kernel:
     """Runs one workload on one device.
 
-    Called with the arrays of `workload.signature`, by position or name, and the call-time scalars by name; returns y.
-    Arrays may be torch, CuPy, DLPack or `__cuda_array_interface__` ones on the GPU, NumPy or torch ones on the CPU. An
-    NHWC argument may be held as a contiguous (N, H, W, C) array or as a logical (N, C, H, W) one in channels_last; y comes
-    back in the form and library of x. On the GPU the call only enqueues.
+    Called with the arrays of `workload.signature`, by position or name, and the call-time scalars by name. Returns the
+    output, or a tuple of the outputs when there are several. Arrays may be torch, CuPy, DLPack or `__cuda_array_interface__`
+    ones on the GPU, NumPy or torch ones on the CPU. An NHWC argument may be held as a contiguous (N, H, W, C) array or as a
+    logical (N, C, H, W) one in channels_last; outputs come in the form and library of the first argument. On the GPU the
+    call only enqueues.
 
-    Calls are serialised by a lock; kernels whose plan has workspaces must not run on two streams at the same time.
+    Calls may come from any thread; a lock serialises them. A kernel with workspaces must not run on two streams at once.
 
     Attributes:
         workload: what it computes.
         provenance: how it was found.
         verified: whether this very artifact was compared with the reference for this workload on this kind of device.
+        device: (cpu or cuda, ordinal).
     """
 
     def __init__(
@@ -75,21 +66,23 @@ class Kernel:
         device: tuple[str, int],
         provenance: Provenance,
         verified: bool,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_close` is called by `close`, after the code was unloaded."""
         self.workload = workload
         self.provenance = provenance
         self.verified = verified
         self.device = device
         self._loaded = loaded
-        self._specs = workload.signature
-        self._names = [spec.name for spec in self._specs]
+        self._on_close = on_close
+        self._plan = loaded.artifact.plan
+        self._inputs = {spec.name: spec for spec in workload.signature}
+        self._outputs = {spec.name: spec for spec in workload.outputs}
         self._scalar_defaults = {scalar.name: scalar.default for scalar in workload.scalars}
         self._lock = threading.Lock()
         self._bound: BoundKernel | None = None
-        self._bound_weight: WeightWorkspaces | None = None  # what `_bound` was bound with
-        self._scalars: dict[str, float] = {}
-        self._seen: list[_SeenTensor] = []
-        self._new_output: Callable[[], Any] | None = None
+        self._bound_prepared: Workspaces | None = None  # what `_bound` was bound with
+        self._torch_call: TorchCall | None = None
 
     @property
     def rung(self) -> str:
@@ -99,12 +92,18 @@ class Kernel:
     def config(self) -> Config:
         return self.provenance.config
 
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of the arguments that `prepare` repacks, all of them together; empty where it has nothing to do."""
+        return self._plan.constants
+
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
-        """Computes y.
+        """Computes the outputs.
 
         Args:
             args, named: arrays in the order or by the names of `workload.signature`; scalars by name only.
-            out: array to write y into; allocated unless given.
+            out: where the output is written; allocated unless given. Several outputs: a tuple of arrays in the order of
+                `workload.outputs`, or a mapping by name, in which those left out are allocated.
             stream: a CUDA stream: an integer handle, or a torch or CuPy stream; the library's current one unless given.
 
         Raises:
@@ -112,15 +111,10 @@ class Kernel:
             DeviceError: the launch failed.
         """
         with self._lock:
-            if not named and out is None and self._rebind(args):
-                y = self._new_output()  # type: ignore[misc]
-                seen = self._seen[-1]
-                pointer = y.data_ptr()
-                if pointer != seen.pointer:
-                    self._bound.set_pointer("y", pointer)  # type: ignore[union-attr]
-                    seen.pointer = pointer
-                self._bound.launch(self._raw_stream(stream, "torch"))  # type: ignore[union-attr]
-                return y
+            if self._torch_call is not None and out is None and not named:
+                result = self._torch_call(args, stream)
+                if result is not None:
+                    return result
             return self._call_checked(args, named, out, stream)
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> Step:
@@ -133,156 +127,183 @@ class Kernel:
             ArgumentError: as a call does.
         """
         arguments, scalars = self._split(args, named)
-        prepared = self._take_prepared(arguments)
-        views, y = self._checked(arguments, out)
-        bound = self._loaded.bind({name: seen.address for name, seen in views.items()}, scalars, prepared)
-        library = views[self._names[0]].library
-        return Step(bound, lambda stream: self._raw_stream(stream, library), y, tuple(arguments.values()))
+        prepared = take_prepared(self, arguments, self.constants)
+        views = self._view(arguments)
+        outputs = self._check_outputs(arguments, views, out)
+        bound = self._loaded.bind(_addresses(views, outputs), scalars, prepared)
+        library, device = self._library(views), self.device
+        results = tuple(array for array, _ in outputs.values())
+        return Step(bound, lambda stream: raw_stream(stream, library, device), results, tuple(arguments.values()))
 
-    def prepare_weight(self, weight: Any, stream: Any = None) -> PreparedWeight:
-        """Repacks the weight once, for many calls.
+    def prepare(self, *, stream: Any = None, **named: Any) -> Prepared:
+        """Repacks constant arguments (weights, scales, biases) once, for many calls.
 
-        What is returned takes the weight's place in calls and in `bind`, which then leave out the steps that depend on the
-        weight alone. Where the kernel has no such steps nothing is done, and it means the weight itself. It holds the weight
-        as it was: prepare again after changing it. A record's time is that of the plain path, repacking included.
+        What is returned goes where the arrays would go, in calls and in `bind`. They leave out the steps that depend on
+        constants alone then::
+
+            prepared = kernel.prepare(weight=weight, bias=bias)
+            y = kernel(x, **prepared)
+            y = kernel(x, prepared["weight"], prepared["bias"])  # the same; by position a call costs less host time
+
+        Where a kernel repacks nothing, nothing is done, so that callers need not ask. Prepared arguments hold the values as
+        they were. In mode `cold-graph-prepared-v1` a record's time is that of calls with prepared constants; in the other
+        modes repacking is part of it.
 
         Args:
-            weight: as the argument of that name of a call.
+            named: arrays by argument name: all of `constants`, and any others that do not change between calls.
             stream: as of a call; launches on other streams must wait for it.
 
         Raises:
-            ArgumentError: as a call does.
+            ArgumentError: an array is refused as by a call, is not a constant argument, or one of `constants` is missing.
             DeviceError: the launch failed, or there is no memory.
         """
-        seen = arrays.view(weight, "weight")
-        arrays.check(next(spec for spec in self._specs if spec.name == "weight"), seen, self.device)
-        sizes = self._loaded.artifact.plan.weight_workspaces
-        if not sizes:
-            return PreparedWeight(self, weight, None, 0)
-        made = self._loaded.prepare_weight(seen.address, self._raw_stream(stream, seen.library))
-        return PreparedWeight(self, weight, made, sum(sizes.values()))
+        allowed = [name for name, spec in self._inputs.items() if spec.constant or name in self.constants]
+        for name in named:
+            if name not in allowed:
+                raise ArgumentError(
+                    f"{name!r} is not a constant argument of the kernel{did_you_mean(name, allowed)}; "
+                    f"allowed: {', '.join(allowed) or 'none'}"
+                )
+        missing = [name for name in self.constants if name not in named]
+        if missing:
+            raise ArgumentError(f"the kernel repacks {', '.join(self.constants)} together; missing: {', '.join(missing)}")
+        views = {name: arrays.view(array, name) for name, array in named.items()}
+        for name, seen in views.items():
+            arrays.check(self._inputs[name], seen, self.device)
+        workspaces = None
+        if self.constants:
+            handle = raw_stream(stream, self._library(views), self.device)
+            workspaces = self._loaded.prepare({name: seen.address for name, seen in views.items()}, handle)
+        return Prepared(self, named, views, workspaces)
 
-    def _take_prepared(self, arguments: dict[str, Any]) -> WeightWorkspaces | None:
-        """Puts the array in the place of a prepared weight, and returns what was made of it."""
-        given = arguments.get("weight")
-        if not isinstance(given, PreparedWeight):
-            return None
-        if given.kernel is not self:
-            raise ArgumentError(
-                f"weight was prepared by another kernel ({given.kernel!r}); pass what this kernel's prepare_weight returns"
-            )
-        arguments["weight"] = given.array
-        return given.workspaces
+    def close(self) -> None:
+        """Unloads the code and frees its workspaces; does nothing the second time.
 
-    def _rebind(self, args: tuple[Any, ...]) -> bool:
-        """The short path: torch tensors that look like those of the last call, at whatever address."""
-        seen = self._seen
-        if not seen or len(args) != len(self._names) or self._scalars != self._scalar_defaults:
-            return False
-        for tensor, last in zip(args, seen):
-            if (
-                type(tensor) is not last.kind
-                or tensor.dtype is not last.dtype
-                or tensor.shape != last.shape
-                or tensor.stride() != last.strides
-                or tensor.get_device() != last.ordinal
-            ):
-                return False
-            pointer = tensor.data_ptr()
-            if pointer != last.pointer:
-                if not pointer:  # a meta tensor, which get_device() takes for one of the CPU
-                    return False
-                self._bound.set_pointer(last.name, pointer)  # type: ignore[union-attr]
-                last.pointer = pointer
-        return True
+        The kernel, what was bound to it and graphs that captured it must not be used afterwards. A kernel that is never
+        closed keeps its code loaded for the life of the process.
+        """
+        with self._lock:
+            self._torch_call = self._bound = None
+            self._loaded.close()
+            self._on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
     def _call_checked(self, args: tuple[Any, ...], named: Mapping[str, Any], out: Any, stream: Any) -> Any:
         arguments, scalars = self._split(args, named)
-        prepared = self._take_prepared(arguments)
-        views, y = self._checked(arguments, out)
-        self._seen = []
-        if self._bound is None or self._bound_weight is not prepared:
-            self._bound = self._loaded.bind({name: seen.address for name, seen in views.items()}, scalars, prepared)
-            self._bound_weight = prepared
-        else:
-            for name, seen in views.items():
-                if not (prepared and name == "weight"):  # nothing reads it
-                    self._bound.set_pointer(name, seen.address)
-            for name, value in scalars.items():
-                self._bound.set_scalar(name, value)
-        self._scalars = scalars
-        library = views[self._names[0]].library
-        self._bound.launch(self._raw_stream(stream, library))
-        if prepared is None and all(arrays.is_torch_tensor(array) for array in (*arguments.values(), y)):
-            self._remember(arguments, y)
-        return y
+        prepared = take_prepared(self, arguments, self.constants)
+        views = self._view(arguments)
+        outputs = self._check_outputs(arguments, views, out)
+        handle = raw_stream(stream, self._library(views), self.device)
+        self._torch_call = None  # it is bound to what changes now
+        bound = self._bind_to(_addresses(views, outputs), scalars, prepared)
+        bound.launch(handle)
+        results = {name: array for name, (array, _) in outputs.items()}
+        everything = (*views.values(), *(seen for _, seen in outputs.values()))
+        if scalars == self._scalar_defaults and all(seen.library == "torch" for seen in everything):
+            self._torch_call = TorchCall(bound, arguments, results, self.device)
+        return _one_or_all(tuple(results.values()))
 
-    def _remember(self, arguments: Mapping[str, Any], y: Any) -> None:
-        import torch
-
-        self._seen = [_SeenTensor(name, tensor) for name, tensor in (*arguments.items(), ("y", y))]
-        shape, strides, dtype, device = tuple(y.shape), tuple(y.stride()), y.dtype, y.device
-        empty_strided = torch.empty_strided
-        self._new_output = lambda: empty_strided(shape, strides, dtype=dtype, device=device)
+    def _bind_to(
+        self, addresses: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None
+    ) -> BoundKernel:
+        """The kernel's own binding, with these operands."""
+        if self._bound is None or self._bound_prepared is not prepared:
+            self._bound = self._loaded.bind(addresses, scalars, prepared)
+            self._bound_prepared = prepared
+            return self._bound
+        for name, address in addresses.items():
+            self._bound.set_pointer(name, address)
+        for name, value in scalars.items():
+            self._bound.set_scalar(name, value)
+        return self._bound
 
     def _split(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        if len(args) > len(self._names):
-            raise ArgumentError(
-                f"{len(args)} arrays by position; the kernel takes {len(self._names)}: {', '.join(self._names)}"
-            )
-        arguments = dict(zip(self._names, args))
+        """Arrays by name in the order of the signature, and the scalars."""
+        names = list(self._inputs)
+        if len(args) > len(names):
+            raise ArgumentError(f"{len(args)} arrays by position; the kernel takes {len(names)}: {', '.join(names)}")
+        arguments = dict(zip(names, args))
         scalars = dict(self._scalar_defaults)
         for name, value in named.items():
             if name in scalars:
                 scalars[name] = _number(name, value)
-            elif name not in self._names:
-                allowed = [*self._names, *scalars, "out", "stream"]
+            elif name not in names:
+                allowed = [*names, *scalars, "out", "stream"]
                 raise ArgumentError(f"unknown argument {name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}")
             elif name in arguments:
                 raise ArgumentError(f"{name} is given by position and by name; give it once")
             else:
                 arguments[name] = value
-        missing = [name for name in self._names if name not in arguments]
+        missing = [name for name in names if name not in arguments]
         if missing:
-            raise ArgumentError(f"missing {', '.join(missing)}; the kernel takes {', '.join(self._names)}")
-        return {name: arguments[name] for name in self._names}, scalars
+            raise ArgumentError(f"missing {', '.join(missing)}; the kernel takes {', '.join(names)}")
+        return {name: arguments[name] for name in names}, scalars
 
-    def _checked(self, arguments: Mapping[str, Any], out: Any) -> tuple[dict[str, arrays.ArrayView], Any]:
-        views = {name: arrays.view(array, name) for name, array in arguments.items()}
-        held = {spec.name: arrays.check(spec, views[spec.name], self.device) for spec in self._specs}
-        output = replace(self.workload.output, name="out")
+    def _view(self, arguments: Mapping[str, Any]) -> dict[str, arrays.ArrayView]:
+        """Looks at the arguments and checks them; a prepared one was checked when it was prepared."""
+        views = {}
+        for name, given in arguments.items():
+            if isinstance(given, PreparedArgument):
+                views[name] = given.view
+            else:
+                views[name] = arrays.view(given, name)
+                arrays.check(self._inputs[name], views[name], self.device)
+        return views
+
+    def _check_outputs(
+        self, arguments: Mapping[str, Any], views: Mapping[str, arrays.ArrayView], out: Any
+    ) -> dict[str, tuple[Any, arrays.ArrayView]]:
+        """name -> (array, what it looks like) of each output, allocated where it is not given."""
+        given = self._given_outputs(out)
+        outputs: dict[str, tuple[Any, arrays.ArrayView]] = {}
+        for name, spec in self._outputs.items():
+            label = "out" if len(self._outputs) == 1 else f"out[{name!r}]"
+            array = given.get(name)
+            if array is None:
+                array = self._allocate(spec, arguments, views)
+            seen = arrays.view(array, label)
+            arrays.check(spec, seen, self.device, label)
+            arrays.check_output(seen, spec, views, self._inputs, label)
+            for other, (_, before) in outputs.items():
+                if arrays.overlap(seen, spec.nbytes, before, self._outputs[other].nbytes):
+                    raise ArgumentError(f"{label} overlaps out[{other!r}]; give each output memory of its own")
+            outputs[name] = array, seen
+        return outputs
+
+    def _given_outputs(self, out: Any) -> Mapping[str, Any]:
+        names = list(self._outputs)
         if out is None:
-            first = self._names[0]
-            form = next((form for form in arrays.forms(output) if form.name == held[first].name), arrays.forms(output)[0])
-            out = arrays.empty_like(arguments[first], views[first], output, form)
-        seen = arrays.view(out, "out")
-        arrays.check(output, seen, self.device)
-        arrays.check_output(seen, output, views, self._specs)
-        return {**views, "y": seen}, out
+            return {}
+        if isinstance(out, Mapping):
+            for name in out:
+                if name not in names:
+                    raise ArgumentError(
+                        f"out names {name!r}{did_you_mean(str(name), names)}; the outputs are {', '.join(names)}"
+                    )
+            return out
+        given: Sequence[Any] = out if isinstance(out, tuple | list) else (out,)
+        if len(given) != len(names):
+            raise ArgumentError(
+                f"out holds {len(given)} arrays; the kernel has {len(names)} outputs: {', '.join(names)}; "
+                "give a tuple with all of them, or a mapping by name"
+            )
+        return dict(zip(names, given))
 
-    def _raw_stream(self, stream: Any, library: str) -> int:
-        if stream is None:
-            return self._current_stream(library)
-        if isinstance(stream, int):
-            return stream
-        for attribute in ("cuda_stream", "ptr"):
-            if hasattr(stream, attribute):
-                return int(getattr(stream, attribute))
-        if hasattr(stream, "__cuda_stream__"):
-            protocol = stream.__cuda_stream__
-            return int((protocol() if callable(protocol) else protocol)[1])
-        raise ArgumentError(
-            f"stream is a {type(stream).__name__}; allowed: an integer handle, a torch, CuPy or cuda.core stream"
-        )
+    def _allocate(self, spec: Any, arguments: Mapping[str, Any], views: Mapping[str, arrays.ArrayView]) -> Any:
+        first = next(iter(self._inputs))
+        array = arguments[first]
+        if isinstance(array, PreparedArgument):
+            array = array.array
+        held = arrays.form_of(self._inputs[first], views[first].shape, views[first].strides)
+        return arrays.empty_like(array, views[first], spec, arrays.output_form(spec, held.name if held else "plain"))
 
-    def _current_stream(self, library: str) -> int:
-        if self.device[0] == "cpu":
-            return 0
-        if library == "torch":
-            return _torch_stream_getter()(self.device[1])
-        if library == "cupy":
-            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-        return 0
+    def _library(self, views: Mapping[str, arrays.ArrayView]) -> str:
+        return next(iter(views.values())).library
 
     def __repr__(self) -> str:
         time = f"{self.provenance.time_ns / 1e3:.2f} us" if self.provenance.time_ns else "no time"
@@ -293,35 +314,41 @@ class Kernel:
 
 
 class Step:
-    """A launch with everything packed. `y` is the output array that it writes."""
+    """A launch with everything packed.
 
-    __slots__ = ("_arguments", "_launch", "_stream", "y")
+    Attributes:
+        outputs: the arrays that it writes, in the order of `workload.outputs`.
+    """
 
-    def __init__(self, bound: BoundKernel, stream: Callable[[Any], int], y: Any, arguments: tuple[Any, ...]) -> None:
+    __slots__ = ("_arguments", "_launch", "_result", "_stream", "outputs")
+
+    def __init__(
+        self, bound: BoundKernel, stream: Callable[[Any], int], outputs: tuple[Any, ...], arguments: tuple[Any, ...]
+    ) -> None:
         self._launch = bound.launch
         self._stream = stream
-        self.y = y
+        self.outputs = outputs
+        self._result = _one_or_all(outputs)
         self._arguments = arguments  # keeps the memory alive
 
+    @property
+    def y(self) -> Any:
+        """What a call returns: the output, or the tuple of several."""
+        return self._result
+
     def __call__(self, stream: Any = None) -> Any:
-        """Enqueues the kernel on a stream (the library's current one unless given) and returns y."""
+        """Enqueues the kernel on a stream (the library's current one unless given) and returns what the kernel returns."""
         self._launch(stream if type(stream) is int else self._stream(stream))
-        return self.y
+        return self._result
 
 
-class _SeenTensor:
-    """What is compared with the next call's tensor: attributes that are cheap to read."""
+def _addresses(views: Mapping[str, arrays.ArrayView], outputs: Mapping[str, tuple[Any, arrays.ArrayView]]) -> dict[str, int]:
+    inputs = {name: seen.address for name, seen in views.items()}
+    return inputs | {name: seen.address for name, (_, seen) in outputs.items()}
 
-    __slots__ = ("dtype", "kind", "name", "ordinal", "pointer", "shape", "strides")
 
-    def __init__(self, name: str, tensor: Any) -> None:
-        self.name = name
-        self.kind = type(tensor)
-        self.dtype = tensor.dtype
-        self.shape = tensor.shape
-        self.strides = tensor.stride()
-        self.ordinal = tensor.get_device()
-        self.pointer = tensor.data_ptr()
+def _one_or_all(results: tuple[Any, ...]) -> Any:
+    return results[0] if len(results) == 1 else results
 
 
 def _number(name: str, value: Any) -> float:
@@ -329,17 +356,3 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{name} is a {type(value).__name__}, {value!r}; allowed: one number") from None
-
-
-def _torch_stream_getter() -> Callable[[int], int]:
-    """PyTorch's current stream of a device as an integer; the raw getter, where there is one, costs a tenth."""
-    global _get_torch_stream
-    if _get_torch_stream is None:
-        import torch
-
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        _get_torch_stream = raw or (lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream))
-    return _get_torch_stream
-
-
-_get_torch_stream: Callable[[int], int] | None = None

@@ -14,9 +14,9 @@ class KernelStep:
     """One Python function to compile and how it is launched.
 
     `function` takes one argument per entry of `params`: u64 for a Pointer or TensorMap (the address of the map), i32, i64,
-    f32; u64 also for an Int64 whose argument is annotated `types.uint64`, the address of a buffer that may be absent. A
-    last argument `*operands` receives all further params as a tuple. On the CPU two more i64 follow: the half-open range
-    [start, stop) of work items to compute (keyword arguments where there are `*operands`); the device splits the work items
+    f32. A `Pointer` that is `optional` is 0 where the workload lacks the buffer. A last argument `*operands` receives all
+    further params as a tuple. On the CPU two more i64 follow: the half-open range [start, stop) of work items to compute
+    (keyword arguments where there are `*operands`); the device splits the work items
     evenly over `block_threads` threads. Knobs are closure constants.
 
     A kernel may call plain Python functions that it captures or that its module holds, without decorators; they are compiled
@@ -40,7 +40,7 @@ class KernelStep:
     dynamic_shared_bytes: int = 0
     cluster: int = 1
     min_blocks_per_sm: int = 1
-    weight_only: bool = False
+    constant: bool = False
     shaped_by: frozenset[str] | None = None
 
 

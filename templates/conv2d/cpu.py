@@ -158,7 +158,7 @@ class Conv2dCpu(Template):
         steps = [
             KernelStep(
                 _pack_weight(plan), (Pointer("weight"), Pointer("w_packed")), Grid(plan.weight_items), config["threads"],
-                weight_only=True,
+                constant=True,
             ),
             KernelStep(
                 _convolve(plan, tuple(stage.name for stage in workload.epilogue)),

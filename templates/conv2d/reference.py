@@ -42,10 +42,11 @@ class Conv2dReference(Reference):
         groups_of_channels = math.ceil(workload.k // workload.groups / _CHANNELS)
         oh, ow = workload.definition.output_hw(workload.params)  # type: ignore[attr-defined]
         items = workload.n * workload.groups * groups_of_channels * oh * ow
+        given = {arg.name for arg in workload.signature}
         params: tuple[Param, ...] = (
             Pointer("x"),
             Pointer("weight"),
-            *_given(("bias", "scale", "shift", "residual"), {arg.name for arg in workload.signature}, Pointer, Int64(0)),
+            *(Pointer(name, optional=name not in given) for name in ("bias", "scale", "shift", "residual")),
             Pointer("y"),
             Pointer("magnitude"),
             *_given(

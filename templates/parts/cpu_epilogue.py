@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import types
 
-from schedsearch.launch import Float32, Int64, Param, Pointer, Scalar
+from schedsearch.launch import Float32, Param, Pointer, Scalar
 from schedsearch.workload import Workload
 
 _POINTERS = ("bias", "scale", "shift", "residual")
@@ -23,7 +23,7 @@ def epilogue_params(workload: Workload) -> tuple[Param, ...]:
     arrays = {arg.name for arg in workload.signature}
     scalars = {scalar.name for scalar in workload.scalars}
     return (
-        *(Pointer(name) if name in arrays else Int64(0) for name in _POINTERS),
+        *(Pointer(name, optional=name not in arrays) for name in _POINTERS),
         *(Scalar(name) if name in scalars else Float32(0.0) for name in _SCALARS),
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.backend.ops import device_op
-from schedsearch.launch import Float32, Int64, Param, Pointer, Scalar
+from schedsearch.launch import Float32, Param, Pointer, Scalar
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.workload import Workload
 
@@ -64,7 +64,7 @@ class Epilogue:
         given = {scalar.name for scalar in workload.scalars}
         self.identity = not stages
         self.params: tuple[Param, ...] = (
-            *(Pointer(name) if name in used else Int64(0) for name in _POINTERS),
+            *(Pointer(name, optional=name not in used) for name in _POINTERS),
             *(Scalar(name) if name in given else Float32(0.0) for name in _SCALARS.values()),
         )
         self.alignments = {arg.name: 2 * dtype_of(arg.dtype).nbytes for arg in workload.signature if arg.name in _POINTERS}

@@ -1,0 +1,102 @@
+"""Constant arguments (weights, scales, folded biases) whose repacking is done once, for many calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.device import Workspaces
+from schedsearch.errors import ArgumentError
+from schedsearch.runtime.arrays import ArrayView
+
+if TYPE_CHECKING:
+    from schedsearch.runtime.kernel import Kernel
+
+
+class PreparedArgument:
+    """One of the arguments of a `Prepared`. It goes where the array would go.
+
+    Attributes:
+        kernel: the kernel that it was prepared for.
+        name: of the argument.
+        array: what was given; it is kept alive.
+        view: the array, as it was seen when it was prepared.
+        workspaces: what the constant steps wrote, shared by all arguments that were prepared together; or None.
+    """
+
+    __slots__ = ("array", "kernel", "name", "view", "workspaces")
+
+    def __init__(self, kernel: Kernel, name: str, array: Any, view: ArrayView, workspaces: Workspaces | None) -> None:
+        self.kernel, self.name, self.array, self.view, self.workspaces = kernel, name, array, view, workspaces
+
+    def __repr__(self) -> str:
+        return f"<{self.name} prepared for {self.kernel.workload.label}>"
+
+
+class Prepared(Mapping[str, PreparedArgument]):
+    """What `Kernel.prepare` returns: argument name -> `PreparedArgument`, for `kernel(x, **prepared)`.
+
+    It holds the values as they were: prepare again after changing an array.
+
+    Attributes:
+        kernel: the kernel that made it; no other one takes it.
+        workspaces: what the constant steps wrote, or None where the kernel has no such steps.
+    """
+
+    def __init__(
+        self, kernel: Kernel, arrays: Mapping[str, Any], views: Mapping[str, ArrayView], workspaces: Workspaces | None
+    ) -> None:
+        self.kernel, self.workspaces = kernel, workspaces
+        self._arguments = {
+            name: PreparedArgument(kernel, name, array, views[name], workspaces) for name, array in arrays.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory that the repacked arguments take; 0 where the kernel reads them as they are."""
+        return self.workspaces.nbytes if self.workspaces else 0
+
+    def __getitem__(self, name: str) -> PreparedArgument:
+        return self._arguments[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arguments)
+
+    def __len__(self) -> int:
+        return len(self._arguments)
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self)} of {self.kernel.workload.label}, {self.nbytes} bytes repacked>"
+
+
+def take_prepared(kernel: Kernel, arguments: Mapping[str, Any], constants: tuple[str, ...]) -> Workspaces | None:
+    """The workspaces that stand for the prepared ones among `arguments`, or None when the constant steps have to run.
+
+    Args:
+        kernel: that is called.
+        arguments: name -> array or `PreparedArgument`.
+        constants: names of the arguments that the kernel prepares, all of them together.
+
+    Raises:
+        ArgumentError: another kernel prepared one, one stands in another one's place, or they do not belong together.
+    """
+    given = {name: value for name, value in arguments.items() if isinstance(value, PreparedArgument)}
+    for name, value in given.items():
+        if value.kernel is not kernel:
+            raise ArgumentError(
+                f"{name} was prepared by another kernel ({value.kernel!r}); pass what this kernel's prepare returns"
+            )
+        if value.name != name:
+            raise ArgumentError(f"{name} is what was prepared as {value.name}; pass prepared[{name!r}]")
+    if not given or not constants:
+        return None
+    plain = [name for name in constants if name not in given]
+    if plain:
+        raise ArgumentError(
+            f"{', '.join(given)} is prepared and {', '.join(plain)} is not, but the kernel repacks {', '.join(constants)} "
+            "together; pass all of what prepare returned"
+        )
+    workspaces = given[constants[0]].workspaces
+    if any(given[name].workspaces is not workspaces for name in constants):
+        raise ArgumentError(f"{', '.join(constants)} come from different calls of prepare; prepare them together")
+    return workspaces

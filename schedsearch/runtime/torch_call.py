@@ -1,0 +1,112 @@
+"""The short path of a kernel's call: torch tensors that look like those of a call that was checked before."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from schedsearch.device import BoundKernel
+from schedsearch.runtime.prepared import PreparedArgument
+from schedsearch.runtime.streams import current_stream, raw_stream
+
+
+class TorchCall:
+    """Launches what is bound if the arguments match, and says no otherwise.
+
+    An argument matches when class, dtype, shape, strides and device are those of the checked call; its address may differ.
+    A prepared argument must be the very same object. Nothing is changed before all arguments have matched.
+
+    Args:
+        bound: the kernel, bound to the tensors of the checked call and the default scalars; nobody else binds it anew while
+            this object is in use.
+        arguments: name -> tensor or prepared argument of the checked call, in the order of the kernel's signature.
+        outputs: name -> output tensor of the checked call.
+        device: (cpu or cuda, ordinal).
+    """
+
+    __slots__ = ("_arguments", "_bound", "_current_stream", "_device", "_outputs")
+
+    def __init__(
+        self, bound: BoundKernel, arguments: Mapping[str, Any], outputs: Mapping[str, Any], device: tuple[str, int]
+    ) -> None:
+        self._bound, self._device = bound, device
+        self._arguments = [_Argument(name, given) for name, given in arguments.items()]
+        self._outputs = [_Output(name, tensor) for name, tensor in outputs.items()]
+        self._current_stream = current_stream("torch", device)
+
+    def __call__(self, args: tuple[Any, ...], stream: Any) -> Any:
+        """Allocates the outputs, launches and returns them (a tuple when there are several), or returns None: no match.
+
+        Raises:
+            ArgumentError: an address is not aligned as the kernel wants it, or `stream` is not a stream.
+            DeviceError: the launch failed.
+        """
+        if len(args) != len(self._arguments):
+            return None
+        moved = []
+        for tensor, last in zip(args, self._arguments):
+            if type(tensor) is not last.kind:
+                return None
+            if last.prepared is not None:
+                if tensor is not last.prepared:
+                    return None
+                continue
+            if (
+                tensor.dtype is not last.dtype
+                or tensor.shape != last.shape
+                or tensor.stride() != last.strides
+                or tensor.get_device() != last.ordinal
+            ):
+                return None
+            pointer = tensor.data_ptr()
+            if pointer != last.pointer:
+                if not pointer:  # a meta tensor, which get_device() takes for one of the CPU
+                    return None
+                moved.append((last, pointer))
+        bound = self._bound
+        for last, pointer in moved:
+            bound.set_pointer(last.name, pointer)
+            last.pointer = pointer
+        made = []
+        for output in self._outputs:
+            tensor = output.empty()
+            made.append(tensor)
+            pointer = tensor.data_ptr()
+            if pointer != output.pointer:
+                bound.set_pointer(output.name, pointer)
+                output.pointer = pointer
+        bound.launch(self._current_stream() if stream is None else raw_stream(stream, "torch", self._device))
+        return made[0] if len(made) == 1 else tuple(made)
+
+
+class _Argument:
+    """What is compared with the next call's tensor: attributes that are cheap to read."""
+
+    __slots__ = ("dtype", "kind", "name", "ordinal", "pointer", "prepared", "shape", "strides")
+
+    def __init__(self, name: str, given: Any) -> None:
+        self.name = name
+        self.kind: Any = type(given)
+        self.prepared = given if isinstance(given, PreparedArgument) else None
+        tensor = given.array if isinstance(given, PreparedArgument) else given
+        self.dtype = tensor.dtype
+        self.shape = tensor.shape
+        self.strides = tensor.stride()
+        self.ordinal = tensor.get_device()
+        self.pointer: int = tensor.data_ptr()
+
+
+class _Output:
+    """How to allocate an output, and the address that is bound."""
+
+    __slots__ = ("empty", "name", "pointer")
+
+    def __init__(self, name: str, tensor: Any) -> None:
+        import torch
+
+        self.name = name
+        self.pointer: int = tensor.data_ptr()
+        self.empty: Callable[[], Any] = functools.partial(
+            torch.empty_strided, tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device=tensor.device
+        )
