@@ -1,13 +1,15 @@
-"""How good the predicted times are that defaults are chosen by: against all measured configurations of conv2d's templates.
+"""How well conv2d's templates predict times, which choose the defaults: compared with all measured configurations.
 
     python benchmarks/conv2d_predictions.py
 
-prints the table of docs/kernels/conv2d.md, which `render_tables.py` puts there, and the same figures of conv2d_halo. Of fp16
-and bf16 layers without epilogue and groups; a configuration that was measured in several runs has its last time.
+prints the table that `render_tables.py` puts into docs/kernels/conv2d.md, and the same figures of conv2d_halo. It covers
+fp16 and bf16 layers without epilogue and groups. A configuration that was measured in several runs counts with its last
+time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 from conv2d_ideas import LATER_KNOBS, predicted_us, runs
 from numpy.typing import NDArray
 
+from schedsearch.session.ranking import RankAgreement
 from schedsearch.templates.conv2d import halo_sizes as conv2d_halo_sizes
 from schedsearch.templates.conv2d import wgmma_sizes as conv2d_wgmma_sizes
 from schedsearch.workload import Workload
@@ -24,7 +27,7 @@ FORMULAS: Mapping[str, Callable[..., Any]] = {
     "conv2d_wgmma": conv2d_wgmma_sizes.derived_quantities,
     "conv2d_halo": conv2d_halo_sizes.derived_quantities,
 }
-LEAST = 20  # configurations of a layer, without which it does not count
+LEAST = 20  # layers with fewer configurations do not count
 SHOWN = (
     "32x28x28x128 k128 3x3 p1", "32x14x14x256 k256 3x3 p1", "32x7x7x512 k512 3x3 p1", "32x56x56x64 k256 1x1",
     "32x28x28x512 k128 1x1", "32x7x7x2048 k512 1x1", "32x14x14x1024 k256 1x1", "6x70x70x136 k648 3x3 s2 p1",
@@ -44,7 +47,7 @@ class Layer:
 
     @property
     def chosen_us(self) -> float:
-        """The time of the configuration of the least predicted time; of several alike the mean."""
+        """The measured time of the configuration with the least predicted time; the mean when several have it."""
         return float(self.measured[self.predicted < self.predicted.min() + 1e-3].mean())
 
     @property
@@ -53,8 +56,9 @@ class Layer:
 
     @property
     def rank_correlation(self) -> float:
-        ranks = [values.argsort().argsort() for values in (self.measured, self.predicted)]
-        return float(np.corrcoef(ranks)[0, 1])
+        """Spearman's. Configurations of the same time share the mean of their ranks: many have the same predicted time."""
+        correlation = RankAgreement.of([list(zip(self.predicted, self.measured))]).correlation
+        return math.nan if correlation is None else correlation
 
 
 def layers(template: str) -> list[Layer]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from records_support import conv, record
 
@@ -250,3 +252,16 @@ def test_in_the_picture_a_buffer_does_one_thing_at_a_time(benchmark_module: Any,
         assert all(before.end <= after.start for before, after in pairwise(ordered)), lane
     busy = sorted((bar for bar in bars if bar.kind != "load"), key=lambda bar: bar.start)
     assert all(before.end <= after.start for before, after in pairwise(busy))  # one set of tensor cores
+
+
+def test_the_rank_correlation_of_predictions_does_not_depend_on_the_order_of_equal_ones(benchmark_module: Any) -> None:
+    program = benchmark_module("conv2d_predictions")
+
+    def correlation(measured: list[float], predicted: list[float]) -> float:
+        found: float = program.Layer("", np.array(measured), np.array(predicted)).rank_correlation
+        return found
+
+    # By hand: ranks 1 2 3 4 and 1.5 1.5 3.5 3.5; sum of the products of the deviations 4, of their squares 5 and 4.
+    assert correlation([10.0, 20.0, 30.0, 40.0], [5.0, 5.0, 7.0, 7.0]) == pytest.approx(4 / math.sqrt(20))
+    assert correlation([20.0, 40.0, 10.0, 30.0], [5.0, 7.0, 5.0, 7.0]) == pytest.approx(4 / math.sqrt(20))
+    assert math.isnan(correlation([1.0, 2.0], [3.0, 3.0]))
