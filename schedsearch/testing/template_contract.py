@@ -87,12 +87,17 @@ class TemplateContract:
             assert np.isfinite(space.encode(rows)).all(), workload.label
 
     def test_a_kernel_names_what_the_workload_has(self) -> None:
-        """Buffers are arguments, outputs or workspaces; scalars are the workload's."""
+        """Buffers are arguments, outputs or workspaces, optional ones may be absent; scalars are the workload's."""
         for workload, config in self.candidates():
             source = self.template.kernel(workload, self.target, config)
             buffers = {spec.name for spec in (*workload.signature, *workload.outputs)} | set(source.workspaces)
             named = [param for step in source.steps for param in step.params]
-            assert {param.buffer for param in named if isinstance(param, Pointer | TensorMap)} <= buffers
+            needed = [
+                param
+                for param in named
+                if isinstance(param, TensorMap) or (isinstance(param, Pointer) and not param.optional)
+            ]
+            assert {param.buffer for param in needed} <= buffers
             assert {param.name for param in named if isinstance(param, Scalar)} <= {s.name for s in workload.scalars}
             assert set(source.alignments) <= buffers
             assert source.kind == self.template.kind

@@ -27,7 +27,8 @@ from schedsearch.launch import Grid, Pointer
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.parts.cpu_epilogue import epilogue_function, epilogue_params
+from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
+from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
 _F32 = types.float32
@@ -49,7 +50,7 @@ class Conv2dCpu(Template):
     def validate(self, workload: Workload, target: Target) -> str | None:
         if workload.dtype != "float32":
             return f"dtype {workload.dtype} is not supported on the CPU; allowed: float32"
-        return None
+        return epilogue_problem(workload, dtypes=("float32",))
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         shape = _Shape.of(workload)
@@ -153,7 +154,7 @@ class Conv2dCpu(Template):
         return min(candidates)[2]
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan = _Schedule.of(workload, config)
+        plan, epilogue = _Schedule.of(workload, config), CpuEpilogue(workload)
         x = "x" if plan.direct else "x_packed"
         steps = [
             KernelStep(
@@ -161,8 +162,8 @@ class Conv2dCpu(Template):
                 constant=True,
             ),
             KernelStep(
-                _convolve(plan, tuple(stage.name for stage in workload.epilogue)),
-                (Pointer(x), Pointer("w_packed"), Pointer("y"), *epilogue_params(workload)),
+                _convolve(plan, epilogue),
+                (Pointer(x), Pointer("w_packed"), Pointer("y"), *epilogue.params),
                 Grid(plan.items),
                 config["threads"],
             ),
@@ -416,7 +417,7 @@ def _pack_weight(plan: _Schedule) -> Callable[..., None]:
     return pack_weight
 
 
-def _convolve(plan: _Schedule, stages: tuple[str, ...]) -> Callable[..., None]:
+def _convolve(plan: _Schedule, epilogue: CpuEpilogue) -> Callable[..., None]:
     """A work item is `oh_tile` output rows of one tile of output channels."""
     shape = plan.shape
     n_stride, group_stride, block_stride, h_stride, w_stride, c_stride = (4 * stride for stride in plan.input_strides)
@@ -433,24 +434,17 @@ def _convolve(plan: _Schedule, stages: tuple[str, ...]) -> Callable[..., None]:
     whole_blocks = reduced % block == 0  # then the width of a block is a constant, and no code is made for a remainder
     weight_tile_bytes = 4 * plan.weight_tile
     channels_inner = plan.channels_inner
-    channels, y_size = groups * outputs, shape.n * yn_stride
+    y_size = shape.n * yn_stride
     ops = tile_ops(
         ow_tile, plan.oc_vectors, plan.block, unroll,
         x_row_bytes=stride_w * w_stride, x_depth_bytes=c_stride, broadcast=not shape.depthwise,
     )  # fmt: skip
     zero, multiply_add, multiply_add_one, spill = ops.zero, ops.multiply_add, ops.multiply_add_one, ops.spill
-    epilogue = epilogue_function(stages)
+    fused = epilogue.apply
 
-    def convolve(x, w, y, bias, scale, shift, residual, slope, low, high, start, stop):  # type: ignore[no-untyped-def]
+    def convolve(x, w, y, *operands, start, stop):  # type: ignore[no-untyped-def]
         x, w = types.int64(x), types.int64(w)
         out = as_array(y, (y_size,), _F32)
-        vectors = (
-            as_array(bias, (channels,), _F32),
-            as_array(scale, (channels,), _F32),
-            as_array(shift, (channels,), _F32),
-            as_array(residual, (y_size,), _F32),
-        )
-        scalars = (slope, low, high)
         for item in range(start, stop):
             if channels_inner:
                 tile, row_tile = item % tiles, item // tiles % row_tiles
@@ -489,11 +483,11 @@ def _convolve(plan: _Schedule, stages: tuple[str, ...]) -> Callable[..., None]:
                         for i in range(ow_tile):
                             for k in range(used):
                                 to = at + i * yw_stride + k
-                                out[to] = epilogue(sums[i, k], group * outputs + k0 + k, to, vectors, scalars)
+                                out[to] = fused(sums[i, k], group * outputs + k0 + k, to, operands)
                     else:
                         for k in range(used):
                             for i in range(ow_tile):
                                 to = at + k * yk_stride + i * yw_stride
-                                out[to] = epilogue(sums[i, k], group * outputs + k0 + k, to, vectors, scalars)
+                                out[to] = fused(sums[i, k], group * outputs + k0 + k, to, operands)
 
     return convolve

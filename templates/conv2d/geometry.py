@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from schedsearch.target import Target
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, ELEMENT_BYTES, LARGEST_SIZE
+from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
 CORNER_RANGE = (-128, 127)  # at rank 4
@@ -95,6 +96,8 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False) -
         return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
     if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
         return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
+    if reason := epilogue_problem(w):
+        return reason
     if w.groups != 1 and not takes_groups:
         return f"groups is {w.groups}; allowed: 1"
     for name in ("c", "k"):

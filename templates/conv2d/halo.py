@@ -38,6 +38,7 @@ from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, pi
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, ELEMENT_BYTES
+from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
 MAX_PIXELS = 2**31 - 1
@@ -58,7 +59,7 @@ class Conv2dHalo(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
-        if reason := wgmma_problem(w, target, takes_groups=True):
+        if reason := wgmma_problem(w, target, takes_groups=True) or epilogue_problem(w, staged=("residual",)):
             return reason
         if w.r * w.s == 1 and w.groups == 1:
             return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups: a single tap shares no pixels"

@@ -29,6 +29,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
 CHUNK = 8  # elements
@@ -107,6 +108,8 @@ class Conv2dMma(Template):
             return f"dtype must be float16 or bfloat16, got {workload.dtype}"
         if workload.layout != "NHWC" or workload.weight_layout != "OHWI":
             return f"layouts must be NHWC and OHWI, got {workload.layout} and {workload.weight_layout}"
+        if reason := epilogue_problem(workload):
+            return reason
         top, left, bottom, right = workload.padding
         sizes = {
             "n": workload.n,

@@ -31,6 +31,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.loads import load_halves, load_run
+from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
 ELEMENT_BYTES = 2
@@ -64,6 +65,8 @@ class Conv2dUnfold(Template):
             return f"groups is {w.groups}; allowed: 1"
         if w.c % CHUNK == 0:
             return f"c is {w.c}; allowed: no multiple of 8, which conv2d_wgmma takes as it is"
+        if reason := epilogue_problem(w):
+            return reason
         unfolded = Unfolded.of(w)
         if unfolded.channels > MAX_UNFOLDED_CHANNELS:
             return f"s * c is {w.s * w.c}; allowed: up to {MAX_UNFOLDED_CHANNELS}, a pixel has that many channels unfolded"

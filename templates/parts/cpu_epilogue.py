@@ -1,100 +1,82 @@
-"""The fused epilogue of a CPU kernel: one small function per stage, chained in the workload's order.
-
-All arithmetic is float32. Comparisons are written so that NaN passes through: poison in the data shows in the result.
-"""
+"""The fused epilogue of a CPU kernel: the functions of `stages.STAGE_CODES`, chained in the workload's order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba import types
 
-from schedsearch.launch import Float32, Param, Pointer, Scalar
+from schedsearch.backend.cpu_ops import as_array
+from schedsearch.launch import Param
+from schedsearch.ops import Stage
+from schedsearch.templates.parts.stages import STAGE_CODES, EpilogueOperand, epilogue_operands, numeric_parameters
 from schedsearch.workload import Workload
 
-_POINTERS = ("bias", "scale", "shift", "residual")
-_SCALARS = ("leaky_relu_slope", "clip_min", "clip_max")
-_ZERO = types.float32(0)
 
+class CpuEpilogue:
+    """What follows the accumulation in a CPU kernel for `workload`, all in float32.
 
-def epilogue_params(workload: Workload) -> tuple[Param, ...]:
-    """Seven launch parameters: addresses of bias, scale, shift (K,), residual (as y), then the scalars; 0 where unused."""
-    arrays = {arg.name for arg in workload.signature}
-    scalars = {scalar.name for scalar in workload.scalars}
-    return (
-        *(Pointer(name, optional=name not in arrays) for name in _POINTERS),
-        *(Scalar(name) if name in scalars else Float32(0.0) for name in _SCALARS),
-    )
-
-
-def epilogue_function(stages: Sequence[str]) -> Callable[..., Any]:
-    """`apply(value, k, at, vectors, scalars) -> float32` for one element.
-
-    Its arguments: value, the float32 accumulator; k, its output channel; at, its offset in y in elements; vectors, the
-    float32 arrays (bias, scale, shift, residual); scalars, the float32s (slope, minimum, maximum).
+    Attributes:
+        params: launch parameters of the kernel's `*operands`: addresses of arrays and float32 scalars, zeros for operands
+            that the workload does not have.
+        apply: `apply(value, k, at, operands) -> float32`, for the float32 accumulator `value` of output channel k, whose
+            offset in y is `at` elements; `operands` is the kernel's tuple.
     """
-    apply: Callable[..., Any] = _identity
-    for stage in stages:
-        apply = _STAGES[stage](apply)
-    return apply
+
+    def __init__(self, workload: Workload) -> None:
+        operands = epilogue_operands(workload)
+        self.params: tuple[Param, ...] = tuple(operand.param for operand in operands)
+        self.apply: Callable[..., Any] = _identity
+        for stage in workload.epilogue:
+            self.apply = _after(self.apply, stage, operands)
 
 
-def _identity(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
+def _identity(value, k, at, operands):  # type: ignore[no-untyped-def]
     return value
 
 
-def _bias(before):  # type: ignore[no-untyped-def]
-    def bias(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
-        return before(value, k, at, vectors, scalars) + vectors[0][k]
-
-    return bias
+def _nothing(k, at, operands):  # type: ignore[no-untyped-def]
+    return ()
 
 
-def _scale_shift(before):  # type: ignore[no-untyped-def]
-    def scale_shift(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
-        return before(value, k, at, vectors, scalars) * vectors[1][k] + vectors[2][k]
+def _after(before: Callable[..., Any], stage: Stage, operands: tuple[EpilogueOperand, ...]) -> Callable[..., Any]:
+    """The epilogue `before`, then `stage`."""
+    arithmetic = STAGE_CODES[stage.name].function
+    names = [operand.name for operand in operands]
+    values: Callable[..., Any] = _nothing
+    for constant in reversed(numeric_parameters(stage).values()):
+        values = _with_constant(constant if isinstance(constant, int) else np.float32(constant), values)
+    for scalar in reversed(stage.kind.scalars):
+        values = _with_scalar(names.index(scalar.name), values)
+    for operand in reversed(stage.kind.operands):
+        values = _with_element(names.index(operand.name), operand.axes == "y", values)
 
-    return scale_shift
+    def apply(value, k, at, operands):  # type: ignore[no-untyped-def]
+        return arithmetic(before(value, k, at, operands), values(k, at, operands))
 
-
-def _residual(before):  # type: ignore[no-untyped-def]
-    def residual(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
-        return before(value, k, at, vectors, scalars) + vectors[3][at]
-
-    return residual
-
-
-def _relu(before):  # type: ignore[no-untyped-def]
-    def relu(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
-        value = before(value, k, at, vectors, scalars)
-        return _ZERO if value < _ZERO else value
-
-    return relu
+    return apply
 
 
-def _leaky_relu(before):  # type: ignore[no-untyped-def]
-    def leaky_relu(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
-        value = before(value, k, at, vectors, scalars)
-        return value * scalars[0] if value < _ZERO else value
+def _with_constant(constant: Any, rest: Callable[..., Any]) -> Callable[..., Any]:
+    def values(k, at, operands):  # type: ignore[no-untyped-def]
+        return (constant, *rest(k, at, operands))
 
-    return leaky_relu
-
-
-def _clip(before):  # type: ignore[no-untyped-def]
-    def clip(value, k, at, vectors, scalars):  # type: ignore[no-untyped-def]
-        value = before(value, k, at, vectors, scalars)
-        value = scalars[1] if value < scalars[1] else value
-        return scalars[2] if value > scalars[2] else value
-
-    return clip
+    return values
 
 
-_STAGES: dict[str, Callable[[Any], Any]] = {
-    "bias": _bias,
-    "scale_shift": _scale_shift,
-    "residual": _residual,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
-    "clip": _clip,
-}
+def _with_scalar(index: int, rest: Callable[..., Any]) -> Callable[..., Any]:
+    def values(k, at, operands):  # type: ignore[no-untyped-def]
+        return (operands[index], *rest(k, at, operands))
+
+    return values
+
+
+def _with_element(index: int, like_y: bool, rest: Callable[..., Any]) -> Callable[..., Any]:
+    def values(k, at, operands):  # type: ignore[no-untyped-def]
+        element = at if like_y else k
+        array = as_array(operands[index], (element + 1,), types.float32)
+        return (array[element], *rest(k, at, operands))
+
+    return values

@@ -1,0 +1,173 @@
+"""How templates compute the stages of an epilogue: one entry of `STAGE_CODES` for each stage.
+
+`schedsearch.ops.STAGES` says what a stage is. An entry here says how kernels compute it: PTX for CUDA templates, a Python
+function for CPU templates. Every template asks `epilogue_problem` in `validate`, which refuses a stage without an entry.
+
+All arithmetic is float32, on the accumulator, before the cast to the output's dtype. Every stage keeps NaN, as PyTorch
+does, so that poison in the data shows in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedsearch.errors import did_you_mean
+from schedsearch.launch import Float32, Param, Pointer, Scalar
+from schedsearch.ops import ArgSpec, Stage
+from schedsearch.workload import Workload
+
+_ZERO = np.float32(0)
+
+
+@dataclass(frozen=True)
+class StageCode:
+    """The arithmetic of one stage.
+
+    Attributes:
+        ptx: instructions that change the float32 register `{value}`. They name operands and scalars of the stage as
+            `{name}` (float32 registers, read only), its numeric parameters as `{name}` (literals), and may use the predicate
+            register `q`. A brace of PTX is doubled.
+        function: `function(value, operands) -> value`, the same in Python. `operands` is the tuple of the stage's operands,
+            scalars and numeric parameters, in the order in which its kind declares them: float32, whole parameters int.
+        temporaries: `{temporary0}`, `{temporary1}` ...: further float32 registers that `ptx` may write.
+    """
+
+    ptx: str
+    function: Callable[..., Any]
+    temporaries: int = 0
+
+
+def _add(value: Any, operands: Any) -> Any:
+    return value + operands[0]
+
+
+def _scale_shift(value: Any, operands: Any) -> Any:
+    scale, shift = operands
+    return value * scale + shift
+
+
+def _relu(value: Any, operands: Any) -> Any:
+    return _ZERO if value < _ZERO else value
+
+
+def _leaky_relu(value: Any, operands: Any) -> Any:
+    return value * operands[0] if value < _ZERO else value
+
+
+def _clip(value: Any, operands: Any) -> Any:
+    low, high = operands
+    value = low if value < low else value
+    return high if value > high else value
+
+
+STAGE_CODES: dict[str, StageCode] = {
+    "bias": StageCode("add.f32 {value}, {value}, {bias};", _add),
+    "scale_shift": StageCode("fma.rn.f32 {value}, {value}, {scale}, {shift};", _scale_shift),
+    "residual": StageCode("add.f32 {value}, {value}, {residual};", _add),
+    "relu": StageCode("max.NaN.f32 {value}, {value}, 0f00000000;", _relu),
+    "leaky_relu": StageCode(
+        "mul.f32 {temporary0}, {value}, {leaky_relu_slope}; setp.gt.f32 q, {value}, 0f00000000; "
+        "selp.f32 {value}, {value}, {temporary0}, q;",
+        _leaky_relu,
+        temporaries=1,
+    ),
+    "clip": StageCode("max.NaN.f32 {value}, {value}, {clip_min}; min.NaN.f32 {value}, {value}, {clip_max};", _clip),
+}
+
+
+# Operands of these names have fixed places among the parameters of every kernel, and are zero where they are absent. So
+# kernels with different epilogues share a run of the front end, and the machine code of kernels stays what it was before
+# other stages existed. Operands of other stages follow, where a workload has them.
+_FIXED_ARRAYS = ("bias", "scale", "shift", "residual")
+_FIXED_SCALARS = ("leaky_relu_slope", "clip_min", "clip_max")
+
+
+@dataclass(frozen=True)
+class EpilogueOperand:
+    """One operand of an epilogue, in the order of a kernel's `*operands`.
+
+    Attributes:
+        axes: K: an array with one element for each output channel; y: an array like the output; empty: a float32 scalar.
+        dtype: of the array's elements.
+        present: the workload has it; else zero is passed.
+    """
+
+    name: str
+    axes: str
+    dtype: str
+    present: bool = True
+
+    @property
+    def param(self) -> Param:
+        """What is passed at a launch."""
+        if self.axes:
+            return Pointer(self.name, optional=not self.present)
+        return Scalar(self.name) if self.present else Float32(0.0)
+
+
+def epilogue_operands(workload: Workload) -> tuple[EpilogueOperand, ...]:
+    """What a kernel of `workload` takes as `*operands`."""
+    arrays = {arg.name: arg for arg in workload.signature}
+    found = {
+        operand.name: EpilogueOperand(operand.name, operand.axes, arrays[operand.name].dtype)
+        for stage in workload.epilogue
+        for operand in stage.kind.operands
+    }
+    found |= {scalar.name: EpilogueOperand(scalar.name, "", "float32") for scalar in workload.scalars}
+    fixed = [found.pop(name, EpilogueOperand(name, "K", "float32", present=False)) for name in _FIXED_ARRAYS]
+    fixed += [found.pop(name, EpilogueOperand(name, "", "float32", present=False)) for name in _FIXED_SCALARS]
+    return (*fixed, *found.values())
+
+
+def numeric_parameters(stage: Stage) -> dict[str, int | float]:
+    """Parameters that the arithmetic of a stage may use, in the order in which its kind declares them."""
+    values = {name: stage.params[name] for name in stage.kind.parameters}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def epilogue_problem(
+    workload: Workload, *, dtypes: Sequence[str] = ("float16", "bfloat16", "float32"), staged: Sequence[str] | None = None
+) -> str | None:
+    """Why a template cannot fuse the epilogue of `workload` (one sentence: what, got, allowed), or None when it can.
+
+    Every template asks this in `validate`. A stage is refused that has no entry in `STAGE_CODES`, or that changes the shape
+    or dtype of the output, which a template stores as it accumulates it.
+
+    Args:
+        dtypes: allowed for arrays that stages read.
+        staged: the arrays like the output that the kernel loads to shared memory, where it reads no others; None: it reads
+            any from global memory.
+    """
+    for stage in workload.epilogue:
+        if stage.name not in STAGE_CODES:
+            hint = did_you_mean(stage.name, STAGE_CODES)
+            return f"epilogue stage {stage.name!r} is unknown to the template{hint}; allowed: {', '.join(STAGE_CODES)}"
+    for stage, before, after in _outputs(workload):
+        if (before.axes, before.shape, before.dtype) != (after.axes, after.shape, after.dtype):
+            return (
+                f"epilogue stage {stage.name!r} makes {_described(after)} of {_described(before)}; "
+                "allowed: stages that keep shape and dtype of the output"
+            )
+    for operand in epilogue_operands(workload):
+        if operand.present and operand.dtype not in dtypes:
+            return f"the epilogue's {operand.name} is {operand.dtype}; allowed: {', '.join(dtypes)}"
+        if operand.axes == "y" and staged is not None and operand.name not in staged:
+            return f"the epilogue reads {operand.name}, an array like the output; allowed: {', '.join(staged)}"
+    return None
+
+
+def _outputs(workload: Workload) -> Iterator[tuple[Stage, ArgSpec, ArgSpec]]:
+    """Each stage with the output before and after it."""
+    before = workload.replace(epilogue=()).output if workload.epilogue else workload.output
+    for stage in workload.epilogue:
+        after = stage.kind.output(before, stage.params)
+        yield stage, before, after
+        before = after
+
+
+def _described(spec: ArgSpec) -> str:
+    return f"{spec.dtype} {spec.axes} {'x'.join(map(str, spec.shape))}"
