@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from schedsearch.config import Config
     from schedsearch.device.detect import detect
+    from schedsearch.ops.conv2d import conv2d
     from schedsearch.runtime import Kernel, compile, explain
     from schedsearch.session import tune
     from schedsearch.target import Target
@@ -24,13 +25,26 @@ _HOMES = {
     "Template": "schedsearch.template",
     "Workload": "schedsearch.workload",
     "compile": "schedsearch.runtime",
+    "conv2d": "schedsearch.ops.conv2d",
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
     "load_templates": "schedsearch.template",
     "tune": "schedsearch.session",
 }
 
-__all__ = ["Config", "Kernel", "Target", "Template", "Workload", "compile", "detect", "explain", "load_templates", "tune"]
+__all__ = [
+    "Config",
+    "Kernel",
+    "Target",
+    "Template",
+    "Workload",
+    "compile",
+    "conv2d",
+    "detect",
+    "explain",
+    "load_templates",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -58,10 +58,16 @@ class UsageError(SchedsearchError, ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a mapping of parameters: `key` says where, `message` says what, got, allowed and remedy."""
+    """One mistake in a mapping of parameters: `key` says where, `message` says what, got, allowed and remedy.
+
+    `path` leads on into the value of `key`: indices of lists and keys of mappings. `at_key`: the last key is wrong itself,
+    rather than its value.
+    """
 
     key: str
     message: str
+    path: tuple[str | int, ...] = field(default=(), kw_only=True)
+    at_key: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.message}" if self.key else self.message

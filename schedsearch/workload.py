@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.ops import ArgSpec, Op, ScalarSpec, Stage, Work, operator
+from schedsearch.ops import ArgSpec, Op, ScalarSpec, Work, operator
 
 
 class Workload:
@@ -45,54 +45,11 @@ class Workload:
         raise AttributeError(f"a Workload is immutable: cannot set {name!r}; use replace({name}=...)")
 
     @classmethod
-    def conv2d(
-        cls,
-        *,
-        n: int,
-        h: int,
-        w: int,
-        c: int,
-        k: int,
-        r: int,
-        s: int,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        dtype: str = "float16",
-        out_dtype: str | None = None,
-        layout: str = "NHWC",
-        weight_layout: str | None = None,
-        epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
-    ) -> Workload:
-        """A 2-d convolution (cross-correlation, as in every deep-learning library).
+    def conv2d(cls, **params: Any) -> Workload:
+        """The same as `schedsearch.conv2d(...)`."""
+        from schedsearch.ops.conv2d import conv2d
 
-        Args:
-            n, h, w, c: input batch, height, width, channels.
-            k: output channels.
-            r, s: kernel height and width.
-            stride, dilation: one number, or (vertical, horizontal).
-            padding: one number, (vertical, horizontal), or (top, left, bottom, right).
-            groups: divides c and k.
-            dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors.
-            out_dtype: of y and the residual; the input's unless given.
-            layout: axes of x and y in memory, NHWC or NCHW.
-            weight_layout: OHWI or OIHW; the one that belongs to `layout` unless given.
-            epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
-
-        Raises:
-            WorkloadError: with every mistake.
-        """
-        params: dict[str, Any] = {
-            "n": n, "h": h, "w": w, "c": c, "k": k, "r": r, "s": s,
-            "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
-            "dtype": dtype, "layout": layout, "epilogue": epilogue,
-        }  # fmt: skip
-        if out_dtype is not None:
-            params["out_dtype"] = out_dtype
-        if weight_layout is not None:
-            params["weight_layout"] = weight_layout
-        return cls("conv2d", params)
+        return conv2d(**params)
 
     @classmethod
     def from_json(cls, text: str) -> Workload:
@@ -198,6 +155,20 @@ class Workload:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Workload, (self.op, dict(self.params))
+
+
+def as_python(workload: Workload) -> tuple[str, str]:
+    """The workload in a program: the module to import, and an expression that makes it again.
+
+    Parameters at their defaults are left out. An operator with a `constructor` is made by that, any other one by name.
+    """
+    defaults = workload.definition.defaults(workload.params)
+    values = {name: workload.params[name] for name in workload.definition.parameters() if name in workload.params}
+    given = {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+    module, _, function = workload.definition.constructor.partition(":")
+    if function:
+        return module, f"{module}.{function}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+    return "schedsearch", f"schedsearch.Workload({workload.op!r}, {given!r})"
 
 
 def distance(one: Workload, other: Workload) -> float:

@@ -20,7 +20,19 @@ import schedsearch
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP_FOLDERS = ("schedsearch", "templates", "tuner", "records")
-PUBLIC = ["Config", "Kernel", "Target", "Template", "Workload", "compile", "detect", "explain", "load_templates", "tune"]
+PUBLIC = [
+    "Config",
+    "Kernel",
+    "Target",
+    "Template",
+    "Workload",
+    "compile",
+    "conv2d",
+    "detect",
+    "explain",
+    "load_templates",
+    "tune",
+]
 
 
 def _setup_cfg() -> configparser.ConfigParser:

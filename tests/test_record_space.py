@@ -110,7 +110,7 @@ def test_a_time_limit_stops_it_and_keeps_what_is_there(record_space: Run) -> Non
     [
         (["1,8,8,8"], "a space is n,h,w,c,k,r[,stride], got '1,8,8,8'"),
         (["1,8,8,8,8,x"], "invalid literal"),
-        ([SPACE, "--time", "soon"], "'soon' is no duration"),
+        ([SPACE, "--time", "soon"], "'soon' is not a duration"),
         ([SPACE, "--configurations", "0"], "--configurations 0 is too small"),
         ([SPACE, "1,9,9,8,8,1", "--db", "all.db"], "several spaces need {space} in --db and --export"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import schedsearch
 from schedsearch.config import Config
 from schedsearch.errors import WorkloadError
-from schedsearch.workload import Workload, distance
+from schedsearch.workload import Workload, as_python, distance
 
+GOLDEN = json.loads((Path(__file__).parent / "golden_ids.json").read_text())["workloads"]
 SHAPE = {"n": 2, "h": 9, "w": 8, "c": 8, "k": 16, "r": 3, "s": 3}
 
 
@@ -151,6 +155,20 @@ def test_work_counts_two_per_multiply_add_and_every_byte_once() -> None:
     workload = Workload.conv2d(**SHAPE, groups=2)
     assert workload.flops == 2 * (2 * 7 * 6 * 16) * (3 * 3 * 4)
     assert workload.min_bytes == 2 * (2 * 9 * 8 * 8 + 16 * 3 * 3 * 4 + 2 * 7 * 6 * 16)
+
+
+@pytest.mark.parametrize("entry", GOLDEN, ids=lambda entry: entry["id"][:8])
+def test_the_python_of_a_workload_makes_it_again(entry: dict[str, Any]) -> None:
+    workload = Workload("conv2d", entry["params"])
+    module, text = as_python(workload)
+    assert module == "schedsearch" and text.startswith("schedsearch.conv2d(n=")
+    assert eval(text, {"schedsearch": schedsearch}) == workload
+
+
+def test_the_old_name_of_the_constructor_makes_the_same_workload() -> None:
+    assert Workload.conv2d(**SHAPE, epilogue=["relu"]) == schedsearch.conv2d(**SHAPE, epilogue=["relu"])
+    with pytest.raises(TypeError, match="strid"):
+        Workload.conv2d(**SHAPE, strid=2)
 
 
 def test_configs_do_not_depend_on_the_order_of_knobs() -> None:

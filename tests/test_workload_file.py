@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plugin_support import OPERATORS, install, install_toys
 
+import schedsearch
 from schedsearch.errors import UsageError
 from schedsearch.measurement import COLD_GRAPH, MODES
-from schedsearch.ops import operator, operator_names
+from schedsearch.ops import STAGES, Parameter, StageKind, operator, operator_names, stages
+from schedsearch.ops.registry import BUILT_IN
 from schedsearch.target import PRESETS, Target
-from schedsearch.workload import Workload
+from schedsearch.workload import Workload, as_python
 from schedsearch.workload_file import WorkloadFile, WorkloadFileError, json_schema, load, parse, parse_duration_s
 from schedsearch.workload_file.schema import TUNER_NAMES, sizes
 
@@ -216,7 +220,7 @@ class TestMistakes:
             ("    dtype: fp16", 12, "dtype 'fp16' is not possible; allowed: float16, bfloat16, float32"),
             ("    dtype: Float16", 12, "(did you mean 'float16'?)"),
             ("    layout: NWHC", 13, "(did you mean 'NHWC'?)"),
-            ("    epilogue: [bias, rleu]", 15, "(did you mean 'relu'?)"),
+            ("    epilogue: [bias, rleu]", 22, "(did you mean 'relu'?)"),
             ("    epilogue: relu", 15, "epilogue must be a list of stages"),
             ("    weight: 0", 13, "weight must be a number above zero, got 0"),
             ("    weight: .nan", 13, "weight must be a number above zero"),
@@ -377,6 +381,140 @@ class TestMistakes:
         assert source[caret.index("^") :].startswith("versoin")
 
 
+class TestInstalledOperators:
+    """Operators of other packages are judged with the same words and places as the built-in ones."""
+
+    @pytest.fixture(autouse=True)
+    def toys(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        install_toys(monkeypatch, tmp_path / "toys")
+
+    def test_they_mean_what_they_say(self) -> None:
+        file = parse(
+            "tasks: [{op: copy, shape: {rows: 3, columns: 5}, transposed: yes, dtype: auto}]".replace("yes", "true")
+        )
+        assert file.resolve(GPU).tasks[0].workload == Workload(
+            "copy", {"rows": 3, "columns": 5, "transposed": True, "dtype": "float16"}
+        )
+        assert file.resolve(CPU).tasks[0].workload.dtype == "float32"
+
+    @pytest.mark.parametrize(
+        ("task", "marked", "message"),
+        [
+            ("{op: cpy, shape: {rows: 1}}", "cpy", "unknown operator 'cpy' (did you mean 'copy'?); allowed: conv2d,"),
+            ("{op: foreign, shape: {}}", "foreign", "operator 'foreign' can be in records only; allowed: conv2d, copy"),
+            ("{op: copy, shape: {rows: 0, columns: 1}}", "0", "rows must be a whole number of at least 1, got 0"),
+            ("{op: copy, shape: {rows: 1}}", "{rows: 1}", "columns (columns of x) is missing; give a whole number of at"),
+            ("{op: copy, shape: {rows: 1, colums: 1}}", "colums", "unknown key 'colums' in shape (did you mean 'columns'?)"),
+            ("{op: copy, rows: 1, shape: {columns: 1}}", "rows", "unknown key 'rows' (it belongs in shape: {rows: ...})"),
+            ("{op: copy}", "{op: copy}", "shape is missing; it must be a mapping of rows (rows of x), columns"),
+            ("{op: copy, shape: {rows: 1, columns: 1}, padding: zero}", "zero", "padding 'zero' is not possible (did"),
+            ("{op: copy, shape: {rows: 2, columns: 3}, padding: 1}", "1", "padding 1 is not possible; allowed: none, zeros"),
+            ("{op: copy, shape: {rows: 1, columns: 1}, stride: 1}", "stride", "unknown key 'stride'"),
+            ("{op: min_max, shape: {rows: 1, columns: 1}, dtype: int8}", "int8", "dtype 'int8' is not possible"),
+            ("{op: copy, shape: {rows: 999999999, columns: 99999}}", "{rows: 999999999, columns: 99999}",
+             "x, RC = 999999999x99999, takes 364 TiB"),
+        ],
+    )  # fmt: skip
+    def test_their_mistakes_have_places(self, task: str, marked: str, message: str) -> None:
+        text = f"tasks:\n  - {task}\n"
+        with pytest.raises(WorkloadFileError) as caught:
+            parse(text)
+        found = [problem for problem in caught.value.problems if message in problem.message]
+        assert len(found) == 1, caught.value.render()
+        span = found[0].span
+        assert text.splitlines()[span.line - 1][span.column - 1 :][: span.length] == marked
+
+    def test_defaults_serve_each_operator_with_its_own_keys(self) -> None:
+        file = parse(
+            """
+            defaults: {padding: 1, dtype: float32, shape: {rows: 4, n: 1, r: 1, s: 1}}
+            tasks:
+              - {op: conv2d, shape: {h: 8, w: 8, c: 8, k: 8}}
+              - {op: copy, shape: {columns: 5}, padding: zeros}
+            """
+        )
+        conv, copy = (task.workload for task in file.tasks)
+        assert conv.padding == (1, 1, 1, 1) and copy.params == {
+            "rows": 4, "columns": 5, "transposed": False, "padding": "zeros", "dtype": "float32"
+        }  # fmt: skip
+
+    def test_a_package_that_fails_is_named_where_it_is_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        install(monkeypatch, tmp_path / "acme", "acme", {OPERATORS: {"softmax": "acme_softmax:OP"}}, {})
+        line, column, message = problems(f"tasks:\n  - {{op: softmax, shape: {{rows: 1}}}}\n  - {TASK}\n")[0]
+        assert (line, column) == (2, 10)
+        assert "operator 'softmax' of acme 1.0 (acme_softmax:OP) cannot be imported: ModuleNotFoundError" in message
+
+    def test_the_json_schema_tells_operators_apart(self) -> None:
+        validator = pytest.importorskip("jsonschema", reason="needs jsonschema (extra dev)").Draft202012Validator
+        schema = json_schema()
+        validator.check_schema(schema)
+
+        def right(*tasks: str, defaults: str = "{}") -> bool:
+            text = f"defaults: {defaults}\ntasks:\n" + "".join(f"  - {task}\n" for task in tasks)
+            return validator(schema).is_valid(_plain(text))
+
+        assert right(TASK, "{op: copy, shape: {rows: 1, columns: 1}, padding: zeros}")
+        assert not right("{op: copy, shape: {rows: 1, columns: 1}, padding: 1}")
+        assert not right("{op: conv2d, shape: {n: 1}, padding: zeros}")
+        assert not right("{op: copy, shape: {n: 1}}")
+        assert not right("{op: softmax, shape: {rows: 1}}")
+        assert right("{shape: {rows: 1, columns: 1}, padding: zeros}", defaults="{op: copy}")
+        assert right(TASK, defaults="{padding: zeros}") and right(TASK, defaults="{padding: 1}")
+        assert not right(TASK, defaults="{padding: noughts}")
+
+    def test_the_python_of_one_makes_it_again(self) -> None:
+        workload = Workload("copy", {"rows": 3, "columns": 5, "dtype": "int8"})
+        module, text = as_python(workload)
+        assert (module, text) == ("schedsearch", "schedsearch.Workload('copy', {'rows': 3, 'columns': 5, 'dtype': 'int8'})")
+        assert eval(text, {"schedsearch": schedsearch}) == workload
+
+
+class TestStagesWithParameters:
+    """A stage of a later operator takes parameters: `- {scale_by: {factor: 2}}`."""
+
+    @pytest.fixture(autouse=True)
+    def scale_by(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        parameters = {
+            "factor": Parameter("multiplies every value", {"type": "number"}),
+            "rounding": Parameter("of the product", {"enum": ["even", "up"], "default": "even"}),
+        }
+        kind = StageKind("scale_by", "multiplies", lambda value, *_: value, parameters=parameters)
+        monkeypatch.setattr(stages, "STAGES", {**STAGES, "scale_by": kind})
+
+    def task(self, stage: str) -> str:
+        return one(f"    epilogue:\n      - bias\n      - {stage}\n")
+
+    def test_they_are_part_of_the_workload_and_its_identity(self) -> None:
+        (task,) = parse(self.task("{scale_by: {factor: 2, rounding: even}}")).tasks
+        stage = task.workload.epilogue[1]
+        assert (stage.name, dict(stage.params), str(stage)) == (
+            "scale_by", {"factor": 2, "rounding": "even"}, "scale_by(factor=2)"
+        )  # fmt: skip
+        assert '"epilogue":["bias",{"scale_by":{"factor":2}}]' in task.workload.json
+        assert Workload.from_json(task.workload.json) == task.workload == pickle.loads(pickle.dumps(task.workload))
+        assert task.workload.replace(epilogue=["bias", {"scale_by": {"factor": 3}}]).id != task.workload.id
+        assert eval(as_python(task.workload)[1], {"schedsearch": schedsearch}) == task.workload
+
+    @pytest.mark.parametrize(
+        ("stage", "column", "message"),
+        [
+            ("scale_by", 9, "stage scale_by: factor (multiplies every value) is missing; give a number"),
+            ("{scal_by: {factor: 2}}", 9, "epilogue 'scal_by' is not possible (did you mean 'scale_by'?)"),
+            ("{scale_by: 2}", 20, "stage scale_by takes a mapping of factor, rounding, got 2"),
+            ("{scale_by: {factor: two}}", 29, "factor of stage scale_by must be a number, got 'two'"),
+            ("{scale_by: {factor: 2, fctor: 3}}", 32, "stage scale_by has no parameter 'fctor' (did you mean 'factor'?)"),
+            ("{scale_by: {factor: 2, rounding: odd}}", 42, "rounding of stage scale_by 'odd' is not possible"),
+            ("{relu: {factor: 2}}", 17, "stage relu has no parameter 'factor'; it takes none"),
+            ("[relu]", 9, "epilogue ['relu'] is not possible"),
+            ("bias", 9, "stage 'bias' stands more than once; only relu may"),
+        ],
+    )
+    def test_their_mistakes_have_places(self, stage: str, column: int, message: str) -> None:
+        line, at, got = only(self.task(stage))
+        assert (line, at) == (6, column)
+        assert message in got
+
+
 class TestFiles:
     def error(self, path: Path) -> str:
         with pytest.raises(WorkloadFileError) as caught:
@@ -465,7 +603,7 @@ class TestJsonSchema:
     def test_the_checked_in_file_is_current(self) -> None:
         """`make docs` writes it."""
         path = ROOT / "schedsearch" / "workload_file" / "workload.schema.json"
-        assert json.loads(path.read_text(encoding="utf-8")) == json_schema()
+        assert json.loads(path.read_text(encoding="utf-8")) == json_schema([operator(name) for name in BUILT_IN])
 
     def test_it_agrees_with_the_loader(self) -> None:
         validator = pytest.importorskip("jsonschema", reason="needs jsonschema (extra dev)").Draft202012Validator
@@ -477,12 +615,12 @@ class TestJsonSchema:
             assert list(check.iter_errors(_plain(text))) != [], text
 
     def test_every_parameter_of_every_operator_is_in_it(self) -> None:
-        task = json_schema()["$defs"]["Task"]["properties"]
-        for op, definition in ((op, operator(op)) for op in operator_names()):
-            beside = set(definition.parameters()) - set(sizes(op))
-            assert beside <= set(task)
-            assert all(parameter.schema for parameter in definition.parameters().values()), "give the new parameter a schema"
-            assert set(sizes(op)) <= set(json_schema()["$defs"]["Shape"]["properties"])
+        definitions = json_schema()["$defs"]
+        for op in map(operator, operator_names()):
+            assert all(parameter.schema for parameter in op.parameters().values()), "give the new parameter a schema"
+            task, shape = (definitions[f"{op.name}_{part}"]["properties"] for part in ("task", "shape"))
+            assert set(op.parameters()) - set(sizes(op)) <= set(task)
+            assert set(sizes(op)) == set(shape)
 
     def test_words_that_higher_layers_own_are_the_same_here(self) -> None:
         from schedsearch.tuner import TUNERS
@@ -549,7 +687,7 @@ class TestDocumentation:
         texts = [text for text in re.findall(r"```yaml\n(.*?)```", self.PAGE, re.S) if "tasks:" in text]
         assert len(texts) == 2
         for text in texts:
-            assert parse(text).tasks
+            assert parse(text).resolve(CPU).tasks and parse(text).resolve(GPU).tasks
 
     def test_the_mistakes_on_the_page_are_what_is_printed(self) -> None:
         shown = re.search(r"```text\n(.*?)```", self.PAGE, re.S)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from schedsearch.session.plan import TaskPlan
     from schedsearch.session.summary import RunSummary
     from schedsearch.target import Target
-    from schedsearch.workload import Workload
     from schedsearch.workload_file import WorkloadFile
 
 # For the estimate of --dry-run: CPU seconds to build a candidate and device seconds to verify and time it.
@@ -202,26 +201,20 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
 
 def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str) -> None:
     """What to do with the results of a run on the target `selector`."""
+    from schedsearch.workload import as_python
+
     option = "" if selector == file.target else f" --target {shlex.quote(selector)}"
     argument = "" if selector == "auto" else f", target={selector!r}"
     click.echo(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
     click.echo(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")
     task = next((task for task in summary.tasks if task.best_ns is not None), None)
     if task is not None:
-        params = ", ".join(f"{name}={value!r}" for name, value in _given(task.workload).items())
+        module, workload = as_python(task.workload)
         arguments = ", ".join(argument.name for argument in task.workload.signature)
-        click.echo("\n  import schedsearch")
-        click.echo(f"  workload = schedsearch.Workload.{task.workload.op}({params})")
+        click.echo("\n  import schedsearch" + ("" if module == "schedsearch" else f", {module}"))
+        click.echo(f"  workload = {workload}")
         click.echo(f"  kernel = schedsearch.compile(workload, db={db!r}{argument})")
         click.echo(f"  y = kernel({arguments})")
-
-
-def _given(workload: Workload) -> dict[str, Any]:
-    """The parameters that a program has to give: those that differ from their default."""
-    definition = workload.definition
-    defaults = definition.defaults(workload.params)
-    values = {name: workload.params[name] for name in definition.parameters() if name in workload.params}
-    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 def _print_plan(

@@ -224,7 +224,7 @@ def unknown_parameters(owner: str, params: Iterable[str], known: Iterable[str]) 
     names = list(known)
     allowed = f"allowed: {', '.join(names)}" if names else "it takes none"
     return [
-        Problem(name, f"{owner} has no parameter {name!r}{did_you_mean(str(name), names)}; {allowed}")
+        Problem(name, f"{owner} has no parameter {name!r}{did_you_mean(str(name), names)}; {allowed}", at_key=True)
         for name in params
         if name not in names
     ]

@@ -6,7 +6,7 @@ Padding order (top, left, bottom, right) is that of ONNX Conv's `pads`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import (
@@ -25,6 +25,7 @@ from schedsearch.ops.base import (
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import (
+    Stage,
     epilogue_arguments,
     epilogue_check_scalars,
     epilogue_output,
@@ -32,6 +33,9 @@ from schedsearch.ops.stages import (
     epilogue_scalars,
     parse_epilogue,
 )
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
 
 # What x and weight may be, and y for each.
 OUT_DTYPES = {
@@ -77,7 +81,7 @@ _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if paramete
 class Conv2d(Op):
     name: ClassVar[str] = "conv2d"
     reference: ClassVar[str] = "schedsearch.templates.conv2d.reference:Conv2dReference"
-    constructor: ClassVar[str] = "schedsearch.ops.conv2d:conv2d"
+    constructor: ClassVar[str] = "schedsearch:conv2d"
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
@@ -206,3 +210,55 @@ class Conv2d(Op):
 
 
 CONV2D = Conv2d()
+
+
+def conv2d(
+    *,
+    n: int,
+    h: int,
+    w: int,
+    c: int,
+    k: int,
+    r: int,
+    s: int,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dtype: str = "float16",
+    out_dtype: str | None = None,
+    layout: str = "NHWC",
+    weight_layout: str | None = None,
+    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
+) -> Workload:
+    """A 2-d convolution (cross-correlation, as in every deep-learning library).
+
+    Args:
+        n, h, w, c: input batch, height, width, channels.
+        k: output channels.
+        r, s: kernel height and width.
+        stride, dilation: one number, or (vertical, horizontal).
+        padding: one number, (vertical, horizontal), or (top, left, bottom, right).
+        groups: divides c and k.
+        dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors.
+        out_dtype: of y and the residual; the input's unless given.
+        layout: axes of x and y in memory, NHWC or NCHW.
+        weight_layout: OHWI or OIHW; the one that belongs to `layout` unless given.
+        epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
+
+    Raises:
+        WorkloadError: with every mistake.
+
+    Example:
+        >>> conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
+        (1, 14, 14, 64)
+    """
+    from schedsearch.workload import Workload
+
+    params: dict[str, Any] = {
+        "n": n, "h": h, "w": w, "c": c, "k": k, "r": r, "s": s,
+        "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
+        "dtype": dtype, "layout": layout, "epilogue": epilogue,
+    }  # fmt: skip
+    optional = {"out_dtype": out_dtype, "weight_layout": weight_layout}
+    return Workload("conv2d", params | {name: value for name, value in optional.items() if value is not None})

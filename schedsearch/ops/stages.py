@@ -233,13 +233,11 @@ def epilogue_parameter(stages: Sequence[str] | None = None) -> Parameter:
     items: dict[str, Any] = {"enum": words}
     if len(words) < len(names):
         items = {"anyOf": [items, *(STAGES[name].schema() for name in names if name not in words)]}
-    once = " but ".join(["each at most once", *([", ".join(repeat)] if (repeat := _repeatable(names)) else [])])
-    doc = f"stages applied in order, {once}: {', '.join(names)}; default none"
+    repeat = ", ".join(name for name in names if STAGES[name].repeatable)
+    doc = f"stages applied in order, each at most once but {repeat}: {', '.join(names)}; default none"
+    if not repeat:
+        doc = doc.replace(" but ", "")
     return Parameter(doc, {"type": "array", "items": items, "default": []})
-
-
-def _repeatable(names: Sequence[str]) -> list[str]:
-    return [name for name in names if STAGES[name].repeatable]
 
 
 def parse_epilogue(value: Any, allowed: Sequence[str] | None = None) -> tuple[tuple[Stage, ...], list[Problem]]:
@@ -254,19 +252,23 @@ def parse_epilogue(value: Any, allowed: Sequence[str] | None = None) -> tuple[tu
         return (), [Problem("epilogue", f"epilogue must be a list of stages, got {value!r}; e.g. [bias, relu]")]
     stages: list[Stage] = []
     problems: list[Problem] = []
-    for item in value:
+    seen: set[str] = set()
+    for place, item in enumerate(value):
         stage, found = _parse_stage(item, names)
-        problems += [Problem("epilogue", message) for message in found]
-        stages += [stage] if stage else []
-    counts = [stage.name for stage in stages]
-    only = f"only {', '.join(repeat)} may" if (repeat := _repeatable(names)) else "none may"
-    for name in dict.fromkeys(counts):
-        if counts.count(name) > 1 and name not in repeat:
-            problems.append(Problem("epilogue", f"stage {name!r} stands more than once; {only}"))
+        problems += [replace(each, key="epilogue", path=(place, *each.path)) for each in found]
+        if stage is None:
+            continue
+        stages.append(stage)
+        if stage.name in seen and not stage.kind.repeatable:
+            repeat = ", ".join(name for name in names if STAGES[name].repeatable)
+            message = f"stage {stage.name!r} stands more than once; only {repeat or 'none'} may"
+            problems.append(Problem("epilogue", message, path=(place,)))
+        seen.add(stage.name)
     return tuple(stages), problems
 
 
-def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[str]]:
+def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[Problem]]:
+    """A stage, or what is wrong with it; the problems' paths lead on from the item."""
     name: Any
     params: Any
     if isinstance(item, Stage):
@@ -277,17 +279,25 @@ def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[st
         name, params = item, {}
     if name not in names:
         hint = did_you_mean(name, names) if isinstance(name, str) else ""
-        return None, [f"epilogue {name!r} is not possible{hint}; allowed: {', '.join(names)}"]
+        return None, [Problem("", f"epilogue {name!r} is not possible{hint}; allowed: {', '.join(names)}")]
     if not isinstance(params, Mapping):
-        return None, [f"stage {name} takes a mapping of parameters, got {params!r}; e.g. {{{name}: {{...}}}}"]
-    known = STAGES[name].parameters
-    found = unknown_parameters(f"stage {name}", params, known)
-    required = {key: known[key] for key in known if key not in STAGES[name].defaults()}
-    found += missing_parameters(params, required)
-    values = {key: plain(params[key]) for key in params if key in known}
-    complaints = [f"{key} of stage {name} {text}" for key in values if (text := judge(values[key], known[key].schema))]
-    messages = [f"stage {name}: {problem.message}" for problem in found] + complaints
-    return (None if messages else Stage(name, values)), messages
+        known = ", ".join(STAGES[name].parameters)
+        takes = f"a mapping of {known}" if known else "no parameters"
+        return None, [Problem("", f"stage {name} takes {takes}, got {params!r}", path=(name,))]
+    known_parameters = STAGES[name].parameters
+    problems = [
+        Problem("", problem.message, path=(name, problem.key), at_key=True)
+        for problem in unknown_parameters(f"stage {name}", params, known_parameters)
+    ]
+    required = {key: known_parameters[key] for key in known_parameters if key not in STAGES[name].defaults()}
+    problems += [
+        Problem("", f"stage {name}: {problem.message}", path=(name,)) for problem in missing_parameters(params, required)
+    ]
+    values = {key: plain(params[key]) for key in params if key in known_parameters}
+    for key, each in values.items():
+        if complaint := judge(each, known_parameters[key].schema):
+            problems.append(Problem("", f"{key} of stage {name} {complaint}", path=(name, key)))
+    return (None if problems else Stage(name, values)), problems
 
 
 def epilogue_arguments(

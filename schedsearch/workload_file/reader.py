@@ -10,18 +10,20 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from schedsearch.errors import Problem, WorkloadError, did_you_mean
-from schedsearch.ops import operator, operator_names
+from schedsearch.errors import Problem, UnknownOperatorError, WorkloadError
+from schedsearch.ops import Op, operator, operator_names, operators
 from schedsearch.ops.base import MAX_INT
+from schedsearch.ops.registry import RECORDED_ONLY
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.workload import Workload
 from schedsearch.workload_file.schema import (
     AUTO,
+    AUTO_DTYPES,
     Budget,
     FileModel,
     MeasureOptions,
@@ -36,7 +38,6 @@ from schedsearch.workload_file.yaml_source import PathKey, WorkloadFileError, Ya
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-AUTO_DTYPES: Mapping[Literal["cuda", "cpu"], str] = {"cuda": "float16", "cpu": "float32"}
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 MAX_ARRAY_BYTES = 1 << 40  # no device holds an argument of a TiB
 
@@ -154,7 +155,7 @@ def _interpret(source: YamlSource) -> WorkloadFile:
     )
 
 
-def _check(source: YamlSource, model: type[_Model], data: Any, places: Places, ops: tuple[str, ...] = ()) -> _Model | None:
+def _check(source: YamlSource, model: type[_Model], data: Any, places: Places, ops: tuple[Op, ...] = ()) -> _Model | None:
     """The model of some data; None after reporting why there is none."""
     try:
         return model.model_validate(data)
@@ -186,7 +187,8 @@ class _TaskReader:
             tuple[str, str | Workload], int
         ] = {}  # name, or target kind and workload -> index of the first such task
         places = Places(("defaults",))
-        _check(source, task_model(*operator_names(), named=False), self._defaults, places, tuple(operator_names()))
+        self._all = tuple(operators()[0].values())
+        _check(source, task_model(*self._all, named=False), self._defaults, places, self._all)
 
     def read(self, index: int, task: Any) -> None:
         """Appends one task to `tasks`, or reports what is wrong with it."""
@@ -196,28 +198,45 @@ class _TaskReader:
         if not isinstance(task, dict):
             self._source.report(base, f"a task must be a mapping with the keys op and shape, got {show(task)}")
             return
-        given = task.get("op", self._defaults.get("op"))
-        op = given if isinstance(given, str) and given in operator_names() else None
-        ops = tuple(operator_names()) if op is None else (op,)
+        op, complaint = self._operator(task.get("op", self._defaults.get("op")))
+        ops = self._all if op is None else (op,)
         model = task_model(*ops)
-        merged = self._merge(task, base, places, model)
+        merged = self._merge(task, base, places, model, op)
         options = _check(self._source, model, merged, places, ops)
         if op is None:
-            allowed = f"allowed: {', '.join(sorted(operator_names()))}"
-            hint = did_you_mean(given, operator_names()) if isinstance(given, str) else ""
-            unknown = f"unknown operator {show(given)}{hint}; {allowed}"
-            self._source.report(places.find(("op",)), f"op is missing; {allowed}" if given is None else unknown)
+            self._source.report(places.find(("op",)), complaint)
         elif "shape" not in merged:
-            meanings = ", ".join(f"{name} ({operator(op).parameters()[name].doc})" for name in sizes(op))
+            meanings = ", ".join(f"{name} ({op.parameters()[name].doc})" for name in sizes(op))
             self._source.report(base, f"shape is missing; it must be a mapping of {meanings}")
         elif isinstance(merged["shape"], dict):
             workloads = self._workloads(op, merged, places)
             if options is not None and workloads:
                 self._append(index, options, workloads, places)
 
-    def _merge(self, task: dict[str, Any], base: PathKey, places: Places, model: type[TaskOptions]) -> dict[str, Any]:
+    @staticmethod
+    def _operator(given: Any) -> tuple[Op | None, str]:
+        """The operator that a task names, or why there is none."""
+        allowed = f"allowed: {', '.join(sorted(operator_names()))}"
+        if given is None:
+            return None, f"op is missing; {allowed}"
+        if not isinstance(given, str):
+            return None, f"unknown operator {show(given)}; {allowed}"
+        if given in RECORDED_ONLY:
+            return None, f"operator {given!r} can be in records only; {allowed}"
+        try:
+            return operator(given), ""
+        except UnknownOperatorError as error:
+            return None, "; ".join(problem.message for problem in error.problems)
+
+    def _merge(
+        self, task: dict[str, Any], base: PathKey, places: Places, model: type[TaskOptions], op: Op | None
+    ) -> dict[str, Any]:
+        """A task with the defaults that are keys, or sizes, of its operator."""
         merged = {key: value for key, value in self._defaults.items() if key in model.model_fields}
         merged.pop("name", None)
+        if op is not None and isinstance(merged.get("shape"), dict):
+            others = {name for other in self._all for name in sizes(other)} - set(sizes(op))
+            merged["shape"] = {name: value for name, value in merged["shape"].items() if name not in others}
         for key in merged:
             places.add((key,), ("defaults", key))
         for key, value in task.items():
@@ -232,26 +251,26 @@ class _TaskReader:
                 places.add(("shape", size), (*base, "shape", size))
         return merged
 
-    def _workloads(self, op: str, merged: dict[str, Any], places: Places) -> dict[str, Workload]:
+    def _workloads(self, op: Op, merged: dict[str, Any], places: Places) -> dict[str, Workload]:
         """The workload for each kind of target; empty after reporting why there is none."""
-        definition = operator(op)
         params = {**merged, **merged["shape"]}
-        params = {name: params[name] for name in definition.parameters() if name in params}
+        params = {name: params[name] for name in op.parameters() if name in params}
         auto = params.get("dtype") == AUTO
         workloads: dict[str, Workload] = {}
         for kind, dtype in AUTO_DTYPES.items():
             try:
-                workload = Workload(op, {**params, "dtype": dtype} if auto else params)
+                workload = Workload(op.name, {**params, "dtype": dtype} if auto else params)
                 _check_sizes(workload)
                 workloads[kind] = workload
             except WorkloadError as error:
-                optional = definition.defaults({})
+                optional = op.defaults({})
                 given = [problem for problem in error.problems if problem.key not in optional or problem.key in params]
                 for problem in given or error.problems:  # without those that a default inherited, as out_dtype from dtype
-                    path = ("shape", problem.key) if problem.key in sizes(op) else (problem.key,)
+                    inside = problem.key in sizes(op)
+                    path = ("shape", problem.key) if inside else (problem.key, *problem.path)
                     dtype_matters = auto and problem.key in ("dtype", "out_dtype", "shape")
                     note = f" (dtype auto is {dtype} on a {_DEVICES[kind]})" if dtype_matters else ""
-                    self._source.report(places.find(path), problem.message + note)
+                    self._source.report(places.find(path), problem.message + note, key=problem.at_key)
         return workloads if len(workloads) == len(AUTO_DTYPES) else {}
 
     def _append(self, index: int, options: TaskOptions, workloads: dict[str, Workload], places: Places) -> None:

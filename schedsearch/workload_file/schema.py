@@ -1,7 +1,7 @@
 """What a workload file may hold: keys, kinds of values and defaults, as pydantic models and as JSON Schema.
 
-The values of an operator's parameters (shape, stride, dtype ...) are judged by the operator itself; here stand only their
-names and, for editors, their JSON Schema.
+An operator judges the values of its parameters (shape, stride, dtype ...) itself and says what editors may know about them;
+nothing here knows an operator by name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -27,12 +27,13 @@ from pydantic.fields import FieldInfo
 
 from schedsearch.errors import did_you_mean
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
-from schedsearch.ops import operator, operator_names
+from schedsearch.ops import Op, Parameter, operators
 from schedsearch.ops.base import MAX_INT
 
 VERSION = 1
 TUNER_NAMES = ("xgb", "ga", "annealing", "random", "grid")  # the keys of tuner.TUNERS, which is of a higher layer
-AUTO = "auto"  # as dtype: float16 on a GPU, float32 on a CPU
+AUTO = "auto"  # as dtype: one of these, by the kind of target
+AUTO_DTYPES: Mapping[Literal["cuda", "cpu"], str] = {"cuda": "float16", "cpu": "float32"}
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,21 @@ def parse_duration_s(value: object) -> float:
         number = r"(\d+(?:\.\d+)?)"
         match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", str(value).replace(" ", ""))
         if not isinstance(value, str) or not match:
-            raise ValueError(f"{value!r} is no duration; e.g. 90s, 10m, 1h30m")
+            raise ValueError(f"{value!r} is not a duration; write e.g. 90s, 10m or 1h30m")
         hours, minutes, rest = (float(part or 0) for part in match.groups())
         seconds = 3600 * hours + 60 * minutes + rest
     if not 0 < seconds < math.inf:
-        raise ValueError(f"{value!r} is no duration above zero; e.g. 90s, 10m, 1h30m")
+        raise ValueError(f"{value!r} is not a duration above zero; write e.g. 90s, 10m or 1h30m")
     return seconds
 
 
 def _check_ints(value: Any) -> Any:
     """No size above 2**31-1: launch parameters and grid extents are 32-bit."""
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, int) and item > MAX_INT:
-            raise ValueError
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in inside:
+        _check_ints(item)
+    if isinstance(value, int) and value > MAX_INT:
+        raise ValueError
     return value
 
 
@@ -159,7 +162,7 @@ class MeasureOptions(Section):
 class TaskOptions(Section):
     """What every task may say besides its operator's parameters."""
 
-    op: Annotated[Any, WithJsonSchema({"enum": sorted(operator_names())})] = Field(default=None, description="the operator")
+    op: Any = Field(default=None, description="the operator")
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number above zero")] = Field(
         default=1.0, description="share of the budget, relative to the other tasks"
     )
@@ -178,49 +181,63 @@ class TaskOptions(Section):
 _EXPECT_INT = Expect(f"at most {MAX_INT}")
 
 
-def sizes(op: str) -> list[str]:
+def sizes(op: Op) -> list[str]:
     """The parameters that a task gives under `shape`."""
-    return [name for name, parameter in operator(op).parameters().items() if parameter.size]
+    return [name for name, parameter in op.parameters().items() if parameter.size]
 
 
-def _parameter(schema: Mapping[str, Any], description: str) -> Any:
-    kind = Annotated[Any, AfterValidator(_check_ints), WithJsonSchema(dict(schema)), _EXPECT_INT]
-    return (kind, Field(default=None, description=description))
+def _value_schema(name: str, parameter: Parameter) -> dict[str, Any]:
+    """JSON Schema of a parameter in a file, where a dtype may be auto; without its default, which may follow another's."""
+    schema = {key: value for key, value in parameter.schema.items() if key != "default"}
+    if name == "dtype" and set(AUTO_DTYPES.values()) <= set(schema.get("enum", ())):
+        schema["enum"] = [AUTO, *schema["enum"]]
+    return schema
 
 
-@functools.cache
-def task_model(*ops: str, named: bool = True) -> type[TaskOptions]:
-    """The keys of a task of these operators. All are optional, as `defaults` may give them.
+def _description(name: str, parameter: Parameter) -> str:
+    auto = AUTO in _value_schema(name, parameter).get("enum", ())
+    return parameter.doc + ("; auto: float16 on a GPU, float32 on a CPU" if auto else "")
+
+
+def _fields(parameters: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
+    """pydantic's fields of parameters by name; several operators may have one of the same name each."""
+    fields: dict[str, Any] = {}
+    for name, each in parameters.items():
+        schemas = [_value_schema(name, parameter) for parameter in each]
+        different = [schema for place, schema in enumerate(schemas) if schema not in schemas[:place]]
+        schema = different[0] if len(different) == 1 else {"anyOf": different}
+        docs = " | ".join(dict.fromkeys(_description(name, parameter) for parameter in each))
+        kind = Annotated[Any, AfterValidator(_check_ints), WithJsonSchema(schema), _EXPECT_INT]
+        fields[name] = (kind, Field(default=None, description=docs))
+    return fields
+
+
+@functools.lru_cache(maxsize=256)
+def task_model(*ops: Op, named: bool = True) -> type[TaskOptions]:
+    """The keys of a task of any of these operators. All are optional, as `defaults` may give them.
 
     Args:
         named: whether it may have a name, which defaults may not.
     """
-    parameters = {name: parameter for op in ops for name, parameter in operator(op).parameters().items()}
-    docs = {name: parameter.doc for name, parameter in parameters.items()}
-    shape = dict.fromkeys(name for op in ops for name in sizes(op))
-    shape_model = create_model(
-        "Shape",
-        __base__=Section,
-        __doc__="The sizes.",
-        **{name: _parameter(parameters[name].schema, docs[name]) for name in shape},
-    )
-    example = "{" + ", ".join(f"{name}: {docs[name]}" for name in shape) + "}"
+    beside: dict[str, list[Parameter]] = {}
+    inside: dict[str, list[Parameter]] = {}
+    for op in ops:
+        for name, parameter in op.parameters().items():
+            (inside if parameter.size else beside).setdefault(name, []).append(parameter)
+    owner = "defaults" if not named else ops[0].name if len(ops) == 1 else "any"
+    shape_model = create_model(f"{owner}_shape", __base__=Section, __doc__="The sizes.", **_fields(inside))
+    example = "{" + ", ".join(f"{name}: {each[0].doc}" for name, each in inside.items()) + "}"
     fields: dict[str, Any] = {
-        "shape": (Annotated[shape_model, Expect(f"a mapping {example}")], Field(default=None, description="the sizes"))
+        "op": (Annotated[Any, WithJsonSchema({"enum": [op.name for op in ops]})], Field(None, description="the operator")),
+        "shape": (Annotated[shape_model, Expect(f"a mapping {example}")], Field(default=None, description="the sizes")),
+        **_fields(beside),
     }
-    for name in docs:
-        if name not in shape:
-            description, schema = docs[name], {key: v for key, v in parameters[name].schema.items() if key != "default"}
-            if name == "dtype":
-                description += "; auto: float16 on a GPU, float32 on a CPU"
-                schema = {**schema, "enum": [AUTO, *schema.get("enum", ())]}
-            fields[name] = _parameter(schema, description)
     if named:
         fields["name"] = (
             Annotated[Name | None, Expect("text")],
             Field(default=None, description="in tables and messages; made from the parameters unless given"),
         )
-    return create_model("Task" if named else "Defaults", __base__=TaskOptions, **fields)
+    return create_model(f"{owner}_task" if named else "defaults", __base__=TaskOptions, **fields)
 
 
 class FileModel(Section):
@@ -247,14 +264,40 @@ class FileModel(Section):
     )
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a workload file, for editors; it is checked in as workload.schema.json."""
-    task, defaults = task_model(*operator_names()), task_model(*operator_names(), named=False)
-    tasks_field = (Annotated[list[task], Field(min_length=1)], Field(description="what to tune"))  # type: ignore[valid-type]
-    defaults_field = (defaults, Field(default=None, description=FileModel.model_fields["defaults"].description))
-    fields: dict[str, Any] = {"tasks": tasks_field, "defaults": defaults_field}
-    schema = create_model("WorkloadFile", __base__=FileModel, __doc__=FileModel.__doc__, **fields).model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_tidy(schema)}
+def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a workload file, for editors.
+
+    The keys of a task are those of its operator. A task that names none, as `defaults` does it for all, may have those of
+    any one operator. workload.schema.json holds the schema of the built-in operators.
+
+    Args:
+        ops: the operators that it describes; all that are built in or installed unless given.
+    """
+    known = list(operators()[0].values() if ops is None else ops)
+    models = {op.name: task_model(op) for op in known}
+    any_task: Any = Section
+    for model in models.values():
+        any_task = model if any_task is Section else any_task | model
+    defaults = task_model(*known, named=False)
+    fields: dict[str, Any] = {
+        "tasks": (Annotated[list[any_task], Field(min_length=1)], Field(description="what to tune")),
+        "defaults": (defaults, Field(default=None, description=FileModel.model_fields["defaults"].description)),
+    }
+    made = create_model("WorkloadFile", __base__=FileModel, __doc__=FileModel.__doc__, **fields).model_json_schema()
+    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_tidy(made)}
+    references = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in models.items()}
+    schema["properties"]["tasks"]["items"] = {
+        "type": "object",
+        "properties": {"op": {"enum": list(models), "description": "the operator"}},
+        "allOf": [
+            *(
+                {"if": {"properties": {"op": {"const": name}}, "required": ["op"]}, "then": reference}
+                for name, reference in references.items()
+            ),
+            {"if": {"not": {"required": ["op"]}}, "then": {"anyOf": list(references.values())}},
+        ],
+    }
+    return schema
 
 
 def _tidy(schema: Any) -> Any:
@@ -283,7 +326,7 @@ class Mistake:
     at_key: bool = False
 
 
-def mistakes(model: type[BaseModel], error: ValidationError, ops: tuple[str, ...] = ()) -> Iterator[Mistake]:
+def mistakes(model: type[BaseModel], error: ValidationError, ops: tuple[Op, ...] = ()) -> Iterator[Mistake]:
     """pydantic's errors in the words of this file: what, got, allowed and remedy.
 
     Args:
@@ -334,7 +377,7 @@ def _field(model: type[BaseModel], path: tuple[str | int, ...]) -> tuple[FieldIn
     raise AssertionError(path)
 
 
-def _unknown_key(model: type[BaseModel], path: tuple[str | int, ...], ops: tuple[str, ...]) -> str:
+def _unknown_key(model: type[BaseModel], path: tuple[str | int, ...], ops: tuple[Op, ...]) -> str:
     key, parents = str(path[-1]), path[:-1]
     section = (_section(_field(model, parents)[0]) if parents else None) or model
     allowed = [field.alias or name for name, field in section.model_fields.items()]
