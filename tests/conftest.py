@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,13 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _numba_once_for_all_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Kernels of one shape are taken through Numba once, not once in each process of pytest-xdist."""
-    if "numba.cuda" not in sys.modules:  # nothing that was collected compiles for a GPU
-        return
-    from schedsearch.backend.front_end import share_through
-
+def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A build cache that begins empty: what processes of this run compile, they compile once."""
     folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "front-end"
-    folder.mkdir(exist_ok=True)
-    share_through(folder)
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "builds"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDSEARCH_BUILD_CACHE", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

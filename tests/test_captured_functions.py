@@ -12,7 +12,7 @@ import pytest
 from conv2d_support import run_on_cpu
 from numba import cuda, types
 
-from schedsearch.backend import CompileError, compile_source, front_end
+from schedsearch.backend import CompileError, compile_source, front_end, sharing
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.backend.ops import device_op
@@ -314,6 +314,7 @@ def test_a_shape_that_needs_its_numbers_is_tried_once(monkeypatch: pytest.Monkey
         return kernel
 
     monkeypatch.setattr(front_end, "_run_numba", run)
+    monkeypatch.setattr(sharing, "user_cache", lambda: None)
     front_end._front_end.cache_clear()
     for _ in range(3):
         assert ptx(picking(0), frozenset()) == ptx(picking(0))

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from numba import cuda, types
 
-from schedsearch.backend import CompileError, compile_source, front_end
+from schedsearch.backend import CompileError, compile_source, front_end, sharing
+from schedsearch.backend.build_cache import BuildCache
 from schedsearch.backend.cuda import _compile_to_ptx, _signature
 from schedsearch.backend.front_end import _front_end
 from schedsearch.backend.ops import device_op
@@ -168,14 +169,18 @@ def test_sampled_candidates_are_the_same_with_and_without_sharing(
         assert shared == compile_source(without_sharing(source), H200).artifact
 
 
-def test_processes_share_through_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cached", [True, False])
+def test_processes_share_what_numba_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: bool) -> None:
+    """By the user's cache or, when that is off, by a folder of the run."""
     runs = []
 
     def counted(shape: Any, run: Callable[[Any], str] = front_end._run_numba) -> str:
         runs.append(shape)
         return run(shape)
 
-    monkeypatch.setattr(front_end, "_shared_folder", tmp_path)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr(sharing, "user_cache", lambda: BuildCache(tmp_path / "cache") if cached else None)
+    monkeypatch.setattr(sharing, "_run_folder", tmp_path)
     monkeypatch.setattr(front_end, "_run_numba", counted)
     texts = []
     for factor in (3, 5):
@@ -183,6 +188,7 @@ def test_processes_share_through_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
         texts.append(ptx(scaling(factor), SHAPED_BY))
     assert len(runs) == 1
     assert texts == [ptx(scaling(factor), None) for factor in (3, 5)]
+    assert bool(list((tmp_path / "cache").iterdir())) == cached
 
 
 PRINT_KEYS = """
@@ -193,8 +199,8 @@ print(*keys(), sep="\\n")
 """
 
 
-def keys() -> list[str | None]:
-    """What the kernels of the templates are called in the shared folder."""
+def keys() -> list[str]:
+    """What the kernels of the templates are called in the build cache."""
     found = []
     for template in (Conv2dWgmma(), Conv2dMma(), Conv2dHalo(), Conv2dStem()):
         channels = 4 if template.name == "conv2d_stem" else 64
@@ -202,7 +208,9 @@ def keys() -> list[str | None]:
         for step in template.kernel(workload, H200, template.default(workload, H200, template.space(workload, H200))).steps:
             assert step.shaped_by is not None
             shape, _ = front_end._take_apart(step.function, _signature(step), (9, 0), (128, 1), step.shaped_by)
-            found.append(front_end._key(shape))
+            key = front_end._key(shape)
+            assert key is not None and key.lasting
+            found.append(key.digest)
     return found
 
 

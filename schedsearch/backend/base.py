@@ -18,12 +18,16 @@ class BuildResult:
         canonical_hash: hex digest of the code with compiler-made names normalised: equal for schedules that compile to the
             same machine code, in whatever process they were compiled.
         compile_s: wall seconds from Python function to artifact.
+        shared: every step was made of work that other candidates or later runs share. False says that this candidate, and
+            probably all of its template, takes several times longer than need be: on a GPU a step has no `shaped_by`, or
+            needs a captured number that `shaped_by` does not name; or a step captures what no other process can name.
     """
 
     artifact: Artifact
     resources: Resources
     canonical_hash: str
     compile_s: float
+    shared: bool = True
 
 
 class CompileError(Exception):

@@ -24,6 +24,8 @@ from llvmlite import binding as llvm
 
 from schedsearch.backend.base import BuildResult, CompileError
 from schedsearch.backend.inlining import inlining
+from schedsearch.backend.kernel_identity import UnidentifiedError, digest
+from schedsearch.backend.sharing import Key, piece
 from schedsearch.launch import Artifact, LaunchPlan, Step
 from schedsearch.measurement import Resources
 from schedsearch.template import KernelSource, KernelStep
@@ -53,10 +55,14 @@ def compile_cpu(source: KernelSource) -> BuildResult:
             exception, allocates or prints).
     """
     begin = time.perf_counter()
-    steps, objects = [], {}
+    steps, objects, shared = [], {}, True
     for number, step in enumerate(source.steps):
         entry = f"step{number}_{''.join(c if c.isalnum() else '_' for c in step.function.__name__)}"
-        objects[entry] = _compile_step(step, entry)
+        key = _key(step, entry)
+        shared = shared and key is not None
+        objects[entry] = (
+            _object_code(step, entry) if key is None else piece(key, functools.partial(_object_code, step, entry))
+        )
         steps.append(
             Step(
                 entry, step.params, step.grid, step.block_threads,
@@ -76,38 +82,24 @@ def compile_cpu(source: KernelSource) -> BuildResult:
         resources=Resources(code_bytes=sum(_text_bytes(data) for data in objects.values())),
         canonical_hash=artifact.sha256,  # names are normalised before code is emitted, so equal schedules give equal bytes
         compile_s=time.perf_counter() - begin,
+        shared=shared,
     )
 
 
-def _compile_step(step: KernelStep, entry: str) -> bytes:
+def _object_code(step: KernelStep, entry: str) -> bytes:
     """ELF object with the one global function `entry`."""
-    key = _identity(step, entry)
-    if key in _compiled:
-        return _compiled[key]
     module = llvm.parse_assembly(_optimised_ir(step.function, _signature(step), entry))
     _check_externals(module, entry)
-    code = bytes(_target_machine().emit_object(module))
-    if key is not None:
-        if len(_compiled) >= _COMPILED_STEPS:
-            _compiled.pop(next(iter(_compiled)))
-        _compiled[key] = code
-    return code
+    return bytes(_target_machine().emit_object(module))
 
 
-# Steps such as packing are the same in many configurations: a build process keeps the latest.
-_COMPILED_STEPS = 256
-_compiled: dict[Any, bytes] = {}
-
-
-def _identity(step: KernelStep, entry: str) -> Any:
-    """What decides the code of a step whose captured constants are plain numbers; None when they are not."""
-    cells = {
-        name: cell.cell_contents for name, cell in zip(step.function.__code__.co_freevars, step.function.__closure__ or ())
-    }
-    if not all(isinstance(value, (int, float, str)) for value in cells.values()):
+def _key(step: KernelStep, entry: str) -> Key | None:
+    """Names all that decides the code of a step; None when it captures something that has no name."""
+    try:
+        machine = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        return Key(digest("cpu", machine, entry, list(map(str, _signature(step))), step.function), lasting=True)
+    except UnidentifiedError:
         return None
-    typed = tuple((name, type(value), value) for name, value in cells.items())
-    return entry, step.function.__module__, step.function.__code__, typed, tuple(param.kind for param in step.params)
 
 
 def _signature(step: KernelStep) -> tuple[Any, ...]:

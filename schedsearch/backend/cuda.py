@@ -12,12 +12,13 @@ Numba-CUDA is used as a compiler only. Three things are done to its PTX, as text
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import re
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError
 from schedsearch.identity import sha256_hex
@@ -25,6 +26,9 @@ from schedsearch.launch import Artifact, LaunchPlan, Step, TensorMap
 from schedsearch.measurement import Resources
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
+
+if TYPE_CHECKING:
+    from schedsearch.backend.front_end import Ptx
 
 REGISTER_FILE = 65536  # 32-bit registers of one multiprocessor, the same on sm_80 to sm_100
 _TENSOR_MAP_BYTES = 128
@@ -41,7 +45,8 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     started = time.perf_counter()
     _check_limits(source, target)
     entries = [f"kernel_{number}" for number in range(len(source.steps))]
-    texts = [_compile_to_ptx(step, entry, source.arch) for step, entry in zip(source.steps, entries)]
+    made = [_ptx(step, entry, source.arch) for step, entry in zip(source.steps, entries)]
+    texts = [ptx.text for ptx in made]
     steps = tuple(
         Step(entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant)
         for step, entry in zip(source.steps, entries)
@@ -51,7 +56,8 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     resources = _resources(log, source, len(code))
     _check_quality(log, resources, source)
     canonical_hash = sha256_hex("\n".join([plan.to_json(), *texts]))
-    return BuildResult(Artifact(code, plan), resources, canonical_hash, time.perf_counter() - started)
+    shared = all(ptx.shared for ptx in made)
+    return BuildResult(Artifact(code, plan), resources, canonical_hash, time.perf_counter() - started, shared)
 
 
 @functools.cache
@@ -76,6 +82,11 @@ def _check_limits(source: KernelSource, target: Target) -> None:
 
 
 def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
+    """The PTX of one step, as it is linked."""
+    return _ptx(step, entry, arch).text
+
+
+def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
     from schedsearch.backend.front_end import compile_to_ptx
 
     match = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
@@ -91,7 +102,7 @@ def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
         # Explicit: otherwise barriers of the cluster come with code for a launch without one.
         directives = rf"\1\n.explicitcluster\n.reqnctapercluster {step.cluster}, 1, 1"
         ptx = re.sub(r"(\.maxntid [^\n]*)", directives, ptx, count=1)
-    return _tensor_map_params(_stable_names(ptx, entry), entry, step)
+    return dataclasses.replace(made, text=_tensor_map_params(_stable_names(ptx, entry), entry, step))
 
 
 def _signature(step: KernelStep) -> tuple[Any, ...]:

@@ -12,19 +12,16 @@ Numba needs a number the kernel is compiled on its own.
 Plain functions that a kernel captures are compiled into it (`inlining`). They are taken apart like the kernel itself: the
 variable `stages` of the captured function `ring` is called "ring.stages".
 
-Processes that build for one run share Numba's results through a folder (`share_through`).
+Processes share Numba's results, with others of their run and with later runs (`sharing`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import CellType, CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 from numba import types
@@ -38,23 +35,16 @@ from numba.cuda.utils import numba_target_override
 from numba.extending import typeof_impl
 
 from schedsearch.backend.inlining import inlining
+from schedsearch.backend.kernel_identity import UnidentifiedError, digest, surroundings
 from schedsearch.backend.ops import Operands, operands_and_text, stand_in
+from schedsearch.backend.sharing import Key, piece
+from schedsearch.identity import sha256_hex
 
 _KEPT_SHAPES = 128  # of some 200 KB of text each
 _PLACEHOLDER = re.compile(r"@\{([^}]*)\}@")
 _THREADS, _BLOCKS = "#threads", "#blocks"  # launch bounds; no variable has such a name
 _NEXT_MODULE = "\n; -- next module --\n"  # between LLVM modules: a kernel's own, then those of functions that Numba adds
 _Compiler = inlining(compiler.CUDACompiler, "numba.cuda.core")
-_shared_folder: Path | None = None
-
-
-def share_through(folder: Path) -> None:
-    """From now on Numba's results are taken from `folder` where another process has put them, and put there.
-
-    Only for processes that run the same sources: of what a kernel refers to in its module, nothing is compared.
-    """
-    global _shared_folder
-    _shared_folder = folder
 
 
 @dataclass(frozen=True)
@@ -239,48 +229,30 @@ def _front_end(shape: _Shape) -> list[str] | None:
     None when Numba refuses the kernel with placeholders: it needs a value, or something is wrong with the kernel, which
     shows when it is compiled on its own.
     """
-    key = _shared_folder and _key(shape)
+    key = _key(shape)
+    text = (piece(key, lambda: _tried(shape)) if key is not None else _tried(shape)).decode()
+    return _PLACEHOLDER.split(text) if text else None
+
+
+def _tried(shape: _Shape) -> bytes:
+    """The LLVM IR; empty when Numba refuses the kernel with placeholders, so that no other process tries either."""
     try:
-        text = _run_once(shape, _shared_folder / key) if _shared_folder and key else _run_numba(shape)
+        return _run_numba(shape).encode()
     except Exception:
-        return None
-    return _PLACEHOLDER.split(text)
+        return b""
 
 
-def _run_once(shape: _Shape, path: Path) -> str:
-    """What `path` holds, written by the process that is first; another waits for it, or takes over when it dies."""
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            unfinished = path.with_suffix(".part")
-            unfinished.write_text(_run_numba(shape))
-            unfinished.replace(path)
-    return path.read_text()
-
-
-def _key(shape: _Shape) -> str | None:
+def _key(shape: _Shape) -> Key | None:
     """A name for the shape that all processes give it, or None when it captures what has none."""
     try:
-        module = shape.function.__module__
-        text = repr((module, _stable(shape.code), list(map(str, shape.signature)), shape.cc, _stable(shape.captured)))
-    except TypeError:
+        own = digest(shape.function.__module__, shape.code, list(map(str, shape.signature)), shape.cc, shape.captured)
+    except UnidentifiedError:
         return None
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _stable(value: Any) -> Any:
-    """Something whose repr is the same in every process. Raises TypeError when there is none."""
-    if isinstance(value, _Function):
-        return _stable(value.code), _stable(value.defaults), _stable(value.captured)
-    if isinstance(value, CodeType):
-        return value.co_qualname, value.co_code, value.co_names, value.co_freevars, _stable(value.co_consts)
-    if isinstance(value, tuple):
-        return tuple(map(_stable, value))
-    if isinstance(value, types.Type | type):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str | Operands):
-        return value
-    raise TypeError(f"{type(value).__name__} has no stable name")
+    functions = [shape.function, *(value for _, value in _captured(shape.function) if isinstance(value, FunctionType))]
+    try:
+        return Key(sha256_hex(" ".join([own, *map(surroundings, functions)])), lasting=True)
+    except UnidentifiedError:
+        return Key(own, lasting=False)
 
 
 def _run_numba(shape: _Shape) -> str:

@@ -25,7 +25,7 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
     ir_utils = importlib.import_module(f"{core}.ir_utils")
     postproc = importlib.import_module(f"{core}.postproc")
 
-    class Inliner(closures.InlineClosureCallPass):  # type: ignore[misc, name-defined]
+    class Inliner(closures.InlineClosureCallPass):  # type: ignore[name-defined]
         def __init__(self, state: Any) -> None:
             super().__init__(state.func_ir, state.flags.auto_parallel)
             self._typing_context = state.typingctx
@@ -81,8 +81,8 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
                 return False
             return True
 
-    @machinery.register_pass(mutates_CFG=True, analysis_only=False)  # type: ignore[untyped-decorator]
-    class InlineFunctions(passes.InlineClosureLikes):  # type: ignore[misc, name-defined]
+    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
+    class InlineFunctions(passes.InlineClosureLikes):  # type: ignore[name-defined]
         _name = "schedsearch_inline_functions"
 
         def run_pass(self, state: Any) -> bool:
@@ -91,7 +91,7 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
             ir_utils.fixup_var_define_in_scope(state.func_ir.blocks)
             return True
 
-    class InliningCompiler(compiler):  # type: ignore[misc]
+    class InliningCompiler(compiler):
         def define_pipelines(self) -> Any:
             pipelines = super().define_pipelines()
             for pipeline in pipelines:

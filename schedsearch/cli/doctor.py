@@ -41,6 +41,7 @@ def doctor(db: str | None, as_json: bool) -> None:
         "driver": _driver(),
         "gpus": gpus,
         "packages": _versions(),
+        "build_cache": _build_cache(),
         "database": None,
     }
     database_error: DatabaseError | None = None
@@ -84,6 +85,16 @@ def _cpu() -> dict[str, Any]:
         "last_level_cache_bytes": target.l2_bytes,
         "clocks": read_clocks(target),
     }
+
+
+def _build_cache() -> dict[str, Any]:
+    """Where compiled pieces are kept between runs, how many and how large, and why they are not, if they are not."""
+    from schedsearch.backend.build_cache import LIMIT_BYTES, BuildCache, cache_state
+
+    state = cache_state()
+    pieces, nbytes = BuildCache(state.folder).size() if state.folder is not None and state.problem is None else (0, 0)
+    folder = None if state.folder is None else str(state.folder)
+    return {"folder": folder, "pieces": pieces, "bytes": nbytes, "limit_bytes": LIMIT_BYTES, "problem": state.problem}
 
 
 def _driver() -> dict[str, Any]:
@@ -199,6 +210,10 @@ def _print(report: dict[str, Any]) -> None:
         ]
         rows += [("  process", f"{process['pid']} {process['name']} {process['memory']}") for process in gpu["processes"]]
     rows += list(report["packages"].items())
+    cache = report["build_cache"]
+    size = f"{cache['pieces']} pieces, {render.size_bytes(cache['bytes'])} of {render.size_bytes(cache['limit_bytes'])}"
+    use = f"not used: {cache['problem']}" if cache["problem"] else size
+    rows.append(("build cache", f"{cache['folder']}: {use}" if cache["folder"] else use))
     if report["database"]:
         health = report["database"]
         rows.append(

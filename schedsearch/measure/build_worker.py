@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
+from schedsearch.backend.sharing import share_through
 from schedsearch.config import Config
 from schedsearch.measurement import Outcome
 from schedsearch.space import ConfigSpace
@@ -74,12 +75,8 @@ def serve_builds(conn: Connection, target: Target, shared_folder: Path) -> None:
 
 def _import_compiler(target: Target, shared_folder: Path) -> None:
     """Over a second, paid before the first candidate so that it is in nobody's build time."""
-    if target.kind == "cuda":
-        from schedsearch.backend.front_end import share_through
-
-        share_through(shared_folder)
-    else:
-        importlib.import_module("numba")
+    share_through(shared_folder)
+    importlib.import_module("schedsearch.backend.front_end" if target.kind == "cuda" else "numba")
 
 
 @functools.lru_cache(maxsize=16)

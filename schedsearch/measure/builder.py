@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from schedsearch.backend.build_cache import BuildCache
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact
@@ -47,12 +48,14 @@ class Built:
     Attributes:
         canonical_hash: equal for candidates that compiled to the same code and launch; measure only one of them.
         build_s: wall seconds from configuration to artifact, in the worker.
+        shared: as in `BuildResult`.
     """
 
     artifact: Artifact
     resources: Resources
     canonical_hash: str
     build_s: float
+    shared: bool = True
 
 
 @dataclass
@@ -94,6 +97,8 @@ class Builder:
         # Without a visible GPU no worker can create a context there by accident.
         self._env = {"CUDA_VISIBLE_DEVICES": ""} if target.kind == "cuda" else {}
         self._shared = tempfile.TemporaryDirectory(prefix="schedsearch-builds-", ignore_cleanup_errors=True)
+        if cache := BuildCache.open():
+            cache.trim()
         self._tokens = itertools.count()
         self._queue: deque[BuildTask] = deque()
         self._done: list[tuple[int, Built | Measurement]] = []
@@ -213,7 +218,7 @@ class Builder:
             self._fail(message.token, message.outcome, message.message, message.build_s)
         else:
             result = message.result
-            built = Built(result.artifact, result.resources, result.canonical_hash, message.build_s)
+            built = Built(result.artifact, result.resources, result.canonical_hash, message.build_s, result.shared)
             self._done.append((message.token, built))
         if worker.builds >= _BUILDS_PER_WORKER and not worker.tasks:
             self._remove(worker)
