@@ -172,7 +172,8 @@ def doubling(number: float) -> Any:
 
 DIFFERENT: list[Any] = [
     kernel(limit="4"), kernel(limit="3.0"), kernel(limit="True"), kernel(step="2"), kernel(default="1"),
-    kernel(operator="-"), kernel(factor=2.0), kernel(factor=-0.0), kernel(factor=0.0), kernel(factor=True), kernel(factor=np.float32(2)),
+    kernel(operator="-"), kernel(factor=2.0), kernel(factor=-0.0), kernel(factor=0.0),
+    kernel(factor=True), kernel(factor=np.float32(2)),
     kernel(inner=doubling(2)), kernel(inner=doubling(3)), kernel(factor=(1, 2)), kernel(factor=(1, 2.0)),
     kernel(factor=types.int32), kernel(factor=types.int64),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -86,7 +86,8 @@ class _Identifier:
             return self._function(value)
         if isinstance(value, ModuleType):
             if _is_versioned(value.__name__):
-                return "module", value.__name__
+                # Numba's types go by either name, depending on what is imported first.
+                return "module", value.__name__.replace("numba.core.types", "numba.types")
             raise UnidentifiedError(f"module {value.__name__}")
         return self._object(value)
 
@@ -151,14 +152,13 @@ class _Identifier:
 _ABSENT = object()
 
 
-def surroundings(function: Callable[..., Any]) -> str:
-    """Hex digest of what a function finds under global names; not of its code and of what it captures.
+def surroundings(function: Any) -> str:
+    """Hex digest of what the plain function `function` finds under global names; not of its code and of what it captures.
 
     Raises:
         UnidentifiedError: something there has no identity.
     """
-    made: Any = function
-    return hashlib.sha256(repr((_compilers(), _Identifier().outside(made))).encode()).hexdigest()
+    return hashlib.sha256(repr((_compilers(), _Identifier().outside(function))).encode()).hexdigest()
 
 
 @functools.lru_cache(1024)
