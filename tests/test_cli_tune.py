@@ -219,7 +219,7 @@ class TestRun:
         assert "kernel = schedsearch.compile(workload, db='t.db', target='cpu')" in more.stdout
         assert "going on after 4 trials" in more.stderr
         header, _, row, *_ = more.stdout.splitlines()
-        for column in ("task", "template", "default", "best", "speed-up", "GFLOP/s", "trials", "failures"):
+        for column in ("task", "template", "plain", "default", "best", "over plain", "over default", "GFLOP/s", "trials"):
             assert column in header
         assert row.startswith("tiny  conv2d_cpu")
         with Store.open("t.db", readonly=True) as store:

@@ -314,6 +314,29 @@ class TestBest:
         assert {record.anchor for record in world.store.records} == {None}
         assert task.default_ns is None and task.speedup is None and task.best_ns is not None
 
+    def test_the_plain_configuration_races_although_it_was_not_tried(self) -> None:
+        class Plain(Square):
+            def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+                return Config(x=0, y=15)
+
+        world = World(templates=(Plain(),))
+        (task,) = world.tune(trials=10).tasks
+        assert Config(x=0, y=15) in world.runner.raced[0] and task.trials == 10
+        assert task.race is not None and task.race.plain is not None and task.race.plain.config == Config(x=0, y=15)
+        assert task.race.over_plain == square_ns(Candidate(WORKLOAD, Square(), Config(x=0, y=15))) / task.best_ns  # type: ignore[operator]
+        (again,) = world.tune(trials=10).tasks
+        assert again.race == task.race, "read from the records"
+        (restricted,) = world.tune(Task(OTHER, restrict={"x": [3, 4]})).tasks
+        assert restricted.race is not None and restricted.race.plain is None
+
+    def test_a_plain_configuration_alone_makes_no_race(self) -> None:
+        class Plain(Square):
+            def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+                return Config(x=0, y=15)
+
+        world = World(templates=(Plain(),), behaviour=lambda c: Outcome.COMPILE_ERROR)
+        assert world.tune(trials=10).tasks[0].best_ns is None and not world.runner.raced
+
     def test_predictions_are_kept_with_the_state_of_the_model(self) -> None:
         class Fitted(RandomTuner):
             def predict(self, configs: Sequence[Config]) -> Any:

@@ -14,21 +14,22 @@ _SAME = 0.03  # by which two measurements of one kernel differ without anyone wo
 def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
     """One line a task. `names` maps workload ids to what the workload file calls them."""
     result = result_table(summary, names)
-    headers = ("task", "template", "default", "best", "speed-up", result.rate_unit, "trials", "failures")
-    rows = [
-        (
-            row.name,
-            row.template or "none is valid",
-            _time(row.default_ns, row.default_spread, row),
-            _time(row.best_ns, row.best_spread, row),
-            "-" if row.speedup is None else f"{row.speedup:.2f}x",
-            _rate(row.rate),
-            row.trials,
-            counts(row.failures),
-        )
-        for row in result.rows
-    ]
-    text = table(headers, rows, right=("default", "best", "speed-up", result.rate_unit, "trials"))
+    columns: dict[str, list[object]] = {
+        "task": [row.name for row in result.rows],
+        "template": [row.template or "none is valid" for row in result.rows],
+        "plain": [_time(row.plain_ns, row.plain_spread, row) for row in result.rows],
+        "default": [_time(row.default_ns, row.default_spread, row) for row in result.rows],
+        "best": [_time(row.best_ns, row.best_spread, row) for row in result.rows],
+        "over plain": [_ratio(row.over_plain) for row in result.rows],
+        "over default": [_ratio(row.speedup) for row in result.rows],
+        result.rate_unit: [_rate(row.rate) for row in result.rows],
+        "trials": [row.trials for row in result.rows],
+        "failures": [counts(row.failures) for row in result.rows],
+    }
+    if all(row.plain_ns is None for row in result.rows):
+        del columns["plain"], columns["over plain"]
+    right = [name for name in columns if name not in ("task", "template", "failures")]
+    text = table(list(columns), list(zip(*columns.values())), right)
     if any(row.best_ns is not None and not row.raced for row in result.rows):
         text += "\n~ a single measurement: no final race was held, so there is no speed-up to show"
     return text
@@ -38,6 +39,10 @@ def _time(time_ns: float | None, spread: float | None, row: ResultRow) -> str:
     if time_ns is None:
         return "-"
     return f"{duration(time_ns)} ±{spread:.1%}" if row.raced and spread is not None else f"~{duration(time_ns)}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
 
 
 def _rate(rate: float | None) -> str:

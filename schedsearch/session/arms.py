@@ -362,6 +362,7 @@ class TaskState:
         self.prepared = False
         self.stored_best: Record | None = None
         self.race: RaceResult | None = None
+        self._plain: list[Finalist] = []  # configurations that race although the search never tried them
         self._newest_s = 0.0  # when the last configuration was measured that an earlier run tried, outside of a race
 
     @property
@@ -441,17 +442,28 @@ class TaskState:
         self.best_ns = ranked[0].time_ns
 
     def contenders(self, race_size: int) -> list[Finalist]:
-        """Who meets in the final race: the fastest `race_size` configurations, the standing best, and defaults.
+        """Who meets in the final race: the fastest `race_size` configurations, the standing best, and what they are compared
+        with. None when nothing that was tried is valid any more.
 
-        Of the defaults the fastest takes part, to compare with, and that of the first template, as the `anchor` by which
-        races of different days compare.
+        To compare with, the fastest default takes part, the default of the first template as the `anchor` by which races of
+        different days compare, and plain configurations (`enter_plain`).
         """
         ranked = self._ranked()
+        if not ranked:
+            return []
+        plain = [*(finalist for finalist in ranked if finalist.config == finalist.arm.plan.plain), *self._plain]
         defaults = [finalist for finalist in ranked if finalist.is_default]
         anchor = self.anchor
         standing = [finalist for finalist in ranked if finalist.is_of(self.stored_best)]
-        chosen = [*ranked[:race_size], *standing, *defaults[:1], *([anchor] if anchor else [])]
+        chosen = [*ranked[:race_size], *standing, *plain, *defaults[:1], *([anchor] if anchor else [])]
         return list({(finalist.arm.template.name, finalist.config): finalist for finalist in chosen}.values())
+
+    def enter_plain(self) -> None:
+        """Has the plain configuration of every template race, also where the search never tried it."""
+        for arm in self.arms:
+            plain = arm.plan.plain
+            if plain is not None and plain not in arm.results:
+                self._plain.append(Finalist(arm, plain, math.inf, None))
 
     @property
     def anchor(self) -> Finalist | None:
@@ -461,7 +473,8 @@ class TaskState:
 
     def disqualify(self, finalist: Finalist) -> None:
         """A configuration failed in the final race: it is neither best nor default any more."""
-        del self.finalists[finalist.arm.template.name, finalist.config]
+        self.finalists.pop((finalist.arm.template.name, finalist.config), None)
+        self._plain = [each for each in self._plain if each is not finalist]
         ranked = self._ranked()
         self.best_ns = ranked[0].time_ns if ranked else None
         finalist.arm.disqualify(finalist.config, next((f for f in ranked if f.arm is finalist.arm), None))

@@ -44,6 +44,7 @@ from schedsearch.workload import Workload
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
 
+FIRST_BATCH = 2  # candidates that are built before the first is measured where the two alternate: a result comes soon
 FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, rather than for one proposal after another
 
 
@@ -225,6 +226,8 @@ class Session:
         """How many candidates more may be under way. Where a batch is built before it is measured, and time runs out, only
         as many as can still be measured at the rate so far."""
         room = self._options.queue_depth - self._pending
+        if self._alternate and not self._spent:
+            room = min(room, FIRST_BATCH - self._pending)
         if self._alternate and self._options.time_s is not None and self._spent:
             affordable = (self._options.time_s - self._journal.elapsed_s) * self._spent / self._journal.elapsed_s
             room = min(room, max(1 - self._pending, int(affordable) - self._pending))
@@ -240,14 +243,13 @@ class Session:
             self._building[self._builder.submit(candidate)] = proposal
 
     def _feed_device(self) -> None:
-        if self._alternate and self._building:
-            return
-        while self._ready and len(self._measuring) < self._device.queue:
+        while self._ready and len(self._measuring) < self._device.queue and not (self._alternate and self._building):
             proposal, built = self._ready.popleft()
-            self._journal.enter("measuring" if proposal.task.prepared or self._spent else "preparing")
+            ready = self._spent or (proposal.task.prepared and not self._preparing)
+            self._journal.enter("measuring" if ready else "preparing")
             proposal.task.prepared = True
             self._measuring[self._device.submit(self._measure, proposal.task, built)] = (proposal, built)
-        if not (self._measuring or self._preparing or self._alternate):
+        if not (self._measuring or self._preparing):
             # The device would be idle until a build is done: it can as well get ready for one that is under way.
             task = next((proposal.task for proposal in self._building.values() if not proposal.task.prepared), None)
             if task is not None:
@@ -334,6 +336,7 @@ class Session:
         if task.race is not None:
             return
         self._journal.enter("racing")
+        task.enter_plain()
         standing, entered = task.stored_best, False
         while not stop.requested and (contenders := task.contenders(self._options.race_size)):
             entered = entered or any(finalist.is_of(standing) for finalist in contenders)

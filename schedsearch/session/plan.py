@@ -19,11 +19,15 @@ from schedsearch.workload import Workload
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """A template that will be tried on a task, its (restricted) space and the configuration to start from."""
+    """A template that will be tried on a task, its (restricted) space and the configuration to start from.
+
+    `plain` is what the template calls so (`Template.plain`); None where it has none, or the restrictions rule it out.
+    """
 
     template: Template
     space: ConfigSpace
     default: Config
+    plain: Config | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,10 @@ def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -
             failures.append(f"{template.name}: {error}")
             continue
         default = _closest_legal(restricted, template.default(task.workload, target, space))
-        arms.append(ArmPlan(template, restricted, default))
+        plain = template.plain(task.workload, target, space)
+        if plain is not None and restricted.check(plain):
+            plain = None
+        arms.append(ArmPlan(template, restricted, default, plain))
     if problem := _restriction_problem(task, {t.name: s for t, s in zip(matching, spaces)}, arms, failures):
         raise ConfigError(problem, where=TaskPart(index, "restrict"))
     return TaskPlan(task, tuple(arms))

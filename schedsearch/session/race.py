@@ -22,7 +22,7 @@ class Raced:
     Attributes:
         time_ns: median of its repeats.
         spread: interquartile range of the repeats over their median.
-        is_default: whether it is its template's default.
+        is_default, is_plain: whether it is its template's default, or what the template calls plain.
     """
 
     template: str
@@ -30,12 +30,14 @@ class Raced:
     time_ns: float
     spread: float
     is_default: bool = False
+    is_plain: bool = False
 
     @classmethod
     def of(cls, plan: ArmPlan, config: Config, measurement: Measurement) -> Raced:
         """From a measurement that is ok."""
         assert measurement.time_ns is not None
-        return cls(plan.template.name, config, measurement.time_ns, measurement.spread, config == plan.default)
+        is_default, is_plain = config == plan.default, config == plan.plain
+        return cls(plan.template.name, config, measurement.time_ns, measurement.spread, is_default, is_plain)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"config": dict(self.config)}
@@ -52,10 +54,12 @@ class RaceResult:
     Attributes:
         best: the fastest.
         default: the fastest default; None when none passed.
+        plain: the fastest plain configuration; None where no template has one.
     """
 
     best: Raced
     default: Raced | None
+    plain: Raced | None = None
 
     @classmethod
     def of(cls, raced: Sequence[Raced]) -> RaceResult | None:
@@ -63,17 +67,27 @@ class RaceResult:
         ranked = sorted(raced, key=lambda each: each.time_ns)
         if not ranked:
             return None
-        return cls(ranked[0], next((each for each in ranked if each.is_default), None))
+        default = next((each for each in ranked if each.is_default), None)
+        return cls(ranked[0], default, next((each for each in ranked if each.is_plain), None))
 
     @property
     def speedup(self) -> float | None:
         """The default's time over the best's."""
         return None if self.default is None else self.default.time_ns / self.best.time_ns
 
+    @property
+    def over_plain(self) -> float | None:
+        """The plain configuration's time over the best's."""
+        return None if self.plain is None else self.plain.time_ns / self.best.time_ns
+
     def to_json(self) -> dict[str, Any]:
-        return {"best": self.best.to_json(), "default": None if self.default is None else self.default.to_json()}
+        return {
+            "best": self.best.to_json(),
+            "default": None if self.default is None else self.default.to_json(),
+            "plain": None if self.plain is None else self.plain.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RaceResult:
-        default = data["default"]
-        return cls(Raced.from_json(data["best"]), None if default is None else Raced.from_json(default))
+        others = (None if data[name] is None else Raced.from_json(data[name]) for name in ("default", "plain"))
+        return cls(Raced.from_json(data["best"]), *others)

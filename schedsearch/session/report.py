@@ -21,7 +21,8 @@ class ResultRow:
         template: whose configuration is best; None when none is valid.
         default_ns, best_ns: of the final race where `raced`; else single measurements, which do not compare.
         default_spread, best_spread: interquartile range over the median of the race's repeats; None without a race.
-        speedup: default over best; None without a race.
+        plain_ns, plain_spread: of the plain configuration (`Template.plain`); None without a race or such a configuration.
+        speedup, over_plain: default over best, plain over best; None without a race.
         rate: 1e9 operations, or bytes, a second of the best; see `ResultTable.rate_unit`.
         trials: earlier runs included.
         failures: outcome -> count, other than ok.
@@ -33,7 +34,10 @@ class ResultRow:
     best_ns: float | None
     default_spread: float | None
     best_spread: float | None
+    plain_ns: float | None
+    plain_spread: float | None
     speedup: float | None
+    over_plain: float | None
     rate: float | None
     trials: int
     failures: Mapping[str, int]
@@ -99,7 +103,10 @@ def _result_row(task: TaskSummary, names: Mapping[str, str], computes: bool) -> 
         best_ns=task.best_ns,
         default_spread=race.default.spread if race and race.default else None,
         best_spread=race.best.spread if race else None,
+        plain_ns=race.plain.time_ns if race and race.plain else None,
+        plain_spread=race.plain.spread if race and race.plain else None,
         speedup=task.speedup,
+        over_plain=race.over_plain if race else None,
         rate=task.gflops if computes else task.gbytes_per_s,
         trials=task.trials,
         failures=task.failures,

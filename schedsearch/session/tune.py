@@ -11,7 +11,7 @@ from pathlib import Path
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
-from schedsearch.session.loop import Session
+from schedsearch.session.loop import FIRST_BATCH, Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
 from schedsearch.session.plan import TaskPlan, plan_tasks
@@ -96,8 +96,8 @@ def tune(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
-        # On a CPU target only workers that are needed start: one that imports the compiler would disturb the timing.
-        first = builder.workers if device.kind == "cuda" else 0
+        # On a CPU target only the workers that the first batch needs: one that imports the compiler disturbs the timing.
+        first = builder.workers if device.kind == "cuda" else min(FIRST_BATCH, builder.workers)
         runner = stack.enter_context(
             Runner(
                 device,

@@ -52,6 +52,14 @@ class Template(ABC):
             A configuration that is legal in `space`.
         """
 
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """What somebody would write who tunes nothing: no tiles, one element or vector at a time; legal in `space`.
+
+        Tuning races it beside the default, so that its result shows what the choice of a configuration is worth. None,
+        which is what a template returns unless it says otherwise, where it has no such configuration.
+        """
+        return None
+
     @abstractmethod
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         """The kernel for one legal configuration. Plain Python: compiles nothing."""

@@ -153,6 +153,20 @@ class Conv2dCpu(Template):
                         candidates.append((cycles(ow_tile, oc_vectors), len(candidates), config))
         return min(candidates)[2]
 
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """One vector of output channels of one pixel at a time, over packed data, on all cores: no tile in registers."""
+        values = {knob.name: knob.values for knob in space.knobs}
+        lanes = max(target.simd_bits // 32, 1)
+        config = Config(
+            {
+                **{name: values[name][0] for name in ("ow_tile", "oc_vectors", "unroll", "oh_tile", "order")},
+                "block": max((block for block in values["block"] if block <= lanes), default=values["block"][0]),
+                "x_layout": "packed",
+                "threads": values["threads"][-1],
+            }
+        )
+        return None if space.check(config) else config
+
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan, epilogue = _Schedule.of(workload, config), CpuEpilogue(workload)
         x = "x" if plan.direct else "x_packed"
