@@ -1,6 +1,6 @@
 """Several tasks, one budget: what the scheduler of `tune` buys against equal shares, replayed over recorded spaces.
 
-    python benchmarks/budget.py ../shared/replay/*.json.gz --draw 6 --jobs 8 --out benchmarks/results/budget_alike.json
+    python benchmarks/budget.py ../shared/replay/*.json.gz --draw 6 --jobs 8 --out budget_alike.json
     python benchmarks/budget.py network.db --weights 3,4,6,3 --jobs 8
 
 The spaces of the files (whatever `schedsearch replay` takes) are the tasks of one run. Each is searched alone first, with

@@ -1,6 +1,6 @@
 """Host time of calling a deployed kernel with torch tensors, output allocation included.
 
-    python benchmarks/launch_overhead.py --db benchmark.db --out benchmarks/results/launch_overhead.json
+    python benchmarks/launch_overhead.py --db benchmark.db --out launch_overhead.json
 
 Needs a CUDA device and PyTorch. The kernel is a 1x1 convolution of a 7x7 image, so that the device keeps up with the host;
 it is built by the rule-based default when the database has no record of it. Times are host microseconds per call of a loop

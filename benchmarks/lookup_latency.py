@@ -1,6 +1,6 @@
 """How long deployment takes to find a kernel in a large database.
 
-    python benchmarks/lookup_latency.py [--records 100000] [--seed 0] [--out benchmarks/results/lookup_latency.json]
+    python benchmarks/lookup_latency.py [--records 100000] [--seed 0] [--out FILE.json]
 
 Builds a database of the real schema (bulk inserts of real rows: by default 100,000 records of 2,000 workloads, each workload
 with a best and its code), then measures
@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "lookup_latency.json")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SCHEDSEARCH_STATE_DIR"] = folder
@@ -210,8 +210,8 @@ def main() -> None:
         "history_s": round(history_s, 2),
         "results": results,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(data, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Replays a tuner and Kernel Tuner's own strategies over the same recorded spaces, budgets and seeds.
 
-    python benchmarks/replay_peers.py ../shared/replay/*.json.gz --jobs 8 --out benchmarks/results/replay_peers.json
+    python benchmarks/replay_peers.py ../shared/replay/*.json.gz --jobs 8 --out replay_peers.json
 
 FILE is whatever `schedsearch replay` takes; the same data twice counts once. Kernel Tuner runs in its simulation mode, from
 a cache that holds the same configurations and times. As in `schedsearch replay` an evaluation is one unique legal

@@ -1,6 +1,6 @@
 """ResNet-50's 53 convolutions at batch 1, each with bias and relu, in one CUDA graph: total time beside PyTorch's.
 
-    python benchmarks/resnet50_chain.py --db benchmark.db --trials 64 --out benchmarks/results/resnet50_chain_h200.json
+    python benchmarks/resnet50_chain.py --db benchmark.db --trials 64 --out resnet50_chain.json
 
 Needs a CUDA device and PyTorch. The convolutions run in the order of the network, and each reads the output of the one that
 the network says: the downsampling of a stage reads the input of the stage. Every one is followed by bias and relu; the
