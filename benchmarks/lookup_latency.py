@@ -111,7 +111,10 @@ def build(path: Path, count: int, seed: int) -> list[Workload]:
     rng = random.Random(seed)
     tasks = workloads(max(count // RECORDS_PER_WORKLOAD, 1))
     with Store.open(path) as store:
-        insert = store.database.insert_new
+
+        def insert(table: sa.Table) -> Any:
+            return store.database.insert(table).on_conflict_do_nothing()
+
         for workload in tasks:
             values = [rows.to_row(record) for record in records(workload, rng, min(RECORDS_PER_WORKLOAD, count))]
             with store.database.write() as connection:

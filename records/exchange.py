@@ -36,7 +36,7 @@ from schedsearch.records import trust as trust_marks
 from schedsearch.records.formats.recording import Place, parse_json, read_bytes
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import new_file, temporary_beside
-from schedsearch.records.sqlite import Database, new_meta
+from schedsearch.records.sqlite import SqliteDatabase, new_meta
 from schedsearch.records.store import Store
 from schedsearch.records.trust import trust
 from schedsearch.records.writes import put_artifact, put_profile, set_best
@@ -353,7 +353,7 @@ class _Importer:
             (schema.record, self._records),
         ):
             if values:
-                self._connection.execute(self._db.insert_new(table), values)
+                self._connection.execute(self._db.insert(table).on_conflict_do_nothing(), values)
         self._workloads, self._toolchains, self._records = {}, {}, []
 
     def _promote(self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float) -> None:
@@ -406,13 +406,13 @@ def export_deploy(
         temporary = temporary_beside(path)
     except OSError as error:
         raise DatabaseError(f"cannot write {path}: {error.strerror}; give another path") from error
-    database = Database(temporary, create=True, readonly=False)
+    database = SqliteDatabase(temporary, create=True, readonly=False)
     try:
         counts = _copy_deployed(store, database, target, mode, workloads)
         if not counts["bests"]:
             raise NoRecordError(
-                f"{store.path} has no best kernel to deploy{f' on {target}' if target else ''}; "
-                f"nothing was written; look with: schedsearch records best --db {store.path}"
+                f"{store.name} has no best kernel to deploy{f' on {target}' if target else ''}; "
+                f"nothing was written; look with: schedsearch records best --db {store.name}"
             )
         database.vacuum()
         database.close()
@@ -425,7 +425,7 @@ def export_deploy(
 
 
 def _copy_deployed(
-    store: Store, database: Database, target: str | None, mode: str | None, workloads: Collection[Workload] | None
+    store: Store, database: SqliteDatabase, target: str | None, mode: str | None, workloads: Collection[Workload] | None
 ) -> dict[str, int]:
     best, artifact = schema.best, schema.artifact
     wanted = [column == value for column, value in ((best.c.target_key, target), (best.c.mode, mode)) if value is not None]

@@ -1,4 +1,4 @@
-"""The store's longer questions to the database, as statements of SQLAlchemy; `store` runs them and reads what comes back."""
+"""The store's longer questions to the database. `store` runs the statements and reads what comes back."""
 
 from __future__ import annotations
 
@@ -79,3 +79,29 @@ def artifacts_to_keep(fastest: int) -> sa.CompoundSelect[Any]:
         sa.select(ranked.artifact_sha256).where(ranked.rank <= fastest, ranked.artifact_sha256.is_not(None)),
         sa.select(best.artifact_sha256).where(best.artifact_sha256.is_not(None)),
     )
+
+
+def counts(connection: sa.Connection) -> dict[str, Any]:
+    """Numbers of rows, and of records by outcome, target and template: see `Store.stats`."""
+    record, artifact = schema.record.c, schema.artifact
+
+    def count(table: sa.Table) -> int:
+        return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+    def by(column: sa.ColumnElement[str]) -> dict[str, int]:
+        query = sa.select(column, sa.func.count()).group_by(column).order_by(column)
+        return {row[0]: row[1] for row in connection.execute(query)}
+
+    return {
+        "records": count(schema.record),
+        "outcomes": by(record.outcome),
+        "targets": by(record.target_key),
+        "templates": by(record.template),
+        "workloads": count(schema.workload),
+        "runs": count(schema.run),
+        "bests": count(schema.best),
+        "artifacts": count(artifact),
+        "artifact_bytes": connection.execute(
+            sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0))
+        ).scalar_one(),
+    }

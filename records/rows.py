@@ -227,6 +227,32 @@ class RecordRow(Attempt):
         return {"id": self.id, **to_json(_values(self, self.workload_id, self.workload_json))}
 
 
+@dataclass(frozen=True)
+class Best:
+    """What deployment serves for one (workload, target, mode).
+
+    Attributes:
+        row: the record that was promoted, its measurement and circumstances.
+        verified: whether this very code computed right results when it was measured.
+        artifact_sha256: of the stored code, None when none is kept (it is rebuilt from the config).
+        promoted_at: seconds since the epoch.
+    """
+
+    row: RecordRow
+    verified: bool
+    artifact_sha256: str | None
+    promoted_at: float
+
+    @property
+    def record_id(self) -> int:
+        return self.row.id
+
+    @property
+    def record(self) -> Record:
+        """Raises WorkloadError when its operator is not installed."""
+        return self.row.record()
+
+
 @functools.lru_cache(maxsize=4096)  # the same few workloads recur in every listing
 def _workload(text: str) -> Workload:
     return Workload.from_json(text)

@@ -1,7 +1,4 @@
-"""All that is SQLite's on the writing side: connections, locks, transactions, migrations, error texts.
-
-Another dialect (PostgreSQL for a fleet) is a sibling with the same methods; `store` and `exchange` know no dialect.
-"""
+"""SQLite as a `records.database.Database`: connections, locks, transactions, migrations, error texts."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ from schedsearch.records import dbfile, schema, trust
 DIALECT = "sqlite"
 
 
-class Database:
-    """One database file. `read` and `write` give connections inside a transaction, from any thread.
+class SqliteDatabase:
+    """One database file.
 
-    WAL mode: readers never wait for the writer. A writing transaction takes the write lock at its begin (BEGIN IMMEDIATE),
-    so it waits there, up to the time-out, and can never fail half-way because another process wrote. `synchronous=FULL`
-    makes a commit outlast a power cut, at about the price of one fsync.
+    WAL mode: readers never wait for the writer. A writing transaction takes the write lock when it begins (BEGIN IMMEDIATE).
+    It waits there, up to the time-out, and cannot fail half-way because another process wrote. With `synchronous=FULL` a
+    commit survives a power cut; that costs about one fsync.
 
     Raises (all methods):
         DatabaseLockedError: another process kept the lock for longer than the time-out.
@@ -82,13 +79,12 @@ class Database:
         with self._translated(), self._writer.begin() as connection:
             yield connection
 
-    def insert(self, table: sa.Table) -> Insert:
-        """An insert that can say what to do on a conflict (`on_conflict_do_update`)."""
-        return insert(table)
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
-    def insert_new(self, table: sa.Table) -> Insert:
-        """An insert that leaves a row with the same unique key as it is."""
-        return insert(table).on_conflict_do_nothing()
+    def insert(self, table: sa.Table) -> Insert:
+        return insert(table)
 
     def migrate(self) -> dict[str, str]:
         """Brings the schema to the newest version, creating it in an empty file, and returns the table meta.

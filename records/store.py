@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,37 +30,12 @@ from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import dbfile, queries, schema, trust
+from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
-from schedsearch.records.rows import RecordReader, RecordRow, to_row
-from schedsearch.records.sqlite import Database
+from schedsearch.records.rows import Best, RecordReader, RecordRow, to_row
+from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.writes import put_artifact, put_profile, set_best
 from schedsearch.workload import Workload
-
-
-@dataclass(frozen=True)
-class Best:
-    """What deployment serves for one (workload, target, mode).
-
-    Attributes:
-        row: the record that was promoted, its measurement and circumstances.
-        verified: whether this very code computed right results when it was measured.
-        artifact_sha256: of the stored code, None when none is kept (it is rebuilt from the config).
-        promoted_at: seconds since the epoch.
-    """
-
-    row: RecordRow
-    verified: bool
-    artifact_sha256: str | None
-    promoted_at: float
-
-    @property
-    def record_id(self) -> int:
-        return self.row.id
-
-    @property
-    def record(self) -> Record:
-        """Raises WorkloadError when its operator is not installed."""
-        return self.row.record()
 
 
 class Store:
@@ -87,7 +62,7 @@ class Store:
         """Opens a database. An older schema is brought to the newest when it is opened for writing.
 
         Args:
-            path: of the file.
+            path: of the file; a text may also be a URL, sqlite:///PATH.
             create: whether a missing file is created.
             readonly: writes nothing. A database of an older schema is read as it is; what it does not have is None or "".
                 `create` is ignored.
@@ -97,15 +72,25 @@ class Store:
             DatabaseError: the path cannot be opened: missing, a folder, no permission, truncated, of another program; or
                 the state folder (see `trust`) cannot be written.
             SchemaVersionError: the database is of a newer schedsearch.
+            UsageError: the URL is not one of SQLite.
         """
+        if isinstance(path, str) and (url := re.match(r"(\w+)://", path)):
+            if url[1] != "sqlite":
+                raise UsageError(f"databases of {url[1]} are not supported, got {path}; give a path or sqlite:///PATH")
+            path = path.removeprefix("sqlite:///")
         if not readonly:
             trust.machine_id()  # fails early rather than at the first artifact
-        database = Database(path, create=create, readonly=readonly, busy_timeout_s=busy_timeout_s)
+        database: Database = SqliteDatabase(path, create=create, readonly=readonly, busy_timeout_s=busy_timeout_s)
         try:
             return cls(database, database.migrate())
         except BaseException:
             database.close()
             raise
+
+    @property
+    def name(self) -> str:
+        """The database's name for messages."""
+        return self._db.name
 
     @property
     def path(self) -> Path:
@@ -155,7 +140,7 @@ class Store:
                 .values(finished_at=time.time(), summary=canonical_json(dict(summary)))
             )
             if not done.rowcount:
-                raise UsageError(f"{self.path} has no run {run_id!r}")
+                raise UsageError(f"{self.name} has no run {run_id!r}")
 
     def append(self, record: Record) -> int:
         """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
@@ -170,7 +155,10 @@ class Store:
             ValueError: a number in the record is not finite.
         """
         row = to_row(record)
-        add = self._db.insert_new
+
+        def add(table: sa.Table) -> Any:
+            return self._db.insert(table).on_conflict_do_nothing()
+
         with self._db.write() as connection:
             connection.execute(
                 add(schema.workload), {"id": row["workload_id"], "op": record.workload.op, "json": row.pop("workload_json")}
@@ -205,7 +193,7 @@ class Store:
         with self._db.write() as connection:
             row = connection.execute(sa.select(record).where(record.c.id == record_id)).one_or_none()
             if row is None:
-                raise UsageError(f"{self.path} has no record {record_id}")
+                raise UsageError(f"{self.name} has no record {record_id}")
             if row.outcome != Outcome.OK:
                 raise UsageError(f"record {record_id} ended in {row.outcome}; only a record that is ok can be best")
             with connection.begin_nested() as attempt:
@@ -232,7 +220,7 @@ class Store:
         """Keeps what a profiler read of a record's kernel; the same again adds nothing. UsageError: no such record."""
         with self._db.write() as connection:
             if connection.execute(sa.select(schema.record.c.id).where(schema.record.c.id == record_id)).scalar() is None:
-                raise UsageError(f"{self.path} has no record {record_id}")
+                raise UsageError(f"{self.name} has no record {record_id}")
             put_profile(self._db, connection, record_id, profile)
 
     def prune(self, keep: int) -> dict[str, int]:
@@ -279,7 +267,7 @@ class Store:
         with self._db.read() as connection:
             row = connection.execute(RecordReader.select().where(schema.record.c.id == record_id)).one_or_none()
         if row is None:
-            raise UsageError(f"{self.path} has no record {record_id}; list them: schedsearch records list --db {self.path}")
+            raise UsageError(f"{self.name} has no record {record_id}; list them: schedsearch records list --db {self.name}")
         return RecordReader().read(row)
 
     def rows(
@@ -482,29 +470,8 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """Counts: records, outcomes (by name), workloads, targets, templates, runs, bests, artifacts, artifact_bytes."""
-        record, artifact = schema.record.c, schema.artifact
         with self._db.read() as connection:
-
-            def count(table: sa.Table) -> int:
-                return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
-
-            def by(column: sa.ColumnElement[str]) -> dict[str, int]:
-                query = sa.select(column, sa.func.count()).group_by(column).order_by(column)
-                return {row[0]: row[1] for row in connection.execute(query)}
-
-            return {
-                "records": count(schema.record),
-                "outcomes": by(record.outcome),
-                "targets": by(record.target_key),
-                "templates": by(record.template),
-                "workloads": count(schema.workload),
-                "runs": count(schema.run),
-                "bests": count(schema.best),
-                "artifacts": count(artifact),
-                "artifact_bytes": connection.execute(
-                    sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0))
-                ).scalar_one(),
-            }
+            return queries.counts(connection)
 
     def health(self) -> dict[str, Any]:
         """For `doctor`: the state of the file and `problems` ([] when sound); reads the whole file."""

@@ -1,4 +1,4 @@
-"""What both the store and an exchange write, each inside a transaction of its own."""
+"""What both the store and an exchange write; the caller has begun the transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import schema, trust
-from schedsearch.records.sqlite import Database
+from schedsearch.records.database import Database
 
 
 def set_best(
@@ -66,7 +66,7 @@ def set_best(
 def put_profile(database: Database, connection: sa.Connection, record_id: int, profile: Profile) -> bool:
     """Adds a profile to a record; returns whether it is new."""
     row = {"record_id": record_id, "subject": profile.subject, "taken_at": profile.taken_at, "json": profile.to_json()}
-    return bool(connection.execute(database.insert_new(schema.profile), row).rowcount)
+    return bool(connection.execute(database.insert(schema.profile).on_conflict_do_nothing(), row).rowcount)
 
 
 def put_artifact(database: Database, connection: sa.Connection, sha256: str, plan_json: str, code: bytes) -> None:
@@ -74,5 +74,5 @@ def put_artifact(database: Database, connection: sa.Connection, sha256: str, pla
     plan = json.loads(plan_json)
     vouched = {"machine": trust.machine_id(), "signature": trust.sign(sha256)}
     row = {"sha256": sha256, "kind": plan["kind"], "arch": plan["arch"], "plan": plan_json, "created_at": time.time()}
-    connection.execute(database.insert_new(schema.artifact), {**row, "code": code, **vouched})
+    connection.execute(database.insert(schema.artifact).on_conflict_do_nothing(), {**row, "code": code, **vouched})
     connection.execute(sa.update(schema.artifact).where(schema.artifact.c.sha256 == sha256).values(vouched))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -155,5 +156,11 @@ def test_an_operation_that_is_not_allowed_is_named(text: str, name: str) -> None
         Condition(text, NAMES, Place("some_T1.json"))
 
 
-def test_products_of_constants_stay_small() -> None:
-    holds("*".join(["999999999999"] * 90) + " > a")
+@pytest.mark.parametrize("factors", [[2**32, 2**32], [2**62, 3], [999_999_999_999] * 90, [-(10**18)] * 7])
+def test_products_of_constants_are_of_64_bits_as_those_of_columns_are(factors: list[int]) -> None:
+    """Of Python's whole numbers they would grow without limit; here they wrap around."""
+    wrapped = (math.prod(factors) + 2**63) % 2**64 - 2**63
+    text = "*".join(map(str, factors))
+    assert holds(f"{text} == {wrapped}") == [True] * len(POINTS)
+    assert holds(f"{text} > a") == [wrapped > a for a, _, _ in POINTS]
+    assert holds(f"{text} * b < a") == [(wrapped * b + 2**63) % 2**64 - 2**63 < a for a, b, _ in POINTS]

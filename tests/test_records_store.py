@@ -374,6 +374,16 @@ def test_a_record_of_an_operator_that_is_not_installed_can_be_read(store: Store)
     assert store.stats()["records"] == 1
 
 
+def test_a_store_may_be_named_by_a_url(store: Store) -> None:
+    store.append(record())
+    with Store.open(f"sqlite:///{store.path}", readonly=True) as other:
+        assert other.path == store.path and other.name == str(store.path) and len(other.history()) == 1
+    with pytest.raises(
+        UsageError, match=r"databases of postgresql are not supported, got postgresql://host/db; give a path"
+    ):
+        Store.open("postgresql://host/db")
+
+
 def test_stats_and_health_count(store: Store) -> None:
     store.promote(store.append(record(number=1)), artifact())
     store.append(record(number=2, outcome=Outcome.REJECTED))

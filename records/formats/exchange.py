@@ -35,8 +35,8 @@ _FOREIGN = "foreign"
 
 
 @dataclass(frozen=True)
-class Task:
-    """What makes times comparable: records of one task are one space."""
+class Search:
+    """What the records of one recorded space have in common, so that their times compare."""
 
     workload: Workload
     template: str
@@ -50,35 +50,35 @@ class Task:
 
 def recordings(
     store: Store, *, workload: str | None = None, template: str | None = None, target: str | None = None
-) -> Iterator[tuple[Task, Recording]]:
-    """Every task of a store as a recording, of the newest version of its template, in order of the first measurement.
+) -> Iterator[tuple[Search, Recording]]:
+    """Every search of a store as a recording, for the newest version of its template, in order of the first measurement.
 
-    A configuration that was measured several times is there once, with all records in `Entry.extra`: the last one decides
-    whether it failed, and its time is that of the last measurement outside of a final race.
+    A configuration that was measured several times occurs once, with all its records in `Entry.extra`. The last record
+    decides whether it failed; its time is that of the last measurement outside a final race.
 
     Args:
-        store: where from.
-        workload: only those whose id begins so, or whose label is this.
+        store: the source.
+        workload: only workloads with this label, or whose id begins like this.
         template, target: only this one.
     """
-    found: dict[tuple[Task, tuple[str, ...]], list[Record]] = {}
+    found: dict[tuple[Search, tuple[str, ...]], list[Record]] = {}
     for record in store.history(template=template, target=target):
         w = record.workload
         if workload is None or w.label == workload or w.id.startswith(workload):
-            task = Task(w, record.template, record.template_version, record.target, record.measurement.mode)
+            search = Search(w, record.template, record.template_version, record.target, record.measurement.mode)
             # Files of others have no version of a template to tell when a kernel got other knobs.
             names = tuple(record.config) if w.op == _FOREIGN else ()
-            found.setdefault((task, names), []).append(record)
-    newest: dict[Task, int] = {}
-    for task, _ in found:
-        key = dataclasses.replace(task, template_version=0)
-        newest[key] = max(newest.get(key, 0), task.template_version)
-    for (task, _), records in found.items():
-        if task.template_version == newest[dataclasses.replace(task, template_version=0)]:
-            yield task, _recording(task, records)
+            found.setdefault((search, names), []).append(record)
+    newest: dict[Search, int] = {}
+    for search, _ in found:
+        key = dataclasses.replace(search, template_version=0)
+        newest[key] = max(newest.get(key, 0), search.template_version)
+    for (search, _), records in found.items():
+        if search.template_version == newest[dataclasses.replace(search, template_version=0)]:
+            yield search, _recording(search, records)
 
 
-def _recording(task: Task, records: Sequence[Record]) -> Recording:
+def _recording(search: Search, records: Sequence[Record]) -> Recording:
     names = list(records[-1].config)
     by_config: dict[Any, list[Record]] = {}
     for record in records:
@@ -88,13 +88,13 @@ def _recording(task: Task, records: Sequence[Record]) -> Recording:
     for config in by_config:
         for name in names:
             values[name].setdefault((type(config[name]), config[name]), config[name])
-    params = task.workload.params
-    foreign = task.workload.op == _FOREIGN
+    params = search.workload.params
+    foreign = search.workload.op == _FOREIGN
     return Recording(
         tuner=params["tuner"] if foreign else "schedsearch",
-        kernel=params["kernel"] if foreign else task.template,
-        problem=params["problem"] if foreign else task.workload.json,
-        device=task.target.removeprefix(f"{_FOREIGN}:") if foreign else task.target,
+        kernel=params["kernel"] if foreign else search.template,
+        problem=params["problem"] if foreign else search.workload.json,
+        device=search.target.removeprefix(f"{_FOREIGN}:") if foreign else search.target,
         knobs=tuple(Knob(name, tuple(seen.values())) for name, seen in values.items()),
         entries=tuple(_entry(measured, foreign) for measured in by_config.values()),
     )
@@ -154,9 +154,9 @@ def export_file(
     """
     found = list(recordings(store, workload=workload, template=template, target=target))
     if not found:
-        raise UsageError(f"{store.path} has no record that matches; look with: schedsearch records list")
+        raise UsageError(f"{store.name} has no record that matches; look with: schedsearch records list")
     if form != "autotvm" and len(found) > 1:
-        listed = "; ".join(f"{task} (--workload {task.workload.id[:12]})" for task, _ in found[:10])
+        listed = "; ".join(f"{search} (--workload {search.workload.id[:12]})" for search, _ in found[:10])
         raise UsageError(
             f"a file of the format {form} holds one task, and {len(found)} match: {listed}"
             f"{'; ...' if len(found) > 10 else ''}; choose with --workload, --template and --target"

@@ -1,8 +1,7 @@
-"""What some tuner recorded of one kernel on one device, whatever file it comes from, and how such files are read.
+"""What a tuner recorded of one kernel on one device, in whatever file, and how such files are read.
 
-A `Recording` is the meeting point of all formats: `kernel_tuner`, `t4` and `autotvm` read and write it, `exchange_formats`
-makes records of it and it of records, replay searches it. Readers trust nothing: every mistake is a UsageError that names
-the file and the place in it.
+All formats meet in a `Recording`: `kernel_tuner`, `t4` and `autotvm` read and write it, `exchange` converts it to and from
+records, and replay searches it. Readers trust nothing: every mistake is a UsageError that names the file and the place.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TIME_SLACK = 1.5  # a time this far outside of its own repetitions is in another
 
 @dataclass(frozen=True)
 class Entry:
-    """One configuration and what came of it.
+    """One configuration and its outcome.
 
     Attributes:
         time_ns: what the file says the configuration takes; None exactly when it failed.
@@ -59,11 +58,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """Every configuration that was evaluated of one kernel on one device; each is there once.
+    """Every configuration of one kernel that was evaluated on one device; each occurs once.
 
     Attributes:
-        tuner: who made it, e.g. "kernel-tuner".
-        kernel, problem, device: as the file calls them, "" where it says nothing.
+        tuner: the program that made it, e.g. "kernel-tuner".
+        kernel, problem, device: the file's own names, "" where it has none.
         knobs: in the order of the file.
         source: the file.
         toolchain: versions, where the file has them.

@@ -15,7 +15,8 @@ from schedsearch.target import Target
 from schedsearch.template import load_template
 
 if TYPE_CHECKING:
-    from schedsearch.records.store import Best, Store
+    from schedsearch.records.rows import Best
+    from schedsearch.records.store import Store
 
 SLOWER = 1.1
 """A best that takes this many times its recorded time has regressed."""

@@ -20,7 +20,8 @@ from schedsearch.target import Target
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
-    from schedsearch.records.store import Best, Store
+    from schedsearch.records.rows import Best
+    from schedsearch.records.store import Store
 
 PEERS = ("torch",)
 
