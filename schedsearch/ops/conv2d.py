@@ -113,9 +113,8 @@ class Conv2d(Op):
         if not wrong or "out_dtype" in params:
             wrong = wrong + one_of("out_dtype", out["out_dtype"], OUT_DTYPES.get(str(out["dtype"]), DTYPES))
         problems += wrong
-        problems += one_of("layout", out["layout"], tuple(WEIGHT_LAYOUTS)) or one_of(
-            "weight_layout", out["weight_layout"], tuple(WEIGHT_LAYOUTS.values())
-        )
+        problems += one_of("layout", out["layout"], tuple(WEIGHT_LAYOUTS))
+        problems += one_of("weight_layout", out["weight_layout"], tuple(WEIGHT_LAYOUTS.values()))
         out["epilogue"], wrong = parse_epilogue(out["epilogue"])
         problems += wrong
         if not problems:
