@@ -9,6 +9,7 @@
     │   ├── ConfigError                  2   a configuration, knob or restriction is illegal
     │   ├── ArgumentError                2   an array given to a kernel has the wrong dtype, shape, strides or device
     │   └── UnsupportedError             2   no template can run the workload on this target
+    ├── OperatorError                    2   an operator of another package, or its reference, breaks its contract
     ├── NoValidConfigError               1   every configuration that was tried failed
     ├── DeviceError                      3   no usable device, driver or toolkit
     │   └── DeviceBusyError              3   another run holds the device
@@ -102,6 +103,12 @@ class ArgumentError(UsageError):
 
 class UnsupportedError(UsageError):
     pass
+
+
+class OperatorError(SchedsearchError):
+    """An operator of another package, or its reference, fails or breaks its contract. The text names both."""
+
+    exit_code = 2
 
 
 class NoValidConfigError(SchedsearchError):

@@ -18,34 +18,37 @@ from child_environment import child_environment
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
+from schedsearch.device.memory import bytes_at
 from schedsearch.measure import Builder, Built, Candidate, Runner
 from schedsearch.measure.compare import (
-    SMALLEST,
     CodeCache,
     CpuComparer,
     CudaComparer,
     Tolerance,
+    Truth,
+    _exact_source,
     _output_source,
     _words_source,
 )
-from schedsearch.measure.inputs import encode
 from schedsearch.measure.verify import verify_once
 from schedsearch.measurement import HOT_GRAPH, Measurement, Outcome
+from schedsearch.ops import DTYPES, decode, encode
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 
 TESTS = Path(__file__).parent
 WORKLOAD = Workload.conv2d(n=8, h=28, w=28, c=64, k=64, r=1, s=1, dtype="float32")
-DTYPES = ("float16", "bfloat16", "float32")
+FLOATS = [name for name, row in DTYPES.items() if row.is_float]
+INTEGERS = [name for name, row in DTYPES.items() if not row.is_float]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("preset", ["a100", "h200"])
-def test_comparison_kernels_compile_without_a_gpu(preset: str, dtype: str) -> None:
+def test_comparison_kernels_of_all_dtypes_compile_without_a_gpu(preset: str) -> None:
     target = PRESETS[preset]
     arch = "sm_{}{}".format(*target.compute_capability)
-    for source in (_output_source(arch, dtype), _words_source(arch)):
+    rounded = [_output_source(arch, dtype) for dtype in FLOATS]
+    for source in (*rounded, *(_exact_source(arch, dtype) for dtype in DTYPES), _words_source(arch)):
         assert compile_source(source, target).resources.local_bytes == 0
 
 
@@ -69,6 +72,22 @@ def measure(runner: Runner, target: Target, template: Template) -> Measurement:
     return runner.measure(WORKLOAD, build(template, target))
 
 
+def truths(dtype: str, size: int, reference: np.ndarray) -> list[Truth]:
+    """With rounding allowed, where the format has any, and exact."""
+    wide = np.float64 if DTYPES[dtype].is_float else np.int64
+    reference, magnitude = np.ascontiguousarray(reference, wide), np.abs(reference) * 3.0
+    exact = Truth(dtype, size, reference.ctypes.data)
+    exact_and_owner = [replace(exact)]
+    if DTYPES[dtype].is_float:
+        tolerance = Tolerance.rounded(dtype, 64, exact_sums=True)
+        exact_and_owner.append(replace(exact, magnitude=magnitude.ctypes.data, tolerance=tolerance))
+    KEPT.extend((reference, magnitude))
+    return exact_and_owner
+
+
+KEPT: list[np.ndarray] = []  # what the truths of a test point to
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_gpu_finds_the_same_differences_as_numpy(target: Target, dtype: str) -> None:
@@ -76,27 +95,31 @@ def test_the_gpu_finds_the_same_differences_as_numpy(target: Target, dtype: str)
 
     rng = np.random.default_rng(0)
     size = 1_000_003
-    reference = rng.integers(-100, 100, size).astype(np.float64)
-    magnitude = np.abs(reference) * 3
-    y = encode(reference.astype(np.float32), dtype)
-    for index in rng.integers(0, size, 50):
-        y[index] = encode(np.array([reference[index] + rng.integers(1, 9)], np.float32), dtype)[0]
-    y[700] = encode(np.array([np.nan], np.float32), dtype)[0]
-    tolerance = Tolerance.of(dtype, 64, exact=True)
-    expected = CpuComparer().output(y.ctypes.data, reference.ctypes.data, magnitude.ctypes.data, size, dtype, tolerance)
-    assert expected.violations > 10 and SMALLEST[dtype] > 0
+    low = -100 if DTYPES[dtype].lowest < 0 else 0
+    reference = decode(encode(rng.integers(low, 100, size), dtype), dtype).astype(np.float64)
+    y = reference.copy()
+    changed = rng.integers(0, size, 50)
+    y[changed] = rng.integers(low, 100, 50)
+    y = encode(y, dtype)
+    if DTYPES[dtype].is_float:
+        y[700] = encode(np.array([np.nan]), dtype)[0]
     with contextlib.closing(CudaDevice(target)) as device:
-        addresses = []
-        for array in (y, reference, magnitude):
-            addresses.append(device.allocate(array.nbytes))
-            device.copy_in(addresses[-1], array.view(np.uint8).data)
         comparer = CudaComparer(device, CodeCache(device))
-        assert comparer.output(*addresses, size, dtype, tolerance) == expected
-        assert comparer.words(addresses[1], addresses[1], 4 * size) == (0, None)
-        assert comparer.words(addresses[1], addresses[2], 8 * size)[0] > 0
+        for truth in truths(dtype, size, reference):
+            expected = CpuComparer().output(y.ctypes.data, truth)
+            assert expected.violations > 10
+            addresses = []
+            for address, nbytes in ((y.ctypes.data, y.nbytes), (truth.address, 8 * size), (truth.magnitude, 8 * size)):
+                addresses.append(device.allocate(nbytes))
+                if address:
+                    device.copy_in(addresses[-1], bytes_at(address, nbytes))
+            there = replace(truth, address=addresses[1], magnitude=addresses[2])
+            assert comparer.output(addresses[0], there) == expected
+            assert comparer.words(addresses[1], addresses[1], 4 * size) == (0, None)
+            assert comparer.words(addresses[0], addresses[1], 4 * (size // 8))[0] > 0
+            for address in addresses:
+                device.free(address)
         comparer.close()
-        for address in addresses:
-            device.free(address)
 
 
 @pytest.mark.gpu

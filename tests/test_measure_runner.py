@@ -94,7 +94,10 @@ def test_elements_that_are_never_written_are_wrong(runner: Runner) -> None:
 
 @pytest.mark.parametrize(
     ("template", "where"),
-    [(faulty.WriteAfterEnd(), "after its end changed, the first at +"), (faulty.WriteBeforeStart(), "4 bytes before y")],
+    [
+        (faulty.WriteAfterEnd(), "after the end of y changed, the first at +"),
+        (faulty.WriteBeforeStart(), "4 bytes before y"),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: Template, where: str) -> None:

@@ -11,6 +11,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import populate_array
 
+from schedsearch.ops.dtypes import dtype as dtype_row
+
 _F32 = ir.FloatType()
 
 
@@ -158,39 +160,63 @@ def _splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
     return builder.shuffle_vector(first, first, zeros)
 
 
-_LLVM_DTYPES = {"float16": ir.HalfType(), "bfloat16": ir.IntType(16), "float32": _F32, "float64": ir.DoubleType()}
+_WIDE = {"float64": ir.DoubleType(), "int64": ir.IntType(64)}
 
 
-def load_op(dtype: str) -> Any:
-    """An operation `load(address) -> float64` that reads a number of `dtype` at an integer address."""
-    kind = _LLVM_DTYPES[dtype]
+def load_op(name: str) -> Any:
+    """An operation `load(address)` that reads one number of a dtype at an integer address.
+
+    Returns:
+        An operation whose result is float64 for a float format, int64 for an integer one.
+    """
+    row = dtype_row(name)
+    stored = {"half": ir.HalfType(), "float": _F32, "double": ir.DoubleType()}.get(row.llvm) or ir.IntType(8 * row.nbytes)
+    result = types.float64 if row.is_float else types.int64
 
     @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = builder.load(builder.inttoptr(args[0], kind.as_pointer()))
-            if dtype == "bfloat16":
-                bits = builder.shl(builder.zext(value, ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
-                value = builder.bitcast(bits, _F32)
-            return value if dtype == "float64" else builder.fpext(value, ir.DoubleType())
+            value = builder.load(builder.inttoptr(args[0], stored.as_pointer()))
+            if not row.is_float:
+                extend = builder.sext if row.kind == "int" else builder.zext
+                return value if row.nbytes == 8 else extend(value, ir.IntType(64))
+            value = _float_of_bits(builder, value, name)
+            return value if name == "float64" else builder.fpext(value, ir.DoubleType())
 
-        return types.float64(address), generate
+        return result(address), generate
 
     return load
 
 
-def store_op(dtype: str) -> Any:
-    """An operation `store(address, value)` that writes a float64 as a number of `dtype` (float32 or float64)."""
-    kind = _LLVM_DTYPES[dtype]
+def _float_of_bits(builder: Any, value: Any, name: str) -> Any:
+    """A half or float of the bits of a format that LLVM lacks; other values as they are."""
+    half, bits = ir.HalfType(), ir.IntType(16)
+    if name == "bfloat16":
+        wide = builder.zext(value, ir.IntType(32))
+        return builder.bitcast(builder.shl(wide, wide.type(16)), _F32)
+    if name == "float8_e5m2":  # the upper half of a float16
+        return builder.bitcast(builder.shl(builder.zext(value, bits), bits(8)), half)
+    if name == "float8_e4m3":  # its bits, shifted into a float16, mean the number times 2 ** -8; all ones are NaN
+        wide = builder.zext(value, bits)
+        magnitude = builder.and_(wide, bits(0x7F))
+        sign = builder.shl(builder.and_(wide, bits(0x80)), bits(8))
+        shifted = builder.bitcast(builder.or_(sign, builder.shl(magnitude, bits(7))), half)
+        number = builder.fmul(builder.fpext(shifted, _F32), _F32(256.0))
+        return builder.select(builder.icmp_unsigned("==", magnitude, bits(0x7F)), _F32(float("nan")), number)
+    return value
+
+
+def store_op(wide: str) -> Any:
+    """An operation `store(address, value)` that writes a float64 or an int64."""
+    kind = _WIDE[wide]
 
     @intrinsic
     def store(typing_context: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            number = args[1] if dtype == "float64" else builder.fptrunc(args[1], kind)
-            builder.store(number, builder.inttoptr(args[0], kind.as_pointer()))
+            builder.store(args[1], builder.inttoptr(args[0], kind.as_pointer()))
             return context.get_dummy_value()
 
-        return types.void(address, types.float64), generate
+        return types.void(address, getattr(types, wide)), generate
 
     return store
 

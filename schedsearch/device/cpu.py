@@ -21,6 +21,7 @@ from llvmlite import binding as llvm
 
 from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
 from schedsearch.device.cpu_pool import Pool, barrier_address, target_machine
+from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Float32, Int32, Int64, Pointer, Scalar, Step
 from schedsearch.target import Target
@@ -58,11 +59,11 @@ class CpuDevice:
 
     def copy_in(self, address: int, data: memoryview) -> None:
         flat = data.cast("B")
-        _bytes_at(address, flat.nbytes)[:] = flat
+        bytes_at(address, flat.nbytes)[:] = flat
 
     def copy_out(self, data: memoryview, address: int) -> None:
         flat = data.cast("B")
-        flat[:] = _bytes_at(address, flat.nbytes)
+        flat[:] = bytes_at(address, flat.nbytes)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         ctypes.memset(address, byte, nbytes)
@@ -265,7 +266,3 @@ define internal i64 @share(i64 %thread, i64 %items, i64 %threads) alwaysinline {
 
 def _float_bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
-
-
-def _bytes_at(address: int, nbytes: int) -> memoryview:
-    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,26 +11,25 @@ import numpy as np
 
 from schedsearch.backend import compile_source
 from schedsearch.device import Device, LoadedKernel
+from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Artifact, Grid, Int64, Param, Pointer, Scalar
-from schedsearch.measure.inputs import Array, decode
-from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.measure.inputs import Array
+from schedsearch.ops.dtypes import DTYPES, decode, dtype
 from schedsearch.template import KernelSource, KernelStep
 
-# Relative error of rounding to nearest, half a unit in the last place: 2 ** -(bits of the significand).
-UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
-# What a tiny result may be off by: the smallest subnormal.
-SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
-_FP32_ROUNDOFF = 2.0**-24
+_FP32_ROUNDOFF = DTYPES["float32"].roundoff
+_FP64_ROUNDOFF = DTYPES["float64"].roundoff
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|y - ref| <= output |ref| + min(accumulation x magnitude, limit) + smallest.
+    """|y - truth| <= output |truth| + min(accumulation x magnitude, limit) + smallest.
 
     Attributes:
         output: unit roundoff of y's format; allows exactly the rounding to nearest.
-        accumulation: K 2^-24 for K fp32 additions; it is multiplied by magnitude = sum |x| |weight|.
-        limit: on exact data half of the smallest product, so that one missing product shows; else infinite.
+        accumulation: K 2^-24 for K float32 additions; it is multiplied by the reference's magnitude.
+        limit: half of the smallest product where check inputs make sums exact, so that one missing product shows; otherwise
+            infinite.
         smallest: of y's format.
     """
 
@@ -41,10 +39,18 @@ class Tolerance:
     smallest: float
 
     @classmethod
-    def of(cls, dtype: str, reduction_length: int, *, exact: bool) -> Tolerance:
-        """For outputs of `dtype`; `exact`: the inputs are whole numbers whose sums are exact in fp32."""
-        limit = 0.5 if exact else math.inf
-        return cls(UNIT_ROUNDOFF[dtype], reduction_length * _FP32_ROUNDOFF, limit, SMALLEST[dtype])
+    def rounded(cls, name: str, reduction: int, *, exact_sums: bool) -> Tolerance:
+        """For an output that may be rounded.
+
+        Args:
+            name: of its float format.
+            reduction: additions in one element.
+            exact_sums: the inputs are whole numbers whose sums are exact.
+        """
+        row = dtype(name)
+        # float64 outputs are computed in float64, as the reference itself is.
+        roundoff = 2 * _FP64_ROUNDOFF if row.roundoff <= _FP64_ROUNDOFF else _FP32_ROUNDOFF
+        return cls(row.roundoff, reduction * roundoff, 0.5 if exact_sums else math.inf, row.smallest)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Difference:
 
     Attributes:
         violations: elements beyond the tolerance.
-        max_error: largest |y - reference|, NaNs left out.
+        max_error: largest |y - truth|, NaNs left out.
         first: flat index of the first violation, or None.
     """
 
@@ -62,9 +68,28 @@ class Difference:
     first: int | None
 
 
+@dataclass(frozen=True)
+class Truth:
+    """What an output must hold.
+
+    Attributes:
+        dtype: of the output.
+        size: elements.
+        address: of `size` float64, or int64 where the output's format is an integer one.
+        magnitude: address of `size` float64 that the tolerance multiplies; unused without one.
+        tolerance: None: the output must equal the truth.
+    """
+
+    dtype: str
+    size: int
+    address: int
+    magnitude: int = 0
+    tolerance: Tolerance | None = None
+
+
 class Comparer(Protocol):
-    def output(self, y: int, reference: int, magnitude: int, size: int, dtype: str, tolerance: Tolerance) -> Difference:
-        """Compares `size` elements of `dtype` at address y with float64 at the other two."""
+    def output(self, y: int, truth: Truth) -> Difference:
+        """Compares the output at address y with the truth."""
 
     def words(self, memory: int, expected: int, nbytes: int) -> tuple[int, int | None]:
         """(number of 32-bit words that differ, byte offset of the first); `nbytes` is a multiple of 4."""
@@ -84,10 +109,10 @@ class CodeCache:
         """Takes over what an earlier process compiled."""
         self._known.update(known)
 
-    def get(self, key: str, source: Callable[[], KernelSource]) -> Artifact:
-        """The artifact of this name; compiled from `source()` the first time."""
+    def get(self, key: str, build: Callable[[], Artifact]) -> Artifact:
+        """The artifact of this name; built the first time."""
         if key not in self._known:
-            self._known[key] = self._fresh[key] = compile_source(source(), self._device.target).artifact
+            self._known[key] = self._fresh[key] = build()
         return self._known[key]
 
     def take_fresh(self) -> dict[str, Artifact]:
@@ -105,20 +130,21 @@ class CpuComparer:
 
     _PIECE = 1 << 18
 
-    def output(self, y: int, reference: int, magnitude: int, size: int, dtype: str, tolerance: Tolerance) -> Difference:
-        got = decode(_bytes_at(y, size * dtype_of(dtype).nbytes), dtype)
-        expected, bound = (_bytes_at(address, size * 8).view(np.float64) for address in (reference, magnitude))
+    def output(self, y: int, truth: Truth) -> Difference:
+        row = dtype(truth.dtype)
+        stored = _array_at(y, truth.size, row.storage)
+        expected = _array_at(truth.address, truth.size, "float64" if row.is_float else "int64")
         violations, max_error, first = 0, 0.0, None
-        for start in range(0, size, self._PIECE):
+        for start in range(0, truth.size, self._PIECE):
             piece = slice(start, start + self._PIECE)
+            got, wanted = decode(stored[piece], truth.dtype), expected[piece]
             with np.errstate(invalid="ignore", over="ignore"):
-                error = np.abs(got[piece].astype(np.float64) - expected[piece])
-                allowed = (
-                    tolerance.output * np.abs(expected[piece])
-                    + np.minimum(tolerance.accumulation * bound[piece], tolerance.limit)
-                    + tolerance.smallest
-                )
-                wrong = ~(error <= allowed)
+                error = np.abs(got.astype(np.float64) - wanted)
+                if truth.tolerance is None:
+                    wrong = got != wanted
+                else:
+                    bound = _array_at(truth.magnitude, truth.size, "float64")[piece]
+                    wrong = ~((error <= _allowed(truth.tolerance, wanted, bound)) | (got == wanted))
             count = int(np.count_nonzero(wrong))
             if count and first is None:
                 first = start + int(np.argmax(wrong))
@@ -127,7 +153,7 @@ class CpuComparer:
         return Difference(violations, max_error, first)
 
     def words(self, memory: int, expected: int, nbytes: int) -> tuple[int, int | None]:
-        different = _bytes_at(memory, nbytes).view(np.uint32) != _bytes_at(expected, nbytes).view(np.uint32)
+        different = _array_at(memory, nbytes // 4, "uint32") != _array_at(expected, nbytes // 4, "uint32")
         count = int(np.count_nonzero(different))
         return count, 4 * int(np.argmax(different)) if count else None
 
@@ -135,29 +161,35 @@ class CpuComparer:
         pass
 
 
-def _bytes_at(address: int, nbytes: int) -> Array:
-    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+def _array_at(address: int, size: int, name: str) -> Array:
+    return np.frombuffer(bytes_at(address, size * np.dtype(name).itemsize), name)
+
+
+def _allowed(tolerance: Tolerance, truth: Array, magnitude: Array) -> Array:
+    slack: Array = np.minimum(tolerance.accumulation * magnitude, tolerance.limit)
+    return tolerance.output * np.abs(truth) + slack + tolerance.smallest
 
 
 class CudaComparer:
-    """Two kernels that reduce into 24 bytes: a count, the bits of the largest error, the first index."""
+    """Kernels that reduce into 24 bytes: a count, the bits of the largest error, the first index."""
 
     def __init__(self, device: Device, code: CodeCache) -> None:
         self._device, self._code = device, code
         self._result = device.allocate(24)
         self._kernels: dict[tuple[str, int], LoadedKernel] = {}
 
-    def output(self, y: int, reference: int, magnitude: int, size: int, dtype: str, tolerance: Tolerance) -> Difference:
-        count, bits, first = self._run(
-            self._kernel(f"compare_output {dtype}", size, lambda: _output_source(self._arch, dtype)),
-            {"y": y, "reference": reference, "magnitude": magnitude},
-            {
-                "output": tolerance.output,
-                "accumulation": tolerance.accumulation,
-                "limit": tolerance.limit,
-                "smallest": tolerance.smallest,
-            },
-        )
+    def output(self, y: int, truth: Truth) -> Difference:
+        buffers = {"y": y, "truth": truth.address}
+        if truth.tolerance is None:
+            kernel = self._kernel(
+                f"compare_exactly {truth.dtype}", truth.size, lambda: _exact_source(self._arch, truth.dtype)
+            )
+            count, bits, first = self._run(kernel, buffers, {})
+        else:
+            kernel = self._kernel(
+                f"compare_output {truth.dtype}", truth.size, lambda: _output_source(self._arch, truth.dtype)
+            )
+            count, bits, first = self._run(kernel, {**buffers, "magnitude": truth.magnitude}, vars(truth.tolerance))
         return Difference(count, float(np.uint64(bits).view(np.float64)), first if count else None)
 
     def words(self, memory: int, expected: int, nbytes: int) -> tuple[int, int | None]:
@@ -178,7 +210,7 @@ class CudaComparer:
     def _kernel(self, name: str, size: int, source: Callable[[], KernelSource]) -> LoadedKernel:
         """Compiled once for all sizes, as the size is a parameter of the plan; loaded once for each."""
         if (name, size) not in self._kernels:
-            artifact = self._code.get(name, source)
+            artifact = self._code.get(name, lambda: compile_source(source(), self._device.target).artifact)
             (step,) = artifact.plan.steps
             params = tuple(Int64(size) if isinstance(param, Int64) else param for param in step.params)
             plan = replace(artifact.plan, steps=(replace(step, params=params, grid=_grid(size)),))
@@ -205,70 +237,85 @@ def _source(arch: str, function: Callable[..., None], params: tuple[Param, ...])
     return KernelSource("cuda", arch, (KernelStep(function, params, _grid(1), _THREADS),))
 
 
-def _kernel_language() -> tuple[Any, Any, Any]:
-    """Numba's `cuda` and `types`, and `device_op`; imported only where kernels are compiled."""
-    from numba import cuda, types
-
-    from schedsearch.backend.ops import device_op
-
-    return cuda, types, device_op
-
-
 def _words_source(arch: str) -> KernelSource:
-    cuda, types, device_op = _kernel_language()
-    load = device_op("load_u32", "ld.global.b32 $value, [$address];", ins={"address": "u64"}, outs={"value": "u32"})
-    report = _report_op(device_op)
+    from numba import types
+
+    at, report = _access(), _report()
+    load, first, step = at.load("uint32"), at.first, at.step
 
     def compare_words(memory: Any, expected: Any, result: Any, count: Any) -> None:
-        stride = types.int64(cuda.gridDim.x) * types.int64(_THREADS)
-        index = types.int64(cuda.blockIdx.x) * types.int64(_THREADS) + types.int64(cuda.threadIdx.x)
-        while index < count:
-            if load(memory + types.uint64(4 * index)) != load(expected + types.uint64(4 * index)):
+        memory, expected = types.int64(memory), types.int64(expected)
+        for index in range(first(), count, step()):
+            if load(memory + 4 * index) != load(expected + 4 * index):
                 report(result, index)
-            index += stride
 
     return _source(arch, compare_words, (Pointer("memory"), Pointer("expected"), Pointer("result"), Int64(0)))
 
 
-def _output_source(arch: str, dtype: str) -> KernelSource:
-    cuda, types, device_op = _kernel_language()
-    load_f64 = device_op("load_f64", "ld.global.f64 $value, [$address];", ins={"address": "u64"}, outs={"value": "f64"})
-    load_y = device_op("load_y", _LOAD_AS_F64[dtype], ins={"address": "u64"}, outs={"value": "f64"})
-    raise_maximum = device_op(  # the bits of non-negative doubles are ordered as the doubles are
-        "raise_maximum",
-        "{ .reg .b64 bits; mov.b64 bits, $error; red.global.max.u64 [$result + 8], bits; }",
-        ins={"result": "u64", "error": "f64"},
-    )
-    report = _report_op(device_op)
-    itemsize = dtype_of(dtype).nbytes
+def _exact_source(arch: str, name: str) -> KernelSource:
+    from numba import types
 
-    def compare_output(
-        y: Any, reference: Any, magnitude: Any, result: Any, size: Any,
-        output: Any, accumulation: Any, limit: Any, smallest: Any,
-    ) -> None:  # fmt: skip
-        stride = types.int64(cuda.gridDim.x) * types.int64(_THREADS)
-        index = types.int64(cuda.blockIdx.x) * types.int64(_THREADS) + types.int64(cuda.threadIdx.x)
+    at, report, raise_maximum = _access(), _report(), _raise_maximum()
+    row = dtype(name)
+    load_y, load_truth = at.load(name), at.load("float64" if row.is_float else "int64")
+    first, step, itemsize = at.first, at.step, row.nbytes
+
+    def compare_exactly(y: Any, truth: Any, result: Any, size: Any) -> None:
+        y, truth = types.int64(y), types.int64(truth)
         largest = types.float64(0.0)
-        while index < size:
-            expected = load_f64(reference + types.uint64(8 * index))
-            error = abs(load_y(y + types.uint64(itemsize * index)) - expected)
-            slack = min(types.float64(accumulation) * load_f64(magnitude + types.uint64(8 * index)), types.float64(limit))
-            allowed = types.float64(output) * abs(expected) + slack + types.float64(smallest)
-            if not error <= allowed:  # also when it is NaN
+        for index in range(first(), size, step()):
+            got, expected = load_y(y + itemsize * index), load_truth(truth + 8 * index)
+            if got != expected:  # also when it is NaN
                 report(result, index)
-            if error > largest:
-                largest = error
-            index += stride
+                error = abs(types.float64(got) - types.float64(expected))
+                if error > largest:
+                    largest = error
         if largest > 0.0:
             raise_maximum(result, largest)
 
-    params = tuple(map(Pointer, ("y", "reference", "magnitude", "result")))
+    return _source(arch, compare_exactly, (Pointer("y"), Pointer("truth"), Pointer("result"), Int64(0)))
+
+
+def _output_source(arch: str, name: str) -> KernelSource:
+    from numba import types
+
+    at, report, raise_maximum = _access(), _report(), _raise_maximum()
+    load_y, load_f64 = at.load(name), at.load("float64")
+    first, step, itemsize = at.first, at.step, dtype(name).nbytes
+
+    def compare_output(
+        y: Any, truth: Any, magnitude: Any, result: Any, size: Any,
+        output: Any, accumulation: Any, limit: Any, smallest: Any,
+    ) -> None:  # fmt: skip
+        y, truth, magnitude = types.int64(y), types.int64(truth), types.int64(magnitude)
+        largest = types.float64(0.0)
+        for index in range(first(), size, step()):
+            got, expected = load_y(y + itemsize * index), load_f64(truth + 8 * index)
+            error = abs(got - expected)
+            slack = min(types.float64(accumulation) * load_f64(magnitude + 8 * index), types.float64(limit))
+            allowed = types.float64(output) * abs(expected) + slack + types.float64(smallest)
+            if not (error <= allowed or got == expected):  # also when it is NaN
+                report(result, index)
+            if error > largest:
+                largest = error
+        if largest > 0.0:
+            raise_maximum(result, largest)
+
+    params = tuple(map(Pointer, ("y", "truth", "magnitude", "result")))
     scalars = tuple(map(Scalar, ("output", "accumulation", "limit", "smallest")))
     return _source(arch, compare_output, (*params, Int64(0), *scalars))
 
 
-def _report_op(device_op: Callable[..., Any]) -> Any:
+def _access() -> Any:
+    from schedsearch.backend.access import access
+
+    return access("cuda")
+
+
+def _report() -> Any:
     """Counts an element and keeps the lowest index."""
+    from schedsearch.backend.ops import device_op
+
     return device_op(
         "report",
         "red.global.add.u64 [$result], 1; red.global.min.u64 [$result + 16], $index;",
@@ -276,9 +323,12 @@ def _report_op(device_op: Callable[..., Any]) -> Any:
     )
 
 
-_LOAD_AS_F64 = {
-    "float16": "{ .reg .b16 h; .reg .f32 f; ld.global.b16 h, [$address]; cvt.f32.f16 f, h; cvt.f64.f32 $value, f; }",
-    "bfloat16": "{ .reg .b16 h; .reg .b32 w; .reg .f32 f; ld.global.b16 h, [$address]; cvt.u32.u16 w, h; "
-    "shl.b32 w, w, 16; mov.b32 f, w; cvt.f64.f32 $value, f; }",
-    "float32": "{ .reg .f32 f; ld.global.f32 f, [$address]; cvt.f64.f32 $value, f; }",
-}
+def _raise_maximum() -> Any:
+    """Keeps the largest error; the bits of non-negative doubles are ordered as the doubles are."""
+    from schedsearch.backend.ops import device_op
+
+    return device_op(
+        "raise_maximum",
+        "{ .reg .b64 bits; mov.b64 bits, $error; red.global.max.u64 [$result + 8], bits; }",
+        ins={"result": "u64", "error": "f64"},
+    )

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from schedsearch.device import Device, LoadedKernel, open_device
-from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.errors import ArgumentError, DeviceError, OperatorError
 from schedsearch.launch import Artifact
 from schedsearch.measure.compare import CodeCache, Comparer, open_comparer
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
@@ -84,10 +84,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class Failed:
-    """This process's own failure. `device`: a DeviceError, whose text is enough; else a bug with its traceback."""
+    """This process's own failure. `error` is what the parent raises with the text; a RuntimeError is a bug."""
 
     text: str
-    device: bool
+    error: type[Exception]
 
 
 def serve_runs(conn: Connection, target: Target, cores: Sequence[int], mode: str) -> None:
@@ -100,10 +100,10 @@ def serve_runs(conn: Connection, target: Target, cores: Sequence[int], mode: str
             conn.send(worker.answer(conn.recv()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
-    except DeviceError as error:
-        conn.send(Failed(str(error), device=True))
+    except (DeviceError, OperatorError) as error:
+        conn.send(Failed(str(error), type(error)))
     except Exception:
-        conn.send(Failed(traceback.format_exc(), device=False))
+        conn.send(Failed(f"the runner's process failed:\n{traceback.format_exc()}", RuntimeError))
 
 
 class _WorkloadState:

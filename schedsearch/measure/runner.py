@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from schedsearch.errors import DeviceError, UsageError
+from schedsearch.errors import DeviceError, OperatorError, UsageError
 from schedsearch.launch import Artifact
 from schedsearch.measure.builder import Built
 from schedsearch.measure.clocks import read_clocks
@@ -99,7 +99,8 @@ class Runner:
             the device, when the launch plan wants what this runner cannot give.
 
         Raises:
-            RuntimeError: the reference or this code failed, not the candidate.
+            OperatorError: the reference of another package's operator failed, not the candidate.
+            RuntimeError: schedsearch's own reference or this code failed.
         """
         self._prepare(workload, seed=0)
         began = time.monotonic()
@@ -114,7 +115,7 @@ class Runner:
             clocks and temperature drift for all alike.
 
         Raises:
-            RuntimeError: as `measure`.
+            OperatorError, RuntimeError: as `measure`.
         """
         results: dict[int, Measurement] = {}
         errors: dict[int, float | None] = {}
@@ -175,14 +176,12 @@ class Runner:
             child.send(Prepare(workload, seed, known))
             reply = child.receive(_PREPARE_S)
             if isinstance(reply, Failed):
-                raise (
-                    DeviceError(reply.text) if reply.device else RuntimeError(f"the runner's process failed:\n{reply.text}")
-                )
-        except (ChildDiedError, TimeoutError, DeviceError, RuntimeError) as error:
+                raise reply.error(reply.text)
+        except (ChildDiedError, TimeoutError, DeviceError, OperatorError, RuntimeError) as error:
             self._stop_child()
             if not fresh:
                 return self._prepare(workload, seed)
-            if isinstance(error, (DeviceError, RuntimeError)):
+            if not isinstance(error, (ChildDiedError, TimeoutError)):
                 raise
             raise RuntimeError(f"the runner's process failed to prepare {workload.label}: {error}") from error
         finally:
@@ -205,7 +204,7 @@ class Runner:
         self.busy_s += time.monotonic() - began
         if isinstance(reply, Failed):
             self._stop_child()
-            raise RuntimeError(f"the runner's process failed:\n{reply.text}")
+            raise RuntimeError(reply.text)
         if reply.broken:
             self._stop_child()
             self.restarts += 1
@@ -250,7 +249,7 @@ class Runner:
             raise DeviceError(f"the process that opens {target.name} failed: {error}") from error
         if isinstance(reply, Failed):
             self._stop_child()
-            raise DeviceError(reply.text) if reply.device else RuntimeError(f"the runner's process failed:\n{reply.text}")
+            raise reply.error(reply.text)
         assert isinstance(reply, Ready)
         return self._child
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel
-from schedsearch.measure.inputs import normal_pattern, normal_sigma
+from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.verify import align
 from schedsearch.measurement import HOT_GRAPH
 from schedsearch.target import Target
@@ -97,7 +97,7 @@ class Arena:
     """
 
     def __init__(self, device: Device, workload: Workload, mode: str) -> None:
-        specs = (*workload.signature, workload.output)
+        specs = (*workload.signature, *workload.outputs)
         set_bytes = sum(align(spec.nbytes) for spec in specs)
         self.sets, self.capped = set_count(set_bytes, device.target, mode)
         self.nbytes = self.sets * set_bytes
@@ -109,7 +109,7 @@ class Arena:
         for number in range(self.sets):
             self.buffers.append({})
             for spec in specs:
-                pattern = normal_pattern(spec.dtype, normal_sigma(workload, spec.name))
+                pattern = timing_pattern(workload, spec)
                 pattern.write(device, address, spec.size, phase=7919 * number)  # sets differ
                 self.buffers[number][spec.name] = address
                 address += align(spec.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedsearch.ops.base import ArgSpec, Op, Parameter, ScalarSpec, Work
+from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.registry import operator, operator_names, operators
@@ -13,6 +14,7 @@ __all__ = [
     "STAGES",
     "ArgSpec",
     "DType",
+    "Domain",
     "Layout",
     "Op",
     "Operand",

@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem, did_you_mean
+from schedsearch.ops.checks import Domain, by_role
 from schedsearch.ops.dtypes import dtype as dtype_of
 
 Role = Literal["factor", "addend", "scale", "index", "data"]
@@ -41,6 +42,10 @@ class ArgSpec:
             copied, compared or fed to some other function.
         constant: its values do not change between calls (weights), so that kernels may prepare it once.
         aliases: name of the output that may be the same memory (a residual that is updated in place).
+        below: an `index` is in [0, below).
+
+    Raises:
+        ValueError: an index without `below`.
     """
 
     name: str
@@ -50,6 +55,11 @@ class ArgSpec:
     role: Role = "data"
     constant: bool = False
     aliases: str | None = None
+    below: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.role == "index" and (self.below is None or self.below < 1):
+            raise ValueError(f"argument {self.name!r} is an index: say which are legal, below=1 or more; got {self.below}")
 
     @property
     def size(self) -> int:
@@ -59,6 +69,15 @@ class ArgSpec:
     @property
     def nbytes(self) -> int:
         return self.size * dtype_of(self.dtype).nbytes
+
+    def strides(self, order: str) -> tuple[int, ...]:
+        """Elements between neighbours along each axis in `order`, of an array whose layout has no blocks.
+
+        Example:
+            >>> ArgSpec("x", "NHWC", (1, 5, 7, 3), "float32").strides("NCHW")
+            (105, 1, 21, 3)
+        """
+        return tuple(math.prod(self.shape[self.axes.index(axis) + 1 :]) for axis in order)
 
 
 @dataclass(frozen=True)
@@ -189,6 +208,18 @@ class Op(ABC):
         """
         floats = any(dtype_of(output.dtype).is_float for output in self.outputs(params))
         return "rounded" if floats else "exact"
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """What to draw each argument from for verification, by name. By default by the arguments' roles, so that sums of
+        products are exact: see `schedsearch.ops.checks.by_role`.
+
+        Override it where such numbers do not test the operator. An exponential, for one, of numbers up to 127 apart is one
+        number and zeros::
+
+            def check_inputs(self, params):
+                return {"x": Domain(range(-8, 9))}
+        """
+        return by_role(self.arguments(params), self.outputs(params), self.work(params).reduction)
 
     def check_scalars(self, params: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
         """Values of the call-time scalars for verification. By default their defaults.

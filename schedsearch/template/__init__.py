@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedsearch.template.contract import Reference, Template
+from schedsearch.template.contract import Reference, Template, magnitude_of
 from schedsearch.template.registry import TemplateSet, load_reference, load_template, load_templates, template_names
 from schedsearch.template.source import KernelSource, KernelStep
 
@@ -15,5 +15,6 @@ __all__ = [
     "load_reference",
     "load_template",
     "load_templates",
+    "magnitude_of",
     "template_names",
 ]

@@ -66,16 +66,50 @@ class Template(ABC):
 
 
 class Reference(ABC):
-    """The independent truth about one operator."""
+    """The independent truth about one operator, which every candidate is compared with. Stateless.
 
-    op: ClassVar[str]
+    It is computed twice, by a naive kernel for all elements and in NumPy for a few random ones, and both must agree.
+    `schedsearch.templates.parts.reference` has what such kernels share; docs/operators.md shows one.
+    """
 
     @abstractmethod
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
-        """A naive kernel with the workload's parameters in its order (pointers of `signature`, then of `y` as float64,
-        then of `magnitude` as float64, then the scalars) that computes y in float64 before the cast to out_dtype, and
-        magnitude = sum |x||weight| (epilogue magnitudes added), which bounds the rounding error."""
+        """A naive kernel that writes the truth and bounds of rounding errors.
+
+        Its parameters are named buffers and scalars of the workload, in any order:
+
+        - a pointer for each argument of `workload.signature`;
+        - for each output a pointer of its name, to the truth in the output's shape: float64 before rounding for a float
+          format; int64 after rounding and saturation for an integer format, which must be met exactly;
+        - for each output of a float format, unless the operator's equality is `exact`, a pointer to float64 that is named
+          `magnitude_of(output)`: `magnitude * reduction * 2**-24` bounds the error of a right kernel that computes in
+          float32. For a sum of products it is the sum of |x| |weight|, and epilogues add to it;
+        - the call-time scalars (float32).
+        """
 
     @abstractmethod
-    def points(self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat_indices: Any) -> Any:
-        """The same in NumPy float64, at some flat indices into the output only: shape (len(flat_indices),)."""
+    def points(
+        self,
+        workload: Workload,
+        arrays: Mapping[str, Any],
+        scalars: Mapping[str, float],
+        flat_indices: Any,
+        output: str,
+    ) -> Any:
+        """The truth about single elements in NumPy, by code that shares nothing with `kernel`.
+
+        Args:
+            arrays: the workload's arguments by name, in their shapes, of NumPy dtypes that hold every number exactly
+                (float32 for bfloat16 and float8).
+            scalars: the call-time scalars.
+            flat_indices: int64 (p,), into the output as it lies in memory.
+            output: name of the output.
+
+        Returns:
+            Shape (p,): float64 before rounding for a float format; whole numbers, rounded and saturated, for an integer one.
+        """
+
+
+def magnitude_of(output: str) -> str:
+    """Name of the buffer in which a reference's kernel bounds the rounding errors of an output."""
+    return f"{output}.magnitude"

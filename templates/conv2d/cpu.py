@@ -234,16 +234,12 @@ class _Shape:
             stride=p.stride, dilation=p.dilation, top=p.padding[0], left=p.padding[1],
             padded_h=(oh - 1) * p.stride[0] + (p.r - 1) * p.dilation[0] + 1,
             padded_w=(ow - 1) * p.stride[1] + (p.s - 1) * p.dilation[1] + 1,
-            x_strides=_strides(x, "NCHW"), w_strides=_strides(weight, "OIHW"), y_strides=_strides(y, "NCHW"),
+            x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"), y_strides=y.strides("NCHW"),
         )  # fmt: skip
 
     @property
     def fits_unpadded(self) -> bool:
         return self.top == self.left == 0 and self.padded_h <= self.h and self.padded_w <= self.w
-
-
-def _strides(arg: Any, order: str) -> tuple[int, ...]:
-    return tuple(math.prod(arg.shape[arg.axes.index(axis) + 1 :]) for axis in order)
 
 
 def _up_to(values: tuple[int, ...], limit: int) -> tuple[int, ...]:

@@ -1,0 +1,10 @@
+"""Host memory at an address."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+def bytes_at(address: int, nbytes: int) -> memoryview:
+    """The memory itself, writable, as bytes. It must outlive the view."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

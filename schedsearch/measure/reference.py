@@ -1,0 +1,130 @@
+"""Asks the reference of an operator, and says in words when it does not keep its contract."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from importlib.metadata import packages_distributions
+
+import numpy as np
+
+from schedsearch.backend import CompileError, RejectedError, compile_source
+from schedsearch.errors import OperatorError, SchedsearchError
+from schedsearch.launch import Artifact, Pointer, Scalar
+from schedsearch.measure.inputs import Array
+from schedsearch.ops.dtypes import dtype
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, Reference, load_reference, magnitude_of
+from schedsearch.workload import Workload
+
+
+class CheckedReference:
+    """The reference of a workload's operator, its answers checked.
+
+    Every method raises OperatorError when the reference fails or its answer breaks the contract of
+    `schedsearch.template.Reference`; RuntimeError when the reference is schedsearch's own, whose bug it is.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._reference: Reference | None = None
+        try:
+            self._reference = load_reference(workload.op)
+        except SchedsearchError:
+            raise
+        except Exception as error:
+            location = workload.definition.reference
+            raise self.failure(f"{location!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+    def artifact(self, target: Target) -> Artifact:
+        """The compiled kernel."""
+        workload = self._workload
+        try:
+            assert self._reference is not None
+            source = self._reference.kernel(workload, target)
+        except Exception as error:
+            raise self.failure(f"kernel() raised {_last_line(error)}") from error
+        if not isinstance(source, KernelSource):
+            raise self.failure(f"kernel() returned a {type(source).__name__}; allowed: a KernelSource")
+        if source.kind != target.kind:
+            raise self.failure(f"kernel() returned code for {source.kind}; allowed here: {target.kind}")
+        self._check_parameters(source)
+        try:
+            return compile_source(source, target).artifact
+        except (CompileError, RejectedError) as error:
+            raise self.failure(f"its kernel does not compile: {error}") from error
+
+    def points(self, arrays: Mapping[str, Array], scalars: Mapping[str, float], indices: Array, output: str) -> Array:
+        """The truth at single elements: float64 for a float output, int64 for an integer one; shape (len(indices),)."""
+        spec = next(spec for spec in self._workload.outputs if spec.name == output)
+        try:
+            assert self._reference is not None
+            found = np.asarray(self._reference.points(self._workload, arrays, scalars, indices, output))
+        except Exception as error:
+            raise self.failure(f"points() raised {_last_line(error)}") from error
+        if found.shape != indices.shape:
+            raise self.failure(
+                f"points() returned shape {found.shape} for {len(indices)} elements of {output}; allowed: {indices.shape}"
+            )
+        if dtype(spec.dtype).is_float:
+            if found.dtype.kind not in "iuf":
+                raise self.failure(f"points() returned dtype {found.dtype} for {output}; allowed: float64")
+            return found.astype(np.float64)
+        if found.dtype.kind not in "iuf" or (found.dtype.kind == "f" and not np.array_equal(found, np.rint(found))):
+            raise self.failure(
+                f"points() returned {'fractions' if found.dtype.kind == 'f' else found.dtype} for {output}, whose format is "
+                f"{spec.dtype}; allowed: whole numbers, rounded and saturated as the operator defines it"
+            )
+        return found.astype(np.int64)
+
+    def contradiction(self, output: str, indices: Array, kernel: Array, numpy: Array, wrong: Array) -> Exception:
+        """What to raise when kernel and NumPy differ where `wrong` is true."""
+        worst = int(np.argmax(wrong))
+        return self.failure(
+            f"its kernel contradicts NumPy at {int(wrong.sum())} of {indices.size} points, first "
+            f"{output}.flat[{int(indices[worst])}] = {kernel[worst].item()!r}, NumPy says {numpy[worst].item()!r}"
+        )
+
+    def failure(self, what: str) -> Exception:
+        """The exception that says `what` is wrong, whose reference it is and whom to tell."""
+        definition = self._workload.definition
+        module = definition.reference.partition(":")[0]
+        text = f"the reference of {self._workload.op} ({definition.reference}) cannot judge {self._workload.label}: {what}"
+        if module.split(".")[0] == "schedsearch":
+            return RuntimeError(f"{text}; this is a bug of schedsearch")
+        names = packages_distributions().get(module.split(".")[0], [])
+        owner = f"package {names[0]}" if names else f"module {module}"
+        return OperatorError(f"{text}; this is to be corrected in {owner}, see docs/operators.md")
+
+    def _check_parameters(self, source: KernelSource) -> None:
+        workload = self._workload
+        buffers = {spec.name for spec in (*workload.signature, *workload.outputs)}
+        buffers |= {magnitude_of(spec.name) for spec in workload.outputs} | set(source.workspaces)
+        scalars = {scalar.name for scalar in workload.scalars}
+        named: set[str] = set()
+        for param in (param for step in source.steps for param in step.params):
+            if isinstance(param, Pointer):
+                named.add(param.buffer)
+                if param.buffer not in buffers and not getattr(param, "optional", False):
+                    raise self.failure(f"its kernel takes a pointer {param.buffer!r}; allowed: {', '.join(sorted(buffers))}")
+            elif isinstance(param, Scalar) and param.name not in scalars:
+                raise self.failure(
+                    f"its kernel takes a scalar {param.name!r}; allowed: {', '.join(sorted(scalars)) or 'none'}"
+                )
+        needed = {spec.name for spec in workload.outputs}
+        needed |= {magnitude_of(spec.name) for spec in workload.outputs if is_rounded(workload, spec.dtype)}
+        if missing := sorted(needed - named):
+            raise self.failure(
+                f"its kernel has no pointer for {', '.join(missing)}; it must write the truth of every output"
+            )
+
+
+def is_rounded(workload: Workload, name: str) -> bool:
+    """Whether an output of this dtype may be rounded; otherwise it must be exactly what the reference says."""
+    return dtype(name).is_float and workload.definition.equality(workload.params) == "rounded"
+
+
+def _last_line(error: BaseException) -> str:
+    """The exception and where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} (line {frame.lineno} of {frame.filename.rsplit('/', 1)[-1]})"

@@ -1,0 +1,279 @@
+"""What references share: numbers of any dtype by index, one kernel for both kinds of target, and the stages of an epilogue.
+
+A reference's kernel is a plain function. Its parameters are the addresses of the workload's arguments, then those of each
+output's truth and, where it may be rounded, magnitude, then the call-time scalars, then the range of items to share::
+
+    read, write, items = reader(target, "float32"), writer(target), sharer(target)
+
+    def twice(x, y, magnitude, start, stop):
+        for i in items(start, stop):
+            value = 2 * read(x, i)
+            write(y, i, value)
+            write(magnitude, i, abs(value))
+
+    return reference_source(workload, target, twice, items=workload.output.size)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, Literal
+
+import numpy as np
+from numba import types
+
+from schedsearch.backend.access import access
+from schedsearch.launch import Grid, Int64, Param, Pointer, Scalar
+from schedsearch.ops import ArgSpec, Stage, decode
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, magnitude_of
+from schedsearch.workload import Workload
+
+_CUDA_THREADS = 128
+_CUDA_MAX_BLOCKS = 1 << 20  # beyond that threads loop
+
+_UNKNOWN_STAGE = "the reference cannot compute the epilogue stage {name!r}; known: {known}"
+
+
+def reader(target: Target, dtype: str) -> Callable[[Any, Any], Any]:
+    """A function `read(array, index)` for kernels: element `index` of the array at an address.
+
+    Floats of every format become float64, integers int64. The kernel must not write what it reads.
+    """
+    load, itemsize = access(target.kind).load(dtype), dtype_of(dtype).nbytes
+
+    def read(array: Any, index: Any) -> Any:
+        return load(types.int64(array) + itemsize * index)
+
+    return read
+
+
+def writer(target: Target, wide: Literal["float64", "int64"] = "float64") -> Callable[[Any, Any, Any], None]:
+    """A function `write(array, index, value)` for kernels: stores a truth, float64 for float outputs, else int64."""
+    store = access(target.kind).store(wide)
+
+    def write(array: Any, index: Any, value: Any) -> None:
+        store(types.int64(array) + 8 * index, value)
+
+    return write
+
+
+def sharer(target: Target) -> Callable[[Any, Any], Any]:
+    """A function `items(start, stop)` for kernels: the work items that the calling thread computes, to be looped over."""
+    first, step = access(target.kind).first, access(target.kind).step
+
+    def items(start: Any, stop: Any) -> Any:
+        return range(start + first(), stop, step())
+
+    return items
+
+
+def reference_source(
+    workload: Workload,
+    target: Target,
+    function: Callable[..., None],
+    items: int,
+    *,
+    operands: Sequence[Param] = (),
+) -> KernelSource:
+    """What `Reference.kernel` returns.
+
+    Args:
+        function: as the module says. With `operands`: `f(x ..., y, ..., *operands, start, stop)` on the CPU,
+            `f(x ..., y, ..., start, stop, *operands)` on CUDA.
+        items: extent of the range that is shared among threads.
+        operands: parameters that are passed as `*operands`, and not in front of the range.
+    """
+    apart = {param.buffer for param in operands if isinstance(param, Pointer)}
+    apart |= {param.name for param in operands if isinstance(param, Scalar)}
+    rounded = workload.definition.equality(workload.params) == "rounded"
+    params: list[Param] = [Pointer(argument.name) for argument in workload.signature if argument.name not in apart]
+    for output in workload.outputs:
+        params.append(Pointer(output.name))
+        if rounded and dtype_of(output.dtype).is_float:
+            params.append(Pointer(magnitude_of(output.name)))
+    params += [Scalar(scalar.name) for scalar in workload.scalars if scalar.name not in apart]
+    if target.kind == "cpu":
+        return KernelSource("cpu", "native", (KernelStep(function, (*params, *operands), Grid(items), target.sms),))
+    blocks = min(math.ceil(items / _CUDA_THREADS), _CUDA_MAX_BLOCKS)
+    params += [Int64(0), Int64(items), *operands]
+    shaped_by = frozenset(_slots(function))
+    step = KernelStep(function, tuple(params), Grid(blocks), _CUDA_THREADS, shaped_by=shaped_by)
+    major, minor = target.compute_capability
+    return KernelSource("cuda", f"sm_{major}{minor}", (step,))
+
+
+def _slots(function: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of the indices into `*operands` that a function captures: constants, as elements differ in type."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        if isinstance(cell.cell_contents, FunctionType):
+            yield from _slots(cell.cell_contents, f"{prefix}{name}.")
+        elif name == "slot":
+            yield prefix + name
+
+
+# ---- stages of an epilogue
+
+# (value, magnitude, channel, index in the output, operands) -> (value, magnitude)
+Apply = Callable[[Any, Any, Any, Any, Any], Any]
+# (channel, index in the output, operands) -> float64
+Fetch = Callable[[Any, Any, Any], Any]
+
+
+def stage_operands(workload: Workload) -> tuple[Param, ...]:
+    """The arrays and scalars of a workload's epilogue, as `*operands` of a reference's kernel."""
+    arrays = [operand.name for stage in workload.epilogue for operand in stage.kind.operands]
+    scalars = [scalar.name for stage in workload.epilogue for scalar in stage.kind.scalars]
+    return (*map(Pointer, arrays), *map(Scalar, scalars))
+
+
+def stages_function(workload: Workload, target: Target) -> Apply:
+    """`finish(value, magnitude, channel, index, operands) -> (value, magnitude)` for kernels: all stages in float64.
+
+    Args of `finish`:
+        channel: output channel of the element.
+        index: of the element in the output as it lies in memory.
+        operands: those of `stage_operands`.
+
+    Raises:
+        NotImplementedError: a stage that is not known here.
+    """
+    slots = {_name(param): slot for slot, param in enumerate(stage_operands(workload))}
+    arguments = {argument.name: argument for argument in workload.signature}
+    finish: Apply = _nothing
+    for stage in workload.epilogue:
+        fetches = [
+            _array(reader(target, arguments[operand.name].dtype), slots[operand.name], operand.axes)
+            for operand in stage.kind.operands
+        ]
+        fetches += [_scalar(slots[scalar.name]) for scalar in stage.kind.scalars]
+        finish = _then(finish, _known(stage)(*fetches, **stage.params))
+    return finish
+
+
+def apply_stages(
+    workload: Workload, value: Any, arrays: Mapping[str, Any], scalars: Mapping[str, float], channel: Any, index: Any
+) -> Any:
+    """The same in NumPy, by the definitions in `schedsearch.ops.STAGES`.
+
+    Args:
+        value: float64 (p,), some elements before the epilogue.
+        arrays: the workload's arguments by name.
+        channel, index: int (p,): each element's output channel, and its place in the output as it lies in memory.
+    """
+    arguments = {argument.name: argument for argument in workload.signature}
+    for stage in workload.epilogue:
+        operands = {
+            operand.name: gather(arrays, arguments[operand.name], channel if operand.axes == "K" else index)
+            for operand in stage.kind.operands
+        }
+        value = stage.kind.apply(value, operands, scalars, stage.params)
+    return value
+
+
+def gather(arrays: Mapping[str, Any], argument: ArgSpec, where: Any) -> Any:
+    """Elements of an argument as float64: only these are converted, since an array may have gigabytes.
+
+    Args:
+        where: flat indices, or a tuple of indices for each dimension.
+    """
+    array = np.asarray(arrays[argument.name])
+    found = array[where] if isinstance(where, tuple) else array.reshape(-1)[where]
+    row = dtype_of(argument.dtype)
+    if row.storage != row.decoded and found.dtype == row.storage:  # its bits
+        found = decode(found, argument.dtype)
+    return found.astype(np.float64)
+
+
+def _name(param: Param) -> str:
+    return param.buffer if isinstance(param, Pointer) else param.name  # type: ignore[union-attr]
+
+
+def _array(read: Callable[[Any, Any], Any], slot: int, axes: str) -> Fetch:
+    def of_channel(channel: Any, index: Any, operands: Any) -> Any:
+        return read(operands[slot], channel)
+
+    def of_element(channel: Any, index: Any, operands: Any) -> Any:
+        return read(operands[slot], index)
+
+    return of_channel if axes == "K" else of_element
+
+
+def _scalar(slot: int) -> Fetch:
+    def scalar(channel: Any, index: Any, operands: Any) -> Any:
+        return types.float64(operands[slot])
+
+    return scalar
+
+
+def _nothing(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+    return value, bound
+
+
+def _then(before: Apply, stage: Apply) -> Apply:
+    def both(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        value, bound = before(value, bound, channel, index, operands)
+        return stage(value, bound, channel, index, operands)
+
+    return both
+
+
+def _known(stage: Stage) -> Callable[..., Apply]:
+    if stage.name not in _STAGES:
+        raise NotImplementedError(_UNKNOWN_STAGE.format(name=stage.name, known=", ".join(_STAGES)))
+    return _STAGES[stage.name]
+
+
+def _add(operand: Fetch) -> Apply:
+    def add(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        addend = operand(channel, index, operands)
+        return value + addend, bound + abs(addend)
+
+    return add
+
+
+def _scale_shift(scale: Fetch, shift: Fetch) -> Apply:
+    def scale_shift(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        factor, addend = scale(channel, index, operands), shift(channel, index, operands)
+        return value * factor + addend, bound * abs(factor) + abs(addend)
+
+    return scale_shift
+
+
+def _relu() -> Apply:
+    def relu(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        return (0.0 if value < 0.0 else value), bound
+
+    return relu
+
+
+def _leaky_relu(slope: Fetch) -> Apply:
+    def leaky_relu(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        factor = slope(channel, index, operands)
+        return (value * factor if value < 0.0 else value), bound * max(1.0, abs(factor))
+
+    return leaky_relu
+
+
+def _clip(low: Fetch, high: Fetch) -> Apply:
+    def clip(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        least, most = low(channel, index, operands), high(channel, index, operands)
+        value = least if value < least else value
+        return (most if value > most else value), bound
+
+    return clip
+
+
+# How a kernel computes each stage: a function of its operands and scalars, in the order of its kind, and its parameters.
+# Values that a stage brings together keep their magnitude.
+_STAGES: Mapping[str, Callable[..., Apply]] = {
+    "bias": _add,
+    "scale_shift": _scale_shift,
+    "residual": _add,
+    "relu": _relu,
+    "leaky_relu": _leaky_relu,
+    "clip": _clip,
+}
