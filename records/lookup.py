@@ -134,6 +134,10 @@ class Lookup:
         trust.verify_digest(self.path, sha256, plan_json, code)
         return bytes(code)
 
+    def version(self) -> int:
+        """A number that changes when another connection, of this or another process, has committed to the database."""
+        return int(self._all("PRAGMA data_version")[0][0])
+
     def refresh(self) -> None:
         """Forgets the remembered rows, so that later bests of a live database are seen."""
         self._found.clear()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from schedsearch.config import Config
     from schedsearch.device.detect import detect
     from schedsearch.ops.conv2d import conv2d
-    from schedsearch.runtime import Kernel, compile, explain
+    from schedsearch.runtime import Kernel, KernelCache, compile, explain
     from schedsearch.session import tune
     from schedsearch.target import Target
     from schedsearch.template import Template, load_templates
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Config": "schedsearch.config",
     "Kernel": "schedsearch.runtime",
+    "KernelCache": "schedsearch.runtime",
     "Target": "schedsearch.target",
     "Template": "schedsearch.template",
     "Workload": "schedsearch.workload",
@@ -35,6 +36,7 @@ _HOMES = {
 __all__ = [
     "Config",
     "Kernel",
+    "KernelCache",
     "Target",
     "Template",
     "Workload",

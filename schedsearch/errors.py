@@ -13,6 +13,7 @@
     ├── NoValidConfigError               1   every configuration that was tried failed
     ├── DeviceError                      3   no usable device, driver or toolkit
     │   └── DeviceBusyError              3   another run holds the device
+    ├── WrongResultError                 1   a kernel was built for deployment and computes wrong values on this device
     ├── NoRecordError                    4   deployment found no record and was not allowed to go on
     ├── RegressionError                  5   a record no longer reaches its time
     ├── DatabaseError                    6   the record store cannot be used
@@ -121,6 +122,10 @@ class DeviceError(SchedsearchError):
 
 class DeviceBusyError(DeviceError):
     pass
+
+
+class WrongResultError(SchedsearchError):
+    exit_code = 1
 
 
 class NoRecordError(SchedsearchError):

@@ -23,6 +23,7 @@ TOP_FOLDERS = ("schedsearch", "templates", "tuner", "records")
 PUBLIC = [
     "Config",
     "Kernel",
+    "KernelCache",
     "Target",
     "Template",
     "Workload",

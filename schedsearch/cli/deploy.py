@@ -62,7 +62,9 @@ def explain(workload_file: str, db: str | None, selector: str | None, as_json: b
     from schedsearch.runtime import explain as explain_
 
     file, target = resolve(workload_file, selector)
-    explanations = [(task, explain_(task.workload, db=db or file.db, target=target)) for task in file.tasks]
+    explanations = [
+        (task, explain_(task.workload, db or file.db, target=target, mode=file.measure.mode)) for task in file.tasks
+    ]
     if as_json:
         render.echo_json([{"name": task.name, **json.loads(explanation.to_json())} for task, explanation in explanations])
         return

@@ -1,0 +1,341 @@
+"""The ladder from a workload to a kernel: exact record, same architecture, nearest workload, rule-based default.
+
+`compile` and `explain` walk the same ladder. Each rung yields the ways that it offers, or says why it has none. A way is
+checked without a device and without compiling; then it is loaded or built.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedsearch.config import Config
+from schedsearch.device import Device, LoadedKernel
+from schedsearch.errors import (
+    NoRecordError,
+    SchedsearchError,
+    UnsupportedError,
+    UsageError,
+    WrongResultError,
+    did_you_mean,
+)
+from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.records.lookup import Lookup, LookupRow
+from schedsearch.runtime.kernel import Provenance
+from schedsearch.target import Target
+from schedsearch.workload import Workload, distance
+
+if TYPE_CHECKING:
+    from schedsearch.space import ConfigSpace
+    from schedsearch.template import Template
+
+RUNGS = ("exact", "same_architecture", "nearest", "default")
+_NEIGHBOURS_TRIED = 4  # each costs a build
+
+# What a build imports, by kind of target. Looked for, not imported, so that `explain` stays quick.
+_COMPILERS = {"cpu": ("numba", "llvmlite"), "cuda": ("numba", "numba_cuda", "cuda.bindings.nvjitlink")}
+
+
+class Refusal(Exception):
+    """Why a way cannot be taken. It never leaves this package: the ladder goes on with the next way."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to get a kernel.
+
+    Attributes:
+        rung, reason: where it stands and what it is, in words.
+        template, config: what made the kernel.
+        check: raises `Refusal`, SchedsearchError or ImportError when the way cannot be taken, as far as that shows without a
+            device and without compiling.
+        load: returns the kernel and whether it is verified for this workload on this kind of device; raises as `check`.
+        time_ns, record_id: of the record, where there is one for this workload and device.
+    """
+
+    rung: str
+    reason: str
+    template: str
+    config: Config
+    check: Callable[[], None]
+    load: Callable[[Device], tuple[LoadedKernel, bool]]
+    time_ns: float | None = None
+    record_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A rung that offers no way."""
+
+    rung: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the ladder led to."""
+
+    loaded: LoadedKernel
+    verified: bool
+    provenance: Provenance
+
+
+class Ladder:
+    """The ways to run one workload on one target.
+
+    Args:
+        lookup: the database; None where there is no file at `db`.
+        db: its path, for messages.
+        mode: how the records were timed.
+        allowed: the rungs that may be taken.
+    """
+
+    def __init__(
+        self, workload: Workload, target: Target, lookup: Lookup | None, db: Path, mode: str, allowed: Collection[str]
+    ) -> None:
+        self._workload, self._target, self._lookup, self._db = workload, target, lookup, db
+        self._mode, self._allowed = mode, allowed
+        self._spaces: dict[str, ConfigSpace] = {}
+
+    def climb(self, device: Callable[[], Device]) -> Found:
+        """The first way that can be taken. `device` opens the device; it is called when there is something to load.
+
+        Raises:
+            WrongResultError: kernels were built, but computed wrong values, and no other way was left.
+            NoRecordError: no way can be taken; the message has each one's reason.
+            DeviceError: the device cannot be opened.
+        """
+        why: list[str] = []
+        wrong = False
+        for way in self.ways():
+            obstacle = self.obstacle(way)
+            if obstacle is None:
+                assert isinstance(way, Way)
+                opened = device()
+                try:
+                    loaded, verified = way.load(opened)
+                except (SchedsearchError, ImportError, Refusal) as error:
+                    wrong = wrong or isinstance(error, WrongResultError)
+                    obstacle = _text(error)
+                else:
+                    taken = (*why, f"{way.rung}: {way.reason}")
+                    origin = (way.rung, way.template, way.config, way.time_ns, way.record_id, taken, self._mode)
+                    return Found(loaded, verified, Provenance(*origin))
+            why.append(f"{way.rung}: {obstacle}")
+        text = f"no kernel for {self._workload.label} on {self._target.name}: {'; '.join(why)}. "
+        if wrong:
+            raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), and report the template that is wrong")
+        raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more rungs")
+
+    def obstacle(self, way: Way | Miss) -> str | None:
+        """Why a way cannot be taken, as far as that shows without device and compiler; None when it can."""
+        if isinstance(way, Miss):
+            return way.reason
+        try:
+            way.check()
+        except (SchedsearchError, ImportError, Refusal) as error:
+            return _text(error)
+        return None
+
+    def ways(self) -> Iterator[Way | Miss]:
+        """The ways in the order of preference; a `Miss` in place of a rung that has none."""
+        rungs = {
+            "exact": self._exact,
+            "same_architecture": self._same_architecture,
+            "nearest": self._nearest,
+        }
+        for rung in RUNGS:
+            if rung not in self._allowed:
+                continue
+            if rung == "default":
+                yield from self._default()
+            elif self._lookup is None:
+                yield Miss(rung, f"there is no database {self._db}")
+            else:
+                yield from rungs[rung](self._lookup)
+
+    def _exact(self, lookup: Lookup) -> Iterator[Way | Miss]:
+        row = lookup.exact(self._workload.id, self._target.key, self._mode)
+        if row is None:
+            yield Miss("exact", f"no record of this workload on {self._target.key} in mode {self._mode}")
+            return
+        config = Config.from_json(row.config_json)
+        record = f"record {row.record_id} by {row.template}, {row.time_ns / 1e3:.2f} us"
+        origin = row.template, config
+        if row.artifact_sha256 is not None:
+            stored = _Stored(lookup, row, row.verified)
+            reason = f"{record}, stored machine code"
+            yield Way("exact", reason, *origin, stored.check, stored.load, row.time_ns, row.record_id)
+        build = _Build(self, *origin, row.template_version)
+        reason = f"{record}, built again from its configuration"
+        yield Way("exact", reason, *origin, build.check, build.load, row.time_ns, row.record_id)
+
+    def _same_architecture(self, lookup: Lookup) -> Iterator[Way | Miss]:
+        target = self._target
+        found = False
+        for row in lookup.same_architecture(self._workload.id, self._mode):
+            if row.target_key == target.key or row.plan_json is None or row.arch is None:
+                continue
+            plan = LaunchPlan.from_json(row.plan_json)
+            if plan.kind != target.kind or not runs_on(row.arch, target):
+                continue
+            if max(step.dynamic_shared_bytes for step in plan.steps) > target.shared_bytes_per_block:
+                continue
+            found = True
+            reason = f"record {row.record_id} of {row.target_key} by {row.template}: {row.arch} code runs on {target.name}"
+            stored = _Stored(lookup, row, verified=False)
+            config = Config.from_json(row.config_json)
+            yield Way("same_architecture", reason, row.template, config, stored.check, stored.load, None, row.record_id)
+        if not found:
+            yield Miss("same_architecture", f"no stored machine code of this workload runs on {target.name}")
+
+    def _nearest(self, lookup: Lookup) -> Iterator[Way | Miss]:
+        workload, target = self._workload, self._target
+        ranked, unreadable = [], 0
+        for row in lookup.nearest(workload.op, self._mode, f"{target.kind}:"):
+            try:
+                other = Workload.from_json(row.workload_json)
+            except UsageError:  # of an operator or a version that this installation does not know
+                unreadable += 1
+                continue
+            if other != workload or row.target_key != target.key:  # else the exact rung has it
+                ranked.append((distance(workload, other), row.target_key != target.key, other.label, row))
+        ranked.sort(key=lambda entry: entry[:3])
+        for far, _, label, row in ranked[:_NEIGHBOURS_TRIED]:
+            config = Config.from_json(row.config_json)
+            build = _Build(self, row.template, config, row.template_version)
+            reason = f"configuration of {label} ({row.template}, distance {far:.2f}), built now"
+            yield Way("nearest", reason, row.template, config, build.check, build.load)
+        if not ranked:
+            more = f" ({unreadable} cannot be read by this version)" if unreadable else ""
+            yield Miss("nearest", f"no record of another {workload.op} on a {target.kind} device in mode {self._mode}{more}")
+
+    def _default(self) -> Iterator[Way | Miss]:
+        try:
+            from schedsearch.template import load_templates
+
+            matching = load_templates().matching(self._workload, self._target)
+        except ImportError as error:
+            yield Miss("default", _cannot_build(error))
+            return
+        except UnsupportedError as error:
+            yield Miss("default", str(error))
+            return
+        for template in matching:
+            config = template.default(self._workload, self._target, self._space(template))
+            build = _Build(self, template.name, config, template.version)
+            reason = f"rule-based configuration of {template.name}, built now"
+            yield Way("default", reason, template.name, config, build.check, build.load)
+
+    def _space(self, template: Template) -> ConfigSpace:
+        if template.name not in self._spaces:
+            self._spaces[template.name] = template.space(self._workload, self._target)
+        return self._spaces[template.name]
+
+
+def runs_on(arch: str, target: Target) -> bool:
+    """Whether machine code for `arch` runs on the target (CUDA C++ Programming Guide, "Binary Compatibility").
+
+    sm_XY runs on the same major version and a minor of at least Y; sm_XYa on exactly X.Y. CPU code is bound to the very CPU
+    it was made for, which the exact rung already covers.
+    """
+    if target.kind != "cuda" or not arch.startswith("sm_"):
+        return False
+    exact = arch.endswith("a")
+    digits = arch.removeprefix("sm_").rstrip("a")
+    major, minor = int(digits[:-1]), int(digits[-1])
+    here = target.compute_capability
+    return here == (major, minor) if exact else here[0] == major and here[1] >= minor
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Machine code in the database."""
+
+    lookup: Lookup
+    row: LookupRow
+    verified: bool
+
+    def _artifact(self) -> Artifact:
+        """Raises DatabaseError when the code is not trusted, was pruned or is damaged."""
+        assert self.row.artifact_sha256 is not None and self.row.plan_json is not None
+        return Artifact(self.lookup.code(self.row.artifact_sha256), LaunchPlan.from_json(self.row.plan_json))
+
+    def check(self) -> None:
+        self._artifact()
+
+    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
+        return device.load(self._artifact()), self.verified
+
+
+@dataclass(frozen=True)
+class _Build:
+    """A configuration that is built here and now, and verified once."""
+
+    ladder: Ladder
+    template: str
+    config: Config
+    version: int
+
+    def check(self) -> None:
+        """Raises Refusal, SchedsearchError or ImportError when the configuration cannot be built here."""
+        target = self.ladder._target
+        for module in _COMPILERS[target.kind]:
+            if not _is_installed(module):
+                raise Refusal(_cannot_build(f"there is no module {module}"))
+        from schedsearch.template import load_template
+
+        template = load_template(self.template)
+        if template.version != self.version:
+            raise Refusal(f"{self.template} is now version {template.version}, the record is of {self.version}; tune again")
+        if reason := template.validate(self.ladder._workload, target):
+            raise Refusal(f"{self.template} cannot run it here: {reason}")
+        if reasons := self.ladder._space(template).check(self.config):
+            raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
+
+    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
+        from schedsearch.backend import CompileError, RejectedError, compile_source
+        from schedsearch.measure.verify import verify_once
+        from schedsearch.template import load_template
+
+        workload, target = self.ladder._workload, self.ladder._target
+        try:
+            built = compile_source(load_template(self.template).kernel(workload, target, self.config), target)
+        except (CompileError, RejectedError) as error:
+            raise Refusal(f"the configuration does not build here: {error}") from error
+        loaded = device.load(built.artifact)
+        problem = verify_once(device, workload, loaded)
+        if problem:
+            loaded.close()
+            raise WrongResultError(f"the kernel computes wrong values here: {problem}")
+        return loaded, True
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that would hold it
+        return False
+
+
+def _text(error: Exception) -> str:
+    return _cannot_build(error) if isinstance(error, ImportError) else str(error)
+
+
+def _cannot_build(reason: object) -> str:
+    return (
+        f"building needs a compiler ({reason}); install schedsearch with all it requires (for a GPU with the extra cu13 or "
+        "cu12), or tune this workload beforehand"
+    )
+
+
+def check_rungs(allow: str | Iterable[str]) -> tuple[str, ...]:
+    """The allowed rungs. Raises UsageError when one is unknown."""
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    for rung in allowed:
+        if rung not in RUNGS:
+            raise UsageError(f"unknown rung {rung!r}{did_you_mean(rung, RUNGS)}; allowed: {', '.join(RUNGS)}")
+    return allowed
