@@ -1,6 +1,6 @@
 # Everything that this project does to itself. `make help` lists it.
 #
-# PYTHON  the interpreter that the environment is made of (3.11 or 3.12)
+# PYTHON  the interpreter that the environment is made of (3.11 to 3.13)
 # VENV    where the environment is kept
 # EXTRA   cu13, cu12 or nothing; found by the NVIDIA driver unless given
 # TORCH   the PyTorch that test-integrations installs
@@ -13,6 +13,8 @@ endif
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 INTEGRATIONS_VENV ?= .venv-integrations
+NEWEST_VENV ?= .venv-newest
+NEWEST_PYTHON ?= $(shell command -v python3.12)
 TORCH ?= torch==2.13.0
 
 empty :=
@@ -28,7 +30,7 @@ RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
 DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-integrations test-gpu lint format types bench docs clean
+.PHONY: help setup quickstart test test-newest test-integrations test-gpu lint format types bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +45,16 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 # One thread of OpenMP and BLAS: the workers take the cores, and threads that wait for a core burn their time.
 test: $(DEV_STAMP) ## install, and run every test that needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations"
+
+# NumPy removes names that numba-cuda refers to. NEWEST_PYTHON is another interpreter, for which NumPy has newer releases.
+test-newest: ## run the tests of the compilers with NumPy 2.5 or newer; skipped where there is no Python 3.12
+ifeq ($(NEWEST_PYTHON),)
+	@echo "skipped: NumPy 2.5 needs Python 3.12, and there is no python3.12; name one by NEWEST_PYTHON=..."
+else
+	$(MAKE) $(NEWEST_VENV)/.installed-newest VENV=$(NEWEST_VENV) PYTHON=$(NEWEST_PYTHON)
+	OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/pytest tests/test_backend_cuda.py tests/test_captured_functions.py \
+		tests/test_build_cache.py tests/test_cpu_backend.py
+endif
 
 # An environment of its own: what PyTorch and Kernel Tuner bring along must not decide what the other tests run with.
 test-integrations: ## install PyTorch and Kernel Tuner beside it, and run the tests that need them but no GPU
@@ -83,7 +95,7 @@ clean: ## remove the environment and what was built; keeps databases
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or 3.12 is needed; name one by PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 to 3.13 is needed; name one by PYTHON=...")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "the Python module venv is needed (Debian: apt install python3-venv)"; exit 1; }
 
 $(RUN_STAMP): $(MANIFESTS) | $(BIN)/python
@@ -92,6 +104,10 @@ $(RUN_STAMP): $(MANIFESTS) | $(BIN)/python
 
 $(DEV_STAMP): $(MANIFESTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev $(TEST_EXTRA))]'
+	touch $@
+
+$(VENV)/.installed-newest: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'numpy>=2.5'
 	touch $@
 
 $(VENV)/.installed-integrations: $(DEV_STAMP)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from schedsearch import compat
+
 if TYPE_CHECKING:
     from schedsearch.config import Config
     from schedsearch.device.detect import detect
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from schedsearch.target import Target
     from schedsearch.template import Template, load_templates
     from schedsearch.workload import Workload
+
+compat.install()
 
 _HOMES = {
     "Config": "schedsearch.config",

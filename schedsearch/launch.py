@@ -18,6 +18,7 @@ from schedsearch.identity import canonical_json, sha256_hex
 
 MAX_GRID_X = 2**31 - 1
 MAX_BLOCK_THREADS = 1024
+TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -14,9 +15,11 @@ pytest.importorskip("numba_cuda", reason="needs numba-cuda; install the extra cu
 from numba import cuda, types
 
 from schedsearch.backend import CompileError, RejectedError, compile_source, toolchain
-from schedsearch.backend.cuda import _compile_to_ptx
+from schedsearch.backend.cuda import _compile_to_ptx, require_compiler
 from schedsearch.backend.ops import device_op, shared_base
+from schedsearch.errors import UsageError
 from schedsearch.launch import Grid, Int32, Param, Pointer, TensorMap
+from schedsearch.measure import Builder
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
 
@@ -170,3 +173,30 @@ def test_presets_are_compiled_for_their_own_architecture(preset: str) -> None:
     arch = "sm_{}{}".format(*target.compute_capability)
     built = compile_source(dataclasses.replace(source(simple, (Pointer("y"), Int32(5))), arch=arch), target)
     assert built.artifact.plan.arch == arch and built.artifact.code[:4] == b"\x7fELF"
+
+
+def test_without_numba_cuda_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba brings a `numba.cuda` of its own, which fails with an unknown argument."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("schedsearch.backend.cuda.version", missing)
+    require_compiler.cache_clear()
+    with pytest.raises(UsageError, match=r"needs the package numba-cuda.*pip install 'schedsearch\[cu13\]'"):
+        Builder(H200)
+    require_compiler.cache_clear()
+
+
+WITHOUT_ROW_STACK = """
+import numpy
+vars(numpy).pop("row_stack", None)  # as in NumPy 2.5
+import schedsearch
+import numba.cuda.np.arrayobj
+assert numpy.row_stack is numpy.vstack
+"""
+
+
+def test_numba_cuda_can_be_imported_where_numpy_has_no_row_stack() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_ROW_STACK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -21,8 +21,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError
+from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
-from schedsearch.launch import Artifact, LaunchPlan, Step, TensorMap
+from schedsearch.launch import (
+    MAX_BLOCK_THREADS,
+    TENSOR_MAP_ALIGNMENT,
+    TENSOR_MAP_BYTES,
+    Artifact,
+    LaunchPlan,
+    Step,
+    TensorMap,
+)
 from schedsearch.measurement import Resources
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
@@ -30,8 +39,6 @@ from schedsearch.template import KernelSource, KernelStep
 if TYPE_CHECKING:
     from schedsearch.backend.front_end import Ptx
 
-REGISTER_FILE = 65536  # 32-bit registers of one multiprocessor, the same on sm_80 to sm_100
-_TENSOR_MAP_BYTES = 128
 _VERSIONED = ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12", "llvmlite")
 
 
@@ -39,10 +46,12 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     """Compiles every step and links them into one cubin.
 
     Raises:
+        UsageError: numba-cuda is not installed.
         CompileError: Numba, NVVM or nvJitLink refused the kernel; their text.
         RejectedError: it compiled, but spills, exceeds a limit of the target, or its wgmma instructions are serialised.
     """
     started = time.perf_counter()
+    require_compiler()
     _check_limits(source, target)
     entries = [f"kernel_{number}" for number in range(len(source.steps))]
     made = [_ptx(step, entry, source.arch) for step, entry in zip(source.steps, entries)]
@@ -54,10 +63,22 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     plan = LaunchPlan("cuda", source.arch, steps, dict(source.workspaces), dict(source.alignments))
     code, log = _link(texts, source.arch)
     resources = _resources(log, source, len(code))
-    _check_quality(log, resources, source)
+    _check_quality(log, resources, source, target.registers_per_sm)
     canonical_hash = sha256_hex("\n".join([plan.to_json(), *texts]))
     shared = all(ptx.shared for ptx in made)
     return BuildResult(Artifact(code, plan), resources, canonical_hash, time.perf_counter() - started, shared)
+
+
+@functools.cache
+def require_compiler() -> None:
+    """Raises UsageError when numba-cuda is missing. Numba has a `numba.cuda` of its own, which lacks what kernels need."""
+    try:
+        version("numba-cuda")
+    except PackageNotFoundError:
+        raise UsageError(
+            "building for a GPU needs the package numba-cuda, which is not installed: pip install 'schedsearch[cu13]' "
+            "(driver 580 or newer), else 'schedsearch[cu12]'"
+        ) from None
 
 
 @functools.cache
@@ -77,8 +98,8 @@ def _check_limits(source: KernelSource, target: Target) -> None:
                 f"{step.dynamic_shared_bytes} bytes of shared memory a block; {target.name} has "
                 f"{target.shared_bytes_per_block}"
             )
-        if not 0 < step.block_threads <= 1024:
-            raise RejectedError(f"{step.block_threads} threads a block; allowed: 1 to 1024")
+        if not 0 < step.block_threads <= MAX_BLOCK_THREADS:
+            raise RejectedError(f"{step.block_threads} threads a block; allowed: 1 to {MAX_BLOCK_THREADS}")
 
 
 def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
@@ -138,7 +159,7 @@ def _tensor_map_params(ptx: str, entry: str, step: KernelStep) -> str:
         if not isinstance(param, TensorMap):
             continue
         name = f"{entry}_param_{number}"
-        ptx = re.sub(rf"\.param \.u64 {name}\b", f".param .align 64 .b8 {name}[{_TENSOR_MAP_BYTES}]", ptx)
+        ptx = re.sub(rf"\.param \.u64 {name}\b", f".param .align {TENSOR_MAP_ALIGNMENT} .b8 {name}[{TENSOR_MAP_BYTES}]", ptx)
         ptx = re.sub(rf"ld\.param\.u64\s+(%\w+), \[{name}\];", rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
         if re.search(rf"\[{name}\]", ptx):
             raise CompileError(
@@ -190,14 +211,16 @@ def _resources(log: str, source: KernelSource, code_bytes: int) -> Resources:
     )
 
 
-def _check_quality(log: str, resources: Resources, source: KernelSource) -> None:
+def _check_quality(log: str, resources: Resources, source: KernelSource, registers_per_sm: int) -> None:
     if resources.spill_bytes:
         raise RejectedError(f"{resources.spill_bytes} bytes of registers spill; use smaller tiles")
     by_entry = re.findall(r"Compiling entry function '(\w+)'.*?[Uu]sed (\d+) registers", log, flags=re.DOTALL)
     for entry, registers in by_entry:
         threads = source.steps[int(entry.removeprefix("kernel_"))].block_threads
-        if int(registers) * threads > REGISTER_FILE:
-            raise RejectedError(f"{registers} registers x {threads} threads exceed the {REGISTER_FILE} of a multiprocessor")
+        if int(registers) * threads > registers_per_sm:
+            raise RejectedError(
+                f"{registers} registers x {threads} threads exceed the {registers_per_sm} of a multiprocessor"
+            )
     serialised = re.search(r".*wgmma.*serializ.*", log, flags=re.IGNORECASE)
     if serialised:
         raise RejectedError(f"ptxas serialises wgmma: {serialised[0].strip()}")

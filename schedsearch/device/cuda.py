@@ -21,11 +21,10 @@ import numpy as np
 
 from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
 from schedsearch.errors import ArgumentError, DeviceError
-from schedsearch.launch import Artifact, Step, TensorMap
+from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, Step, TensorMap
 from schedsearch.target import Target
 
 OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest that the code of the supported toolkits runs on
-_TENSOR_MAP_BYTES = 128
 
 
 class DriverError(DeviceError):
@@ -367,9 +366,9 @@ class CudaBoundKernel:
             self._pointers.setdefault(param.buffer, []).append(pointer)
             return pointer
         if param.kind == "tensor_map":
-            storage = _aligned_storage(_TENSOR_MAP_BYTES, 64)
+            storage = _aligned_storage(TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT)
             encoded = _encode(param, addresses[param.buffer])
-            ctypes.memmove(storage, encoded.getPtr(), _TENSOR_MAP_BYTES)
+            ctypes.memmove(storage, encoded.getPtr(), TENSOR_MAP_BYTES)
             self._maps.setdefault(param.buffer, []).append(ctypes.addressof(storage))
             return storage
         if param.kind == "scalar":

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from schedsearch.backend.build_cache import BuildCache
+from schedsearch.backend.cuda import require_compiler
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
 from schedsearch.launch import Artifact
@@ -84,7 +85,7 @@ class Builder:
         mode: the timing mode that failures are recorded under.
 
     Raises:
-        UsageError: `workers` or `timeout_s` is not positive.
+        UsageError: `workers` or `timeout_s` is not positive; the target is a GPU and numba-cuda is not installed.
         RuntimeError: from `poll`, when a worker cannot start at all: no candidate is to blame for that.
     """
 
@@ -93,6 +94,8 @@ class Builder:
         self.workers = (max(1, cores - 1) if target.kind == "cuda" else cores) if workers is None else workers
         if self.workers < 1 or timeout_s <= 0:
             raise UsageError(f"a builder needs workers >= 1 and timeout_s > 0, got {self.workers} and {timeout_s}")
+        if target.kind == "cuda":
+            require_compiler()
         self._target, self._timeout_s, self._mode = target, timeout_s, mode
         # Without a visible GPU no worker can create a context there by accident.
         self._env = {"CUDA_VISIBLE_DEVICES": ""} if target.kind == "cuda" else {}
