@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from schedsearch.config import Config
@@ -77,6 +78,40 @@ def pointwise_function(workload: Workload, step: int, channels: int | None = Non
                 y[i, j] = total
 
     return pointwise
+
+
+class PackedCpu(PointwiseCpu):
+    """Right: copies the weight into a workspace in a step of its own, and multiplies out of that."""
+
+    name = "packed_cpu"
+    constant = "weight"  # what the constant step reads
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        from numba import types
+
+        from schedsearch.backend.cpu_ops import as_array
+
+        _, c, k = shape_of(workload)
+
+        def pack(w_at: Any, packed_at: Any, start: Any, stop: Any) -> None:
+            w, packed = as_array(w_at, (c * k,), types.float32), as_array(packed_at, (c * k,), types.float32)
+            for i in range(start, stop):
+                packed[i] = w[i]
+
+        (multiply,) = super().kernel(workload, target, config).steps
+        packed = Pointer("packed")
+        steps = (
+            KernelStep(pack, (Pointer(self.constant), packed), Grid(c * k), block_threads=1, constant=True),
+            replace(multiply, params=(Pointer("x"), packed, Pointer("y"))),
+        )
+        return KernelSource("cpu", "native", steps, workspaces={"packed": 4 * c * k})
+
+
+class FalseConstantCpu(PackedCpu):
+    """Calls a step constant that reads x."""
+
+    name = "false_constant_cpu"
+    constant = "x"
 
 
 class AbortInBuilder(PointwiseCpu):

@@ -53,6 +53,12 @@ def test_cold_operands_rotate_over_more_than_the_cache_or_the_record_says_so(run
     assert facts["rotated_bytes"] >= 2 * CPU.l2_bytes or facts["rotation_capped"]
 
 
+def test_a_step_that_is_called_constant_and_reads_x_is_refused(runner: Runner) -> None:
+    measurement = measure(runner, faulty.FalseConstantCpu())
+    assert measurement.outcome is Outcome.LAUNCH_ERROR
+    assert measurement.message == "a step that is marked constant reads x, which may change between calls; allowed: weight"
+
+
 def test_a_workload_can_be_prepared_ahead(runner: Runner) -> None:
     def share_left(n: int) -> float:
         """Of the time that preparing a new workload takes, how much its measurement still spends."""

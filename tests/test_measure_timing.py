@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
-from schedsearch.device import open_device
+from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
+from schedsearch.measure import Built, Runner
 from schedsearch.measure.timing import Arena, Patience, chain_length, median_half_width, open_timer, repeat, set_count
-from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH
+from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH, Outcome
 from schedsearch.target import PRESETS, Target
 from schedsearch.workload import Workload
 
@@ -127,20 +128,50 @@ def test_sets_hold_different_finite_data_and_do_not_overlap() -> None:
         arena.close()
 
 
-def test_a_chain_of_launches_computes_into_every_set() -> None:
+def read(device: Device, address: int, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.empty(shape, np.float32)
+    device.copy_out(array.reshape(-1).data, address)
+    return array
+
+
+@pytest.mark.parametrize("mode", [COLD_GRAPH, COLD_GRAPH_PREPARED])
+def test_a_chain_of_launches_computes_into_every_set(mode: str) -> None:
     """The launches that are timed are real: the output of each set follows from its own inputs."""
     cpu = replace(detect("cpu"), l2_bytes=50_000)
     workload = Workload.conv2d(n=1, h=4, w=4, c=16, k=8, r=1, s=1, dtype="float32")
-    artifact = compile_source(faulty.PointwiseCpu().kernel(workload, cpu, Config(step=1)), cpu).artifact
+    artifact = compile_source(faulty.PackedCpu().kernel(workload, cpu, Config(step=1)), cpu).artifact
     with contextlib.closing(open_device(cpu)) as device:
-        arena = Arena(device, workload, COLD_GRAPH)
+        arena = Arena(device, workload, mode)
         timed = open_timer(device).prepare(device.load(artifact), arena)
         assert all(time_ns > 0 for time_ns in timed.sample(3))
         timed.launch(arena.sets)
+        facts = timed.rotation.facts()
+        if mode == COLD_GRAPH_PREPARED:
+            assert facts["prepared_bytes"] == arena.sets * 4 * 16 * 8
+            assert facts["rotated_bytes"] == arena.nbytes  # the packed weight is as large as the weight
+            for buffers in arena.buffers:
+                device.fill(buffers["y"], 0xFF, 4 * 16 * 8)
+            weights = [read(device, buffers["weight"], (8, 16)) for buffers in arena.buffers]
+            for buffers in arena.buffers:
+                device.fill(buffers["weight"], 0xFF, 4 * 16 * 8)  # NaN: no launch reads it any more
+            timed.launch(arena.sets)
+            for buffers, weight in zip(arena.buffers, weights):
+                device.copy_in(buffers["weight"], weight.reshape(-1).data)
         for number in range(arena.sets):
-            arrays = {}
-            for spec in (*workload.signature, workload.output):
-                arrays[spec.name] = np.empty(spec.shape, np.float32)
-                device.copy_out(arrays[spec.name].reshape(-1).data, arena.buffers[number][spec.name])
+            specs = (*workload.signature, *workload.outputs)
+            arrays = {spec.name: read(device, arena.buffers[number][spec.name], spec.shape) for spec in specs}
             expected = arrays["x"].reshape(16, 16).astype(float) @ arrays["weight"].reshape(8, 16).astype(float).T
             np.testing.assert_allclose(arrays["y"].reshape(16, 8), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_runner_times_prepared_constants_in_a_mode_of_its_own() -> None:
+    cpu = detect("cpu")
+    workload = Workload.conv2d(n=1, h=14, w=14, c=64, k=64, r=1, s=1, dtype="float32")
+    result = compile_source(faulty.PackedCpu().kernel(workload, cpu, Config(step=1)), cpu)
+    built = Built(result.artifact, result.resources, result.canonical_hash, result.compile_s)
+    with Runner(cpu, mode=COLD_GRAPH_PREPARED, timeout_s=10.0) as runner:
+        measurement = runner.measure(workload, built)
+        (finalist,) = runner.race(workload, [built])
+    assert (measurement.outcome, measurement.max_error) == (Outcome.OK, 0.0), measurement.message
+    assert measurement.clocks["prepared_bytes"] == measurement.clocks["sets"] * 4 * 64 * 64
+    assert finalist.ok and {measurement.mode, finalist.mode} == {COLD_GRAPH_PREPARED}

@@ -289,7 +289,7 @@ class TestMistakes:
             (f"budget: {{time: soon}}\ntasks: [{TASK}]", 1, 16, "time must be a duration above zero"),
             (f"tuner: {{name: xbg}}\ntasks: [{TASK}]", 1, 15, "annealing, random, grid, got 'xbg' (did you mean 'xgb'?)"),
             (f"tuner: {{seed: -1}}\ntasks: [{TASK}]", 1, 15, "seed must be a whole number from 0 to 4294967295, got -1"),
-            (f"measure: {{mode: cold}}\ntasks: [{TASK}]", 1, 17, "mode must be one of cold-graph-v1, hot-graph-v1"),
+            (f"measure: {{mode: cold}}\ntasks: [{TASK}]", 1, 17, f"mode must be one of {', '.join(MODES)}"),
             (f"measure: {{timeout: 0s}}\ntasks: [{TASK}]", 1, 20, "timeout must be a duration above zero"),
             (f"measure: {{workers: 0}}\ntasks: [{TASK}]", 1, 20, "workers must be a whole number from 1 to 1024, got 0"),
             (f"defaults: {{name: x}}\ntasks: [{TASK}]", 1, 12, "unknown key 'name'"),

@@ -9,6 +9,7 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.cli.inspect import TARGET_HELP, resolve
+from schedsearch.cli.options import mode_option
 from schedsearch.errors import NoRecordError
 
 
@@ -16,11 +17,12 @@ from schedsearch.errors import NoRecordError
 @click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
 @click.option("--db", metavar="FILE", help="Record store to read. Default: the workload file's, records.db.")
 @click.option("--target", "selector", metavar="TARGET", help=TARGET_HELP)
+@mode_option
 @click.option(
     "--output", metavar="FILE", type=click.Path(dir_okay=False), default="kernels.db", show_default=True, help="Written."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def compile_(workload_file: str, db: str | None, selector: str | None, output: str, as_json: bool) -> None:
+def compile_(workload_file: str, db: str | None, selector: str | None, mode: str | None, output: str, as_json: bool) -> None:
     """Write the best kernels of the tasks in WORKLOAD.yaml to a small file for deployment.
 
     A program gives it to schedsearch.compile(workload, db=FILE). On another machine it has to be trusted first. Exits
@@ -30,16 +32,17 @@ def compile_(workload_file: str, db: str | None, selector: str | None, output: s
     from schedsearch.records.store import Store
 
     file, target = resolve(workload_file, selector)
+    mode = mode or file.measure.mode
     with Store.open(db or file.db, create=False, readonly=True) as store:
         workloads = [task.workload for task in file.tasks]
-        bests = {workload.id: store.best(workload, target.key, file.measure.mode) for workload in workloads}
+        bests = {workload.id: store.best(workload, target.key, mode) for workload in workloads}
         missing = [task.name for task in file.tasks if bests[task.workload.id] is None]
         if missing:
             raise NoRecordError(
-                f"no record on {target.name} for {', '.join(missing)}; "
-                f"make one: schedsearch tune {shlex.quote(workload_file)} --db {shlex.quote(str(store.path))}"
+                f"no record on {target.name} in mode {mode} for {', '.join(missing)}; make one: "
+                f"schedsearch tune {shlex.quote(workload_file)} --mode {mode} --db {shlex.quote(str(store.path))}"
             )
-        counts = export_deploy(store, output, target=target.key, mode=file.measure.mode, workloads=workloads)
+        counts = export_deploy(store, output, target=target.key, mode=mode, workloads=workloads)
     if as_json:
         render.echo_json({"output": output, "target": target.key, **counts})
         return
@@ -56,15 +59,15 @@ def compile_(workload_file: str, db: str | None, selector: str | None, output: s
 @click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
 @click.option("--db", metavar="FILE", help="Record store or deployment file. Default: the workload file's, records.db.")
 @click.option("--target", "selector", metavar="TARGET", help=TARGET_HELP)
+@mode_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(workload_file: str, db: str | None, selector: str | None, as_json: bool) -> None:
+def explain(workload_file: str, db: str | None, selector: str | None, mode: str | None, as_json: bool) -> None:
     """Say for each task which kernel deployment would use, on which rung of the ladder, and why not a better one."""
     from schedsearch.runtime import explain as explain_
 
     file, target = resolve(workload_file, selector)
-    explanations = [
-        (task, explain_(task.workload, db or file.db, target=target, mode=file.measure.mode)) for task in file.tasks
-    ]
+    db, mode = db or file.db, mode or file.measure.mode
+    explanations = [(task, explain_(task.workload, db, target=target, mode=mode)) for task in file.tasks]
     if as_json:
         render.echo_json([{"name": task.name, **json.loads(explanation.to_json())} for task, explanation in explanations])
         return

@@ -6,6 +6,11 @@ from typing import Any
 
 import click
 
+from schedsearch.measurement import MODES
+
+mode_option = click.option("--mode", type=click.Choice(MODES), help="How times are taken. Default: the workload file's.")
+"""Of commands that measure, or that read records of one mode."""
+
 
 class AtLeast(click.ParamType["int"]):
     """A whole number with a lower limit, e.g. of trials."""

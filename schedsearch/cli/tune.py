@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
-from schedsearch.cli.options import AtLeast
+from schedsearch.cli.options import AtLeast, mode_option
 from schedsearch.errors import Interrupted, NoValidConfigError, UsageError
 from schedsearch.tuner import TUNERS
 
@@ -52,6 +52,7 @@ class Duration(click.ParamType["float"]):
 @click.option("--trials", metavar="N", type=AtLeast(1), help="Trials per task; all tasks share the sum.")
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="End the search after e.g. 90s, 10m, 1h30m.")
 @click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (models), ga (genetic), annealing, random or grid.")
+@mode_option
 @click.option("--seed", metavar="N", type=AtLeast(0), help="Of every random choice.")
 @click.option(
     "--resume/--fresh",
@@ -70,6 +71,7 @@ def tune(
     trials: int | None,
     time_s: float | None,
     tuner: str | None,
+    mode: str | None,
     seed: int | None,
     resume: bool,
     dry_run: bool,
@@ -116,7 +118,7 @@ def tune(
                 tuner=tuner or file.tuner.name,
                 seed=file.tuner.seed if seed is None else seed,
                 resume=resume,
-                mode=measure.mode,
+                mode=mode or measure.mode,
                 workers=measure.workers,
                 build_timeout_s=measure.build_timeout_s or BUILD_TIMEOUT_S,
                 run_timeout_s=measure.timeout_s or RUN_TIMEOUT_S,

@@ -100,9 +100,14 @@ class CpuKernel:
         plan = self.artifact.plan
         made = Workspaces(self._device, plan.constant_workspaces, addresses)
         made.take(plan.constant_workspaces)
-        if constant := [plan.steps[number] for number in split_steps(plan)[0]]:
-            BoundCpuKernel(self, _Chain(self.artifact, constant, self._pool), addresses, {}, made).launch()
+        if split_steps(plan)[0]:
+            BoundCpuKernel(self, self._constant, addresses, {}, made).launch()
         return made
+
+    @functools.cached_property
+    def _constant(self) -> _Chain:
+        plan = self.artifact.plan
+        return _Chain(self.artifact, [plan.steps[number] for number in split_steps(plan)[0]], self._pool)
 
     @functools.cached_property
     def _not_constant(self) -> _Chain:

@@ -19,6 +19,7 @@ from schedsearch.device import Device, LoadedKernel, open_device
 from schedsearch.errors import ArgumentError, DeviceError, OperatorError
 from schedsearch.launch import Artifact
 from schedsearch.measure.compare import CodeCache, Comparer, open_comparer
+from schedsearch.measure.prepared import PreparedPath
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
 from schedsearch.measure.verify import Verdict, Verification
 from schedsearch.measurement import Outcome
@@ -180,19 +181,28 @@ class _RunWorker:
                 self._states.popitem(last=False)[1].close()
 
     def _run(self, state: _WorkloadState, request: Run) -> Ran:
+        changing = set(request.artifact.plan.constants) - set(request.workload.constants)
+        if changing:
+            allowed = ", ".join(request.workload.constants) or "no argument"
+            text = f"a step that is marked constant reads {', '.join(sorted(changing))}, which may change between calls"
+            return Ran(Outcome.LAUNCH_ERROR, message=f"{text}; allowed: {allowed}")
         with self._loaded(request.artifact) as kernel:
             if request.launches:
                 return _as_reply(self._verify_under_load(state, kernel, request.launches))
             verdict = state.verification.check(kernel)
+            if verdict.ok and state.arena.prepared and kernel.artifact.plan.constants:
+                verdict = state.verification.check(PreparedPath(kernel))
             if not verdict.ok:
                 return _as_reply(verdict)
             with contextlib.closing(self._timer.prepare(kernel, state.arena)) as timed:
                 times = repeat(timed.sample, request.best_ns, PATIENCE[self._device.target.kind])
-        return Ran(Outcome.OK, [times], verdict.max_error, facts=state.arena.facts())
+                facts = timed.rotation.facts()
+        return Ran(Outcome.OK, [times], verdict.max_error, facts=facts)
 
     def _verify_under_load(self, state: _WorkloadState, kernel: LoadedKernel, launches: int) -> Verdict:
         with contextlib.closing(self._timer.prepare(kernel, state.arena)) as timed:
-            return state.verification.check(kernel, lambda bound: timed.launch(launches, then=bound))
+            checked = PreparedPath(kernel) if state.arena.prepared else kernel
+            return state.verification.check(checked, lambda bound: timed.launch(launches, then=bound))
 
     def _race(self, state: _WorkloadState, request: Race) -> Ran:
         with contextlib.ExitStack() as stack:

@@ -39,7 +39,7 @@ class Runner:
     that candidate's Measurement says so, and the run goes on.
 
     Args:
-        mode: cold-graph-v1 or hot-graph-v1.
+        mode: one of `schedsearch.measurement.MODES`.
         timeout_s: wall seconds for one candidate, verification and timing together.
         wait, on_wait: see `DeviceLock`.
         meanwhile: called once, while the child process opens the device; the lock is held then.

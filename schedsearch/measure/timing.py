@@ -1,4 +1,4 @@
-"""How long one launch takes, with operands that are not in the cache (cold) or that are (hot)."""
+"""How long one launch takes: operands are in the cache (hot) or not (cold), constants plain or prepared."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from schedsearch.device import BoundKernel, Device, LoadedKernel
+from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
 from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.verify import align
-from schedsearch.measurement import HOT_GRAPH
+from schedsearch.measurement import COLD_GRAPH_PREPARED, HOT_GRAPH
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
@@ -90,6 +90,8 @@ class Arena:
     Attributes:
         sets: how many; together they exceed the cold factor x the last-level cache, unless `capped`.
         buffers: for each set, name -> address.
+        sizes: name -> bytes of an operand.
+        prepared: whether constants are prepared before the time is taken.
         capped: the device's memory, or the number of sets that is worth binding, allowed fewer.
 
     Raises:
@@ -98,9 +100,11 @@ class Arena:
 
     def __init__(self, device: Device, workload: Workload, mode: str) -> None:
         specs = (*workload.signature, *workload.outputs)
-        set_bytes = sum(align(spec.nbytes) for spec in specs)
+        self.sizes = {spec.name: align(spec.nbytes) for spec in specs}
+        set_bytes = sum(self.sizes.values())
         self.sets, self.capped = set_count(set_bytes, device.target, mode)
         self.nbytes = self.sets * set_bytes
+        self.prepared = mode == COLD_GRAPH_PREPARED
         self.scalars = {scalar.name: scalar.default for scalar in workload.scalars}
         self._device = device
         self._memory = device.allocate(self.nbytes)
@@ -134,8 +138,56 @@ def set_count(set_bytes: int, target: Target, mode: str) -> tuple[int, bool]:
     return sets, sets < wanted
 
 
+class Rotation:
+    """The sets that launches of one kernel rotate over.
+
+    In mode `cold-graph-prepared-v1` the constants of every set are prepared here, each into memory of its own. Launches then
+    rotate over what was prepared, and the constant steps are in no launch.
+
+    Attributes:
+        prepared: for each set what stands for its constants, or None.
+        buffers: for each set, name -> address of what a launch reads and writes.
+
+    Raises:
+        DeviceError, ArgumentError: the kernel cannot be bound, or there is no memory for what is prepared.
+    """
+
+    def __init__(self, kernel: LoadedKernel, arena: Arena, stream: int = 0) -> None:
+        plan = kernel.artifact.plan
+        used = {name for step in plan.steps if not (arena.prepared and step.constant) for name in step.buffers}
+        self._arena = arena
+        self.prepared: list[Workspaces | None] = []
+        self.buffers: list[dict[str, int]] = []
+        try:
+            for operands in arena.buffers:
+                made = kernel.prepare(operands, stream) if arena.prepared else None
+                self.prepared.append(made)
+                known = {**operands, **(made.addresses if made else {})}
+                self.buffers.append({name: address for name, address in known.items() if name in used})
+        except BaseException:
+            self.close()
+            raise
+
+    def facts(self) -> dict[str, Any]:
+        """As of the arena, with the bytes that launches really rotate over."""
+        facts = self._arena.facts()
+        if self._arena.prepared:
+            operands = sum(self._arena.sizes.get(name, 0) for buffers in self.buffers for name in buffers)
+            prepared = sum(made.nbytes for made in self.prepared if made)
+            facts |= {"rotated_bytes": operands + prepared, "prepared_bytes": prepared}
+        return facts
+
+    def close(self) -> None:
+        """Frees what was prepared."""
+        for made in self.prepared:
+            if made is not None:
+                made.close()
+
+
 class Timed(Protocol):
     """A loaded kernel that is ready to be timed again and again."""
+
+    rotation: Rotation
 
     def sample(self, count: int) -> list[float]:
         """So many times of one launch, in ns, each the mean over a chain of launches.
@@ -175,6 +227,7 @@ class CudaTimer:
     def __init__(self, device: Any) -> None:
         from schedsearch.device.cuda import Event
 
+        device.make_current()  # events and graphs need it
         self.device = device
         self.stream: int = device.create_stream()
         self.events = [Event() for _ in range(_MOST_SAMPLES + 1)]
@@ -186,8 +239,9 @@ class CudaTimer:
 class CudaTimed:
     def __init__(self, timer: CudaTimer, kernel: LoadedKernel, arena: Arena) -> None:
         self._timer, self._stream = timer, timer.stream
-        self._bound = kernel.bind(arena.buffers[0], arena.scalars)
-        self._rotation = [list(buffers.items()) for buffers in arena.buffers]
+        self.rotation = Rotation(kernel, arena, timer.stream)
+        self._bound = kernel.bind(arena.buffers[0], arena.scalars, self.rotation.prepared[0])
+        self._sets = [list(buffers.items()) for buffers in self.rotation.buffers]
         begin, end = timer.events[:2]
         self.launch(1)  # the code travels to the device
         begin.record(self._stream)
@@ -212,7 +266,7 @@ class CudaTimed:
     def launch(self, count: int, then: BoundKernel | None = None) -> None:
         """Moves one argument block from set to set: a launch, and its capture into a graph, copies the block."""
         for number in range(count):
-            for name, address in self._rotation[number % len(self._rotation)]:
+            for name, address in self._sets[number % len(self._sets)]:
                 self._bound.set_pointer(name, address)
             self._bound.launch(self._stream)
         if then is not None:
@@ -220,6 +274,7 @@ class CudaTimed:
 
     def close(self) -> None:
         self._graph.close()
+        self.rotation.close()
 
 
 class CpuTimer:
@@ -231,7 +286,10 @@ class CpuTimed:
     """Launches in a row between two looks at the clock; the rotation goes on from sample to sample."""
 
     def __init__(self, kernel: LoadedKernel, arena: Arena) -> None:
-        self._bound: list[BoundKernel] = [kernel.bind(buffers, arena.scalars) for buffers in arena.buffers]
+        self.rotation = Rotation(kernel, arena)
+        self._bound: list[BoundKernel] = [
+            kernel.bind(operands, arena.scalars, made) for operands, made in zip(arena.buffers, self.rotation.prepared)
+        ]
         self._next = 0
         self.launch(1)
         began = time.perf_counter_ns()
@@ -257,4 +315,4 @@ class CpuTimed:
         return [self._bound[(start + i) % len(self._bound)] for i in range(count)]
 
     def close(self) -> None:
-        """Nothing is held."""
+        self.rotation.close()

@@ -144,9 +144,11 @@ class TunerChoice(Section):
 class MeasureOptions(Section):
     """How a candidate is built and timed; None leaves the choice to schedsearch.measure."""
 
-    mode: Annotated[Literal["cold-graph-v1", "hot-graph-v1"], Expect(f"one of {', '.join(MODES)}", MODES)] = Field(
+    mode: Annotated[
+        Literal["cold-graph-v1", "cold-graph-prepared-v1", "hot-graph-v1"], Expect(f"one of {', '.join(MODES)}", MODES)
+    ] = Field(
         default=COLD_GRAPH,  # type: ignore[arg-type]  # the constant is a plain str; the test of defaults checks it
-        description="cold-graph-v1 (operands out of cache) or hot-graph-v1",
+        description="cold-graph-v1 (operands out of cache), cold-graph-prepared-v1 (constants prepared) or hot-graph-v1",
     )
     timeout_s: Annotated[Duration | None, _DURATION] = Field(
         default=None, alias="timeout", description="for verifying and timing one candidate"
