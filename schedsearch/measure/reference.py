@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from importlib.metadata import packages_distributions
 
 import numpy as np
 
-from schedsearch.backend import CompileError, RejectedError, compile_source
+from schedsearch.backend import compile_source
 from schedsearch.errors import OperatorError, SchedsearchError
 from schedsearch.launch import Artifact, Pointer, Scalar
 from schedsearch.measure.inputs import Array
 from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.registry import BUILT_IN, ENTRY_POINT_GROUP
+from schedsearch.plugins import offers
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference, load_reference, magnitude_of
 from schedsearch.workload import Workload
@@ -30,11 +31,10 @@ class CheckedReference:
         self._reference: Reference | None = None
         try:
             self._reference = load_reference(workload.op)
-        except SchedsearchError:
-            raise
+        except SchedsearchError as error:
+            raise self.failure(str(error)) from error
         except Exception as error:
-            location = workload.definition.reference
-            raise self.failure(f"{location!r} cannot be loaded: {type(error).__name__}: {error}") from error
+            raise self.failure(f"it cannot be made: {_last_line(error)}") from error
 
     def artifact(self, target: Target) -> Artifact:
         """The compiled kernel."""
@@ -51,7 +51,7 @@ class CheckedReference:
         self._check_parameters(source)
         try:
             return compile_source(source, target).artifact
-        except (CompileError, RejectedError) as error:
+        except Exception as error:  # whatever a compiler does with it
             raise self.failure(f"its kernel does not compile: {error}") from error
 
     def points(self, arrays: Mapping[str, Array], scalars: Mapping[str, float], indices: Array, output: str) -> Array:
@@ -87,19 +87,18 @@ class CheckedReference:
 
     def failure(self, what: str) -> Exception:
         """The exception that says `what` is wrong, whose reference it is and whom to tell."""
-        definition = self._workload.definition
-        module = definition.reference.partition(":")[0]
-        text = f"the reference of {self._workload.op} ({definition.reference}) cannot judge {self._workload.label}: {what}"
-        if module.split(".")[0] == "schedsearch":
+        op, label = self._workload.op, self._workload.label
+        text = f"the reference of {op} ({self._workload.definition.reference}) cannot judge {label}: {what}"
+        if op in BUILT_IN:
             return RuntimeError(f"{text}; this is a bug of schedsearch")
-        names = packages_distributions().get(module.split(".")[0], [])
-        owner = f"package {names[0]}" if names else f"module {module}"
-        return OperatorError(f"{text}; this is to be corrected in {owner}, see docs/operators.md")
+        packages = [offer.package for offer in offers(ENTRY_POINT_GROUP).get(op, ())]
+        return OperatorError(f"{text}; it is to be corrected in {packages[0] if packages else op}, see docs/operators.md")
 
     def _check_parameters(self, source: KernelSource) -> None:
         workload = self._workload
         buffers = {spec.name for spec in (*workload.signature, *workload.outputs)}
-        buffers |= {magnitude_of(spec.name) for spec in workload.outputs} | set(source.workspaces)
+        magnitudes = {magnitude_of(spec.name) for spec in workload.outputs if is_rounded(workload, spec.dtype)}
+        buffers |= magnitudes | set(source.workspaces)
         scalars = {scalar.name for scalar in workload.scalars}
         named: set[str] = set()
         for param in (param for step in source.steps for param in step.params):
@@ -111,8 +110,7 @@ class CheckedReference:
                 raise self.failure(
                     f"its kernel takes a scalar {param.name!r}; allowed: {', '.join(sorted(scalars)) or 'none'}"
                 )
-        needed = {spec.name for spec in workload.outputs}
-        needed |= {magnitude_of(spec.name) for spec in workload.outputs if is_rounded(workload, spec.dtype)}
+        needed = {spec.name for spec in workload.outputs} | magnitudes
         if missing := sorted(needed - named):
             raise self.failure(
                 f"its kernel has no pointer for {', '.join(missing)}; it must write the truth of every output"
