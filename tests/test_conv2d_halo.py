@@ -18,11 +18,11 @@ import schedsearch.templates.conv2d.halo_kernel as kernel_module
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
-from schedsearch.measurement import Resources
 from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import Geometry, evaluate, even_splits, mergeable
+from schedsearch.templates.parts import gather, pipeline, store, walk
 from schedsearch.templates.parts.epilogue import TileRows
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.hopper_emulator import HopperEmulator
@@ -140,9 +140,7 @@ def emulate(
     """y of one configuration and y as it must be, with the stand-in for every epilogue."""
     memory = Memory()
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    for name in ("cuda", "types", "shared_base"):
-        monkeypatch.setattr(kernel_module, name, getattr(emulator, name))
-    monkeypatch.setattr(kernel_module, "ptx", emulator)
+    emulator.stand_in(monkeypatch, kernel_module, gather, pipeline, store, walk)
     outputs = workload.k // workload.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w, outputs))
     monkeypatch.setattr(kernel_module, "store_transposed", functools.partial(store_as_float32, memory))
@@ -220,7 +218,6 @@ def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(y, reference)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
 @pytest.mark.parametrize("epilogue", ["bias", "residual"])
 @pytest.mark.parametrize(
@@ -230,10 +227,10 @@ def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.Monkey
      "tiles larger than the image"],
 )  # fmt: skip
 def test_the_emulated_epilogue_sees_its_channels_and_pixels(
-    monkeypatch: pytest.MonkeyPatch, name: str, epilogue: str, out_dtype: str, late: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, epilogue: str, out_dtype: str
 ) -> None:
     workload, config, sms = EMULATED[name]
-    y, reference = emulate(monkeypatch, workload.replace(out_dtype=out_dtype, epilogue=[epilogue]), config, sms, late)
+    y, reference = emulate(monkeypatch, workload.replace(out_dtype=out_dtype, epilogue=[epilogue]), config, sms, late=True)
     np.testing.assert_array_equal(y, reference)
 
 
@@ -351,7 +348,7 @@ def test_columns_have_equal_numbers_of_blocks_on_every_card() -> None:
     workload = BASE.replace(n=32, c=432, k=432, groups=9)
     for config in TEMPLATE.space(workload, H200).restrict({"weight_stages": [0]}).sample(20, np.random.default_rng(0)):
         grid = TEMPLATE.kernel(workload, H200, config).steps[0].grid
-        tiles = evaluate(workload, H200, config)["pixel_tiles"]
+        tiles = evaluate(workload, H200, config).pixel_tiles
         each = min(tiles, 132 * config["blocks_per_sm"] // 9)
         assert {grid.blocks(sms) for sms in (78, 132)} == {9 * each}
 
@@ -392,37 +389,31 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         built = compile_source(source, H200)  # refuses spills and serialised wgmma
         plan = evaluate(workload, H200, config)
         step = built.artifact.plan.steps[0]
-        assert built.resources.shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
+        assert built.resources.shared_bytes == plan.shared_bytes <= H200.shared_bytes_per_block
         assert built.resources.registers * step.block_threads * config["blocks_per_sm"] <= H200.registers_per_sm
         assert built.resources.local_bytes == 0
 
 
 LAYERS = {
-    "56x56x64": BASE.replace(n=32, h=56, w=56),
     "28x28x128": BASE.replace(n=32, c=128, k=128),
-    "14x14x256": BASE.replace(n=32, h=14, w=14, c=256, k=256),
+    "28x28x128, float32 out": BASE.replace(n=32, c=128, k=128, out_dtype="float32"),
     "300x300x64": BASE.replace(n=32, h=300, w=300),
-    "56x56x256 in 32 groups, strided": BASE.replace(n=32, h=56, w=56, c=256, k=256, groups=32, stride=2),
+    "56x56x256 in 32 groups, strided": BASE.replace(
+        n=32, h=56, w=56, c=256, k=256, groups=32, stride=2, out_dtype="float32"
+    ),
 }
-EPILOGUES = [("bias", "relu"), ("scale_shift", "leaky_relu"), ("bias", "residual", "clip"), tuple(STAGES)]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
-    """In the default configuration: no local memory, and of 16-bit outputs few registers more than the plain kernel's."""
-
-    @functools.cache
-    def resources(workload: Workload, config: Config) -> Resources:
-        return compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources
-
-    for epilogue in EPILOGUES if layer == "28x28x128" else EPILOGUES[-1:]:
-        for out_dtype in ["float16", "float32"] if epilogue == EPILOGUES[-1] else ["float16"]:
-            workload = LAYERS[layer].replace(epilogue=epilogue, out_dtype=out_dtype)
-            config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
-            fused = resources(workload, config)
-            assert fused.local_bytes == fused.spill_bytes == 0
-            if out_dtype == "float16":
-                assert fused.registers <= resources(workload.replace(epilogue=()), config).registers + 12
+    """All stages in the default configuration: no local memory, and 16-bit outputs take few registers more."""
+    workload = LAYERS[layer].replace(epilogue=tuple(STAGES))
+    config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
+    fused = compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources
+    assert fused.local_bytes == fused.spill_bytes == 0
+    if workload.out_dtype == "float16":
+        plain = compile_source(TEMPLATE.kernel(workload.replace(epilogue=()), H200, config), H200).resources
+        assert fused.registers <= plain.registers + 12
 
 
 def test_a_residual_of_16_bits_is_loaded_like_y_is_stored() -> None:

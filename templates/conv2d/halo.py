@@ -114,7 +114,7 @@ class Conv2dHalo(Template):
                 f"a patch, times the stride, has at most {MAX_BOX} rows of {MAX_BOX} pixels, TMA's box",
                 lambda q: (q["patch_w"] * w.stride[1] <= MAX_BOX) & (q["patch_h"] * w.stride[0] <= MAX_BOX),
             ),
-            Constraint(f"at most {MAX_GROUPS} consumer warpgroups", lambda q: q["groups"] <= MAX_GROUPS),
+            Constraint(f"at most {MAX_GROUPS} consumer warpgroups", lambda q: q["warpgroups"] <= MAX_GROUPS),
             Constraint(
                 "warpgroups in turn: two or more, of 64 output channels, and all weights in shared memory",
                 lambda q: (
@@ -150,7 +150,7 @@ class Conv2dHalo(Template):
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)
-        geometry = Geometry.of(workload, plan["merged"])
+        geometry = Geometry.of(workload, plan.merged)
         epilogue = Epilogue(workload)
         output: Param = Pointer("y")
         epilogue_params = epilogue.params
@@ -158,27 +158,25 @@ class Conv2dHalo(Template):
         if geometry.merged > 1:
             alignments["weight"] = weight_piece(workload) * ELEMENT_BYTES
         if workload.out_dtype != "float32":
-            output = pixel_map("y", workload, WGMMA_CHANNELS, plan["tile_w"], 1, groups=geometry.groups)
+            output = pixel_map("y", workload, WGMMA_CHANNELS, plan.tile_w, 1, groups=geometry.groups)
         if loads_residual(workload):
-            residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan["tile_w"], 1, groups=geometry.groups)
+            residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan.tile_w, 1, groups=geometry.groups)
             epilogue_params = tuple(residual if p == Pointer("residual") else p for p in epilogue_params)
             alignments["residual"] = ALIGNMENT_BYTES
-        image = pixel_map(
-            "x", workload, CHUNK, plan["patch_w"], plan["patch_h"], groups=geometry.groups, stride=workload.stride
-        )
+        image = pixel_map("x", workload, CHUNK, plan.patch_w, plan.patch_h, groups=geometry.groups, stride=workload.stride)
         weights: Param = Pointer("weight")
         if geometry.merged == 1:
-            weights = filter_map(workload, plan["bn"], CHUNK, L2_PROMOTION_BYTES)
-        grid = Grid(plan["tiles"], plan["blocks_per_sm"])
-        if plan["column_blocks"] and plan["column_tiles"] > 1:  # as many for each column, on any card
-            grid = Grid(plan["column_tiles"] * plan["column_blocks"])
+            weights = filter_map(workload, plan.bn, CHUNK, L2_PROMOTION_BYTES)
+        grid = Grid(plan.tiles, plan.blocks_per_sm)
+        if plan.column_blocks and plan.column_tiles > 1:  # as many for each column, on any card
+            grid = Grid(plan.column_tiles * plan.column_blocks)
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
             (image, weights, output, *epilogue_params),
             grid,
-            plan["threads"],
-            plan["shared_bytes"],
-            min_blocks_per_sm=plan["blocks_per_sm"],
+            plan.threads,
+            plan.shared_bytes,
+            min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY,
         )
         return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)

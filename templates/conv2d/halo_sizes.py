@@ -18,6 +18,7 @@ from schedsearch.target import Target
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, LAUNCH_CYCLES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
+from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.workload import Workload
 
 WGMMA_CHANNELS = hopper.WGMMA_M  # output channels of a wgmma
@@ -152,6 +153,28 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
     return found
 
 
+def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
+    """Shared memory of a block: the patches, the stages of weights, y of each consumer warpgroup, the barriers.
+
+    All matrices are rows of 128 bytes, swizzled by address. A warpgroup in turn stages its y in the patch that it was
+    computed from. The last positions may reach past a patch into what follows: their columns are never stored.
+    """
+    in_turn, warpgroups = q["turns"] > 1, q["warpgroups"]
+    staged = 0 if dtype_of(workload.out_dtype).nbytes == 4 else ROW_BYTES
+    return SharedLayout.of(
+        patches=q["patches"] * q["patch_bytes"],
+        weights=q["stages"] * q["bn"] * ROW_BYTES,
+        y=np.where(in_turn, 0, warpgroups * q["positions"] * staged),
+        # Warpgroups in turn have `full` barriers of their own: sharing them, one would skip phases, and a wait by parity
+        # could match a stale phase.
+        patch_full=q["turns"] * q["patches"] * BARRIER_BYTES,
+        patch_empty=q["patches"] * BARRIER_BYTES,
+        weight_full=q["stages"] * BARRIER_BYTES,
+        weight_empty=q["stages"] * BARRIER_BYTES,
+        residual_full=warpgroups * BARRIER_BYTES if loads_residual(workload) else 0,
+    )
+
+
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
     w, merges = workload, mergeable(workload)
@@ -163,19 +186,12 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     def rounded(positions: Any) -> Any:
         return -(-positions // SWIZZLE_ROWS) * SWIZZLE_ROWS
 
-    def shared_bytes(q: Columns) -> Any:
-        patches = q["patches"] * (q["patch_bytes"] + (q["turns"] + 1) * BARRIER_BYTES)
-        weights = q["stages"] * (q["bn"] * ROW_BYTES + 2 * BARRIER_BYTES)
-        staged = 0 if out_bytes == 4 else np.where(q["turns"] > 1, 0, q["groups"] * q["positions"] * ROW_BYTES)
-        residual = q["groups"] * BARRIER_BYTES if loads_residual(w) else 0
-        return patches + weights + staged + residual
-
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
         busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
         l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
-        wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["groups"] / q["turns"]
+        wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["warpgroups"] / q["turns"]
         weights = steps * q["bn"] * ROW_BYTES
         loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, weights, 0)
         stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
@@ -216,7 +232,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     return {
         **({} if len(merges) > 1 else {"merged": lambda q: merges[0]}),  # else a knob
         "bn": lambda q: q["channel_groups"] * WGMMA_CHANNELS,
-        "groups": lambda q: q["channel_groups"] * q["row_groups"],
+        "warpgroups": lambda q: q["channel_groups"] * q["row_groups"],
         "turns": lambda q: np.where(q["schedule"] == "in_turn", q["row_groups"], 1),
         "block_rows": lambda q: q["tile_h"] * q["row_groups"] // q["turns"],
         "patch_h": lambda q: q["block_rows"] + geometry.halo_h,
@@ -225,8 +241,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "phase_bytes": lambda q: rounded(q["patch_h"] * q["patch_w"]) * ROW_BYTES,
         "patch_bytes": lambda q: geometry.phases * q["phase_bytes"],
         "stages": lambda q: np.where(q["weight_stages"] == 0, steps, q["weight_stages"]),
-        "shared_bytes": shared_bytes,
-        "threads": lambda q: (q["groups"] + 1) * WARPGROUP,
+        "shared_bytes": lambda q: shared_layout(workload, q).nbytes,
+        "threads": lambda q: (q["warpgroups"] + 1) * WARPGROUP,
         "row_tiles": lambda q: -(-geometry.out_h // q["block_rows"]),
         "strips": lambda q: -(-geometry.out_w // q["tile_w"]),
         "group_tiles": lambda q: -(-q["merged"] * outputs // q["bn"]),
@@ -240,6 +256,67 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     }
 
 
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs of one configuration with its derived quantities, as ints."""
-    return hopper.evaluated(derived_quantities(workload, target), config)
+@dataclass(frozen=True)
+class Plan:
+    """A configuration of conv2d_halo with the sizes that follow from it.
+
+    Attributes:
+        tile_h .. merged: the knobs; `merged` is one where the workload has a choice. `channel_groups` warpgroups lie side by
+            side, `row_groups` of them one below the other.
+        bn: output channels of a tile.
+        warpgroups: that multiply.
+        turns: tiles that a block computes at the same time; 1 when its warpgroups share one.
+        block_rows: rows of output pixels of a tile, of all warpgroups that share it.
+        patch_h, patch_w: rows and pixels of a patch, or of each of its phases.
+        positions: of a wgmma, its N.
+        phase_bytes, patch_bytes: in shared memory, rounded up to the swizzle.
+        stages: of weights; as many as there are where they stay.
+        shared_bytes, threads: of a block.
+        row_tiles, strips: tiles of an image, down and along a row.
+        group_tiles, column_tiles: tiles of the output channels of one convolution group, and of all.
+        pixel_tiles, tiles: tiles of pixels, and of the whole output.
+        column_blocks: blocks of each column of tiles, where weights stay; else 0.
+        waves: tiles of the busiest block.
+        registers: that a thread may have.
+        predicted_cycles: the predicted time.
+        shared: where everything lies in shared memory.
+    """
+
+    tile_h: int
+    tile_w: int
+    channel_groups: int
+    row_groups: int
+    schedule: str
+    patches: int
+    weight_stages: int
+    blocks_per_sm: int
+    merged: int
+    bn: int
+    warpgroups: int
+    turns: int
+    block_rows: int
+    patch_h: int
+    patch_w: int
+    positions: int
+    phase_bytes: int
+    patch_bytes: int
+    stages: int
+    shared_bytes: int
+    threads: int
+    row_tiles: int
+    strips: int
+    group_tiles: int
+    column_tiles: int
+    pixel_tiles: int
+    tiles: int
+    column_blocks: int
+    waves: int
+    registers: int
+    predicted_cycles: int
+    shared: SharedLayout
+
+
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
+    """The plan of one configuration."""
+    q = hopper.evaluated(derived_quantities(workload, target), config)
+    return Plan(**q, shared=shared_layout(workload, q))

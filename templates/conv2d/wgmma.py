@@ -237,7 +237,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     warpgroups, consumers = plan.consumer_groups, plan.consumer_groups * WARPGROUP
     tile_groups = warpgroups // turns  # that share a tile
     next_turn = (turns - 1) * k_steps % stages  # stages of the tiles that the others take
-    take, advance_taken = pipeline.consumer(stages, every_phase=not in_turn)
+    take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
     accumulators, own_sums = bn // 2, 4 * own_octets
     descriptor = hopper.matrix_descriptor(row_bytes)
     multiply = ptx.wgmma_steps(bn, bk // WGMMA_K, workload.dtype)

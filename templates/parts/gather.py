@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from numba import types
 
+from schedsearch.templates.parts import ptx
+
 
 class Im2colSteps(NamedTuple):
     """How TMA's im2col mode walks the k steps of an implicit GEMM.
@@ -69,3 +71,45 @@ def im2col(
         return tap, channel, tap_h, tap_w
 
     return Im2colSteps(pixel, first, following)
+
+
+def pixels(grouped: bool) -> Callable[..., None]:
+    """`load(to, tensor, channel, conv_group, column, row, image, barrier)`: a box of pixels, of `conv2d.maps.pixel_map`."""
+
+    def load(to: Any, tensor: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any, barrier: Any) -> None:
+        ptx.tma_load_4d(to, tensor, channel, column, row, image, barrier)
+
+    def load_of_group(
+        to: Any, tensor: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any, barrier: Any
+    ) -> None:
+        ptx.tma_load_5d(to, tensor, channel, conv_group, column, row, image, barrier)
+
+    return load_of_group if grouped else load
+
+
+def patch(
+    stride: tuple[int, int], dilation: tuple[int, int], phases: int, phases_w: int, phase_bytes: int, grouped: bool
+) -> Callable[..., None]:
+    """`load(x, to, channel, conv_group, column, row, image, barrier)`: a patch, one box for each of its phases.
+
+    With a stride, phase (a, b) has every stride_h-th row from a on, and of these every stride_w-th pixel from b on.
+
+    Args:
+        stride, dilation: (vertical, horizontal).
+        phases, phases_w: phases that the kernel reads, and those of one row of them.
+        phase_bytes: from a phase to the next in shared memory.
+        grouped: whether the convolution has several groups.
+    """
+    (stride_h, stride_w), (dilation_h, dilation_w) = stride, dilation
+    load_pixels = pixels(grouped)
+
+    def load(x: Any, to: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any, barrier: Any) -> None:
+        for phase in range(phases):
+            phase_h = types.uint32(types.uint32(phase) // types.uint32(phases_w))
+            phase_w = types.uint32(phase - phase_h * phases_w)
+            from_row = types.int32(row + types.uint32(phase_h * dilation_h) % types.uint32(stride_h))
+            from_column = types.int32(column + types.uint32(phase_w * dilation_w) % types.uint32(stride_w))
+            load_pixels(to, x, channel, conv_group, from_column, from_row, image, barrier)
+            to = types.uint32(to + phase_bytes)
+
+    return load

@@ -13,7 +13,7 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from numba import types
 
@@ -54,15 +54,22 @@ class Consumer(NamedTuple):
     advance: Callable[..., Any]
 
 
-def producer(stages: int, stage_bytes: int) -> Producer:
-    """The producer's side of a ring whose stages receive `stage_bytes` each."""
+def producer(stages: int, stage_bytes: int, loaded_bytes: int | None = None) -> Producer:
+    """The producer's side of a ring.
+
+    Args:
+        stages: of the ring.
+        stage_bytes: from one stage to the next.
+        loaded_bytes: that copies bring into a stage; `stage_bytes` if not given.
+    """
     advance = _advance(stages)
+    expected_bytes = stage_bytes if loaded_bytes is None else loaded_bytes
 
     def fill(buffers: Any, full: Any, empty: Any, stage: Any, parity: Any) -> Any:
         ptx.mbarrier_wait(empty + stage * BARRIER_BYTES, parity)
         barrier = types.uint32(full + stage * BARRIER_BYTES)
         buffer = types.uint32(buffers + stage * stage_bytes)
-        ptx.mbarrier_expect_bytes(barrier, stage_bytes)
+        ptx.mbarrier_expect_bytes(barrier, expected_bytes)
         return buffer, barrier
 
     def drain(empty: Any, stage: Any, parity: Any) -> None:
@@ -73,33 +80,30 @@ def producer(stages: int, stage_bytes: int) -> Producer:
     return Producer(fill, advance, drain)
 
 
-def consumer(stages: int, *, every_phase: bool = True) -> Consumer:
+def consumer(stages: int, phases: Literal["all", "some", "first"] = "all") -> Consumer:
     """The consumer's side of a ring.
 
     Args:
         stages: of the ring.
-        every_phase: whether the consumer takes every stage. A consumer that leaves tiles to others passes over stages, so
-            their phases differ; it then carries one parity bit for each stage.
+        phases: which phases of a stage the consumer takes. `some`: it leaves tiles to others and passes over their stages,
+            so that phases of stages differ; its parity is one bit for each stage. `first`: stages are filled once and stay.
     """
-    if every_phase:
 
-        def take(full: Any, stage: Any, parity: Any) -> Any:
-            ptx.mbarrier_wait(full + stage * BARRIER_BYTES, parity)
-            return parity
-
-        return Consumer(take, _advance(stages))
+    def take(full: Any, stage: Any, parity: Any) -> Any:
+        ptx.mbarrier_wait(full + stage * BARRIER_BYTES, parity)
+        return parity
 
     def take_some(full: Any, stage: Any, parities: Any) -> Any:
         ptx.mbarrier_wait(full + stage * BARRIER_BYTES, (parities >> stage) & types.uint32(1))
         return types.uint32(parities ^ (types.uint32(1) << stage))
 
-    def advance_some(stage: Any, parities: Any) -> Any:
+    def advance_stage(stage: Any, parities: Any) -> Any:
         stage = types.uint32(stage + 1)
         if stage == stages:
             stage = types.uint32(0)
         return stage, parities
 
-    return Consumer(take_some, advance_some)
+    return Consumer(take_some if phases == "some" else take, _advance(stages) if phases == "all" else advance_stage)
 
 
 def _advance(stages: int) -> Callable[..., Any]:

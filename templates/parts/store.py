@@ -15,7 +15,7 @@ from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.templates.parts import ptx
-from schedsearch.templates.parts.hopper import WARPGROUP, WGMMA_M
+from schedsearch.templates.parts.hopper import SWIZZLE_ROWS, WARPGROUP, WGMMA_M
 
 
 class Store(NamedTuple):
@@ -137,3 +137,58 @@ def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpg
             ptx.bulk_commit()
 
     return Store(begin, store)
+
+
+# --- Where wgmma's rows are channels, and its columns positions of pixels -----------------------------------------------
+POSITION_BYTES = 128  # of staged y: 64 channels of a position, swizzled: chunk of 8 channels ^= position % 8
+
+
+def transposed_offset(lane: Any, warp_channel: Any) -> Any:
+    """The lane's address for stmatrix, from the start of staged y: row lane % 8 of one of four matrices."""
+    warp_chunk = types.uint32(warp_channel >> 3)
+    matrix_row = types.uint32(lane & 7)
+    matrix_chunk = types.uint32(warp_chunk + ((lane >> 3) & 1))
+    return types.uint32(
+        (lane >> 4) * (SWIZZLE_ROWS * POSITION_BYTES) + matrix_row * POSITION_BYTES + ((matrix_chunk ^ matrix_row) << 4)
+    )
+
+
+def stage_transposed(out_dtype: str, octets: int) -> Callable[..., None]:
+    """`stage(values, address)`: packs `octets` times 8 positions to where `transposed_offset` says."""
+    pack, last = ptx.pack_pair(out_dtype), 4 * octets - 4
+    odd = octets % 2 == 1
+
+    def stage(values: Any, address: Any) -> None:
+        for pair in range(octets // 2):
+            ptx.stmatrix_x4_trans(
+                address + pair * (2 * SWIZZLE_ROWS * POSITION_BYTES),
+                pack(values[8 * pair], values[8 * pair + 1]),
+                pack(values[8 * pair + 2], values[8 * pair + 3]),
+                pack(values[8 * pair + 4], values[8 * pair + 5]),
+                pack(values[8 * pair + 6], values[8 * pair + 7]),
+            )
+        if odd:
+            ptx.stmatrix_x2_trans(
+                address + (octets - 1) * (SWIZZLE_ROWS * POSITION_BYTES),
+                pack(values[last], values[last + 1]),
+                pack(values[last + 2], values[last + 3]),
+            )
+
+    return stage
+
+
+def send_rows(grouped: bool, row_bytes: int) -> Callable[..., None]:
+    """`send(y, staged, rows, channel, conv_group, column, row, image)`: stores rows of pixels that lie `row_bytes` apart."""
+
+    def send(y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any) -> None:
+        for tile_row in range(rows):
+            ptx.tma_store_4d(y, types.uint32(staged + tile_row * row_bytes), channel, column, row + tile_row, image)
+
+    def send_of_group(
+        y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any
+    ) -> None:
+        for tile_row in range(rows):
+            at = types.uint32(staged + tile_row * row_bytes)
+            ptx.tma_store_5d(y, at, channel, conv_group, column, row + tile_row, image)
+
+    return send_of_group if grouped else send
