@@ -17,7 +17,9 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.launch import MAX_GRID_X, LaunchPlan
 from schedsearch.target import PRESETS, Target
-from schedsearch.templates.conv2d.mma import Conv2dMma, Gemm, swizzle
+from schedsearch.templates.conv2d import mma_kernel
+from schedsearch.templates.conv2d.mma import Conv2dMma, Gemm
+from schedsearch.templates.conv2d.mma_kernel import swizzle
 from schedsearch.testing.emulator import Emulator, Memory
 from schedsearch.workload import Workload
 
@@ -54,14 +56,9 @@ def emulate(monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[st
     """y of one configuration, in `to_bits` form, and the arrays that it was computed from. No epilogue."""
     memory = Memory()
     emulator = Emulator(memory, lambda value, *_: value, late)
-    for name in ("cuda", "types", "shared_base"):
-        monkeypatch.setattr(module, name, getattr(emulator, name))
-    monkeypatch.setattr(module, "ptx", emulator)
-    monkeypatch.setattr(module, "_COPY", {piece: emulator.copy(2 * piece) for piece in (1, 2, 4, 8)})
-    zeros = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
-    identity = SimpleNamespace(
-        params=zeros, alignments={}, pair=lambda v0, v1, *_: (v0, v1), single=lambda v0, *_: v0, identity=True
-    )
+    emulator.stand_in(monkeypatch, mma_kernel)
+    monkeypatch.setattr(mma_kernel, "_COPY", {piece: emulator.copy(2 * piece) for piece in (1, 2, 4, 8)})
+    identity = SimpleNamespace(params=(), alignments={}, pair=lambda v0, v1, *_: (v0, v1), single=lambda v0, *_: v0)
     monkeypatch.setattr(module, "Epilogue", lambda _: identity)
     arrays = integers(workload, np.random.default_rng(0))
     y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
@@ -94,12 +91,13 @@ def test_every_schedule_computes_the_same(
 
 @pytest.mark.parametrize("chunks", [2, 4, 8, 16])
 def test_swizzle_spreads_eight_rows_over_all_banks_and_keeps_chunks_apart(chunks: int) -> None:
+    flip = swizzle(chunks)
     for first in range(0, 64, 8):
         for chunk in range(chunks):
-            at = [(row * chunks + swizzle(row, chunk, chunks)) % 8 for row in range(first, first + 8)]
+            at = [(row * chunks + (chunk ^ flip(row))) % 8 for row in range(first, first + 8)]
             assert sorted(at) == list(range(8))
     for row in range(32):
-        assert sorted(swizzle(row, chunk, chunks) for chunk in range(chunks)) == list(range(chunks))
+        assert sorted(chunk ^ flip(row) for chunk in range(chunks)) == list(range(chunks))
 
 
 # --- Compiling -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv2d_numpy import convolve, integers
 from conv2d_support import integer_arguments, run_on_cpu
 
 from schedsearch.backend import compile_source
@@ -19,8 +20,10 @@ from schedsearch.launch import Pointer, Scalar
 from schedsearch.ops import ArgSpec, Operand, Parameter, ScalarSpec, StageKind, stages
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import Template, load_templates
+from schedsearch.templates.conv2d import mma, mma_kernel
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import STAGE_CODES, StageCode
+from schedsearch.testing.emulator import Emulator, Memory
 from schedsearch.workload import Workload
 
 H200, HOST = PRESETS["h200"], detect("cpu")
@@ -154,6 +157,56 @@ def test_a_new_stage_compiles_in_the_templates_that_can_read_its_operands(name: 
     assert "0fBFC00000" in text  # -1.5
     assert text.index("0fBFC00000") < text.index("max.NaN.f32")  # the workload's order
     assert compile_source(source, H200).resources.local_bytes == 0
+
+
+class EmulatedEpilogue(Epilogue):
+    """Computes with the Python functions of stages, on operands that it reads where the kernel says that they are."""
+
+    def __init__(self, workload: Workload, memory: Memory) -> None:
+        super().__init__(workload)
+        self.workload, self.memory = workload, memory
+        self.single = self._apply
+        self.pair = lambda v0, v1, valid, k, offset, *operands: (
+            self._apply(v0, valid, k, offset, *operands),
+            self._apply(v1, valid, k + 1, offset + 1, *operands),
+        )
+
+    def _apply(self, value: Any, valid: int, k: int, offset: int, *operands: Any) -> Any:
+        assert valid
+        for stage in self.workload.epilogue:
+            given = [
+                self.memory.at(operands[self.index(each.name)] + 2 * (k if each.axes == "K" else offset), 2)
+                for each in stage.kind.operands
+            ]
+            values = [np.float32(array.view(np.float16)[0]) for array in given]
+            values += [np.float32(operands[self.index(scalar.name)]) for scalar in stage.kind.scalars]
+            value = STAGE_CODES[stage.name].function(value, (*values, *stage.params.values()))
+        return value
+
+
+@pytest.mark.parametrize("k", [16, 7], ids=["pairs", "single channels"])
+@pytest.mark.usefixtures("with_code")
+def test_a_new_stage_gets_its_operands_in_the_mma_template(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """Its arithmetic is NumPy's here; channels, offsets, addresses and scalars are those that the kernel passes."""
+    template = load_templates(["conv2d_mma"])["conv2d_mma"]
+    epilogue = ["residual", {"blend": {"offset": -1.5}}, "clip", "bias"]
+    workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=k, r=1, s=1, epilogue=epilogue)
+    memory = Memory()
+    emulator = Emulator(memory, lambda value, *_: value, late_copies=False)
+    emulator.stand_in(monkeypatch, mma_kernel)
+    monkeypatch.setattr(mma_kernel, "_COPY", {piece: emulator.copy(2 * piece) for piece in (1, 2, 4, 8)})
+    monkeypatch.setattr(mma, "Epilogue", lambda workload: EmulatedEpilogue(workload, memory))
+    arrays = integers(workload, np.random.default_rng(0))
+    buffers = {name: memory.add(array.astype(np.float16)) for name, array in arrays.items()}
+    y = np.full(workload.output.shape, np.nan, np.float16)
+    small = Config(bm=16, bn=16, bk=16, wm=16, wn=16, slices=1, stages=2, panel=1, blocks_per_sm=0)
+    (step,) = template.kernel(workload, H200, small).steps
+    scalars = {"lift": 3.0, "clip_min": -20.0, "clip_max": 50.0}
+    emulator.run(step, {**buffers, "y": memory.add(y)}, 2, scalars=scalars)
+
+    total = convolve(workload, arrays["x"], arrays["weight"]) + arrays["residual"]
+    blended = (total + arrays["gain"]) * 3.0 - 1.5 + 2 * arrays["second"]
+    np.testing.assert_array_equal(y, np.clip(blended, -20.0, 50.0) + arrays["bias"])
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

@@ -281,19 +281,30 @@ class Emulator:
         self.memory.at(address, 16).view(np.uint32)[:] = values
 
     # --- running ----------------------------------------------------------------------------------------------------
-    def run(self, step: Any, buffers: Mapping[str, int], sms: int, tensors: Mapping[str, Any] | None = None) -> None:
+    def run(
+        self,
+        step: Any,
+        buffers: Mapping[str, int],
+        sms: int,
+        tensors: Mapping[str, Any] | None = None,
+        scalars: Mapping[str, float] | None = None,
+    ) -> None:
         """Executes every block of a kernel step, cluster by cluster.
 
-        Pointers are to `buffers`, tensor maps over the arrays `tensors`, both by buffer name; other params by value.
+        Args:
+            buffers: name -> address; 0 is passed for an optional one that is not there.
+            tensors: name -> the array that a tensor map describes.
+            scalars: name -> value; 0 where it is not named.
         """
-        arguments = [
-            (param, (tensors or {})[param.buffer])
-            if param.kind == "tensor_map"
-            else buffers[param.buffer]
-            if param.kind == "pointer"
-            else getattr(param, "value", 0.0)
-            for param in step.params
-        ]
+
+        def argument(param: Any) -> Any:
+            if param.kind == "tensor_map":
+                return param, (tensors or {})[param.buffer]
+            if param.kind == "pointer":
+                return buffers.get(param.buffer, 0) if getattr(param, "optional", False) else buffers[param.buffer]
+            return (scalars or {}).get(param.name, 0.0) if param.kind == "scalar" else param.value
+
+        arguments = [argument(param) for param in step.params]
         self.grid = step.grid.blocks(sms, step.cluster)
         for first in range(0, self.grid, step.cluster):
             self.run_blocks(step, arguments, range(first, first + step.cluster))
