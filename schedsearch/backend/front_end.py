@@ -136,10 +136,14 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Function:
-    """A captured function. `captured` as in `_Shape`, and the same of its default arguments."""
+    """A captured function. `captured` as in `_Shape`, and the same of its default arguments.
+
+    `module` tells modules of one process apart; in keys, which other processes give too, the name stands for it.
+    """
 
     code: Any
-    module: int
+    module: int = field(metadata={"in_keys": False})
+    module_name: str
     defaults: Any
     captured: tuple[Any, ...]
 
@@ -195,7 +199,7 @@ def _parts(function: Any, shaped_by: frozenset[str], prefix: str, filling: dict[
         elif isinstance(value, FunctionType):
             defaults = _typed((value.__defaults__, tuple((value.__kwdefaults__ or {}).items())))
             inner = _parts(value, shaped_by, name + ".", filling)
-            parts.append(_Function(value.__code__, id(value.__globals__), defaults, inner))
+            parts.append(_Function(value.__code__, id(value.__globals__), value.__module__, defaults, inner))
         elif name not in shaped_by and type(value) is bool:
             parts.append(types.boolean)
             filling[name] = str(value).lower()

@@ -104,7 +104,8 @@ class _Identifier:
         elif hasattr(value, "_defn") and _is_versioned(kind.__module__):  # an intrinsic of Numba
             return "intrinsic", self.of(value._defn)
         elif dataclasses.is_dataclass(value):
-            fields = [(field.name, self.of(getattr(value, field.name))) for field in dataclasses.fields(value)]
+            named = [field.name for field in dataclasses.fields(value) if field.metadata.get("in_keys", True)]
+            fields = [(name, self.of(getattr(value, name))) for name in named]
             return "dataclass", kind.__module__, kind.__qualname__, fields
         elif _is_numba_type(value) and (_is_ours(kind.__module__) or _is_versioned(kind.__module__)):
             return "type", kind.__qualname__, str(value)
