@@ -31,7 +31,7 @@ from session_support import (
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, Interrupted, TaskPart, UnsupportedError, UsageError
 from schedsearch.measure.builder import Built, Candidate
-from schedsearch.measurement import Anchor, Measurement, Outcome
+from schedsearch.measurement import Anchor, Measurement, Outcome, Record
 from schedsearch.session import tune
 from schedsearch.session.observer import Observer, Trial
 from schedsearch.session.options import Options
@@ -307,6 +307,25 @@ class TestBest:
         assert Config(z=0) in [record.config for record in raced], "although it is not the fastest default"
         assert {record.anchor for record in raced} == {Anchor(Config(z=0).json, 1200.0)}
         assert {record.anchor for record in world.searched} == {None}
+
+    def test_a_best_that_won_a_race_gives_way_to_the_winner_of_a_race_only(self) -> None:
+        world = World()
+        world.tune(trials=10)
+        first = world.store.best(WORKLOAD, GPU.key)
+        assert first is not None and first.anchor is not None
+        standing: list[Record | None] = []
+
+        class Watch(Observer):
+            def on_trial(self, event: Trial) -> None:
+                if not event.final_race:
+                    standing.append(world.store.best(WORKLOAD, GPU.key))
+
+        world.behaviour = lambda c: 0.8 * square_ns(c)  # the card is cooler than it was
+        world.race_behaviour = square_ns
+        (task,) = world.tune(trials=40, observers=[Watch()]).tasks
+        assert len(standing) == 30 and all(best is first for best in standing)
+        best = world.store.best(WORKLOAD, GPU.key)
+        assert best is not None and best.final_race and best.config == task.best_config
 
     def test_an_anchor_that_fails_is_none(self) -> None:
         world = World(race_behaviour=lambda c: Outcome.WRONG_ANSWER if c.config == Config(x=0, y=0) else square_ns(c))

@@ -86,7 +86,6 @@ def recheck(
                 run=run,
                 started_at=started_at,
                 finished_at=time.time(),
-                final_race=True,
             )
             store.append(record)
             check = Check(best.record_id, best.record, measurement)

@@ -365,6 +365,15 @@ class TaskState:
         self._plain: list[Finalist] = []  # configurations that race although the search never tried them
         self._newest_s = 0.0  # when the last configuration was measured that an earlier run tried, outside of a race
 
+    def beats_stored_best(self, time_ns: float) -> bool:
+        """Whether a time of the search makes its configuration the store's best until the race.
+
+        A best that won a race gives way to the winner of a race only: the card may be cooler than it was then.
+        """
+        if self.stored_best is None or self.stored_best_ns is None:
+            return True
+        return self.stored_best.anchor is None and time_ns < self.stored_best_ns
+
     @property
     def stored_best_ns(self) -> float | None:
         return self.stored_best.measurement.time_ns if self.stored_best else None

@@ -310,7 +310,7 @@ class Session:
         entry = self._journal.keep(task, arm, proposal.config, measurement, proposal)
         task.done(proposal, measurement, built, self._options.race_size)
         self._journal.tell_trial(task, arm, proposal.config, measurement)
-        if time_ns is not None and built is not None and (task.stored_best_ns is None or time_ns < task.stored_best_ns):
+        if time_ns is not None and built is not None and task.beats_stored_best(time_ns):
             self._journal.promote(task, entry, built, if_faster=True)
         self._tell(task, arm, proposal.config, time_ns)
 
