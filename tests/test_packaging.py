@@ -92,11 +92,28 @@ def test_the_version_is_one_string_everywhere() -> None:
 
 
 def test_the_command_is_installed() -> None:
-    assert _lines(_setup_cfg()["options.entry_points"]["console_scripts"]) == ["schedsearch = schedsearch.cli.main:main"]
+    assert _lines(_setup_cfg()["options.entry_points"]["console_scripts"]) == ["schedsearch = schedsearch.cli.console:run"]
     (point,) = entry_points(group="console_scripts", name="schedsearch")
     script = f"import sys; sys.argv = ['schedsearch', '--version']; import {point.module} as m; m.{point.attr}()"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
     assert result.stdout.split()[-1] == _setup_cfg()["metadata"]["version"], result.stderr
+
+
+@pytest.mark.parametrize(("missing", "arguments"), [("click", "--help"), ("pydantic", "workload-schema")])
+def test_the_command_says_what_a_slim_installation_lacks(missing: str, arguments: str) -> None:
+    script = f"""
+import sys
+sys.modules[{missing!r}] = None
+sys.argv = ['schedsearch', {arguments!r}]
+from schedsearch.cli.console import run
+run()
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        f"schedsearch: this command needs {missing}, which is not installed; install schedsearch"
+    )
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -414,6 +415,66 @@ def test_gpu_calls_take_new_pointers_streams_and_graphs(tmp_path: Path) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(step.y, truth)
+
+
+@pytest.mark.gpu
+def test_gpu_kernels_leave_the_current_context_alone_and_run_in_any_thread(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from cuda.bindings import driver
+
+    before = int(driver.cuCtxGetCurrent()[1])
+    kernel = schedsearch.compile(GPU_WORKLOAD, tmp_path / "none.db", target="cuda", allow=("default",))
+    assert int(driver.cuCtxGetCurrent()[1]) == before
+    x, weight, bias = (torch.randint(-2, 3, arg.shape, device="cuda").half() for arg in GPU_WORKLOAD.signature)
+    truth = kernel(x, weight, bias)
+
+    class Forward(torch.autograd.Function):
+        """Calls the kernel in the thread that runs the backward pass."""
+
+        @staticmethod
+        def forward(ctx: Any, value: Any) -> Any:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            results.append(kernel(x, weight, bias))
+            return gradient
+
+    results: list[Any] = []
+    Forward.apply(torch.ones(1, device="cuda", requires_grad=True)).sum().backward()
+    step = kernel.bind(x, weight, bias)
+    thread = threading.Thread(target=lambda: results.append(step(0)))  # a thread that never used the device
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert len(results) == 2 and all(torch.equal(result, truth) for result in results)
+
+
+@pytest.mark.gpu
+def test_a_kernel_of_another_gpu_leaves_torchs_device_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    torch.cuda.set_device(0)
+    here = torch.ones(4, device="cuda")
+    kernel = schedsearch.compile(GPU_WORKLOAD, tmp_path / "none.db", target="cuda:1", allow=("default",))
+    x, weight, bias = (torch.ones(arg.shape, device="cuda:1", dtype=torch.float16) for arg in GPU_WORKLOAD.signature)
+    for _ in range(2):
+        y = kernel(x, weight, bias)
+        assert torch.cuda.current_device() == 0 and torch.equal(here + torch.ones(4, device="cuda"), here * 2)
+    assert y.device.index == 1 and float(y.max()) == 16 * 9 + 1
+
+
+@pytest.mark.gpu
+def test_a_cache_of_gpu_kernels_closes_what_it_opened(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x, weight, bias = (torch.ones(arg.shape, device="cuda", dtype=torch.float16) for arg in GPU_WORKLOAD.signature)
+    with schedsearch.KernelCache(tmp_path / "none.db", "cuda", allow=("default",)) as kernels:
+        kernel = kernels.kernel(GPU_WORKLOAD)
+        assert kernels.kernel(GPU_WORKLOAD) is kernel
+        y = kernel(x, **kernel.prepare(weight=weight, bias=bias))
+        assert float(y.max()) == 16 * 9 + 1
+    assert float((y + 1).max()) == 16 * 9 + 2  # torch's memory and context are still there
 
 
 @pytest.mark.gpu
