@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from schedsearch.errors import UsageError
 from schedsearch.ops import DTYPES, decode, dtype, encode
+from schedsearch.ops.dtypes import from_library
 
 FLOATS = [name for name, row in DTYPES.items() if row.is_float]
 INTEGERS = [name for name, row in DTYPES.items() if not row.is_float]
@@ -117,3 +118,22 @@ def test_float16_and_bfloat16_round_as_numpy_and_the_nearest_neighbour(value: fl
 def test_an_unknown_format_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match=r"dtype 'float61' is not known \(did you mean 'float"):
         dtype("float61")
+
+
+def test_names_of_libraries_are_ours_or_stay() -> None:
+    assert [from_library(name) for name in ("float8_e4m3fn", "bfloat16", "float32", "complex64")] == [
+        "float8_e4m3", "bfloat16", "float32", "complex64"
+    ]  # fmt: skip
+    assert {from_library(row.library) for row in DTYPES.values()} == set(DTYPES)
+
+
+def test_tma_knows_the_name_of_every_format() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="needs the CUDA bindings")
+    known = set(driver.CUtensorMapDataType.__members__)
+    assert {f"CU_TENSOR_MAP_DATA_TYPE_{row.tma}" for row in DTYPES.values()} <= known
+
+
+def test_llvm_knows_the_type_of_every_format() -> None:
+    llvm = pytest.importorskip("llvmlite.binding", reason="needs llvmlite")
+    for row in DTYPES.values():
+        llvm.parse_assembly(f"define void @f(ptr %p) {{\n %v = load {row.llvm}, ptr %p\n ret void\n}}").verify()

@@ -22,6 +22,7 @@ import numpy as np
 from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, Step, TensorMap
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 
 OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest that the code of the supported toolkits runs on
@@ -440,7 +441,7 @@ def _aligned_storage(nbytes: int, alignment: int) -> Any:
 def _encode(param: TensorMap, address: int) -> Any:
     """Encodes a tensor map. Raises DriverError when a field is beyond TMA's limits."""
     driver = _driver()
-    dtype = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_MAP_DTYPES[param.dtype]}")
+    dtype = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{dtype_of(param.dtype).tma}")
     swizzle = getattr(
         driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{param.swizzle_bytes}B' if param.swizzle_bytes else 'NONE'}"
     )
@@ -462,9 +463,6 @@ def _encode(param: TensorMap, address: int) -> Any:
     return _call(
         "cuTensorMapEncodeTiled", dtype, rank, address, *wide, box, element_strides, interleave, swizzle, promotion, fill
     )
-
-
-_TENSOR_MAP_DTYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32", "int8": "UINT8"}
 
 
 def iterate_devices() -> Iterator[dict[str, Any]]:

@@ -114,6 +114,8 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
     }
 )  # fmt: skip
 
+_FROM_LIBRARY = {row.library: row.name for row in DTYPES.values()}
+
 
 def dtype(name: str) -> DType:
     """The row of a format.
@@ -131,6 +133,16 @@ def dtype(name: str) -> DType:
         raise UsageError(
             f"dtype {name!r} is not known{did_you_mean(str(name), DTYPES)}; allowed: {', '.join(DTYPES)}"
         ) from None
+
+
+def from_library(name: str) -> str:
+    """Our name of a format that PyTorch, ml_dtypes or an array interface calls `name`; other names stay as they are.
+
+    Example:
+        >>> from_library("float8_e4m3fn")
+        'float8_e4m3'
+    """
+    return _FROM_LIBRARY.get(name, name)
 
 
 def encode(values: Any, name: str) -> Array:

@@ -14,6 +14,8 @@ from typing import Any
 
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops import ArgSpec
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.dtypes import from_library
 from schedsearch.workload import Workload
 
 
@@ -53,7 +55,7 @@ def view(array: Any, name: str) -> ArrayView:
         if array.layout is not sys.modules["torch"].strided:
             raise ArgumentError(f"{name} has layout {array.layout}; allowed: torch.strided; give {name}.to_dense()")
         device = (array.device.type, array.device.index or 0)
-        dtype = str(array.dtype).removeprefix("torch.")
+        dtype = from_library(str(array.dtype).removeprefix("torch."))
         return ArrayView(array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, device, "torch")
     if hasattr(array, "__cuda_array_interface__"):
         return _from_interface(array.__cuda_array_interface__, array, ("cuda", _cuda_ordinal(array)), library, name)
@@ -92,7 +94,7 @@ def _from_interface(interface: dict[str, Any], array: Any, device: tuple[str, in
         )
     strides = contiguous_strides(shape) if strides_bytes is None else tuple(s // dtype.itemsize for s in strides_bytes)
     declared = getattr(array, "dtype", dtype)  # bfloat16 has no typestr of its own
-    dtype_name = getattr(declared, "name", dtype.name)
+    dtype_name = from_library(getattr(declared, "name", dtype.name))
     if not dtype.isnative:
         dtype_name += " of the other byte order"
     address, readonly = interface["data"]
@@ -266,14 +268,21 @@ def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:
     """A new array of the same library and device as `array` for an output of this form.
 
     Raises:
-        ArgumentError: the library is not known here; pass `out`.
+        ArgumentError: the library is not known here, or lacks the output's format; pass `out`.
     """
     if seen.library == "torch":
         torch = sys.modules["torch"]
-        return torch.empty_strided(form.shape, form.strides, dtype=getattr(torch, spec.dtype), device=array.device)
+        return torch.empty_strided(
+            form.shape, form.strides, dtype=getattr(torch, dtype_of(spec.dtype).library), device=array.device
+        )
     if seen.library in ("cupy", "numpy"):
         module = sys.modules[seen.library]
-        plain = module.empty(spec.shape, dtype=spec.dtype)
+        try:
+            plain = module.empty(spec.shape, dtype=dtype_of(spec.dtype).library)
+        except TypeError:
+            raise ArgumentError(
+                f"{seen.library} has no {spec.dtype} of its own, which {spec.name} has; pass an array of it as out="
+            ) from None
         order = [spec.axes.index(axis) for axis in _LOGICAL_AXES.get(spec.axes, spec.axes)]
         return plain if form.name == "plain" else plain.transpose(order)
     raise ArgumentError(f"cannot make an output array for {seen.library}; pass one as out=")

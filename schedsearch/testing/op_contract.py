@@ -89,7 +89,7 @@ class OpContract:
 
     def test_the_order_of_parameters_does_not_matter(self) -> None:
         for params in self.examples:
-            assert Workload(self.op.name, dict(reversed(params.items()))).id == Workload(self.op.name, params).id
+            assert Workload(self.op.name, dict(reversed(list(params.items())))).id == Workload(self.op.name, params).id
 
     def test_a_parameter_at_its_default_is_not_part_of_the_identity(self) -> None:
         for params, workload in zip(self.examples, self.workloads()):
