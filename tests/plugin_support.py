@@ -69,13 +69,14 @@ def __getattr__(name):
         raise AttributeError(name)
 
     class Naive(Reference):
-        op = {{"CopyReference": "copy", "MinMaxReference": "min_max"}}[name]
-
         def kernel(self, workload, target):
             raise NotImplementedError
 
-        def points(self, workload, arrays, scalars, flat_indices):
-            raise NotImplementedError
+        def points(self, workload, arrays, scalars, flat_indices, output):
+            x = arrays["x"] if workload.dtype == "int8" else arrays["x"].astype("float64")
+            if workload.op == "min_max":
+                return (x.min(1) if output == "low" else x.max(1))[flat_indices]
+            return (x.T if workload.transposed else x).reshape(-1)[flat_indices]
 
     return Naive
 '''
