@@ -22,6 +22,7 @@ from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.stem import Conv2dStem
 from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate
+from schedsearch.templates.parts import pipeline, store, walk
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator
@@ -150,9 +151,9 @@ def emulate(
     zeros = tuple(SimpleNamespace(kind="i64", value=0) for _ in range(7))
     fused = bool(workload.epilogue)
     stand_in = SimpleNamespace(params=zeros, alignments={}, fragments=fragments, identity=not fused)
-    for name in ("cuda", "types", "shared_base", "load_run", "multiply_patch"):
+    emulator.stand_in(monkeypatch, module, pipeline, store, walk)
+    for name in ("load_run", "multiply_patch"):
         monkeypatch.setattr(module, name, getattr(emulator, name))
-    monkeypatch.setattr(module, "ptx", emulator)
     monkeypatch.setattr(module, "Epilogue", lambda _: stand_in)
     arrays = integers(workload, np.random.default_rng(0))
     y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
@@ -306,8 +307,8 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         assert box[0] * 2 % 16 == 0 and max(box) <= 256  # CUDA driver API, cuTensorMapEncodeTiled
         built = compile_source(source, H200)  # refuses spills and serialised wgmma
         plan = evaluate(workload, H200, config)
-        assert built.resources.shared_bytes == plan["shared_bytes"] <= H200.shared_bytes_per_block
-        assert built.resources.registers * plan["threads"] * config["blocks_per_sm"] <= H200.registers_per_sm
+        assert built.resources.shared_bytes == plan.shared_bytes <= H200.shared_bytes_per_block
+        assert built.resources.registers * plan.threads * config["blocks_per_sm"] <= H200.registers_per_sm
         assert built.resources.local_bytes == 0
 
 

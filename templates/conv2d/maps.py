@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from schedsearch.launch import TensorMap
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -103,7 +102,7 @@ def pixel_map(
     )
 
 
-def patch_map(workload: Workload, plan: Mapping[str, int]) -> TensorMap:
+def patch_map(workload: Workload, patch_w: int, patch_h: int) -> TensorMap:
     """x as (values of a row, h, n), in boxes of one patch; rows of the patch are not swizzled."""
     w = workload
     row_bytes = w.w * w.c * ELEMENT_BYTES
@@ -113,6 +112,6 @@ def patch_map(workload: Workload, plan: Mapping[str, int]) -> TensorMap:
         dims=(w.w * w.c, w.h, w.n),
         strides_bytes=(row_bytes, w.h * row_bytes),
         element_strides=(1, 1, 1),
-        box=(plan["patch_w"], plan["patch_h"], 1),
+        box=(patch_w, patch_h, 1),
         l2_promotion_bytes=256,
     )

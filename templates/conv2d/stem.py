@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from numba import cuda, types
@@ -40,12 +40,14 @@ from schedsearch.templates.conv2d.stem_sizes import (
     ROW_BYTES,
     SEGMENT,
     STEPS_OF_ROW,
+    Plan,
     Runs,
     derived_quantities,
     evaluate,
+    staged_y_bytes,
     usable_tiles,
 )
-from schedsearch.templates.parts import hopper, ptx
+from schedsearch.templates.parts import hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP
 from schedsearch.templates.parts.loads import load_run
@@ -55,6 +57,7 @@ MAX_RUN = 64  # values; beyond, there are channels enough for the other kernels
 MAX_STEPS = 64
 MAX_CHANNELS = 256  # wgmma's N
 MAX_PIXELS = 2**31 - 1
+SEGMENT_BYTES = GROUP_PIXELS * ROW_BYTES  # of staged y: 64 output channels of a tile's pixels
 BASE_REGISTERS = 44  # of a thread beside accumulators and operands: addresses, descriptors, temporaries
 
 SHAPED_BY = frozenset({"accumulators", "fused", "staged"})  # of what the kernel captures; see `KernelStep`
@@ -144,14 +147,14 @@ class Conv2dStem(Template):
         epilogue = Epilogue(workload)
         output: Param = Pointer("y")
         if workload.out_dtype != "float32":
-            output = pixel_map("y", workload, SEGMENT, plan["tile_w"], plan["tile_h"])
+            output = pixel_map("y", workload, SEGMENT, plan.tile_w, plan.tile_h)
         step = KernelStep(
             build_kernel(workload, plan, epilogue),
-            (patch_map(workload, plan), Pointer("weight"), output, *epilogue.params),
-            Grid(-(-plan["tiles"] // plan["warpgroups"]), plan["blocks_per_sm"]),
-            plan["threads"],
-            plan["shared_bytes"],
-            min_blocks_per_sm=plan["blocks_per_sm"],
+            (patch_map(workload, plan.patch_w, plan.patch_h), Pointer("weight"), output, *epilogue.params),
+            Grid(-(-plan.tiles // plan.warpgroups), plan.blocks_per_sm),
+            plan.threads,
+            plan.shared_bytes,
+            min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ELEMENT_BYTES * piece(workload), "y": ALIGNMENT_BYTES}
@@ -256,62 +259,37 @@ def _load_pair(to: str, pixel: str, shift: str, offset: int | None, odd: bool) -
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue) -> Callable[..., None]:
-    """The kernel function for one configuration; `plan` is what `evaluate` returns."""
-    runs = Runs.of(workload)
+def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
+    """The kernel function of one configuration."""
+    runs, layout = Runs.of(workload), plan.shared
     _, out_h, out_w, out_channels = workload.output.shape
-    (stride_h, stride_w), (top, left) = workload.stride, workload.padding[:2]
-    channels, kernel_h = workload.c, workload.r
-    columns, run_octets, run_values, pixel_values = runs.columns, runs.octets, runs.values, runs.pixel_values
-    skipped, lead = runs.skipped, runs.lead
-    tile_w, tile_h, patch_w, patch_h = plan["tile_w"], plan["tile_h"], plan["patch_w"], plan["patch_h"]
-    tiles, row_tiles, strips = plan["tiles"], plan["row_tiles"], plan["strips"]
-    groups, patches, patch_bytes, threads = plan["warpgroups"], plan["patches"], plan["patch_bytes"], plan["threads"]
+    columns, run_values, pixel_values = runs.columns, runs.values, runs.pixel_values
+    skipped, lead, stride_h = runs.skipped, runs.lead, workload.stride[0]
+    tile_w, patch_w, tiles = plan.tile_w, plan.patch_w, plan.tiles
+    groups, patches, patch_bytes = plan.warpgroups, plan.patches, plan.patch_bytes
 
-    # Shared memory: the weights, rows of 64 values of a channel; of each warpgroup y, rows of 64 channels of a pixel; the
-    # patches; the barriers. Weights and y are swizzled: 16-byte chunk ^= row % 8.
-    staged = workload.out_dtype != "float32"
-    weight_row_octets = ROW_BYTES // 16
-    all_octets = 2 * runs.steps
-    weight_bytes = -(-all_octets // weight_row_octets) * columns * ROW_BYTES
-    weight_chunks = columns * all_octets
-    segments = -(-columns // SEGMENT)
-    segment_bytes = GROUP_PIXELS * ROW_BYTES
-    group_y_bytes = segments * segment_bytes if staged else 0
-    patches_offset = weight_bytes + groups * group_y_bytes
-    full_offset = patches_offset + groups * patches * patch_bytes
-    assert full_offset + groups * patches * BARRIER_BYTES == plan["shared_bytes"]
-    loaded_bytes = patch_w * patch_h * ELEMENT_BYTES
+    # Where things lie in shared memory.
+    y_offset, patches_offset, full_offset = layout.offset("y"), layout.offset("patches"), layout.offset("full")
+    staged, group_y_bytes = workload.out_dtype != "float32", staged_y_bytes(workload)
 
-    descriptor = hopper.matrix_descriptor(ROW_BYTES)
-    multiply = multiply_patch(workload, patch_w, plan["register_steps"])
-    last_values = run_values - (run_octets - 1) * OCTET
-    run = load_run(piece(workload))
+    # Load.
+    tile_origin = walk.rectangles(plan.row_tiles, plan.strips, plan.tile_h, tile_w)
+    load_patch, load_weights = _load_patch(workload, runs, plan), _load_weights(workload, runs, plan)
 
-    accumulators = columns // 2
-    column_blocks = columns // 16
-    octets_of_y = out_channels // 8
+    # Multiply.
+    descriptor, accumulators = hopper.matrix_descriptor(ROW_BYTES), columns // 2
+    multiply = multiply_patch(workload, patch_w, plan.register_steps)
+    last_values = run_values - (runs.octets - 1) * OCTET
+    _, advance = pipeline.consumer(patches)
+
+    # Store.
     pixel_8_elements = (out_w if tile_w == 8 else 8) * out_channels  # from pixel lane / 4 of a warp to the one 8 further
-    fuse, fused = epilogue.fragments(octets_of_y, pixel_8_elements), not epilogue.identity
-    pack = ptx.pack_pair(workload.out_dtype if staged else "float16")
-    group_barrier = ptx.group_barrier(groups, WARPGROUP)
+    fuse, fused = epilogue.fragments(out_channels // 8, pixel_8_elements), not epilogue.identity
+    stage_y = store.stage_pairs(workload.out_dtype if staged else "float16", columns // 8, 8, SEGMENT_BYTES)
+    store_direct = _store_direct(out_channels // 8, pixel_8_elements)
+    group_barrier, segments = ptx.group_barrier(groups, WARPGROUP), -(-columns // SEGMENT)
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
-        def tile_origin(tile: Any) -> Any:
-            """(image, first row, first column) of a tile; along a row first."""
-            tile = types.uint32(tile)
-            rest = types.uint32(tile // types.uint32(strips))
-            column = types.int32((tile - rest * types.uint32(strips)) * tile_w)
-            image = types.uint32(rest // types.uint32(row_tiles))
-            row = types.int32((rest - image * types.uint32(row_tiles)) * tile_h)
-            return types.int32(image), row, column
-
-        def load_patch(tile: Any, patch: Any, barrier: Any) -> None:
-            image, row, column = tile_origin(tile)
-            ptx.mbarrier_expect_bytes(barrier, loaded_bytes)
-            value = types.int32((column * stride_w - left) * channels - (skipped + lead))
-            ptx.tma_load_3d(patch, xmap, value, row * stride_h - top, image, barrier)
-
         def place_of(pixel: Any) -> Any:
             """(row, column) of a pixel of the tile."""
             row = types.int32(types.uint32(pixel) // types.uint32(tile_w))
@@ -322,7 +300,7 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
         group = types.int32(thread >> 7)
         lane = types.int32(thread & 31)
         leader = (thread & 127) == 0
-        group_y = types.uint32(shared + weight_bytes + group * group_y_bytes)
+        group_y = types.uint32(shared + y_offset + group * group_y_bytes)
         first_patch = types.uint32(shared + patches_offset + group * (patches * patch_bytes))
         full = types.uint32(shared + full_offset + group * (patches * BARRIER_BYTES))
         tile = types.int32(cuda.blockIdx.x * groups + group)
@@ -335,25 +313,14 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
             ptx.mbarrier_init_fence()
             for buffer in range(patches):
                 if tile + buffer * stride < tiles:
-                    load_patch(tile + buffer * stride, first_patch + buffer * patch_bytes, full + buffer * BARRIER_BYTES)
-        for chunk in range(thread, weight_chunks, threads):
-            channel = types.int32(types.uint32(chunk) // types.uint32(all_octets))
-            octet = types.int32(chunk - channel * all_octets)
-            row = types.int32(types.uint32(octet) // types.uint32(run_octets))
-            value = types.int32((octet - row * run_octets) * OCTET)
-            first = types.int32(skipped - value)
-            stop = types.int32(0)
-            if (channel < out_channels) & (row < kernel_h):
-                stop = types.int32(run_values - value)
-            element = types.int64(channel * kernel_h + row) * (run_values - skipped) + (value - skipped)
-            w0, w1, w2, w3 = run(types.uint64(weight + types.uint64(element * ELEMENT_BYTES)), first, stop)
-            line = types.uint32((octet >> 3) * columns + channel)
-            place = types.uint32(types.uint32(octet ^ channel) & types.uint32(7))
-            ptx.store_shared_v4(shared + line * ROW_BYTES + place * 16, w0, w1, w2, w3)
+                    load_patch(
+                        xmap, tile + buffer * stride, first_patch + buffer * patch_bytes, full + buffer * BARRIER_BYTES
+                    )
+        load_weights(weight, shared, thread)
         ptx.fence_async_shared()
         cuda.syncthreads()
 
-        # ---- of each 8 pixels of its warp a thread has one, lane / 4, and of each octet two values, from lane % 4 * 2 on
+        # In each 8 pixels of its warp a thread has one, lane / 4; in each octet two values, from lane % 4 * 2 on.
         warp_pixel = types.int32(((thread >> 5) & 3) * 16)
         tile_row, tile_column = place_of(warp_pixel + (lane >> 2))
         tile_row_8, tile_column_8 = place_of(warp_pixel + (lane >> 2) + 8)
@@ -382,13 +349,10 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                 ptx.bulk_wait_read_all()  # the previous tile's stores have read group_y
             group_barrier(group)  # all have read the patch
             if leader and tile + patches * stride < tiles:
-                load_patch(tile + patches * stride, first_patch + patch, barrier)
-            buffer = types.uint32(buffer + 1)
-            if buffer == patches:
-                buffer = types.uint32(0)
-                parity = types.uint32(parity ^ 1)
+                load_patch(xmap, tile + patches * stride, first_patch + patch, barrier)
+            buffer, parity = advance(buffer, parity)
 
-            # ---- epilogue and store: of each 8 channels, a thread holds two neighbours of its two pixels
+            # ---- epilogue and store: in each 8 channels, a thread holds two neighbours of its two pixels
             image, row, column = tile_origin(tile)
             k = types.int32((lane & 3) * 2)
             pixel = types.int64(types.int64(image * out_h + row + tile_row) * out_w + (column + tile_column))
@@ -401,35 +365,76 @@ def build_kernel(workload: Workload, plan: Mapping[str, Any], epilogue: Epilogue
                     *operands,
                 )  # fmt: skip
             if staged:
-                for block in range(column_blocks):
-                    chunk = types.uint32((2 * block) % 8 + (lane >> 4))
-                    ptx.stmatrix_x4(
-                        matrix_address + (2 * block) // 8 * segment_bytes + ((chunk ^ (matrix_row & 7)) << 4),
-                        pack(acc[8 * block], acc[8 * block + 1]),
-                        pack(acc[8 * block + 2], acc[8 * block + 3]),
-                        pack(acc[8 * block + 4], acc[8 * block + 5]),
-                        pack(acc[8 * block + 6], acc[8 * block + 7]),
-                    )
+                stage_y(acc, lane, matrix_address, matrix_row & 7, columns)
                 ptx.fence_async_shared()
                 group_barrier(group)
                 if leader:
                     for segment in range(segments):
-                        ptx.tma_store_4d(y, group_y + segment * segment_bytes, segment * SEGMENT, column, row, image)
+                        ptx.tma_store_4d(y, group_y + segment * SEGMENT_BYTES, segment * SEGMENT, column, row, image)
                     ptx.bulk_commit()
             else:
-                for octet in range(octets_of_y):
-                    if inside:
-                        ptx.store_global_f32x2(
-                            y + types.uint64((offset + octet * 8) * 4), acc[4 * octet], acc[4 * octet + 1]
-                        )
-                    if inside_8:
-                        ptx.store_global_f32x2(
-                            y + types.uint64((offset + (pixel_8_elements + octet * 8)) * 4),
-                            acc[4 * octet + 2],
-                            acc[4 * octet + 3],
-                        )
+                store_direct(acc, y, inside, inside_8, offset)
             tile = types.int32(tile + stride)
         if staged and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
     return kernel
+
+
+# --- What the kernel is made of: functions that it captures ------------------------------------------------------------
+
+
+def _load_patch(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
+    """One thread loads the patch of a tile."""
+    (stride_h, stride_w), (top, left) = workload.stride, workload.padding[:2]
+    channels, before, loaded_bytes = workload.c, runs.skipped + runs.lead, plan.patch_w * plan.patch_h * ELEMENT_BYTES
+    tile_origin = walk.rectangles(plan.row_tiles, plan.strips, plan.tile_h, plan.tile_w)
+
+    def load_patch(x: Any, tile: Any, patch: Any, barrier: Any) -> None:
+        image, row, column = tile_origin(tile)
+        ptx.mbarrier_expect_bytes(barrier, loaded_bytes)
+        value = types.int32((column * stride_w - left) * channels - before)
+        ptx.tma_load_3d(patch, x, value, row * stride_h - top, image, barrier)
+
+    return load_patch
+
+
+def _load_weights(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
+    """All threads of a block write the weights into shared memory as wgmma reads them, runs filled up to whole octets."""
+    kernel_h, out_channels, columns, threads = workload.r, workload.k, runs.columns, plan.threads
+    run_octets, run_values, skipped, all_octets = runs.octets, runs.values, runs.skipped, 2 * runs.steps
+    weight_chunks = columns * all_octets
+    run = load_run(piece(workload))
+
+    def load_weights(weight: Any, shared: Any, thread: Any) -> None:
+        for chunk in range(thread, weight_chunks, threads):
+            channel = types.int32(types.uint32(chunk) // types.uint32(all_octets))
+            octet = types.int32(chunk - channel * all_octets)
+            row = types.int32(types.uint32(octet) // types.uint32(run_octets))
+            value = types.int32((octet - row * run_octets) * OCTET)
+            first = types.int32(skipped - value)
+            stop = types.int32(0)
+            if (channel < out_channels) & (row < kernel_h):
+                stop = types.int32(run_values - value)
+            element = types.int64(channel * kernel_h + row) * (run_values - skipped) + (value - skipped)
+            w0, w1, w2, w3 = run(types.uint64(weight + types.uint64(element * ELEMENT_BYTES)), first, stop)
+            line = types.uint32((octet >> 3) * columns + channel)
+            place = types.uint32(types.uint32(octet ^ channel) & types.uint32(7))
+            ptx.store_shared_v4(shared + line * ROW_BYTES + place * 16, w0, w1, w2, w3)
+
+    return load_weights
+
+
+def _store_direct(octets: int, pixel_8_elements: int) -> Callable[..., None]:
+    """Stores float32 from registers."""
+
+    def store_direct(acc: Any, y: Any, inside: Any, inside_8: Any, offset: Any) -> None:
+        for octet in range(octets):
+            if inside:
+                ptx.store_global_f32x2(y + types.uint64((offset + octet * 8) * 4), acc[4 * octet], acc[4 * octet + 1])
+            if inside_8:
+                ptx.store_global_f32x2(
+                    y + types.uint64((offset + (pixel_8_elements + octet * 8)) * 4), acc[4 * octet + 2], acc[4 * octet + 3]
+                )
+
+    return store_direct

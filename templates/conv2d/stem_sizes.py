@@ -17,6 +17,7 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP
+from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.workload import Workload
 
 GROUP_PIXELS = hopper.WGMMA_M  # of a warpgroup's tile
@@ -82,7 +83,7 @@ def usable_tiles(workload: Workload, target: Target) -> list[int]:
     for tile_w in TILE_WS:
         least = {"tile_w": tile_w, "warpgroups": 1, "patches": 1, "register_steps": 1, "blocks_per_sm": 1}
         q = evaluate(workload, target, least)
-        if max(q["patch_w"], q["patch_h"]) <= MAX_BOX and q["shared_bytes"] <= target.shared_bytes_per_block:
+        if max(q.patch_w, q.patch_h) <= MAX_BOX and q.shared_bytes <= target.shared_bytes_per_block:
             found.append(tile_w)
     return found
 
@@ -93,13 +94,33 @@ def bank_rounds(pixel_values: int) -> int:
     return max(sum(word % 32 == bank for word in words) for bank in range(32))
 
 
+def staged_y_bytes(workload: Workload) -> int:
+    """Of a warpgroup's y in shared memory: rows of 64 channels of a pixel; 0 for float32, which is stored from registers."""
+    segments = math.ceil(Runs.of(workload).columns / SEGMENT)
+    return GROUP_PIXELS * ROW_BYTES * segments if dtype_of(workload.out_dtype).nbytes == 2 else 0
+
+
+def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
+    """Shared memory of a block: the weights, then y, patches and barriers of each warpgroup.
+
+    Weights are rows of 64 values of a channel. They and y are swizzled: 16-byte chunk ^= row % 8.
+    """
+    runs = Runs.of(workload)
+    patches = q["warpgroups"] * q["patches"]
+    return SharedLayout.of(
+        weights=-(-runs.steps // STEPS_OF_ROW) * runs.columns * ROW_BYTES,
+        y=q["warpgroups"] * staged_y_bytes(workload),
+        patches=patches * q["patch_bytes"],
+        full=patches * BARRIER_BYTES,
+    )
+
+
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
     w, runs = workload, Runs.of(workload)
     _, out_h, out_w, _ = w.output.shape
     out_bytes = dtype_of(w.out_dtype).nbytes
-    weight_bytes = -(-runs.steps // STEPS_OF_ROW) * runs.columns * ROW_BYTES
-    staged_bytes = GROUP_PIXELS * ROW_BYTES * math.ceil(runs.columns / SEGMENT) if out_bytes == 2 else 0
+    staged_bytes = staged_y_bytes(workload)
     y_bytes = GROUP_PIXELS * w.k * out_bytes  # of a tile
     words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_values) * (2 if runs.odd else 1)  # cycles that a tile's loads take
     operand_bytes = ELEMENT_BYTES * w.n * w.h * w.w * w.c + out_bytes * math.prod(w.output.shape)
@@ -128,9 +149,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "patch_h": lambda q: (q["tile_h"] - 1) * w.stride[0] + (w.r - 1) * w.dilation[0] + 1,
         "patch_bytes": lambda q: -(-q["patch_w"] * q["patch_h"] * ELEMENT_BYTES // ROW_BYTES) * ROW_BYTES,
         "threads": lambda q: q["warpgroups"] * WARPGROUP,
-        "shared_bytes": lambda q: (
-            weight_bytes + q["warpgroups"] * (staged_bytes + q["patches"] * (q["patch_bytes"] + BARRIER_BYTES))
-        ),
+        "shared_bytes": lambda q: shared_layout(workload, q).nbytes,
         "row_tiles": lambda q: -(-out_h // q["tile_h"]),
         "strips": lambda q: -(-out_w // q["tile_w"]),
         "tiles": lambda q: w.n * q["row_tiles"] * q["strips"],
@@ -141,6 +160,48 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     }
 
 
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The knobs of one configuration with its derived quantities, as ints."""
-    return hopper.evaluated(derived_quantities(workload, target), config)
+@dataclass(frozen=True)
+class Plan:
+    """A configuration of conv2d_stem with the sizes that follow from it.
+
+    Attributes:
+        tile_w .. blocks_per_sm: the knobs.
+        columns: output channels, rounded up to wgmma's N.
+        tile_h: rows of a tile of 64 pixels.
+        patch_w, patch_h: values and rows of a patch.
+        patch_bytes: in shared memory.
+        threads, shared_bytes: of a block.
+        row_tiles, strips, tiles: tiles of an image down and along a row, and of all images.
+        waves: tiles of the busiest warpgroup.
+        operand_registers: of the rounds of x that are in registers at the same time.
+        registers: that a thread may have.
+        predicted_cycles: the predicted time.
+        shared: where everything lies in shared memory.
+    """
+
+    tile_w: int
+    warpgroups: int
+    patches: int
+    register_steps: int
+    blocks_per_sm: int
+    columns: int
+    tile_h: int
+    patch_w: int
+    patch_h: int
+    patch_bytes: int
+    threads: int
+    shared_bytes: int
+    row_tiles: int
+    strips: int
+    tiles: int
+    waves: int
+    operand_registers: int
+    registers: int
+    predicted_cycles: int
+    shared: SharedLayout
+
+
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
+    """The plan of one configuration."""
+    q = hopper.evaluated(derived_quantities(workload, target), config)
+    return Plan(**q, shared=shared_layout(workload, q))

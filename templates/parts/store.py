@@ -74,6 +74,29 @@ def direct(rows: int, columns: int, octets: int) -> Store:
     return Store(begin, store)
 
 
+def stage_pairs(out_dtype: str, octets: int, chunks: int, segment_bytes: int) -> Callable[..., None]:
+    """`stage(values, lane, row_address, flip, inside_columns)` packs pairs of octets into shared memory.
+
+    Rows have `chunks` chunks of 16 bytes, swizzled by `flip`; further ones follow `segment_bytes` further on.
+    """
+    pack = ptx.pack_pair(out_dtype)
+
+    def stage(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
+        for pair in range(octets // 2):
+            # a branch even where always true: ptxas would else pack all pairs into further registers
+            if 16 * pair < inside_columns:
+                chunk = types.uint32((2 * pair) % chunks + (lane >> 4))
+                ptx.stmatrix_x4(
+                    row_address + (2 * pair) // chunks * segment_bytes + ((chunk ^ flip) << 4),
+                    pack(values[8 * pair], values[8 * pair + 1]),
+                    pack(values[8 * pair + 2], values[8 * pair + 3]),
+                    pack(values[8 * pair + 4], values[8 * pair + 5]),
+                    pack(values[8 * pair + 6], values[8 * pair + 7]),
+                )
+
+    return stage
+
+
 def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpgroups: int) -> Store:
     """Packs 16-bit elements into shared memory by stmatrix, and sends them from there by TMA; `y` is a tensor map.
 
@@ -98,19 +121,6 @@ def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpg
         flip = types.uint32((row * row_bytes >> 7) & (chunks - 1))
         return group, lane, leader, part, row_address, flip
 
-    def stage_pairs(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
-        for pair in range(octets // 2):
-            # a branch even where always true: ptxas would else pack all pairs into further registers
-            if 16 * pair < inside_columns:
-                chunk = types.uint32((2 * pair) % chunks + (lane >> 4))
-                ptx.stmatrix_x4(
-                    row_address + (2 * pair) // chunks * segment_bytes + ((chunk ^ flip) << 4),
-                    pack(values[8 * pair], values[8 * pair + 1]),
-                    pack(values[8 * pair + 2], values[8 * pair + 3]),
-                    pack(values[8 * pair + 4], values[8 * pair + 5]),
-                    pack(values[8 * pair + 6], values[8 * pair + 7]),
-                )
-
     def stage_octets(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
         for octet in range(octets):
             if 8 * octet < inside_columns:
@@ -120,7 +130,7 @@ def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpg
                     pack(values[4 * octet + 2], values[4 * octet + 3]),
                 )
 
-    stage = stage_pairs if chunks > 1 else stage_octets
+    stage = stage_pairs(out_dtype, octets, chunks, segment_bytes) if chunks > 1 else stage_octets
 
     def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
         group, lane, leader, part, row_address, flip = place
