@@ -1,6 +1,7 @@
 """schedsearch: search for fast schedules of parameterised kernels, keep them, serve them.
 
-Nothing is imported until it is used (PEP 562), so that `import schedsearch` is cheap wherever it runs.
+Nothing is imported until it is used (PEP 562), so that `import schedsearch` is cheap wherever it runs. What an author of
+templates needs beside this is in `schedsearch.template`.
 """
 
 from __future__ import annotations
@@ -13,42 +14,106 @@ from schedsearch import compat
 if TYPE_CHECKING:
     from schedsearch.config import Config
     from schedsearch.device.detect import detect
+    from schedsearch.errors import (
+        ArgumentError,
+        ConfigError,
+        DatabaseError,
+        DatabaseLockedError,
+        DeviceBusyError,
+        DeviceError,
+        Interrupted,
+        NoRecordError,
+        NoValidConfigError,
+        RegressionError,
+        SchedsearchError,
+        SchemaVersionError,
+        UnknownOperatorError,
+        UnsupportedError,
+        UntrustedDatabaseError,
+        UsageError,
+        WorkloadError,
+    )
     from schedsearch.ops.conv2d import conv2d
     from schedsearch.runtime import Kernel, KernelCache, compile, explain
-    from schedsearch.session import tune
+    from schedsearch.session import plan_tasks, tune
+    from schedsearch.session.observer import Observer
+    from schedsearch.session.summary import RunSummary
     from schedsearch.target import Target
+    from schedsearch.task import Task
     from schedsearch.template import Template, load_templates
     from schedsearch.workload import Workload
 
 compat.install()
 
 _HOMES = {
+    "ArgumentError": "schedsearch.errors",
     "Config": "schedsearch.config",
+    "ConfigError": "schedsearch.errors",
+    "DatabaseError": "schedsearch.errors",
+    "DatabaseLockedError": "schedsearch.errors",
+    "DeviceBusyError": "schedsearch.errors",
+    "DeviceError": "schedsearch.errors",
+    "Interrupted": "schedsearch.errors",
     "Kernel": "schedsearch.runtime",
     "KernelCache": "schedsearch.runtime",
+    "NoRecordError": "schedsearch.errors",
+    "NoValidConfigError": "schedsearch.errors",
+    "Observer": "schedsearch.session.observer",
+    "RegressionError": "schedsearch.errors",
+    "RunSummary": "schedsearch.session.summary",
+    "SchedsearchError": "schedsearch.errors",
+    "SchemaVersionError": "schedsearch.errors",
     "Target": "schedsearch.target",
+    "Task": "schedsearch.task",
     "Template": "schedsearch.template",
+    "UnknownOperatorError": "schedsearch.errors",
+    "UnsupportedError": "schedsearch.errors",
+    "UntrustedDatabaseError": "schedsearch.errors",
+    "UsageError": "schedsearch.errors",
     "Workload": "schedsearch.workload",
+    "WorkloadError": "schedsearch.errors",
     "compile": "schedsearch.runtime",
     "conv2d": "schedsearch.ops.conv2d",
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
     "load_templates": "schedsearch.template",
+    "plan_tasks": "schedsearch.session",
     "tune": "schedsearch.session",
 }
 
 __all__ = [
+    "ArgumentError",
     "Config",
+    "ConfigError",
+    "DatabaseError",
+    "DatabaseLockedError",
+    "DeviceBusyError",
+    "DeviceError",
+    "Interrupted",
     "Kernel",
     "KernelCache",
+    "NoRecordError",
+    "NoValidConfigError",
+    "Observer",
+    "RegressionError",
+    "RunSummary",
+    "SchedsearchError",
+    "SchemaVersionError",
     "Target",
+    "Task",
     "Template",
+    "UnknownOperatorError",
+    "UnsupportedError",
+    "UntrustedDatabaseError",
+    "UsageError",
     "Workload",
+    "WorkloadError",
     "compile",
     "conv2d",
     "detect",
     "explain",
     "load_templates",
+    "plan_tasks",
     "tune",
 ]
 

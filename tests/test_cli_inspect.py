@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -199,3 +201,26 @@ def test_an_unknown_target_is_told_every_one_that_the_command_takes(tmp_path: Pa
     result = schedsearch("tune", tmp_path / "tiny.yaml", "--target", "h200")
     assert result.exit_code == 2 and result.stderr.strip().endswith("allowed: auto, cpu, cuda, cuda:N")
     assert "target 'h200' stands for a device that need not be here, and this needs one" in result.stderr
+
+
+def test_without_a_driver_nobody_is_told_to_install_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with CUDA's bindings, which cannot find libcuda, nor without them."""
+    from schedsearch.device import cuda
+
+    monkeypatch.setattr(cuda, "_has_driver", lambda: False)
+    for bindings in (None, _NoLibrary("bindings")):
+        cuda._driver.cache_clear()
+        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+        problems = json.loads(schedsearch("doctor", "--json").stdout)["problems"]
+        tuned = schedsearch("tune", ROOT / "examples" / "quickstart.yaml", "--target", "cuda")
+        assert tuned.exit_code == 3
+        for text in (problems[0], tuned.stderr):
+            assert "no NVIDIA driver" in text and "cu13" not in text
+    cuda._driver.cache_clear()
+
+
+class _NoLibrary(ModuleType):
+    class driver:  # as cuda.bindings calls it
+        @staticmethod
+        def cuInit(flags: int) -> None:
+            raise RuntimeError("Failure finding libcuda")

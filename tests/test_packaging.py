@@ -21,17 +21,38 @@ import schedsearch
 ROOT = Path(__file__).resolve().parents[1]
 TOP_FOLDERS = ("schedsearch", "templates", "tuner", "records")
 PUBLIC = [
+    "ArgumentError",
     "Config",
+    "ConfigError",
+    "DatabaseError",
+    "DatabaseLockedError",
+    "DeviceBusyError",
+    "DeviceError",
+    "Interrupted",
     "Kernel",
     "KernelCache",
+    "NoRecordError",
+    "NoValidConfigError",
+    "Observer",
+    "RegressionError",
+    "RunSummary",
+    "SchedsearchError",
+    "SchemaVersionError",
     "Target",
+    "Task",
     "Template",
+    "UnknownOperatorError",
+    "UnsupportedError",
+    "UntrustedDatabaseError",
+    "UsageError",
     "Workload",
+    "WorkloadError",
     "compile",
     "conv2d",
     "detect",
     "explain",
     "load_templates",
+    "plan_tasks",
     "tune",
 ]
 
@@ -75,6 +96,14 @@ def test_the_public_names_are_these_and_all_resolve() -> None:
     assert schedsearch.__all__ == PUBLIC
     assert [name for name in PUBLIC if getattr(schedsearch, name, None) is None] == []
     assert set(PUBLIC) <= set(dir(schedsearch))
+
+
+def test_an_author_of_templates_imports_from_one_module() -> None:
+    import schedsearch.template as template
+
+    assert [name for name in template.__all__ if getattr(template, name, None) is None] == []
+    wanted = {"Knob", "Constraint", "ConfigSpace", "Grid", "Pointer", "Int32", "Int64", "Float32", "Scalar", "TensorMap"}
+    assert wanted | {"KernelSource", "KernelStep", "Template", "Reference", "device_op"} <= set(template.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

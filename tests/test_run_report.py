@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from session_support import OTHER, WORKLOAD, RandomTuner, World, square_ns
+from session_support import OTHER, WORKLOAD, FakeBuilder, RandomTuner, World, square_ns
 
 from schedsearch.cli import run_report
 from schedsearch.config import Config
-from schedsearch.measure.builder import Candidate
-from schedsearch.measurement import Outcome
+from schedsearch.measure.builder import Built, Candidate
+from schedsearch.measurement import Measurement, Outcome
 from schedsearch.session.ranking import RankAgreement
 
 
@@ -105,6 +105,22 @@ class TestBestSoFar:
         (second,) = world.tune(trials=60).tasks
         assert len(second.best_after_ns) == second.new_trials == 20
         assert second.best_after_ns[0] <= first.best_after_ns[-1]  # type: ignore[operator]
+
+
+class TestBuilds:
+    def test_it_is_said_when_candidates_share_no_work(self) -> None:
+        class Alone(FakeBuilder):
+            def _build(self, candidate: Candidate) -> Built | Measurement:
+                built = super()._build(candidate)
+                assert isinstance(built, Built)
+                return replace(built, shared=candidate.config["x"] != 0)
+
+        assert run_report.builds_line(World().tune(trials=20)) == ""
+        world = World(make_builder=Alone)
+        summary = world.tune(trials=100)
+        alone = sum(record.config["x"] == 0 for record in world.searched)
+        assert summary.unshared == alone > 1
+        assert run_report.builds_line(summary).startswith(f"{alone} candidates shared no work")
 
 
 class TestIllegal:

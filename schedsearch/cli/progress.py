@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from schedsearch.cli.render import counts, duration, echo_json, escaped, plural
+from schedsearch.cli.render import counted, counts, duration, echo_json, escaped
 from schedsearch.session.observer import Best, Observer, Phase, RunStart, TaskEnd, Trial, event_json
 from schedsearch.session.summary import RunSummary, TaskSummary
 
@@ -87,7 +87,7 @@ class _Progress(Observer):
             for task in event.tasks
         ]
         if event.resumed:
-            click.echo(f"going on after {plural(event.resumed, 'trial')} measured before (--fresh ignores them)", err=True)
+            click.echo(f"going on after {counted(event.resumed, 'trial')} measured before (--fresh ignores them)", err=True)
 
     def on_phase(self, event: Phase) -> None:
         self._phase = _PHASES[event.name]
@@ -116,7 +116,7 @@ class _Progress(Observer):
         elapsed = time.monotonic() - self._start
         if not self._done:
             return f"{elapsed:.0f} s: {self._phase or 'starting'}"
-        trials = plural(self._done, "trial") if self._total is None else f"{self._done} of {plural(self._total, 'trial')}"
+        trials = counted(self._done, "trial") if self._total is None else f"{self._done} of {counted(self._total, 'trial')}"
         rate = f"{self._done / elapsed:.1f} trials/s" if elapsed else ""
         return f"{elapsed:.0f} s: {trials}, {rate if self._phase != _PHASES['racing'] else self._phase}"
 
@@ -133,7 +133,7 @@ class PlainLines(_Progress):
     def on_start(self, event: RunStart) -> None:
         super().on_start(event)
         if event.trials is None or event.trials > 0:
-            trials = "as many trials as fit" if event.trials is None else f"up to {plural(event.trials, 'trial')}"
+            trials = "as many trials as fit" if event.trials is None else f"up to {counted(event.trials, 'trial')}"
             click.echo(f"{trials} on {event.target}; the first are being compiled", err=True)
 
     def _refresh(self, now: bool = False) -> None:
@@ -186,7 +186,7 @@ class LiveTable(_Progress):
         recent = sorted(self._rows, key=lambda row: -row.changed_at)[:_LIVE_ROWS]
         lines = table_lines([row for row in self._rows if row in recent], self._console.width) if self._done else []
         if self._done and len(self._rows) > len(recent):
-            lines.append(f"and {plural(len(self._rows) - len(recent), 'task')} more")
+            lines.append(f"and {counted(len(self._rows) - len(recent), 'task')} more")
         return Text("\n".join([_cut(self._headline(), self._console.width), *lines]), no_wrap=True)
 
 

@@ -42,8 +42,8 @@ def seconds(time_s: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """E.g. "1 kernel", "2 kernels"; for nouns whose plural takes an s, or es after one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+    """E.g. "1 kernel", "2,000 kernels"; for nouns whose plural takes an s, or es after one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def size_bytes(count: float) -> str:
@@ -52,11 +52,6 @@ def size_bytes(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     raise AssertionError
-
-
-def plural(count: int, noun: str) -> str:
-    """'1 trial', '2,000 trials'."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def config_text(config: Mapping[str, Any] | None) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schedsearch.cli.render import counts, duration, plural, table
+from schedsearch.cli.render import counted, counts, duration, table
 from schedsearch.session.report import ResultRow, result_table, search_table
 from schedsearch.session.summary import RunSummary
 
+_BUSY = 0.2  # spread of the repeats of a final race, above which other programs disturb it
 _SAME = 0.03  # by which two measurements of one kernel differ without anyone wondering
 
 
@@ -32,6 +33,10 @@ def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
     text = table(list(columns), list(zip(*columns.values())), right)
     if any(row.best_ns is not None and not row.raced for row in result.rows):
         text += "\n~ a single measurement: no final race was held, so there is no speed-up to show"
+    if any(max(row.default_spread or 0, row.best_spread or 0) > _BUSY for row in result.rows):
+        text += (
+            f"\ntimes vary by more than {_BUSY:.0%}: the machine is busy, and ratios say little; run again on a quiet one"
+        )
     return text
 
 
@@ -61,7 +66,7 @@ def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:
         shares = [f"{row.share_of_trials:.0%}", f"{row.share_of_time:.0%}"] if search.several else []
         rows.append([row.name, *("" if best is None else duration(best) for best in row.best_ns), *shares])
     text = table(headers, rows, right=headers[1:])
-    return text + (f"\nand {plural(search.hidden, 'task')} more (--json has all)" if search.hidden else "")
+    return text + (f"\nand {counted(search.hidden, 'task')} more (--json has all)" if search.hidden else "")
 
 
 def race_line(summary: RunSummary) -> str:
@@ -72,14 +77,24 @@ def race_line(summary: RunSummary) -> str:
     return "default and best are of the final race, timed in turns; best so far is of single measurements before it"
 
 
+def builds_line(summary: RunSummary) -> str:
+    """That candidates were compiled without sharing work; '' where all shared it."""
+    if not summary.unshared:
+        return ""
+    return (
+        f"{counted(summary.unshared, 'candidate')} shared no work with others when compiled, which takes several times "
+        "longer; see `shaped_by` in docs/templates.md"
+    )
+
+
 def model_line(summary: RunSummary) -> str:
     """What the cost model was worth, and which proposals cost no trial, in a sentence."""
     rho = summary.ranking.correlation
     ranked = (
         "no predictions to judge the model by"
         if rho is None
-        else f"model: rank correlation {rho:.2f} with {plural(summary.ranking.trials, 'new measurement')} "
+        else f"model: rank correlation {rho:.2f} with {counted(summary.ranking.trials, 'new measurement')} "
         "(1 perfect, 0 chance)"
     )
-    borrowed = f"; it began with {plural(summary.borrowed, 'result')} of similar tasks" if summary.borrowed else ""
-    return f"{ranked}{borrowed}; {plural(summary.duplicates, 'duplicate')}, {plural(summary.illegal, 'illegal proposal')}"
+    borrowed = f"; it began with {counted(summary.borrowed, 'result')} of similar tasks" if summary.borrowed else ""
+    return f"{ranked}{borrowed}; {counted(summary.duplicates, 'duplicate')}, {counted(summary.illegal, 'illegal proposal')}"

@@ -105,7 +105,7 @@ def tune(
     measure = file.measure
     with ExitStack() as stack:
         say, observer = _display(file, as_json, stack)
-        say(f"planning {render.plural(len(file.tasks), 'task')}")
+        say(f"planning {render.counted(len(file.tasks), 'task')}")
         plans = plan(file, target)
         say(f"opening {target.name}")
         try:
@@ -192,13 +192,15 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
         click.echo(f"nothing new to try on {summary.target}: all trials were measured before (--trials N tries more)")
         return
     rate = summary.new_trials / summary.wall_s if summary.wall_s else 0.0
-    new = render.plural(summary.new_trials, "new trial")
+    new = render.counted(summary.new_trials, "new trial")
     click.echo(f"{new} in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
     click.echo(f"of that time: {summary.shares}")
     click.echo(f"\n{run_report.search_text(summary, _names(file))}")
     if line := run_report.race_line(summary):
         click.echo(line)
     click.echo(run_report.model_line(summary))
+    if line := run_report.builds_line(summary):
+        click.echo(line)
 
 
 def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str) -> None:

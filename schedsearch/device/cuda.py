@@ -35,6 +35,17 @@ class DriverError(DeviceError):
         super().__init__(f"{call} failed: {text}")
 
 
+_NO_DRIVER = "this machine has no NVIDIA driver; kernels for its CPU need none: --target cpu"
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 @functools.cache
 def _driver() -> Any:
     """The driver bindings, initialised.
@@ -45,11 +56,13 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
+        if not _has_driver():
+            raise DeviceError(_NO_DRIVER) from error
         raise DeviceError("CUDA's Python bindings are not installed; install schedsearch[cu13] (or [cu12])") from error
     try:
         code = driver.cuInit(0)[0]
     except RuntimeError as error:  # the bindings' way to say that there is no libcuda
-        raise DeviceError(f"no NVIDIA driver was found ({error}); install one, or use --target cpu") from error
+        raise DeviceError(_NO_DRIVER) from error
     if code != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"the NVIDIA driver cannot be used: {_text(driver, code)}; see `schedsearch doctor`")
     version = driver.cuDriverGetVersion()[1]

@@ -347,6 +347,7 @@ class TaskState:
         by_code: canonical hash -> the proposal that is being measured, or what came of it.
         prepared: inputs and reference are on the device, or on their way.
         seconds: building and running this task's candidates in this run.
+        unshared: how many of them were compiled without sharing work with others.
     """
 
     def __init__(self, index: int, plan: TaskPlan) -> None:
@@ -355,6 +356,7 @@ class TaskState:
         self.weight = plan.task.weight
         self.arms = [Arm(arm) for arm in plan.arms]
         self.seconds = 0.0
+        self.unshared = 0
         self.best_ns: float | None = None
         self.finalists: dict[tuple[str, Config], Finalist] = {}
         self.by_code: dict[str, Proposal | float | None] = {}
@@ -416,6 +418,11 @@ class TaskState:
             if arm is not None and record.measurement.ok and not arm.plan.space.check(record.config):
                 raced.append(Raced.of(arm.plan, record.config, record.measurement))
         self.race = RaceResult.of(raced)
+
+    def built(self, built: Built) -> None:
+        """A candidate was compiled."""
+        self.seconds += built.build_s
+        self.unshared += not built.shared
 
     def done(self, proposal: Proposal, measurement: Measurement, built: Built | None, race_size: int) -> None:
         """A proposal has its outcome; `built` is None when it was not built."""
@@ -513,6 +520,7 @@ class TaskState:
             outcomes=dict(outcomes),
             duplicates=sum(arm.duplicates for arm in self.arms),
             illegal=sum(arm.illegal for arm in self.arms),
+            unshared=self.unshared,
             seconds=self.seconds,
             arms=tuple(arm.summary() for arm in self.arms),
             best_after_ns=tuple(self.best_after_ns),

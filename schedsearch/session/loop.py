@@ -282,7 +282,7 @@ class Session:
         if isinstance(result, Measurement):
             self._on_outcome(proposal, result, None)
             return
-        proposal.task.seconds += result.build_s
+        proposal.task.built(result)
         known = proposal.task.by_code
         if result.canonical_hash not in known:
             known[result.canonical_hash] = proposal

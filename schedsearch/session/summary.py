@@ -82,6 +82,7 @@ class TaskSummary:
         outcomes: outcome -> count, static rejects included.
         duplicates: candidates whose machine code had been measured before; they cost no trial.
         illegal: proposals that the tuner was not allowed to make: 0 unless it has a bug.
+        unshared: candidates of this run that were compiled without sharing work with others, which takes longer.
         seconds: building and running this task's candidates in this run; builders work side by side, so this can exceed
             the run's wall time.
         arms: one for each template.
@@ -103,6 +104,7 @@ class TaskSummary:
     outcomes: Mapping[str, int]
     duplicates: int
     illegal: int
+    unshared: int
     seconds: float
     arms: tuple[ArmSummary, ...]
     best_after_ns: tuple[float | None, ...]
@@ -143,6 +145,7 @@ class TaskSummary:
             "outcomes": dict(self.outcomes),
             "duplicates": self.duplicates,
             "illegal_proposals": self.illegal,
+            "unshared_builds": self.unshared,
             "seconds": self.seconds,
             "templates": [arm.to_json() for arm in self.arms],
             "best_after_ns": list(self.best_after_ns),
@@ -164,6 +167,7 @@ class TaskSummary:
             outcomes=data["outcomes"],
             duplicates=data["duplicates"],
             illegal=data["illegal_proposals"],
+            unshared=data["unshared_builds"],
             seconds=data["seconds"],
             arms=tuple(map(ArmSummary.from_json, data["templates"])),
             best_after_ns=tuple(data["best_after_ns"]),
@@ -237,6 +241,10 @@ class RunSummary:
         return sum(task.illegal for task in self.tasks)
 
     @property
+    def unshared(self) -> int:
+        return sum(task.unshared for task in self.tasks)
+
+    @property
     def ranking(self) -> RankAgreement:
         return sum((task.ranking for task in self.tasks), RankAgreement())
 
@@ -265,6 +273,7 @@ class RunSummary:
             **_ranking_json(self.ranking),
             "duplicates": self.duplicates,
             "illegal_proposals": self.illegal,
+            "unshared_builds": self.unshared,
             "tasks": [task.to_json() | self._budget_json(task) for task in self.tasks],
         }
 

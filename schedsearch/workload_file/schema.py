@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -29,9 +29,9 @@ from schedsearch.errors import did_you_mean
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.ops import Op, Parameter, operators
 from schedsearch.ops.base import MAX_INT
+from schedsearch.tuner import TUNERS
 
 VERSION = 1
-TUNER_NAMES = ("xgb", "ga", "annealing", "random", "grid")  # the keys of tuner.TUNERS, which is of a higher layer
 AUTO = "auto"  # as dtype: one of these, by the kind of target
 AUTO_DTYPES: Mapping[Literal["cuda", "cpu"], str] = {"cuda": "float16", "cpu": "float32"}
 
@@ -86,6 +86,21 @@ def _check_target(value: str) -> str:
     return value
 
 
+def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    """A check for one of some words, which stand in one place of the package."""
+
+    def check(value: str) -> str:
+        if value not in choices:
+            raise ValueError
+        return value
+
+    return check
+
+
+def _choices(choices: tuple[str, ...]) -> WithJsonSchema:
+    return WithJsonSchema({"enum": list(choices), "type": "string"})
+
+
 def _one_or_more(value: Any) -> Any:
     """A single knob value is a list of one."""
     values = value if isinstance(value, list) else [value]
@@ -134,7 +149,10 @@ class TunerChoice(Section):
     """How configurations are proposed."""
 
     name: Annotated[
-        Literal["xgb", "ga", "annealing", "random", "grid"], Expect(f"one of {', '.join(TUNER_NAMES)}", TUNER_NAMES)
+        str,
+        AfterValidator(_one_of(tuple(TUNERS))),
+        _choices(tuple(TUNERS)),
+        Expect(f"one of {', '.join(TUNERS)}", tuple(TUNERS)),
     ] = Field(default="xgb", description="xgb (models), ga (genetic), annealing, random or grid")
     seed: Annotated[int, Field(ge=0, le=2**32 - 1), Expect("a whole number from 0 to 4294967295")] = Field(
         default=0, description="of the tuner's random numbers"
@@ -144,11 +162,11 @@ class TunerChoice(Section):
 class MeasureOptions(Section):
     """How a candidate is built and timed; None leaves the choice to schedsearch.measure."""
 
-    mode: Annotated[
-        Literal["cold-graph-v1", "cold-graph-prepared-v1", "hot-graph-v1"], Expect(f"one of {', '.join(MODES)}", MODES)
-    ] = Field(
-        default=COLD_GRAPH,  # type: ignore[arg-type]  # the constant is a plain str; the test of defaults checks it
-        description="cold-graph-v1 (operands out of cache), cold-graph-prepared-v1 (constants prepared) or hot-graph-v1",
+    mode: Annotated[str, AfterValidator(_one_of(MODES)), _choices(MODES), Expect(f"one of {', '.join(MODES)}", MODES)] = (
+        Field(
+            default=COLD_GRAPH,
+            description="cold-graph-v1 (operands out of cache), cold-graph-prepared-v1 (constants prepared) or hot-graph-v1",
+        )
     )
     timeout_s: Annotated[Duration | None, _DURATION] = Field(
         default=None, alias="timeout", description="for verifying and timing one candidate"
