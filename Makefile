@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 INTEGRATIONS_VENV ?= .venv-integrations
 NEWEST_VENV ?= .venv-newest
-NEWEST_PYTHON ?= $(shell command -v python3.12)
+NEWEST_PYTHON ?= $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null)
 TORCH ?= torch==2.13.0
 
 empty :=

@@ -1,30 +1,48 @@
-"""How many candidates a core builds in a second: random ones of a template for some layers, in one process.
+"""How many candidates a core builds in a second, and where the time goes: random ones of a template, in one process.
 
-CPU seconds, so that it can run beside other work. The first three candidates warm up and are not counted. `alone` is without
-sharing Numba's work among candidates (the first 20 of them say enough), `shared` with it. Needs the CUDA wheels, no GPU.
+CPU seconds, so that it can run beside other work. Each way of building gets the same candidates; the first three warm
+up and are not counted:
 
-Run: python benchmarks/build_speed.py [--template conv2d_wgmma] [--candidates 100] [--json FILE]
+- `alone`: nothing is shared (10 candidates say enough);
+- `shared`: Numba's work is shared among candidates, the build cache is empty at first;
+- `cached`: the same again, as in a later run: the build cache holds what `shared` left there.
+
+The stages are means: the template's `kernel()`, Numba, NVVM, the linker, and what is left (keys and the cache among it). On
+the CPU, Numba and LLVM are one stage. Needs the CUDA wheels for templates of a GPU, and no GPU.
+
+Run: python benchmarks/build_speed.py [--template conv2d_wgmma conv2d_cpu] [--candidates 100] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import table, write
 
-from schedsearch.backend import CompileError, RejectedError, compile_source
-from schedsearch.target import PRESETS
-from schedsearch.template import KernelSource, load_template
-from schedsearch.workload import Workload
+from schedsearch import Config, Workload
+from schedsearch.backend import CompileError, RejectedError, compile_source, cpu, cuda, front_end, sharing
+from schedsearch.backend.build_cache import BuildCache
+from schedsearch.device.detect import detect
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import KernelSource, Template, load_template
 
-WARM_UP, ALONE = 3, 20
+WARM_UP, ALONE = 3, 10
+WATCHED = [
+    (front_end, "_lower", "numba"), (cpu, "_object_code", "numba"),
+    (front_end, "_to_ptx", "nvvm"), (cuda, "_link", "linker"),
+]  # fmt: skip
+STAGES = ("template", "numba", "nvvm", "linker")
 FUSED = ("bias", "relu")
 LAYERS = [
     dict(n=32, h=56, w=56, c=64, k=64, r=3, s=3, padding=1, epilogue=FUSED),
@@ -38,36 +56,79 @@ def without_sharing(source: KernelSource) -> KernelSource:
     return dataclasses.replace(source, steps=tuple(dataclasses.replace(step, shaped_by=None) for step in source.steps))
 
 
-def build_s(name: str, candidates: int, shared: bool) -> list[float]:
-    """CPU seconds of each candidate, from configuration to machine code; the layers take turns, as in a run."""
-    template, target = load_template(name), PRESETS["h200"]
+class Clock:
+    """CPU seconds spent in functions of modules, by the stage that each stands for."""
+
+    def __init__(self) -> None:
+        self.spent_s: collections.Counter[str] = collections.Counter()
+
+    def watch(self, module: Any, name: str, stage: str) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def watched(*args: Any) -> Any:
+            started = time.process_time()
+            try:
+                return original(*args)
+            finally:
+                self.spent_s[stage] += time.process_time() - started
+
+        setattr(module, name, watched)
+
+
+def candidates(name: str, count: int) -> list[tuple[Template, Target, Workload, Config]]:
+    """The layers take turns, as in a run."""
+    template = load_template(name)
+    target, dtype = (PRESETS["h200"], "float16") if template.kind == "cuda" else (detect("cpu"), "float32")
     rng = np.random.default_rng(0)
-    workloads = [Workload.conv2d(**layer) for layer in LAYERS]
+    workloads = [Workload.conv2d(**layer, dtype=dtype) for layer in LAYERS]
     spaces = [template.space(workload, target) for workload in workloads]
-    turns = itertools.islice(itertools.cycle(zip(workloads, spaces)), WARM_UP + candidates)
+    turns = itertools.islice(itertools.cycle(zip(workloads, spaces)), WARM_UP + count)
+    return [(template, target, workload, space.sample(1, rng)[0]) for workload, space in turns]
+
+
+def build(how: str, chosen: list[tuple[Template, Target, Workload, Config]], clock: Clock) -> list[float]:
+    """CPU seconds of each candidate, from configuration to machine code."""
     taken = []
-    for workload, config in [(workload, space.sample(1, rng)[0]) for workload, space in turns]:
+    for number, (template, target, workload, config) in enumerate(chosen):
+        if number == WARM_UP:
+            clock.spent_s.clear()
         started = time.process_time()
         source = template.kernel(workload, target, config)
+        clock.spent_s["template"] += time.process_time() - started
         with contextlib.suppress(CompileError, RejectedError):  # takes its time too
-            compile_source(source if shared else without_sharing(source), target)
+            compile_source(without_sharing(source) if how == "alone" else source, target)
         taken.append(time.process_time() - started)
     return taken[WARM_UP:]
 
 
+def measured(name: str, count: int, clock: Clock) -> list[dict[str, Any]]:
+    chosen, rows = candidates(name, count), []
+    with tempfile.TemporaryDirectory() as folder:
+        for how in ("alone", "shared", "cached"):
+            cache = None if how == "alone" else BuildCache(Path(folder))
+            setattr(sharing, "user_cache", functools.partial(lambda each: each, cache))  # noqa: B010
+            front_end._front_end.cache_clear()  # as in a new process
+            taken = build(how, chosen[: WARM_UP + ALONE] if how == "alone" else chosen, clock)
+            row = {"template": name, "how": how, "candidates": len(taken), "per_s": round(len(taken) / sum(taken), 2)}
+            row |= {"median_s": round(statistics.median(taken), 4), "mean_s": round(statistics.mean(taken), 4)}
+            stages = {stage: clock.spent_s[stage] / len(taken) for stage in STAGES}
+            stages["rest"] = statistics.mean(taken) - sum(stages.values())
+            rows.append(row | {f"{stage}_s": round(seconds, 4) for stage, seconds in stages.items()})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--template", default="conv2d_wgmma")
+    parser.add_argument("--template", nargs="+", default=["conv2d_wgmma", "conv2d_cpu"])
     parser.add_argument("--candidates", type=int, default=100)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
 
-    rows: list[dict[str, Any]] = []
-    for how in ("alone", "shared"):
-        taken = build_s(args.template, args.candidates if how == "shared" else ALONE, how == "shared")
-        row = {"template": args.template, "how": how, "candidates": len(taken)}
-        row |= {"per_s": round(len(taken) / sum(taken), 2), "median_s": round(statistics.median(taken), 3)}
-        rows.append({**row, "least_s": round(min(taken), 3), "most_s": round(max(taken), 3)})
+    clock = Clock()
+    for module, function, stage in WATCHED:
+        clock.watch(module, function, stage)
+    rows = [row for name in args.template for row in measured(name, args.candidates, clock)]
     print(table(list(rows[0]), [list(row.values()) for row in rows]))
     write(args.json, {"rows": rows})
 

@@ -17,9 +17,9 @@ class _BeforeNumbaCuda:
             import numpy
 
             if not hasattr(numpy, "row_stack"):
-                numpy.row_stack = numpy.vstack  # type: ignore[attr-defined]
+                numpy.row_stack = numpy.vstack
 
 
 def install() -> None:
     """Called once, before anything of this package can import Numba."""
-    sys.meta_path.insert(0, _BeforeNumbaCuda())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _BeforeNumbaCuda())

@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> Any:
     """A subclass of the class `compiler` that inlines plain functions; `core` is the package that its passes come from."""
-    closures = importlib.import_module(f"{core}.inline_closurecall")
+    closures: Any = importlib.import_module(f"{core}.inline_closurecall")
     passes = importlib.import_module(f"{core}.untyped_passes")
     machinery = importlib.import_module(f"{core}.compiler_machinery")
     ir = importlib.import_module(f"{core}.ir")
     ir_utils = importlib.import_module(f"{core}.ir_utils")
     postproc = importlib.import_module(f"{core}.postproc")
 
-    class Inliner(closures.InlineClosureCallPass):  # type: ignore[name-defined]
+    class Inliner(closures.InlineClosureCallPass):
         def __init__(self, state: Any) -> None:
             super().__init__(state.func_ir, state.flags.auto_parallel)
             self._typing_context = state.typingctx
