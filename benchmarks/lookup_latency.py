@@ -7,7 +7,8 @@ with a best and its code), then measures
 
 - open plus first lookup, in fresh processes (the import of the module apart),
 - an uncached lookup: every workload once, in random order, launch plan included,
-- a cached lookup: the same workload again.
+- a cached lookup: the same workload again,
+- a look for new records (`Lookup.version`), which `KernelCache` takes in every call.
 
 Prints a table and writes the data.
 """
@@ -145,7 +146,7 @@ def measure(path: Path, tasks: list[Workload], seed: int, processes: int = 20) -
         imported, first = map(float, text.split())
         imports.append(imported)
         firsts.append(first)
-    uncached, cached = [], []
+    uncached, cached, versions = [], [], []
     with Lookup(path) as lookup:
         for task in rng.sample(tasks, len(tasks)):
             key = (task.id, TARGET, COLD_GRAPH)
@@ -159,11 +160,16 @@ def measure(path: Path, tasks: list[Workload], seed: int, processes: int = 20) -
             for _ in range(1000):
                 lookup.exact(*key)
             cached.append((time.perf_counter_ns() - started) / 1e6)
+            started = time.perf_counter_ns()
+            for _ in range(1000):
+                lookup.version()
+            versions.append((time.perf_counter_ns() - started) / 1e6)
     return {
         "import of the module": imports,
         "open and first lookup": firsts,
         "uncached lookup": uncached,
         "cached lookup": cached,
+        "look for new records": versions,
     }
 
 

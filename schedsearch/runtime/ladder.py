@@ -96,7 +96,7 @@ class Ladder:
     def __init__(
         self, workload: Workload, target: Target, lookup: Lookup | None, db: Path, mode: str, allowed: Collection[str]
     ) -> None:
-        self._workload, self._target, self._lookup, self._db = workload, target, lookup, db
+        self.workload, self.target, self._lookup, self._db = workload, target, lookup, db
         self._mode, self._allowed = mode, allowed
         self._spaces: dict[str, ConfigSpace] = {}
 
@@ -125,7 +125,7 @@ class Ladder:
                     origin = (way.rung, way.template, way.config, way.time_ns, way.record_id, taken, self._mode)
                     return Found(loaded, verified, Provenance(*origin))
             why.append(f"{way.rung}: {obstacle}")
-        text = f"no kernel for {self._workload.label} on {self._target.name}: {'; '.join(why)}. "
+        text = f"no kernel for {self.workload.label} on {self.target.name}: {'; '.join(why)}. "
         if wrong:
             raise WrongResultError(f"{text}Tune it here (`schedsearch tune`), and report the template that is wrong")
         raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more rungs")
@@ -158,9 +158,9 @@ class Ladder:
                 yield from rungs[rung](self._lookup)
 
     def _exact(self, lookup: Lookup) -> Iterator[Way | Miss]:
-        row = lookup.exact(self._workload.id, self._target.key, self._mode)
+        row = lookup.exact(self.workload.id, self.target.key, self._mode)
         if row is None:
-            yield Miss("exact", f"no record of this workload on {self._target.key} in mode {self._mode}")
+            yield Miss("exact", f"no record of this workload on {self.target.key} in mode {self._mode}")
             return
         config = Config.from_json(row.config_json)
         record = f"record {row.record_id} by {row.template}, {row.time_ns / 1e3:.2f} us"
@@ -174,9 +174,9 @@ class Ladder:
         yield Way("exact", reason, *origin, build.check, build.load, row.time_ns, row.record_id)
 
     def _same_architecture(self, lookup: Lookup) -> Iterator[Way | Miss]:
-        target = self._target
+        target = self.target
         found = False
-        for row in lookup.same_architecture(self._workload.id, self._mode):
+        for row in lookup.same_architecture(self.workload.id, self._mode):
             if row.target_key == target.key or row.plan_json is None or row.arch is None:
                 continue
             plan = LaunchPlan.from_json(row.plan_json)
@@ -193,7 +193,7 @@ class Ladder:
             yield Miss("same_architecture", f"no stored machine code of this workload runs on {target.name}")
 
     def _nearest(self, lookup: Lookup) -> Iterator[Way | Miss]:
-        workload, target = self._workload, self._target
+        workload, target = self.workload, self.target
         ranked, unreadable = [], 0
         for row in lookup.nearest(workload.op, self._mode, f"{target.kind}:"):
             try:
@@ -217,7 +217,7 @@ class Ladder:
         try:
             from schedsearch.template import load_templates
 
-            matching = load_templates().matching(self._workload, self._target)
+            matching = load_templates().matching(self.workload, self.target)
         except ImportError as error:
             yield Miss("default", _cannot_build(error))
             return
@@ -225,14 +225,15 @@ class Ladder:
             yield Miss("default", str(error))
             return
         for template in matching:
-            config = template.default(self._workload, self._target, self._space(template))
+            config = template.default(self.workload, self.target, self.space(template))
             build = _Build(self, template.name, config, template.version)
             reason = f"rule-based configuration of {template.name}, built now"
             yield Way("default", reason, template.name, config, build.check, build.load)
 
-    def _space(self, template: Template) -> ConfigSpace:
+    def space(self, template: Template) -> ConfigSpace:
+        """The template's configurations for the workload, made once."""
         if template.name not in self._spaces:
-            self._spaces[template.name] = template.space(self._workload, self._target)
+            self._spaces[template.name] = template.space(self.workload, self.target)
         return self._spaces[template.name]
 
 
@@ -282,7 +283,7 @@ class _Build:
 
     def check(self) -> None:
         """Raises Refusal, SchedsearchError or ImportError when the configuration cannot be built here."""
-        target = self.ladder._target
+        target = self.ladder.target
         for module in _COMPILERS[target.kind]:
             if not _is_installed(module):
                 raise Refusal(_cannot_build(f"there is no module {module}"))
@@ -291,9 +292,9 @@ class _Build:
         template = load_template(self.template)
         if template.version != self.version:
             raise Refusal(f"{self.template} is now version {template.version}, the record is of {self.version}; tune again")
-        if reason := template.validate(self.ladder._workload, target):
+        if reason := template.validate(self.ladder.workload, target):
             raise Refusal(f"{self.template} cannot run it here: {reason}")
-        if reasons := self.ladder._space(template).check(self.config):
+        if reasons := self.ladder.space(template).check(self.config):
             raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
 
     def load(self, device: Device) -> tuple[LoadedKernel, bool]:
@@ -301,7 +302,7 @@ class _Build:
         from schedsearch.measure.verify import verify_once
         from schedsearch.template import load_template
 
-        workload, target = self.ladder._workload, self.ladder._target
+        workload, target = self.ladder.workload, self.ladder.target
         try:
             built = compile_source(load_template(self.template).kernel(workload, target, self.config), target)
         except (CompileError, RejectedError) as error:
