@@ -10,18 +10,23 @@ import sqlite3
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cli_support import TINY, alive, children, events, isolate, schedsearch, start
 from session_support import Counted
 
+from schedsearch.cli.tune import _print_next
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.measure import DeviceLock
+from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
 from schedsearch.records.store import Store
 from schedsearch.session.plan import TaskPlan
 from schedsearch.template import TemplateSet, registry
+from schedsearch.workload import Workload
 
 PATIENCE_S = 240.0  # with a busy machine; what is waited for takes seconds
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -312,3 +317,18 @@ class TestInterruption:
         assert result.exit_code == 0, result.output
         (task,) = events(result.stdout)[-1]["tasks"]
         assert task["trials"] == done + 1
+
+
+def test_what_to_do_next_names_the_timing_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the commands would look for records of another mode; prepared times need prepared constants."""
+    workload = Workload("conv2d", {"n": 1, "h": 4, "w": 4, "c": 8, "k": 8, "r": 1, "s": 1, "epilogue": ["bias"]})
+    summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)])
+    file: Any = SimpleNamespace(path="my.yaml", target="auto", measure=SimpleNamespace(mode=COLD_GRAPH))
+    _print_next(summary, file, "r.db", "auto", COLD_GRAPH_PREPARED)
+    text = capsys.readouterr().out
+    assert "schedsearch compile my.yaml --db r.db --mode cold-graph-prepared-v1 --output kernels.db" in text
+    assert "kernel = schedsearch.compile(workload, db='r.db', mode='cold-graph-prepared-v1')" in text
+    assert "prepared = kernel.prepare(weight=weight, bias=bias)\n  y = kernel(x, **prepared)" in text
+    _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
+    text = capsys.readouterr().out
+    assert "mode" not in text and "y = kernel(x, weight, bias)" in text

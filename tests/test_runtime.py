@@ -20,6 +20,7 @@ from conv2d_numpy import numpy_conv2d
 import schedsearch
 from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError, WrongResultError
 from schedsearch.launch import Grid, LaunchPlan, Step
+from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
 from schedsearch.runtime import arrays
 from schedsearch.runtime.ladder import runs_on
 from schedsearch.target import PRESETS
@@ -578,14 +579,16 @@ def test_kernels_that_compute_wrong_values_are_no_missing_record(tmp_path: Path,
 
 
 # --- KernelCache ------------------------------------------------------------------------------------------------------
-def promote_copy(db: Path, of: schedsearch.Kernel, time_ns: float) -> int:
+def promote_copy(db: Path, of: schedsearch.Kernel, time_ns: float, mode: str = COLD_GRAPH) -> int:
     """Records the kernel's configuration and code again, faster, as a tuning run would; returns the record."""
     from schedsearch.records.store import Store
 
     with Store.open(db) as store:
         best = store.best(CPU_WORKLOAD, schedsearch.detect("cpu").key)
         assert best is not None
-        faster = replace(best, measurement=replace(best.measurement, times_ns=(time_ns,)), started_at=best.started_at + 1)
+        faster = replace(
+            best, measurement=replace(best.measurement, times_ns=(time_ns,), mode=mode), started_at=best.started_at + 1
+        )
         record = store.append(faster)
         assert store.promote(record, of._loaded.artifact)
     return record
@@ -692,3 +695,17 @@ def test_a_persistent_grid_follows_the_card() -> None:
 def test_strides_along_axes_of_one_element_say_nothing() -> None:
     plain, logical = arrays.forms(schedsearch.Workload.conv2d(n=1, h=1, w=1, c=8, k=8, r=1, s=1).signature[0])
     assert plain.matches((1, 1, 1, 8), (99, 7, 5, 1)) and logical.matches((1, 8, 1, 1), (8, 1, 1, 1))
+
+
+# --- Prepared constants as a timing mode ------------------------------------------------------------------------------
+def test_a_record_of_the_prepared_mode_is_served_in_that_mode(own_db: Path) -> None:
+    plain = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
+    with pytest.raises(NoRecordError, match=f"exact: no record of this workload on .* in mode {COLD_GRAPH_PREPARED}"):
+        schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu", mode=COLD_GRAPH_PREPARED, allow="exact")
+    record = promote_copy(own_db, plain, 1.0, COLD_GRAPH_PREPARED)
+    kernel = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu", mode=COLD_GRAPH_PREPARED, allow="exact")
+    assert (kernel.provenance.record_id, kernel.provenance.mode) == (record, COLD_GRAPH_PREPARED)
+    x, weight, bias = operands()
+    for y in (kernel(x, weight, bias), kernel(x, **kernel.prepare(weight=weight, bias=bias))):
+        np.testing.assert_allclose(y, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
+    assert schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu").provenance == plain.provenance

@@ -133,7 +133,7 @@ def tune(
             raise Interrupted(f"interrupted; everything measured is saved in {db}; go on with: {again}") from interrupted
     if not as_json:
         _print_summary(summary, file)
-        _print_next(summary, file, db, selector)
+        _print_next(summary, file, db, selector, mode or measure.mode)
     if not summary.complete:
         failed = [name for task, name in zip(summary.tasks, _names(file).values()) if task.best_ns is None]
         raise NoValidConfigError(
@@ -203,21 +203,28 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
         click.echo(line)
 
 
-def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str) -> None:
-    """What to do with the results of a run on the target `selector`."""
+def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str, mode: str) -> None:
+    """What to do with the results of a run on the target `selector` in a timing mode."""
+    from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
     from schedsearch.workload import as_python
 
     option = "" if selector == file.target else f" --target {shlex.quote(selector)}"
+    option += "" if mode == file.measure.mode else f" --mode {mode}"
     argument = "" if selector == "auto" else f", target={selector!r}"
+    argument += "" if mode == COLD_GRAPH else f", mode={mode!r}"
     click.echo(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
     click.echo(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")
     task = next((task for task in summary.tasks if task.best_ns is not None), None)
     if task is not None:
         module, workload = as_python(task.workload)
-        arguments = ", ".join(argument.name for argument in task.workload.signature)
+        constants = task.workload.constants if mode == COLD_GRAPH_PREPARED else ()
+        arguments = ", ".join(argument.name for argument in task.workload.signature if argument.name not in constants)
         click.echo("\n  import schedsearch" + ("" if module == "schedsearch" else f", {module}"))
         click.echo(f"  workload = {workload}")
         click.echo(f"  kernel = schedsearch.compile(workload, db={db!r}{argument})")
+        if constants:
+            click.echo(f"  prepared = kernel.prepare({', '.join(f'{name}={name}' for name in constants)})")
+            arguments += ", **prepared"
         click.echo(f"  y = kernel({arguments})")
 
 
