@@ -1,0 +1,309 @@
+"""Kernels of conv2d_cpu: pack x, pack the weights, convolve; and the sizes that they are made for.
+
+A kernel computes a range of work items. It captures sizes as constants, so that loops unroll and index arithmetic folds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba import types
+
+from schedsearch.backend.cpu_ops import as_array, tile_ops
+from schedsearch.config import Config
+from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
+from schedsearch.workload import Workload
+
+_F32 = types.float32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The workload in the kernel's terms. A depthwise convolution is one group whose every output has its own input.
+
+    Attributes:
+        groups, reduced, outputs: independent problems; input channels summed over and output channels of each.
+        padded_h, padded_w: input rows and columns that some output reads, the first being row -top and column -left.
+        x_strides, w_strides, y_strides: elements between neighbours along (n, c, h, w), (k, c, r, s), (n, k, p, q).
+    """
+
+    n: int
+    h: int
+    w: int
+    r: int
+    s: int
+    oh: int
+    ow: int
+    groups: int
+    reduced: int
+    outputs: int
+    depthwise: bool
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    top: int
+    left: int
+    padded_h: int
+    padded_w: int
+    x_strides: tuple[int, ...]
+    w_strides: tuple[int, ...]
+    y_strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, p: Workload) -> Shape:
+        x, weight, y = p.signature[0], p.signature[1], p.output
+        oh, ow = (y.shape[y.axes.index(axis)] for axis in "HW")
+        depthwise = p.groups > 1 and p.groups == p.c == p.k
+        groups = 1 if depthwise else p.groups
+        return cls(
+            n=p.n, h=p.h, w=p.w, r=p.r, s=p.s, oh=oh, ow=ow,
+            groups=groups, reduced=p.c // p.groups, outputs=p.k // groups, depthwise=depthwise,
+            stride=p.stride, dilation=p.dilation, top=p.padding[0], left=p.padding[1],
+            padded_h=(oh - 1) * p.stride[0] + (p.r - 1) * p.dilation[0] + 1,
+            padded_w=(ow - 1) * p.stride[1] + (p.s - 1) * p.dilation[1] + 1,
+            x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"), y_strides=y.strides("NCHW"),
+        )  # fmt: skip
+
+    @property
+    def fits_unpadded(self) -> bool:
+        return self.top == self.left == 0 and self.padded_h <= self.h and self.padded_w <= self.w
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes that follow from shape and configuration; sizes and strides in float32 elements.
+
+    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block), w_packed (groups, tiles, channel blocks, r, s, channel of
+    the block, tile_channels), where only the last channel block may be narrower.
+    """
+
+    shape: Shape
+    ow_tile: int
+    oc_vectors: int
+    block: int
+    unroll: int
+    oh_tile: int
+    direct: bool
+    channels_inner: bool
+
+    @classmethod
+    def of(cls, workload: Workload, config: Config) -> Plan:
+        return cls(
+            shape=Shape.of(workload), ow_tile=config["ow_tile"], oc_vectors=config["oc_vectors"], block=config["block"],
+            unroll=config["unroll"], oh_tile=config["oh_tile"], direct=config["x_layout"] == "direct",
+            channels_inner=config["order"] == "channels",
+        )  # fmt: skip
+
+    @property
+    def tile_channels(self) -> int:
+        return self.oc_vectors * self.block
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of output channels per group."""
+        return math.ceil(self.shape.outputs / self.tile_channels)
+
+    @property
+    def row_tiles(self) -> int:
+        return math.ceil(self.shape.oh / self.oh_tile)
+
+    @property
+    def items(self) -> int:
+        return self.shape.n * self.shape.groups * self.tiles * self.row_tiles
+
+    @property
+    def channel_block(self) -> int:
+        """Input channels that are reduced before the next kernel tap."""
+        return min(self.block, self.shape.reduced)
+
+    @property
+    def channel_blocks(self) -> int:
+        return math.ceil(self.shape.reduced / self.channel_block)
+
+    @property
+    def x_block(self) -> int:
+        return self.tile_channels if self.shape.depthwise else self.channel_block
+
+    @property
+    def x_blocks(self) -> int:
+        return self.tiles if self.shape.depthwise else self.channel_blocks
+
+    @property
+    def x_rows(self) -> int:
+        return self.shape.n * self.shape.groups * self.x_blocks * self.shape.padded_h
+
+    @property
+    def x_size(self) -> int:
+        return self.x_rows * self.shape.padded_w * self.x_block
+
+    @property
+    def weight_tile(self) -> int:
+        return self.shape.reduced * self.shape.r * self.shape.s * self.tile_channels
+
+    @property
+    def weight_size(self) -> int:
+        return self.shape.groups * self.tiles * self.weight_tile
+
+    @property
+    def weight_items(self) -> int:
+        """One per (group, tile, channel block, kernel row)."""
+        return self.shape.groups * self.tiles * self.channel_blocks * self.shape.r
+
+    @property
+    def input_strides(self) -> tuple[int, int, int, int, int, int]:
+        """Of what the convolution reads, along (n, group, channel block, h, w, channel of a block)."""
+        if self.direct:
+            n, c, h, w = self.shape.x_strides
+            return n, c * self.shape.reduced, c * self.x_block, h, w, c
+        w = self.x_block
+        h = w * self.shape.padded_w
+        block = h * self.shape.padded_h
+        group = block * self.x_blocks
+        return group * self.shape.groups, group, block, h, w, 1
+
+
+def pack_x_kernel(plan: Plan) -> Callable[..., None]:
+    """A work item is one row of one channel block."""
+    shape = plan.shape
+    n_stride, c_stride, h_stride, w_stride = shape.x_strides
+    channels = shape.outputs if shape.depthwise else shape.reduced  # of a group
+    groups, blocks, block = shape.groups, plan.x_blocks, plan.x_block
+    rows, columns, top, left, height = shape.padded_h, shape.padded_w, shape.top, shape.left, shape.h
+    first, last = min(left, columns), min(left + shape.w, columns)  # columns that exist
+    x_size, packed_size = shape.n * n_stride, plan.x_size
+
+    def pack_x(x, packed, start, stop):  # type: ignore[no-untyped-def]
+        source = as_array(x, (x_size,), _F32)
+        target = as_array(packed, (packed_size,), _F32)
+        for item in range(start, stop):
+            row = item % rows - top
+            c0 = item // rows % blocks * block
+            group = item // (rows * blocks) % groups
+            n = item // (rows * blocks * groups)
+            width = min(block, channels - c0)
+            to = item * columns * block
+            if row < 0 or row >= height:
+                for i in range(columns * block):
+                    target[to + i] = _F32(0)
+                continue
+            for i in range(first * block):
+                target[to + i] = _F32(0)
+            at = n * n_stride + (group * channels + c0) * c_stride + row * h_stride
+            for column in range(first, last):
+                pixel = at + (column - left) * w_stride
+                for c in range(width):
+                    target[to + column * block + c] = source[pixel + c * c_stride]
+                for c in range(width, block):
+                    target[to + column * block + c] = _F32(0)
+            for i in range(last * block, columns * block):
+                target[to + i] = _F32(0)
+
+    return pack_x
+
+
+def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
+    """A work item is one (group, tile, channel block, kernel row)."""
+    shape = plan.shape
+    o_stride, i_stride, r_stride, s_stride = shape.w_strides
+    kr, ks, outputs, reduced, tiles = shape.r, shape.s, shape.outputs, shape.reduced, plan.tiles
+    blocks, block, lanes, tile_size = plan.channel_blocks, plan.channel_block, plan.tile_channels, plan.weight_tile
+    weight_size, packed_size = shape.groups * outputs * o_stride, plan.weight_size
+
+    def pack_weight(weight, packed, start, stop):  # type: ignore[no-untyped-def]
+        source = as_array(weight, (weight_size,), _F32)
+        target = as_array(packed, (packed_size,), _F32)
+        for item in range(start, stop):
+            r = item % kr
+            c0 = item // kr % blocks * block
+            tile = item // (kr * blocks)  # over groups and tiles
+            k0 = tile % tiles * lanes
+            used = min(lanes, outputs - k0)
+            width = min(block, reduced - c0)
+            at = (tile // tiles * outputs + k0) * o_stride + c0 * i_stride + r * r_stride
+            to = tile * tile_size + (c0 * kr * ks + r * ks * width) * lanes
+            for s in range(ks):
+                for c in range(width):
+                    for k in range(used):
+                        target[to + k] = source[at + k * o_stride + c * i_stride + s * s_stride]
+                    for k in range(used, lanes):
+                        target[to + k] = _F32(0)
+                    to += lanes
+
+    return pack_weight
+
+
+def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
+    """A work item is `oh_tile` output rows of one tile of output channels."""
+    shape = plan.shape
+    n_stride, group_stride, block_stride, h_stride, w_stride, c_stride = (4 * stride for stride in plan.input_strides)
+    tile_stride = block_stride if shape.depthwise else 0  # every tile of a depthwise convolution has its own input
+    if shape.depthwise and plan.direct:
+        tile_stride = 4 * plan.tile_channels
+    yn_stride, yk_stride, yh_stride, yw_stride = shape.y_strides
+    groups, outputs, reduced, tiles, row_tiles = shape.groups, shape.outputs, shape.reduced, plan.tiles, plan.row_tiles
+    kr, ks, oh, ow = shape.r, shape.s, shape.oh, shape.ow
+    stride_h, dilation_h, stride_w, dilation_w = shape.stride[0], shape.dilation[0], shape.stride[1], shape.dilation[1]
+    oh_tile, ow_tile, lanes, unroll = plan.oh_tile, plan.ow_tile, plan.tile_channels, plan.unroll
+    ow_tiles = math.ceil(ow / ow_tile)
+    block, blocks = plan.channel_block, plan.channel_blocks
+    whole_blocks = reduced % block == 0  # then the width of a block is a constant, and no code is made for a remainder
+    weight_tile_bytes = 4 * plan.weight_tile
+    channels_inner = plan.channels_inner
+    y_size = shape.n * yn_stride
+    ops = tile_ops(
+        ow_tile, plan.oc_vectors, plan.block, unroll,
+        x_row_bytes=stride_w * w_stride, x_depth_bytes=c_stride, broadcast=not shape.depthwise,
+    )  # fmt: skip
+    zero, multiply_add, multiply_add_one, spill = ops.zero, ops.multiply_add, ops.multiply_add_one, ops.spill
+    fused = epilogue.apply
+
+    def convolve(x, w, y, *operands, start, stop):  # type: ignore[no-untyped-def]
+        x, w = types.int64(x), types.int64(w)
+        out = as_array(y, (y_size,), _F32)
+        for item in range(start, stop):
+            if channels_inner:
+                tile, row_tile = item % tiles, item // tiles % row_tiles
+            else:
+                tile, row_tile = item // row_tiles % tiles, item % row_tiles
+            group = item // (tiles * row_tiles) % groups
+            n = item // (tiles * row_tiles * groups)
+            x_item = x + n * n_stride + group * group_stride + tile * tile_stride
+            w_item = w + (group * tiles + tile) * weight_tile_bytes
+            k0 = tile * lanes
+            used = min(lanes, outputs - k0)
+            for p in range(row_tile * oh_tile, min(row_tile * oh_tile + oh_tile, oh)):
+                for q_tile in range(ow_tiles):
+                    q = min(q_tile * ow_tile, ow - ow_tile)  # the last tile overlaps its neighbour
+                    x_pixel = x_item + p * stride_h * h_stride + q * stride_w * w_stride
+                    w_at = w_item
+                    total = zero()
+                    for c_block in range(blocks):
+                        width = block if whole_blocks else min(block, reduced - c_block * block)
+                        for r in range(kr):
+                            for s in range(ks):
+                                x_at = (
+                                    x_pixel + c_block * block_stride + r * dilation_h * h_stride + s * dilation_w * w_stride
+                                )
+                                for _ in range(width // unroll):
+                                    total = multiply_add(total, x_at, w_at)
+                                    x_at += unroll * c_stride
+                                    w_at += 4 * unroll * lanes
+                                for _ in range(width % unroll):
+                                    total = multiply_add_one(total, x_at, w_at)
+                                    x_at += c_stride
+                                    w_at += 4 * lanes
+                    sums = as_array(spill(total), (ow_tile, lanes), _F32)
+                    at = n * yn_stride + (group * outputs + k0) * yk_stride + p * yh_stride + q * yw_stride
+                    if yk_stride == 1:
+                        for i in range(ow_tile):
+                            for k in range(used):
+                                to = at + i * yw_stride + k
+                                out[to] = fused(sums[i, k], group * outputs + k0 + k, to, operands)
+                    else:
+                        for k in range(used):
+                            for i in range(ow_tile):
+                                to = at + k * yk_stride + i * yw_stride
+                                out[to] = fused(sums[i, k], group * outputs + k0 + k, to, operands)
+
+    return convolve
