@@ -86,7 +86,7 @@ class WorkloadError(UsageError):
 class UnknownOperatorError(WorkloadError):
     """No operator of the name `op` can be had: none is installed, its package fails to import, or two packages claim it."""
 
-    def __init__(self, problems: Iterable[Problem] | str, op: str) -> None:
+    def __init__(self, problems: Iterable[Problem] | str, op: str = "") -> None:
         super().__init__(problems)
         self.op = op
 

@@ -378,7 +378,8 @@ def test_an_image_of_ninety_thousand_pixels_is_exact(gpu: Target) -> None:
 
     workload = Workload.conv2d(n=32, h=300, w=300, c=64, k=64, r=3, s=3, padding=1, epilogue=["residual"])
     rng = np.random.default_rng(0)
-    for config in [TEMPLATE.default(workload, gpu), *TEMPLATE.space(workload, gpu).sample(2, rng)]:
+    space = TEMPLATE.space(workload, gpu)
+    for config in [TEMPLATE.default(workload, gpu, space), *space.sample(2, rng)]:
         check(workload, gpu, config)
         torch.cuda.empty_cache()
 
@@ -392,7 +393,8 @@ def test_a_batch_of_a_hundred_thousand_images_is_exact(gpu: Target, out_dtype: s
     workload = Workload.conv2d(n=100_000, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, out_dtype=out_dtype,
                                epilogue=["bias", "residual", "relu"])  # fmt: skip
     arguments = integers(workload, 0)
-    for config in [TEMPLATE.default(workload, gpu), *TEMPLATE.space(workload, gpu).sample(1, np.random.default_rng(1))]:
+    space = TEMPLATE.space(workload, gpu)
+    for config in [TEMPLATE.default(workload, gpu, space), *space.sample(1, np.random.default_rng(1))]:
         y = run(workload, gpu, config, arguments, {})
         for start in range(0, workload.n, 10_000):
             part = workload.replace(n=10_000)

@@ -29,10 +29,7 @@ OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest that the code of the supported to
 
 
 class DriverError(DeviceError):
-    """A call of the driver failed; `text` says how."""
-
-    def __init__(self, call: str, text: str) -> None:
-        super().__init__(f"{call} failed: {text}")
+    """A call of the driver failed."""
 
 
 _NO_DRIVER = "this machine has no NVIDIA driver; kernels for its CPU need none: --target cpu"
@@ -88,7 +85,7 @@ def _call(function: str, *args: Any) -> Any:
     driver = _driver()
     code, *results = getattr(driver, function)(*args)
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise DriverError(function, _text(driver, code))
+        raise DriverError(f"{function} failed: {_text(driver, code)}")
     return results[0] if len(results) == 1 else tuple(results) or None
 
 
@@ -441,7 +438,7 @@ def _clusters_at_once(function: Any, config: _LaunchConfig) -> int:
 
 def _raise(call: str, code: int) -> NoReturn:
     driver = _driver()
-    raise DriverError(call, _text(driver, driver.CUresult(code)))
+    raise DriverError(f"{call} failed: {_text(driver, driver.CUresult(code))}")
 
 
 def _aligned_storage(nbytes: int, alignment: int) -> Any:
