@@ -1,6 +1,6 @@
-"""What installed packages offer by entry points: found by name, loaded when asked for, judged one by one.
+"""Objects that installed packages offer by entry points: found by name, and imported when somebody asks for them.
 
-A package that cannot be imported concerns only those who ask for what it offers: `load` says which package it is and why.
+A package that cannot be imported does not disturb the others: `load` raises an error that names the package and the cause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from schedsearch.errors import UsageError
 
 @dataclass(frozen=True)
 class Offer:
-    """One entry point: `name` is what it offers, `location` "module:object", `package` the distribution with its version."""
+    """One entry point.
+
+    Attributes:
+        group: e.g. schedsearch.ops.
+        name: of the operator or template.
+        location: "module:object".
+        package: name and version of the distribution.
+    """
 
     group: str
     name: str
@@ -28,11 +35,11 @@ class Offer:
 
 
 class PluginError(UsageError):
-    """What a package offers cannot be used. The message names the package, the cause and the remedy."""
+    """An object of an installed package cannot be used. The message names the package, the cause and the remedy."""
 
 
 def offers(group: str) -> Mapping[str, tuple[Offer, ...]]:
-    """What the installed packages offer in a group: name -> offers, more than one where packages claim the same name.
+    """The entry points of a group by name; a name has more than one where packages claim the same.
 
     They are searched once for each `sys.path`.
     """
@@ -68,7 +75,7 @@ def the_offer(what: str, claims: Iterable[Offer]) -> Offer:
 
 @functools.lru_cache(maxsize=1024)
 def load(what: str, offer: Offer) -> Any:
-    """Imports what a package offers.
+    """Imports the object of an entry point.
 
     Raises:
         PluginError: the import failed, whatever the package raised.

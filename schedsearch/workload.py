@@ -1,4 +1,4 @@
-"""What is to be computed (`Workload`), as a value with a stable identity.
+"""`Workload`: what is to be computed, as a value with a stable identity.
 
 Parameters at their default are left out of the JSON that gives the id, so that adding a parameter with a default later
 changes no id.

@@ -12,6 +12,7 @@ from types import ModuleType
 import click
 import pytest
 from cli_support import TINY, isolate, schedsearch
+from plugin_support import OPERATORS, TEMPLATES, install, install_toys
 
 from schedsearch import errors
 from schedsearch.cli.main import COMMANDS, main
@@ -224,3 +225,32 @@ class _NoLibrary(ModuleType):
         @staticmethod
         def cuInit(flags: int) -> None:
             raise RuntimeError("Failure finding libcuda")
+
+
+class TestInstalledPackages:
+    """Operators and templates of other packages on the command line."""
+
+    COPY = "tasks: [{op: copy, shape: {rows: 3, columns: 5}, templates: [conv2d_cpu]}]"
+
+    def test_templates_of_another_operator_are_named_as_such(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        install_toys(monkeypatch, folder / "toys")
+        (folder / "copy.yaml").write_text(self.COPY)
+        result = schedsearch("space", "copy.yaml", "--target", "cpu")
+        assert result.exit_code == 2
+        assert "copy.yaml:1:50: no template can run copy rows=3 columns=5" in result.stderr
+        assert "no template for copy is among those given: conv2d_cpu (for conv2d)" in result.stderr
+
+    def test_a_package_that_fails_is_a_warning(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        points = {TEMPLATES: {"broken": "gone_module:Template"}, OPERATORS: {"softmax": "gone_module:OP"}}
+        install(monkeypatch, folder / "acme", "acme", points, {})
+        cause = "of acme 1.0 (gone_module:{}) cannot be imported: ModuleNotFoundError: No module named 'gone_module'"
+        listed = schedsearch("templates")
+        assert listed.exit_code == 0 and "conv2d_cpu" in listed.stdout
+        assert f"warning: template 'broken' {cause.format('Template')}" in listed.stderr
+        printed = schedsearch("workload-schema")
+        assert printed.exit_code == 0 and json.loads(printed.stdout)["properties"]["tasks"]["items"]
+        assert f"warning: operator 'softmax' {cause.format('OP')}" in printed.stderr
+
+    def test_the_schema_includes_installed_operators(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        install_toys(monkeypatch, folder / "toys")
+        assert "copy_task" in json.loads(schedsearch("workload-schema").stdout)["$defs"]

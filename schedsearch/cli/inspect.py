@@ -161,13 +161,17 @@ def templates(as_json: bool) -> None:
     "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Write to a file instead of standard output."
 )
 def workload_schema(output: str | None) -> None:
-    """Print the JSON Schema of workload files, for editors."""
+    """Print the JSON Schema of workload files, for editors. It includes the operators of installed packages."""
     from pathlib import Path
 
+    from schedsearch.ops import operators
     from schedsearch.records.output import new_file
     from schedsearch.workload_file import json_schema
 
-    text = json.dumps(json_schema(), indent=2) + "\n"
+    usable, problems = operators()
+    for problem in problems:
+        click.echo(f"warning: {problem}", err=True)
+    text = json.dumps(json_schema(usable.values()), indent=2) + "\n"
     if output is None:
         click.echo(text, nl=False)
         return

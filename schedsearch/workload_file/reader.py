@@ -43,7 +43,7 @@ MAX_ARRAY_BYTES = 1 << 40  # no device holds an argument of a TiB
 
 
 class Places:
-    """Where the keys of one task stand: under the task itself or under `defaults`."""
+    """The places of one task's keys in the file: under the task itself or under `defaults`."""
 
     def __init__(self, task: PathKey) -> None:
         self._task = task
@@ -53,7 +53,7 @@ class Places:
         self._places[path] = place
 
     def find(self, path: PathKey) -> PathKey:
-        """The path in the file of a path in the task; a size may be given without `shape`."""
+        """The path in the file that belongs to a path in the task. A size is found without `shape` before it."""
         if path and path[:1] not in self._places and ("shape", path[0]) in self._places:
             path = ("shape", *path)
         for end in range(len(path), 0, -1):
@@ -99,12 +99,12 @@ class WorkloadFile:
         return dataclasses.replace(self, _tasks={target.kind: self._tasks[target.kind]})
 
     def where(self, task_index: int, *path: str | int) -> str:
-        """The "file:line:column" of a key of a task, e.g. `where(0, "restrict", "bm")`; of the nearest thing if absent."""
+        """The "file:line:column" of a key of a task, e.g. `where(0, "restrict", "bm")`, or of the nearest key around it."""
         span = self._source.span(self._locate(task_index, path), key=True)
         return f"{self.path}:{span.line}:{span.column}"
 
     def error(self, message: str, task_index: int, *path: str | int) -> WorkloadFileError:
-        """An error that points at a key of a task, for what only a template or space can judge."""
+        """An error that points at a key of a task, for mistakes that only a template or a space can see."""
         return self._source.error(self._source.span(self._locate(task_index, path), key=True), message)
 
     def _locate(self, task_index: int, path: PathKey) -> PathKey:
@@ -115,13 +115,13 @@ def load(path: str | Path) -> WorkloadFile:
     """Reads a workload file.
 
     Raises:
-        WorkloadFileError: it cannot be read, is no YAML, or says something impossible; lists all mistakes.
+        WorkloadFileError: it cannot be read, is not YAML, or asks for something impossible; lists all mistakes.
     """
     return _interpret(YamlSource.read(path))
 
 
 def parse(text: str, name: str = "<text>") -> WorkloadFile:
-    """The same for text; `name` stands in messages for the file.
+    """Reads the text of a workload file; messages call the file `name`.
 
     Raises:
         WorkloadFileError: as `load`.
@@ -166,7 +166,7 @@ def _check(source: YamlSource, model: type[_Model], data: Any, places: Places, o
 
 
 def _check_sizes(workload: Workload) -> None:
-    """Raises WorkloadError when an array is larger than any device; silent about sizes that are no 32-bit numbers anyway."""
+    """Raises WorkloadError when an array is larger than any device. Sizes beyond 32 bits are reported elsewhere."""
     if any(isinstance(value, int) and value > MAX_INT for value in workload.params.values()):
         return
     for array in (*workload.signature, *workload.outputs):

@@ -1,4 +1,4 @@
-"""YAML text as plain values, with the place of each: what lets a mistake be shown where it stands.
+"""YAML text as plain values with their places, so that a mistake can be shown where it stands.
 
 The text is composed into ruamel.yaml's node graph, not constructed: nodes know the line and column of keys as well as of
 values, and duplicate keys are still in it. Only maps, lists, text, numbers, booleans and null are accepted.
@@ -81,10 +81,10 @@ class YamlSource:
     Attributes:
         name: of the file, as messages give it.
         value: the document as dicts, lists, str, int, float, bool and None; None when it is empty.
-        problems: duplicate keys and values of no possible kind; the caller adds its own to them.
+        problems: duplicate keys, and values that are not of a possible kind; the caller adds its own.
 
     Raises:
-        WorkloadFileError: the text is no YAML.
+        WorkloadFileError: the text is not YAML.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -121,7 +121,7 @@ class YamlSource:
         """Reads a file.
 
         Raises:
-            WorkloadFileError: it is missing, a directory, unreadable, too large, not UTF-8, or no YAML.
+            WorkloadFileError: it is missing, a directory, unreadable, too large, not UTF-8, or not YAML.
         """
         name = str(path)
         try:
@@ -145,7 +145,7 @@ class YamlSource:
         return cls(name, text)
 
     def span(self, path: PathKey, *, key: bool = False) -> Span:
-        """Where a value stands, or with `key` its key; of what is not there, the nearest thing around it."""
+        """The place of a value, or with `key` of its key. If there is no such value, the place of the one around it."""
         while path not in self._spans:
             if not path:
                 return Span()
@@ -247,7 +247,7 @@ class YamlSource:
             return None
         try:
             return getattr(self._scalars, f"construct_yaml_{tag}")(node)
-        except (ValueError, KeyError):  # an explicit tag over text that is none of it, e.g. !!int three
+        except (ValueError, KeyError):  # an explicit tag on text of another kind, e.g. !!int three
             self._refuse(node, f"{node.value!r} is not of the kind that its tag !!{tag} says")
             return None
 
