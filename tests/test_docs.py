@@ -104,7 +104,10 @@ def test_the_cpu_snippet_of_the_readme_runs(tmp_path: Path) -> None:
     assert result.stdout.startswith("(1, 14, 14, 32) exact {")
 
 
-@pytest.mark.parametrize("block", [pytest.param(block, id=key) for key, block in snippets("yaml") if "tasks:" in block])
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, id=key) for key, block in snippets("yaml") if "tasks:" in block and "op: softmax" not in block],
+)
 def test_complete_workload_files_are_valid(block: str, tmp_path: Path) -> None:
     from schedsearch.workload_file import load
 

@@ -1,19 +1,13 @@
-"""docs/templates.md is true: exactly its files and commands make a template of a package of its own work.
-
-The page's blocks are written to a folder and its commands run there, in processes that find the new package only by its
-installation. Changed are the installation (into a folder, from no registry) and how `schedsearch` and `python` are found.
-"""
+"""docs/templates.md is true: exactly its files and commands make a template of a package of its own work."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from page_support import SCHEDSEARCH, Package, Page
 
 from schedsearch import Config, Workload
 from schedsearch.backend import compile_source
@@ -22,80 +16,33 @@ from schedsearch.records import Store
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, load_template
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "templates.md"
+PAGE = Page("templates.md")
 NAME = "conv2d_1x1_cpu"
-SCHEDSEARCH = [sys.executable, "-c", "from schedsearch.cli.main import main; main()"]
-RUN_S = 240
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def files() -> dict[str, str]:
-    """The blocks that a paragraph beginning with a file name in backticks introduces."""
-    found = re.findall(
-        r"^`([\w.]+)` (?:(?!```).)*?^```\w+\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    uses = [block for block in blocks("python") if "pointwise.db" in block]
-    return {**dict(found), "use.py": uses[0]}
-
-
-class Package:
-    """The page's package, built by the page's own pyproject.toml and installed into a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.site = folder, folder / "site"
-        for name, text in files().items():
-            (folder / name).write_text(text, encoding="utf-8")
-        (folder / "tmp").mkdir()  # the lock of the CPU lies there: other runs on this machine need not be waited for
-
-    def run(self, *command: str, installed: bool = True) -> str:
-        paths = [str(self.site)] if installed else []
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
-            "PYTHONSAFEPATH": "1",  # the folder itself is not on the path
-            "TMPDIR": str(self.folder / "tmp"),
-        }
-        result = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
-        )
-        assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
-        return result.stdout
-
-    def run_line(self, line: str, **options: bool) -> str:
-        """A line of the page's shell block."""
-        program, *arguments = line.split()
-        if line == "pip install .":
-            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-            return self.run(*install, "--no-index", "--target", str(self.site), ".")
-        return self.run(*(SCHEDSEARCH if program == "schedsearch" else [sys.executable]), *arguments, **options)
+    uses = [block for block in PAGE.blocks("python") if "pointwise.db" in block]
+    return {**PAGE.files(), "use.py": uses[0]}
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    package = Package(tmp_path_factory.mktemp("pointwise"))
-    install, *_ = commands()
+    package = Package(tmp_path_factory.mktemp("pointwise"), files())
+    install, *_ = PAGE.commands()
     package.run_line(install)
     return package
-
-
-def commands() -> list[str]:
-    (block,) = blocks("sh")
-    return block.splitlines()
 
 
 @pytest.fixture(scope="module")
 def tuned(package: Package) -> str:
     """Output of the page's `schedsearch tune`."""
-    (line,) = [line for line in commands() if " tune " in line]
+    (line,) = [line for line in PAGE.commands() if " tune " in line]
     return package.run_line(line)
 
 
 def test_the_page_has_all_files_and_commands() -> None:
     assert set(files()) == {"pyproject.toml", "schedsearch_pointwise.py", "pointwise.yaml", "use.py"}
-    assert [line.split()[0] for line in commands()] == ["pip", "schedsearch", "schedsearch", "python"]
+    assert [line.split()[0] for line in PAGE.commands()] == ["pip", "schedsearch", "schedsearch", "python"]
 
 
 def test_the_template_is_about_sixty_lines_beside_its_imports() -> None:
@@ -130,21 +77,21 @@ def test_tune_finds_and_records_verified_kernels_of_the_template(package: Packag
 
 def test_compile_deploys_the_kernel_even_where_the_package_is_missing(package: Package, tuned: str) -> None:
     """use.py compares the result with NumPy itself."""
-    (line,) = [line for line in commands() if line.startswith("python ")]
+    (line,) = [line for line in PAGE.commands() if line.startswith("python ")]
     for installed in (True, False):
         assert package.run_line(line, installed=installed).split() == [NAME, "exact", "True"]
 
 
 def test_awkward_sizes_are_right(package: Package) -> None:
     """The page's own check, which tunes shapes that no tile divides."""
-    (check,) = [block for block in blocks("python") if "check.db" in block]
+    (check,) = [block for block in PAGE.blocks("python") if "check.db" in block]
     (package.folder / "check.py").write_text(check, encoding="utf-8")
     package.run(sys.executable, "check.py")
 
 
 def test_the_template_keeps_the_contract(package: Package) -> None:
     """The page's own test class, run by pytest where the package is installed."""
-    (check,) = [block for block in blocks("python") if "TemplateContract" in block]
+    (check,) = [block for block in PAGE.blocks("python") if "TemplateContract" in block]
     (package.folder / "test_pointwise.py").write_text(check, encoding="utf-8")
     ran = package.run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_pointwise.py")
     assert re.search(r"^10 passed", ran, re.MULTILINE), ran
@@ -154,9 +101,9 @@ def test_the_gpu_kernel_of_the_page_compiles() -> None:
     """No GPU is needed for that; Numba-CUDA is."""
     pytest.importorskip("numba.cuda", reason="needs Numba-CUDA")
     pytest.importorskip("cuda.bindings.nvjitlink", reason="needs nvJitLink, an extra of schedsearch")
-    (block,) = [block for block in blocks("python") if "multiply_add = device_op" in block]
+    (block,) = [block for block in PAGE.blocks("python") if "multiply_add = device_op" in block]
     scope: dict[str, object] = {"__name__": "page"}
-    exec(compile(block, str(PAGE), "exec"), scope)
+    exec(compile(block, str(PAGE.path), "exec"), scope)
     workload = Workload.conv2d(n=1, h=28, w=28, c=128, k=200, r=1, s=1)
     target = PRESETS["h200"]
     source = scope["kernel"](load_template("conv2d_mma"), workload, target, Config(threads=128))  # type: ignore[operator]
