@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import faulty_templates as faulty
@@ -13,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedsearch import measure
 from schedsearch.backend import compile_source
-from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.measure import reference
@@ -215,5 +216,9 @@ def test_inputs_that_a_kernel_overwrote_are_restored(device: Device) -> None:
     assert verification.check(kernel_of(device, faulty.PointwiseCpu(), workload)).ok
 
 
-def test_the_config_of_a_faulty_template_is_legal() -> None:
-    assert faulty.PointwiseCpu().space(pointwise(), CPU).check(Config(step=2)) == []
+def test_measuring_knows_no_operator_and_no_argument_by_name() -> None:
+    """What it has to know about them, operators say."""
+    package = Path(measure.__file__).parent
+    names = {"conv2d", *(f'"{spec.name}"' for spec in pointwise(epilogue=("bias", "scale_shift", "residual")).signature)}
+    found = {path.name: name for path in package.glob("*.py") for name in names if name in path.read_text(encoding="utf-8")}
+    assert found == {}

@@ -26,6 +26,7 @@ from schedsearch.backend import compile_source
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError
 from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH
+from schedsearch.ops import operator
 from schedsearch.profiling import ncu
 from schedsearch.profiling import process as profile_target
 from schedsearch.profiling.profile import METRICS, Launch, Profile
@@ -345,6 +346,11 @@ class TestCommand:
         assert result.exit_code == 3 and "ERR_NVGPUCTRPERM" in result.stderr
         with Store.open("records.db", readonly=True) as store:
             assert store.profiles(2) == []
+
+    def test_an_operator_that_the_peer_does_not_compute_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(type(operator("conv2d")), "peers", {})
+        result = schedsearch("profile", "work.yaml", "--task", 1, "--peer", "torch")
+        assert result.exit_code == 2 and "'conv2d' cannot be run by 'torch'; allowed: none" in result.stderr
 
     def test_without_torch_a_peer_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)

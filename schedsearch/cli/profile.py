@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--db", metavar="FILE", help="Record store. Default: the workload file's, records.db.")
 @click.option("--target", "selector", metavar="TARGET", help="cuda or cuda:N.")
 @click.option("--task", metavar="N", type=AtLeast(1), help="Only the N-th task of the file, from 1.")
-@click.option("--peer", type=click.Choice(["torch"]), help="Also profile PyTorch's convolution (cuDNN), for comparison.")
+@click.option("--peer", type=click.Choice(["torch"]), help="Also profile the same operator by PyTorch, for comparison.")
 @click.option(
     "--ncu", "ncu_path", metavar="PATH", help="Nsight Compute's program. Default: ncu on PATH, or where it installs."
 )
@@ -51,8 +51,8 @@ def profile(
     file = file.resolve(target)
     if task is not None and task > len(file.tasks):
         raise UsageError(f"--task {task} is not there; the file has {len(file.tasks)} tasks, counted from 1")
-    check(target, ncu_path=ncu_path, peer=peer)
     tasks = [one for number, one in enumerate(file.tasks, 1) if task in (None, number)]
+    check(target, [one.workload for one in tasks], ncu_path=ncu_path, peer=peer)
     results = []
     with Store.open(db or file.db, create=False) as store:
         missing = [one.name for one in tasks if store.best(one.workload, target.key, file.measure.mode) is None]

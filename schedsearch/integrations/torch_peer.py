@@ -1,7 +1,13 @@
-"""The same operator by PyTorch, to be profiled beside a kernel."""
+"""Operators by PyTorch, to be profiled beside a kernel.
+
+An operator names the function here that computes it: `Op.peers["torch"]`, "module:function". The function takes a workload
+and a target, and returns a function that computes the operator once.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 from schedsearch.measure.inputs import normal_sigma
@@ -12,7 +18,23 @@ _WARM_UPS = 3
 
 
 def launch_torch(target: Target, workload: Workload) -> None:
-    """Runs the convolution, without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest way."""
+    """Runs the workload's operator by PyTorch once, warmed up, between the calls that switch a profiler on and off."""
+    import torch
+
+    module, _, name = workload.definition.peers["torch"].partition(":")
+    compute: Callable[[], None] = getattr(importlib.import_module(module), name)(workload, target)
+    with torch.no_grad():
+        for _ in range(_WARM_UPS):
+            compute()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        compute()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def conv2d(workload: Workload, target: Target) -> Callable[[], None]:
+    """A convolution, without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest way."""
     import torch
 
     p = workload.params
@@ -30,11 +52,4 @@ def launch_torch(target: Target, workload: Workload) -> None:
     def convolve() -> None:
         torch.nn.functional.conv2d(x, weight, None, p["stride"], padding, p["dilation"], p["groups"])
 
-    with torch.no_grad():
-        for _ in range(_WARM_UPS):
-            convolve()
-        torch.cuda.synchronize()
-        torch.cuda.profiler.start()
-        convolve()
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+    return convolve

@@ -140,6 +140,8 @@ class Op(ABC):
         version: of the parameters' meaning. Raise it when the same parameters no longer describe the same computation;
             records of other versions are then refused. A new parameter with a default needs no new version.
         reference: "module:Class" of its `schedsearch.template.Reference`.
+        peers: by which other libraries `schedsearch profile --peer` can run it, library -> "module:function"; for torch see
+            `schedsearch.integrations.torch_peer`.
         constructor: "module:function" that makes a workload of it in Python with the parameters as keywords, or "".
     """
 
@@ -147,6 +149,7 @@ class Op(ABC):
     version: ClassVar[int] = 1
     reference: ClassVar[str]
     constructor: ClassVar[str] = ""
+    peers: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def parameters(self) -> Mapping[str, Parameter]:

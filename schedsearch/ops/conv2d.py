@@ -82,6 +82,7 @@ class Conv2d(Op):
     name: ClassVar[str] = "conv2d"
     reference: ClassVar[str] = "schedsearch.templates.conv2d.reference:Conv2dReference"
     constructor: ClassVar[str] = "schedsearch:conv2d"
+    peers: ClassVar[Mapping[str, str]] = {"torch": "schedsearch.integrations.torch_peer:conv2d"}
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,17 +35,21 @@ class Profiled:
     profiles: tuple[Profile, ...]
 
 
-def check(target: Target, *, ncu_path: str | None = None, peer: str | None = None) -> str:
-    """Whether profiling is possible at all; returns the path of Nsight Compute's program.
+def check(target: Target, workloads: Iterable[Workload], *, ncu_path: str | None = None, peer: str | None = None) -> str:
+    """Whether workloads can be profiled at all; returns the path of Nsight Compute's program.
 
     Raises:
-        UsageError: the target is no GPU, or the peer is not known or not installed.
+        UsageError: the target is not a GPU; the peer is not known, not installed, or does not compute an operator.
         DeviceError: Nsight Compute is not there.
     """
     if target.kind != "cuda":
         raise UnsupportedError(f"profiling needs a CUDA device, got {target.name}; choose one: --target cuda")
     if peer is not None and peer not in PEERS:
         raise UsageError(f"peer {peer!r} is not known; allowed: {', '.join(PEERS)}")
+    for workload in workloads:
+        if peer is not None and peer not in workload.definition.peers:
+            known = ", ".join(workload.definition.peers) or "none"
+            raise UsageError(f"operator {workload.op!r} cannot be run by {peer!r}; allowed: {known}. Leave out --peer")
     if peer == "torch" and importlib.util.find_spec("torch") is None:
         raise UsageError("--peer torch needs PyTorch, which is not installed: pip install 'schedsearch[torch]'")
     return ncu.find(ncu_path)
@@ -69,7 +73,7 @@ def profile_best(
     Args:
         store: opened for writing.
         mode: of the record's timing; caches are flushed before each launch unless it is hot-graph-v1.
-        ncu_path, peer: see `check`; a peer computes the same convolution without its epilogue.
+        ncu_path, peer: see `check`; a peer computes the same operator without its epilogue.
         wait, on_wait: see `DeviceLock`.
 
     Raises:
@@ -78,7 +82,7 @@ def profile_best(
         UsageError, DeviceError: see `check`; no permission to read counters; the kernel cannot be launched.
         UntrustedDatabaseError: stored code is another machine's.
     """
-    program = check(target, ncu_path=ncu_path, peer=peer)
+    program = check(target, [workload], ncu_path=ncu_path, peer=peer)
     best = next(store.bests(workload=workload, target=target.key, mode=mode), None)
     if best is None:
         raise NoRecordError(f"no record of {workload.label} on {target.name} in mode {mode}; tune it: schedsearch tune")

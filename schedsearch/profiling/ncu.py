@@ -74,7 +74,7 @@ def profile(workload: Workload, artifact: Artifact | None, target: Target, *, mo
     Clocks are left as they are (`--clock-control none`). Caches are flushed before each launch, kept in mode hot-graph-v1.
 
     Args:
-        artifact: the kernel; None profiles PyTorch's convolution.
+        artifact: the kernel; None profiles the same operator by PyTorch.
         target: a CUDA device of this machine.
         mode: of the record's timing.
         ncu: see `find`.

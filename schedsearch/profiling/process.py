@@ -31,7 +31,7 @@ Watched = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: an artifact, or with None the same convolution by PyTorch."""
+    """What to run: an artifact, or with None the same operator by PyTorch."""
 
     target: Target
     workload: Workload

@@ -65,7 +65,7 @@ class Profile:
     """What was read about one thing that ran, which may have taken several launches.
 
     Attributes:
-        subject: kernel, the record's own; or torch, the same convolution by PyTorch.
+        subject: kernel, the record's own; or torch, the same operator by PyTorch.
         tool: the profiler and its version.
         cache: flushed or kept, between launches and passes.
         launches: in the order in which they ran.
