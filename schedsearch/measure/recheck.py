@@ -57,8 +57,8 @@ def recheck(
 ) -> Iterator[Check]:
     """Verifies and times every best record of a target again, as the final race of a tuning run does.
 
-    The stored code is measured, or where none is kept what the configuration builds to now. Each measurement is
-    appended to the store; a best whose answer is wrong is best no more.
+    The stored code is measured; where none is kept, the configuration is built again. Each measurement is appended to the
+    store. A best whose answer is wrong is demoted.
 
     Raises:
         DeviceError: no such device, or it is held and `wait` is false.
@@ -96,7 +96,7 @@ def recheck(
 
 
 def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:
-    """A best record's stored code, or where none is kept what its configuration builds to now, or how that failed."""
+    """A best record's stored code, or its configuration built again where none is kept; a Measurement if that fails."""
     artifact = store.artifact(best.artifact_sha256) if best.artifact_sha256 else None
     record = best.record
     if artifact is not None:
