@@ -234,7 +234,8 @@ def _grid(size: int) -> Grid:
 
 
 def _source(arch: str, function: Callable[..., None], params: tuple[Param, ...]) -> KernelSource:
-    return KernelSource("cuda", arch, (KernelStep(function, params, _grid(1), _THREADS),))
+    step = KernelStep(function, params, _grid(1), _THREADS, shaped_by=frozenset())  # dtypes share a run of the front end
+    return KernelSource("cuda", arch, (step,))
 
 
 def _words_source(arch: str) -> KernelSource:
