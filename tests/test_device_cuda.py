@@ -86,6 +86,9 @@ class FakeDriver:
     def cuCtxPopCurrent(self) -> tuple[Result, int]:
         return Result.CUDA_SUCCESS, self.contexts.pop()
 
+    def cuCtxGetCurrent(self) -> tuple[Result, int]:
+        return Result.CUDA_SUCCESS, self.contexts[-1] if self.contexts else 0
+
     def cuCtxSetCurrent(self, context: int) -> tuple[Result]:
         self.contexts[-1:] = [context]
         return (Result.CUDA_SUCCESS,)

@@ -159,6 +159,11 @@ class CudaDevice:
             with contextlib.suppress(DriverError):  # it may tell of an earlier failure, which the body has reported
                 _call("cuCtxPopCurrent")
 
+    @property
+    def is_current(self) -> bool:
+        """Whether our context is the calling thread's current one."""
+        return int(_call("cuCtxGetCurrent")) == int(self._context)
+
     def make_current(self) -> None:
         """Makes our context the calling thread's current one for good, for `Graph` and `Event`. In processes of our own."""
         self._check_open()
@@ -323,9 +328,6 @@ class _LaunchConfig(ctypes.Structure):
 
 _Launch = tuple[_LaunchConfig, Any, ctypes.c_void_p, Any]  # the configuration, itself by reference, function, parameters
 
-# CUresult: INVALID_CONTEXT (no context, or none of this device's), INVALID_HANDLE (function or stream of another context)
-_WRONG_CONTEXT = (201, 400)
-
 
 @functools.cache
 def _libcuda() -> ctypes.CDLL:
@@ -399,8 +401,8 @@ class CudaBoundKernel:
                 self._launch_in_context(launch, code)
 
     def _launch_in_context(self, launch: _Launch, code: int) -> None:
-        """Launches again in our context where the driver refused the thread's current one with `code`."""
-        if code in _WRONG_CONTEXT:
+        """Launches again in our context where another one was current, or none, when the driver refused with `code`."""
+        if not self._kernel.device.is_current:
             _, config_reference, function, parameters = launch
             with self._kernel.device.current():
                 code = self._launch(config_reference, function, parameters, None)
