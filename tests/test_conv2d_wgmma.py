@@ -21,6 +21,7 @@ from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.wgmma import BNS, SPLIT_KS, Conv2dWgmma
 from schedsearch.templates.conv2d.wgmma_sizes import evaluate, l2_row_cost, octets_per_block, store_segment, useful_bks
+from schedsearch.templates.parts.machine import machine
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
@@ -425,4 +426,4 @@ def test_lines_and_sectors_of_a_row_are_those_of_its_addresses(channels: int, bk
     starts = [2 * (pixel * channels + step * bk) for pixel in range(64) for step in range(channels // bk)]
     lines = np.mean([(start + 2 * bk - 1) // 128 - start // 128 + 1 for start in starts])
     sectors = np.mean([(start + 2 * bk - 1) // 32 - start // 32 + 1 for start in starts])
-    assert l2_row_cost(channels, bk) == pytest.approx(0.64 * 32 * sectors + 46 * lines, rel=0.01)
+    assert l2_row_cost(channels, bk, machine(H200).im2col) == pytest.approx(0.64 * 32 * sectors + 46 * lines, rel=0.01)

@@ -17,7 +17,8 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, LAUNCH_CYCLES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
+from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.workload import Workload
 
@@ -32,12 +33,6 @@ MAX_MERGED_TAPS = 25  # of a kernel whose weights, merged, stay in shared memory
 # Registers of a consumer thread beside its accumulators: addresses, descriptors, temporaries; more with an epilogue, and
 # most with a residual of 32 bits, of which several loads are under way.
 PLAIN_REGISTERS, EPILOGUE_REGISTERS, WIDE_RESIDUAL_REGISTERS = 36, 48, 72
-
-# For the predicted time only: what a multiprocessor does in a clock cycle, and delays in cycles.
-L2_BYTES_PER_CYCLE = (32, 64)  # when all multiprocessors load at once, and at most
-SHARED_BYTES_PER_CYCLE = 128
-LOAD_LATENCY_CYCLES = 1000  # from issuing a load to its bytes being in shared memory
-TILE_OVERHEAD_CYCLES = 700  # draining the tensor cores, barriers, first store
 
 
 @dataclass(frozen=True)
@@ -182,6 +177,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     inputs, outputs = w.c // w.groups, w.k // w.groups
     out_bytes = dtype_of(w.out_dtype).nbytes
     steps = geometry.taps * geometry.chunks
+    card = machine(target)
+    fit = card.halo
 
     def rounded(positions: Any) -> Any:
         return -(-positions // SWIZZLE_ROWS) * SWIZZLE_ROWS
@@ -189,7 +186,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
         busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
-        l2_rate = np.minimum(L2_BYTES_PER_CYCLE[1], L2_BYTES_PER_CYCLE[0] * target.sms / busy)
+        l2_rate = np.minimum(fit.l2_bytes_per_cycle[1], fit.l2_bytes_per_cycle[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
         wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["warpgroups"] / q["turns"]
         weights = steps * q["bn"] * ROW_BYTES
@@ -197,25 +194,25 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
         multiply = wgmmas * q["positions"] / 2
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
-        tile = np.maximum(multiply, np.maximum(shared / SHARED_BYTES_PER_CYCLE, loaded / l2_rate))
-        store = stored / l2_rate + TILE_OVERHEAD_CYCLES
+        tile = np.maximum(multiply, np.maximum(shared / card.shared_bytes_per_cycle, loaded / l2_rate))
+        store = stored / l2_rate + fit.tile_cycles
         if any(stage.name == "residual" for stage in w.epilogue):
             # As many bytes again; together they are on their way during the multiplications.
-            store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), LOAD_LATENCY_CYCLES, 0)
+            store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), fit.load_latency_cycles, 0)
         # Weights that stay are loaded while the first tile is multiplied, merged ones are written before. Blocks ask L2 for
         # the same, so that its lower rate is not the bound.
-        loading = np.maximum(0, q["blocks_per_sm"] * weights / L2_BYTES_PER_CYCLE[1] + loaded / l2_rate - tile)
-        writing = weights * q["merged"] * outputs / q["bn"] / SHARED_BYTES_PER_CYCLE
+        loading = np.maximum(0, q["blocks_per_sm"] * weights / fit.l2_bytes_per_cycle[1] + loaded / l2_rate - tile)
+        writing = weights * q["merged"] * outputs / q["bn"] / card.shared_bytes_per_cycle
         first = np.where(streamed, 0, np.where(q["merged"] == 1, loading, writing))
-        latency = np.where(streamed, steps * LOAD_LATENCY_CYCLES / np.maximum(q["weight_stages"] - 1, 1), 0)
-        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * LOAD_LATENCY_CYCLES + loaded / l2_rate, 0)
+        latency = np.where(streamed, steps * fit.load_latency_cycles / np.maximum(q["weight_stages"] - 1, 1), 0)
+        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * fit.load_latency_cycles + loaded / l2_rate, 0)
         alone = np.where(
             in_turn,
             np.maximum(tile, (tile + store + waiting) / q["turns"]),
             np.maximum(tile, latency) + waiting + store,
         )
         waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
-        return LAUNCH_CYCLES + waves + LOAD_LATENCY_CYCLES + first + np.where(in_turn, store, 0)
+        return card.launch_cycles + waves + fit.load_latency_cycles + first + np.where(in_turn, store, 0)
 
     def column_blocks(q: Columns) -> Any:
         """Where weights stay, the blocks that share the tiles of each column; else 0: all share all."""

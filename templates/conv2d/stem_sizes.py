@@ -16,7 +16,8 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP
+from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.workload import Workload
 
@@ -27,16 +28,6 @@ STEPS_OF_ROW = 4  # wgmma steps in such a row
 SEGMENT = 64  # output channels of a row of staged y
 MAX_BOX = 256  # of TMA, along each axis
 TILE_WS = (8, 16, 32, 64)
-
-# For the predicted time only, in cycles and bytes a cycle of one multiprocessor; as in conv2d_wgmma where it has them.
-FILL_CYCLES = 900  # of a block's start
-WEIGHT_CYCLES = 350  # of a load of weights by each thread, once a block; two are under way at a time
-LOAD_LATENCY_CYCLES = 630  # from issuing a load to its bytes being in shared memory
-ROUND_CYCLES = 60  # from a round's first load from shared memory to its first multiplication
-TILE_CYCLES = 350  # draining the tensor cores, barriers, first store
-STORE_BYTES_PER_CYCLE = 24
-SHARED_BYTES_PER_CYCLE = 128
-MEMORY_BYTES_PER_CYCLE = 14
 
 
 @dataclass(frozen=True)
@@ -120,27 +111,38 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     w, runs = workload, Runs.of(workload)
     _, out_h, out_w, _ = w.output.shape
     out_bytes = dtype_of(w.out_dtype).nbytes
+    card = machine(target)
+    fit = card.stem
     staged_bytes = staged_y_bytes(workload)
     y_bytes = GROUP_PIXELS * w.k * out_bytes  # of a tile
     words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_values) * (2 if runs.odd else 1)  # cycles that a tile's loads take
     operand_bytes = ELEMENT_BYTES * w.n * w.h * w.w * w.c + out_bytes * math.prod(w.output.shape)
     operand_bytes += out_bytes * math.prod(w.output.shape) if any(stage.name == "residual" for stage in w.epilogue) else 0
-    memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
+    memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: a warpgroup's tiles one after the other, or what all share, or memory."""
         multiply = runs.steps * runs.columns / 2
-        shared = words + runs.steps * runs.columns / 4 + (q["patch_bytes"] + 2 * staged_bytes) / SHARED_BYTES_PER_CYCLE
-        store = TILE_CYCLES + y_bytes / STORE_BYTES_PER_CYCLE
+        shared = words + runs.steps * runs.columns / 4 + (q["patch_bytes"] + 2 * staged_bytes) / card.shared_bytes_per_cycle
+        store = fit.tile_cycles + y_bytes / fit.store_bytes_per_cycle
         rounds = -(-runs.steps // q["register_steps"])
-        load = np.where(q["patches"] == 1, LOAD_LATENCY_CYCLES, LOAD_LATENCY_CYCLES / q["patches"])
-        alone = np.maximum(multiply + rounds * ROUND_CYCLES + words / 4 + store, load) + np.where(q["patches"] == 1, load, 0)
+        load = np.where(q["patches"] == 1, fit.load_latency_cycles, fit.load_latency_cycles / q["patches"])
+        alone = np.maximum(multiply + rounds * fit.round_cycles + words / 4 + store, load) + np.where(
+            q["patches"] == 1, load, 0
+        )
         blocks = -(-q["tiles"] // q["warpgroups"])
         at_once = q["warpgroups"] * np.minimum(q["blocks_per_sm"], -(-blocks // target.sms))
-        tile = np.maximum(np.maximum(multiply, shared), y_bytes / STORE_BYTES_PER_CYCLE)
-        weights = -(-runs.columns * 2 * runs.steps // q["threads"]) * WEIGHT_CYCLES
+        tile = np.maximum(np.maximum(multiply, shared), y_bytes / fit.store_bytes_per_cycle)
+        weights = -(-runs.columns * 2 * runs.steps // q["threads"]) * fit.weight_cycles
         busy = q["waves"] * np.maximum(alone, at_once * tile)
-        return LAUNCH_CYCLES + FILL_CYCLES + LOAD_LATENCY_CYCLES + weights + np.maximum(busy, memory_cycles) + 0.1 * busy
+        return (
+            card.launch_cycles
+            + fit.fill_cycles
+            + fit.load_latency_cycles
+            + weights
+            + np.maximum(busy, memory_cycles)
+            + 0.1 * busy
+        )
 
     return {
         "columns": lambda q: runs.columns,

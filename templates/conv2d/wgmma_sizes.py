@@ -14,32 +14,14 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, LAUNCH_CYCLES, WARPGROUP, WGMMA_K, WGMMA_M
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP, WGMMA_K, WGMMA_M
+from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.workload import Workload
 
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
 BKS = (16, 32, 64)
-
-# For the predicted time only, in cycles and bytes a cycle. Each is a quantity of the machine; its value is the rounded fit
-# of 4000 measurements on an H200, of 75 layers from 7x7 to 300x300 pixels, and for split tiles of 1000 of 13 layers. The
-# configuration that it would choose among the measured ones of a layer takes 1.04 to 1.05 times the fastest's time.
-FILL_CYCLES = 900  # of a block's start: barriers, the tensor maps, the first load's latency
-LOAD_LATENCY_CYCLES = 900  # from issuing a load to its bytes being in shared memory, as far as rings wait for it
-STEP_CYCLES = 32  # of a step beside its multiplications: waiting for barriers, issuing
-TILE_CYCLES = 350  # draining the tensor cores, barriers between warpgroups
-STORE_BYTES_PER_CYCLE = 24  # of a multiprocessor: from accumulators through shared memory to L2
-L2_BYTES_PER_CYCLE = 64  # of one multiprocessor: the width of its port; the fit alone says 56
-ALL_L2_BYTES_PER_CYCLE = 46  # times the multiprocessors; above the 27 of L2 alone, for neighbours ask for the same bytes
-L2_SECTOR_SHARE, L2_LINE_COST = 0.64, 46  # of a row's sectors in bytes, and of each line it touches; 128 for one line
-UNLIKE_L2_EXPONENT = 0.3  # of split_k, or of the sharing by multicast: neighbours then ask for other bytes
-MEMORY_BYTES_PER_CYCLE = 14  # times the multiprocessors; operands are read cold
-MEMORY_OVERLAP = 0.9  # share of the shorter of memory's time and the multiprocessors' that the longer one hides
-PEER_CYCLES = 900  # by which the last of blocks that wait for each other is late
-PEER_STEP_CYCLES = 25  # of a step, for each block more that waits
-CLUSTER_CYCLES = 400  # a barrier of the cluster, and the latency of sums that are sent
-CLUSTER_BYTES_PER_CYCLE = 15  # of the sums that a multiprocessor sends, whichever way
 
 
 def useful_bks(channels: int) -> tuple[int, ...]:
@@ -103,21 +85,23 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     )
 
 
-def l2_row_cost(channels: int, bk: int) -> float:
+def l2_row_cost(channels: int, bk: int, fit: Im2colFit) -> float:
     """What loading bk of a pixel's channels takes of L2, in bytes of rows that fill a line; a mean over where rows start."""
     row = min(bk, channels) * ELEMENT_BYTES
     starts = range(0, LINE_BYTES, math.gcd(channels * ELEMENT_BYTES, bk * ELEMENT_BYTES, LINE_BYTES))
     sectors = sum(-(-(start % SECTOR_BYTES + row) // SECTOR_BYTES) for start in starts) / len(starts)
     lines = sum(-(-(start + row) // LINE_BYTES) for start in starts) / len(starts)
-    return L2_SECTOR_SHARE * SECTOR_BYTES * sectors + L2_LINE_COST * lines
+    return fit.l2_sector_share * SECTOR_BYTES * sectors + fit.l2_line_cost * lines
 
 
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
     w, gemm, out_bytes = workload, Im2col.of(workload), dtype_of(workload.out_dtype).nbytes
+    card = machine(target)
+    fit = card.im2col
     operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
-    memory_cycles = operand_bytes / (MEMORY_BYTES_PER_CYCLE * target.sms)
-    row_costs = {bk: l2_row_cost(w.c, bk) for bk in BKS}
+    memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
+    row_costs = {bk: l2_row_cost(w.c, bk, fit) for bk in BKS}
 
     def predicted_cycles(q: Columns) -> Any:
         """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
@@ -128,19 +112,19 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         l2_rows = q["bm"] / q["cluster_n"] + q["bn"] / q["cluster_m"]
         from_l2 = l2_rows * sum(np.where(q["bk"] == bk, cost, 0) for bk, cost in row_costs.items())
         unlike = q["split_k"] * (q["bm"] + q["bn"]) / l2_rows
-        all_l2 = ALL_L2_BYTES_PER_CYCLE * target.sms * unlike**-UNLIKE_L2_EXPONENT
-        load = np.maximum(stage_bytes(q) / L2_BYTES_PER_CYCLE, from_l2 * np.minimum(q["blocks"], one_each) / all_l2)
+        all_l2 = fit.all_l2_bytes_per_cycle * target.sms * unlike**-fit.unlike_l2_exponent
+        load = np.maximum(stage_bytes(q) / fit.l2_bytes_per_cycle, from_l2 * np.minimum(q["blocks"], one_each) / all_l2)
         peers = q["cluster_m"] * q["cluster_n"] - 1
-        late = np.where(peers == 0, 0, PEER_CYCLES)
+        late = np.where(peers == 0, 0, fit.peer_cycles)
         # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
         wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
-        multiply = q["bm"] // GROUP_ROWS * (q["bk"] // WGMMA_K) * wgmma + STEP_CYCLES + peers * PEER_STEP_CYCLES
+        multiply = q["bm"] // GROUP_ROWS * (q["bk"] // WGMMA_K) * wgmma + fit.step_cycles + peers * fit.peer_step_cycles
         # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
-        load_alone = np.maximum(load, (LOAD_LATENCY_CYCLES + late + load + 2 * multiply) / q["stages"])
-        split = CLUSTER_CYCLES + q["bm"] * q["bn"] * 4 * (1 - 1 / q["split_k"]) / CLUSTER_BYTES_PER_CYCLE
-        store = TILE_CYCLES + q["bm"] * q["bn"] / q["split_k"] * out_bytes / STORE_BYTES_PER_CYCLE
+        load_alone = np.maximum(load, (fit.load_latency_cycles + late + load + 2 * multiply) / q["stages"])
+        split = fit.cluster_cycles + q["bm"] * q["bn"] * 4 * (1 - 1 / q["split_k"]) / fit.cluster_bytes_per_cycle
+        store = fit.tile_cycles + q["bm"] * q["bn"] / q["split_k"] * out_bytes / fit.store_bytes_per_cycle
         store = store + np.where(q["split_k"] == 1, 0, split)
-        fill = FILL_CYCLES + late
+        fill = fit.fill_cycles + late
         serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
         # Loads of a persistent block's next tile go on while this one is stored, and so, in turn, does multiplying.
         tensor = q["block_steps"] * multiply
@@ -153,7 +137,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         # Memory rests while all blocks start or store at once, as those do that have but one tile.
         memory = memory_cycles + np.where(blocks == neighbours, fill + store, 0)
         slower, faster = np.maximum(busy, memory), np.minimum(busy, memory)
-        return LAUNCH_CYCLES + slower + (1 - MEMORY_OVERLAP) * faster
+        return card.launch_cycles + slower + (1 - fit.memory_overlap) * faster
 
     return {
         "turns": lambda q: np.where(q["schedule"] == "in_turn", 2, 1),

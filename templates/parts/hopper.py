@@ -16,6 +16,7 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.space import Columns, ConfigSpace, Constraint
 from schedsearch.target import Target
+from schedsearch.templates.parts.machine import machine
 
 DTYPES = ("float16", "bfloat16")
 ELEMENT_BYTES = 2  # of x and weight
@@ -28,8 +29,6 @@ SWIZZLE_ROWS = 8  # a swizzle repeats after these
 LARGEST_SIZE = 2**30  # of one axis: coordinates, and sums of two of them, stay within int32
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each resident block
-IDLE_SMS = 8  # multiprocessors that clusters of 4 or 8 leave idle: a cluster must find room in a group (GPC) of 16 or 18
-LAUNCH_CYCLES = 4200  # from a kernel's end to the next one's first load in a chain, and its last store; see conv2d_wgmma
 
 
 def block_constraints(target: Target, columns: str, overhead_registers: int) -> tuple[Constraint, ...]:
@@ -59,7 +58,7 @@ def registers(q: Columns) -> Any:
 
 def blocks_at_once(target: Target, cluster: Any, blocks_per_sm: Any) -> Any:
     """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
-    sms = np.where(cluster <= 2, target.sms, max(target.sms - IDLE_SMS, 1))
+    sms = np.where(cluster <= 2, target.sms, max(target.sms - machine(target).idle_sms, 1))
     return np.maximum(1, sms * blocks_per_sm // cluster) * cluster
 
 

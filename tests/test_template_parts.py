@@ -1,0 +1,100 @@
+"""The parts that kernels share, one by one: schedulers against a count of all tiles, rings against stage and phase numbers,
+shared memory and the table of machines against values worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from schedsearch.target import PRESETS
+from schedsearch.templates.parts import gather, machine, pipeline, walk
+from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.testing.cluster_emulator import ClusterEmulator
+from schedsearch.testing.emulator import Memory
+
+H200 = PRESETS["h200"]
+
+
+@pytest.fixture(autouse=True)
+def emulator(monkeypatch: pytest.MonkeyPatch) -> ClusterEmulator:
+    """The functions run as plain Python, with integers of their types' width."""
+    stand_in = ClusterEmulator(Memory(), lambda value, *_: value, late=False)
+    stand_in.stand_in(monkeypatch, gather, pipeline, walk)
+    return stand_in
+
+
+@pytest.mark.parametrize(("rows", "columns", "height"), [(6, 3, 2), (5, 3, 2), (7, 1, 16), (1, 4, 1), (9, 2, 4)])
+def test_a_banded_walk_visits_every_tile_band_by_band_and_column_by_column(rows: int, columns: int, height: int) -> None:
+    place = walk.banded(rows, columns, height)
+    bands = [range(first, min(first + height, rows)) for first in range(0, rows, height)]
+    expected = [(row, column) for band in bands for column in range(columns) for row in band]
+    assert [place(tile) for tile in range(rows * columns)] == expected
+
+
+def test_rectangles_are_walked_along_a_row_then_down_an_image() -> None:
+    origin = walk.rectangles(rows=3, columns=2, tile_h=4, tile_w=5)
+    expected = [(image, 4 * row, 5 * column) for image, row, column in itertools.product(range(2), range(3), range(2))]
+    assert [origin(tile) for tile in range(12)] == expected
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("first_parity", [0, 1])
+def test_a_ring_flips_the_parity_once_a_round(stages: int, first_parity: int) -> None:
+    advance = pipeline.producer(stages, 64).advance
+    seen, state = [], (0, first_parity)
+    for _ in range(3 * stages):
+        seen.append(state)
+        state = advance(*state)
+    assert seen == [(step % stages, first_parity ^ (step // stages) % 2) for step in range(3 * stages)]
+
+
+def test_a_consumer_of_some_phases_has_a_parity_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a ring of 3 stages it takes stages 0, 1, then, the next being another's, 0 again."""
+    waited: list[tuple[int, int]] = []
+    monkeypatch.setattr(pipeline, "ptx", type("Ptx", (), {"mbarrier_wait": lambda at, parity: waited.append((at, parity))}))
+    take, advance = pipeline.consumer(3, phases="some")
+    parities = 0
+    for stage in (0, 1, 0):
+        parities = take(800, stage, parities)
+    assert waited == [(800, 0), (808, 0), (800, 1)]
+    assert advance(2, parities) == (0, parities)
+
+
+def test_im2col_steps_go_through_the_channels_of_each_tap() -> None:
+    """40 channels in steps of 16 and 2 x 3 taps; a base pixel of row 17 of images of 3 x 4 output pixels."""
+    steps = gather.im2col(
+        out_w=4, out_pixels=12, stride=(2, 3), corner=(1, 2), channels=40, bk=16, kernel_w=3
+    )  # fmt: skip
+    expected = [(tap, channel, tap // 3, tap % 3) for tap in range(6) for channel in (0, 16, 32)]
+    assert [steps.first(number) for number in range(18)] == expected
+    state, walked = steps.first(0), []
+    for _ in range(18):
+        walked.append(state)
+        state = steps.next(*state)
+    assert walked == expected
+    assert steps.pixel(17) == (1, 1 * 2 - 1, 1 * 3 - 2)  # pixel 5 of image 1 is output row 1, column 1
+
+
+def test_regions_of_shared_memory_follow_one_another() -> None:
+    layout = SharedLayout.of(ring=3 * 4096, y=1024, full=24, empty=24)
+    assert [layout.offset(region) for region in ("ring", "y", "full", "empty")] == [0, 12288, 13312, 13336]
+    assert layout.nbytes == 13360
+
+
+def test_a_layout_of_many_configurations_is_computed_at_once() -> None:
+    stages = np.array([2, 3])
+    layout = SharedLayout.of(ring=stages * 4096, y=0, full=stages * 8)
+    assert layout.nbytes.tolist() == [8208, 12312] and layout.offsets["full"].tolist() == [8192, 12288]
+
+
+def test_a_card_without_an_entry_gets_the_nearest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = machine.MACHINES[H200.key]
+    assert machine.machine(H200) is h200
+    others = {"a": dataclasses.replace(h200, sms=78), "b": dataclasses.replace(h200, compute_capability=(12, 0))}
+    monkeypatch.setattr(machine, "MACHINES", {**machine.MACHINES, **others})
+    assert machine.machine(dataclasses.replace(H200, sms=114, name="another")) is h200  # 114 is nearer to 132 than to 78
+    assert machine.machine(dataclasses.replace(H200, sms=80, name="another")) is others["a"]
+    assert machine.machine(dataclasses.replace(H200, compute_capability=(12, 1))) is others["b"]
