@@ -345,6 +345,7 @@ class TestBest:
         assert task.race.over_plain == square_ns(Candidate(WORKLOAD, Square(), Config(x=0, y=15))) / task.best_ns  # type: ignore[operator]
         (again,) = world.tune(trials=10).tasks
         assert again.race == task.race, "read from the records"
+        assert again.trials == 10, "what only raced was not tried"
         (restricted,) = world.tune(Task(OTHER, restrict={"x": [3, 4]})).tasks
         assert restricted.race is not None and restricted.race.plain is None
 

@@ -47,8 +47,8 @@ def run(database: Path, template: Template, target: str, **only: list[str]) -> R
         tuner="grid",
         templates=[template],
         workers=1,
-        build_timeout_s=20.0,  # builders are of low priority, and others may keep the machine busy
-        run_timeout_s=10.0,
+        build_timeout_s=8.0,  # builders are of low priority, and others may keep the machine busy
+        run_timeout_s=5.0,
     )
 
 
@@ -143,7 +143,7 @@ def test_kill_9_loses_the_trial_in_flight_and_nothing_else(target: str, tmp_path
         assert run.stdout is not None
         while "trial" not in (line := run.stdout.readline()):
             assert line, "the run ended before its first trial"
-        time.sleep(5.0)  # the second candidate hangs now
+        time.sleep(2.0)  # the second candidate is being built, or hangs already
         offspring = children(run.pid)
         assert len(offspring) >= 2  # a builder and the runner
         run.kill()

@@ -396,7 +396,12 @@ class TaskState:
     # What happens to it
 
     def remember(self, arm: Arm, record: Record) -> None:
-        """Takes in the record of a configuration that an earlier run measured."""
+        """Takes in the record of a configuration that an earlier run measured.
+
+        A plain configuration that only raced was not tried: it does not count as a trial.
+        """
+        if record.final_race and (record.measurement.ok or record.config == arm.plan.plain):
+            return
         time_ns = record.measurement.time_ns
         if not record.final_race:
             self._newest_s = max(self._newest_s, record.finished_at)
