@@ -152,7 +152,7 @@ def test_any_small_workload_with_any_config(device, data):
 # ---- cases of TVM's operator tests
 
 KINDS = ("conv2d_nchw (cuda float)", "group_conv2d_nchw", "group_conv2d_nhwc")
-MAX_FLOPS = 6e7
+MAX_FLOPS = 3e7
 MAX_CASES = 8
 
 
@@ -175,8 +175,9 @@ def test_a_share_of_tvms_operator_cases(device, shared):
     cases = json.loads((shared / "cases" / "operator_cases.json").read_text())["cases"]
     workloads = {tvm_workload(kind, case): kind for kind in KINDS for case in cases[kind]}
     small = sorted((w for w in workloads if w.flops <= MAX_FLOPS), key=lambda w: w.flops)
-    # Evenly over sizes, and every group convolution that is small enough.
-    chosen = {*small[:: max(len(small) // MAX_CASES, 1)], *(w for w in small if workloads[w] != KINDS[0])}
+    # Of each kind evenly over sizes.
+    by_kind = [[w for w in small if workloads[w] == kind] for kind in KINDS]
+    chosen = {w for each in by_kind for w in each[:: max(len(each) * len(KINDS) // MAX_CASES, 1)]}
     assert len(chosen) >= MAX_CASES
     assert {workloads[w] for w in chosen} == set(KINDS)
     for number, workload in enumerate(sorted(chosen, key=lambda w: w.json)):

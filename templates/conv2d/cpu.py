@@ -156,7 +156,7 @@ class Conv2dCpu(Template):
         config = Config(
             {
                 **{name: values[name][0] for name in ("ow_tile", "oc_vectors", "unroll", "oh_tile", "order")},
-                "block": max((block for block in values["block"] if block <= lanes), default=values["block"][0]),
+                "block": max((int(block) for block in values["block"] if int(block) <= lanes), default=values["block"][0]),
                 "x_layout": "packed",
                 "threads": values["threads"][-1],
             }

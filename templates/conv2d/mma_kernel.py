@@ -176,7 +176,7 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
 
 def _rows(tile_rows: int, plan: Plan) -> int:
     """Rows that one thread loads of a tile's."""
-    return ceil_div(tile_rows, plan.row_step)
+    return int(ceil_div(tile_rows, plan.row_step))
 
 
 def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:

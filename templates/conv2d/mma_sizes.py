@@ -103,16 +103,16 @@ class Plan:
     @property
     def steps(self) -> int:
         """Steps along the reduction."""
-        return ceil_div(self.gemm.kk, self.bk)
+        return int(ceil_div(self.gemm.kk, self.bk))
 
     @property
     def tiles_m(self) -> int:
-        return ceil_div(self.gemm.m, self.bm)
+        return int(ceil_div(self.gemm.m, self.bm))
 
     @property
     def group_tiles(self) -> int:
         """Channel tiles of one group."""
-        return ceil_div(self.gemm.k, self.bn)
+        return int(ceil_div(self.gemm.k, self.bn))
 
     @property
     def tiles_n(self) -> int:
