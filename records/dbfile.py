@@ -72,7 +72,7 @@ def connect(
 
 
 def check(path: Path, *, create: bool, readonly: bool) -> None:
-    """Raises DatabaseError when `path` can be seen to be no usable database before SQLite is asked.
+    """Raises DatabaseError when name or permissions already show that `path` cannot be opened as a database.
 
     Looks at names and permissions only. The file is never opened here: closing it would drop the locks of every other
     connection of this process (https://www.sqlite.org/howtocorrupt.html, section 2.2).

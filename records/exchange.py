@@ -9,8 +9,8 @@ An exchange file has one JSON object a line, each with a `kind`:
     {"kind": "profile", "content_id": ..., "profile": {...}}                                   see `Profile.to_json`
     {"kind": "best", "content_id": ..., "verified": ..., "artifact": ..., "promoted_at": ...}
 
-It is complete: exported and imported again, a store is the same but for code that is not trusted. Code enters a store only
-if this machine wrote it or its origin is trusted; it is rebuilt from the configuration otherwise.
+It is complete: after an export and an import a store is the same, except for code that is not trusted. Code enters a store
+only if this machine wrote it or its origin is trusted; otherwise it is rebuilt from the configuration.
 """
 
 from __future__ import annotations
@@ -394,14 +394,14 @@ def export_deploy(
         {"bests", "artifacts", "size_bytes"}.
 
     Raises:
-        UsageError: the destination is there and no deployment file.
+        UsageError: the destination exists and is not a deployment file.
         NoRecordError: there is no best record.
         DatabaseError: it cannot be written.
     """
     path = Path(destination)
     dbfile.check(path, create=True, readonly=False)
     if path.exists() and not _is_deploy(path):
-        raise UsageError(f"{path} exists and is no deployment file; it is left alone: delete it or give another path")
+        raise UsageError(f"{path} exists and is not a deployment file, so it is left alone; delete it or give another path")
     try:
         temporary = temporary_beside(path)
     except OSError as error:

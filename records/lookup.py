@@ -1,7 +1,7 @@
 """Deployment's reader of the best kernels. Standard library only: no SQLAlchemy, no NumPy.
 
 Reads a live database (also while a tuning run writes to it) or a deployment file. A row is found by primary key and
-remembered; a miss is not remembered, so that what is tuned later is found.
+remembered. A miss is not remembered, so a later best is found.
 """
 
 from __future__ import annotations

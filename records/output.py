@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def new_file(path: Path) -> Iterator[Path]:
     """An empty file to write to, which gets the name `path` when the block ends well; an older file there is replaced.
 
-    A device or pipe, such as /dev/stdout, is written to as it is.
+    A device or pipe, such as /dev/stdout, is written to directly.
 
     Raises:
         UsageError: it cannot be written, or is a database: measurements cannot be made again.
@@ -31,7 +31,7 @@ def new_file(path: Path) -> Iterator[Path]:
             return
         target = path.resolve()  # where it is a link, the link stays
         if is_database(target):
-            raise UsageError(f"{path} is a database, which is left alone; delete it or give another path")
+            raise UsageError(f"{path} is a database, so it is left alone; delete it or give another path")
         temporary = temporary_beside(target)
         try:
             yield temporary
@@ -50,8 +50,7 @@ def is_database(path: str | Path) -> bool:
 
 @contextmanager
 def store_to_fill(path: str | Path) -> Iterator[Store]:
-    """The record store at `path`, to add to. One that is not there yet appears when the block ends well, so that a mistake
-    leaves none behind.
+    """The record store at `path`, to add to. A new store appears only when the block ends without an error.
 
     Raises:
         DatabaseError: it cannot be opened or created, or another process made it in the meantime.

@@ -4,10 +4,10 @@ Queries are written against the `Table` objects, which describe the newest schem
 list per dialect: a released one is never edited, a change appends one and raises `dbfile.SCHEMA_VERSION`. A test compares
 what the migrations build with the tables here, and another opens a database of every released version.
 
-What is kept: `record` is append-only (triggers refuse anything but the late addition of an artifact's sha256); `best` has
-small rows that name, per (workload, target, mode), a record and the artifact to run; `artifact` has the machine code;
-`profile` what a hardware profiler read of a record's kernel, append-only too. Text columns config, times_ns, clocks, info,
-summary, json and plan hold JSON.
+`record` is append-only: triggers refuse every change except the later addition of an artifact's sha256. `best` has a small
+row per (workload, target, mode) that names a record and the artifact to run. `artifact` has the machine code. `profile` has
+the figures of a hardware profiler and is append-only, too. The text columns config, times_ns, clocks, info, summary, json
+and plan hold JSON.
 """
 
 from __future__ import annotations

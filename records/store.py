@@ -5,8 +5,8 @@
         record_id = store.append(record)               # committed when it returns
         store.promote(record_id, artifact)             # deployment serves it from now on
 
-Measurements are append-only. Several processes may write to one file at once. What is whose code, and what may be loaded
-here, is `trust`; files in and out are `exchange`; deployment reads through `lookup`.
+Measurements are append-only. Several processes may write to one file at once. `trust` decides which code may be loaded
+here, `exchange` reads and writes files of records, and deployment reads through `lookup`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Store:
         return run_id
 
     def finish_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """Ends a run; one that was killed never gets here and keeps `finished_at` None. Raises UsageError: no such run."""
+        """Ends a run. A run that was killed keeps `finished_at` None. Raises UsageError when there is no such run."""
         with self._db.write() as connection:
             done = connection.execute(
                 sa.update(schema.run)
@@ -282,7 +282,7 @@ class Store:
         *,
         limit: int | None = None,
     ) -> list[RecordRow]:
-        """The records that match, the newest first. None matches all; operators that are not installed are no obstacle.
+        """The records that match, the newest first, also those of operators that are not installed. None matches all.
 
         Args:
             limit: at most this many, the newest.

@@ -7,7 +7,8 @@ database with `schedsearch records trust FILE`. Neither can be claimed by the da
   (`machine-key` in the state folder, mode 0600);
 - a mark is a file in the state folder, named by the absolute path and the unique id of the database.
 
-The state folder is platformdirs' `user_state_dir`, or SCHEDSEARCH_STATE_DIR. Standard library only but for platformdirs.
+The state folder is platformdirs' `user_state_dir`, or SCHEDSEARCH_STATE_DIR. This module needs platformdirs and the standard
+library only.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def trust(path: str | Path) -> None:
     """Marks a database as trusted on this machine, where it lies now.
 
     Raises:
-        DatabaseError: it is no database of schedsearch, or the mark cannot be written.
+        DatabaseError: it is not a database of schedsearch, or the mark cannot be written.
     """
     from schedsearch.records.lookup import Lookup
 
@@ -125,7 +126,7 @@ def _key(*, create: bool) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Creates a file of mode 0600 with all its content at once; one that exists is left as it is."""
+    """Creates a file of mode 0600 with all its content at once. An existing file stays as it is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)

@@ -288,7 +288,7 @@ class TestFilesOfOthers:
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ('"result": [[0.0015, 0.0017], 0', '"result": [[], 0', "some.log:1: result[0]: there is no cost"),
+            ('"result": [[0.0015, 0.0017], 0', '"result": [[], 0', "some.log:1: result[0]: has neither a cost nor an error"),
             ("0.0015", "-1", "some.log:1: result[0][0]: a cost in seconds must be a positive number"),
             ("0, 2.5, 1600000000.5]", "99, 2.5, 1]", "some.log:1: result[1]: unknown error number 99"),
             ("2.5, 1600000000.5]", "2.5]", "some.log:1: result: [costs, error number"),

@@ -85,7 +85,7 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
     ("change", "wanted"),
     [
         (lambda line: line[: len(line) // 2], "not JSON: "),
-        (lambda line: "[1]", "a JSON object is wanted, got a list"),
+        (lambda line: "[1]", "this must be a JSON object, got a list"),
         (lambda line: line.replace('"kind": "record"', '"kind": "rekord"'), "unknown kind 'rekord'; allowed: header"),
         (lambda line: line.replace('"target"', '"tarket"'), "the field 'target' is missing"),
         (lambda line: line.replace('"h": 14', '"h": -14'), "h must be a whole number of at least 1, got -14"),
@@ -274,7 +274,7 @@ def test_a_deployment_file_replaces_only_one_of_its_kind(store: Store, tmp_path:
     notes = tmp_path / "notes.txt"
     notes.write_text("precious")
     for other in (store.path, notes):
-        with pytest.raises(UsageError, match="exists and is no deployment file; it is left alone"):
+        with pytest.raises(UsageError, match="exists and is not a deployment file, so it is left alone"):
             export_deploy(store, other)
     assert notes.read_text() == "precious" and store.stats()["records"] == 10
     with pytest.raises(DatabaseError, match="does not exist; create it"):

@@ -67,7 +67,7 @@ def test_a_database_is_left_alone_whoever_made_it(folder: Path) -> None:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
     before = (folder / "other.db").read_bytes()
-    with pytest.raises(UsageError, match=r"other\.db is a database, which is left alone"), new_file(folder / "other.db"):
+    with pytest.raises(UsageError, match=r"other\.db is a database, so it is left alone"), new_file(folder / "other.db"):
         pass
     assert (folder / "other.db").read_bytes() == before
 
@@ -82,7 +82,7 @@ def test_a_database_is_left_alone_in_whatever_state(folder: Path, state: str) ->
         else:
             data = path.read_bytes()
             path.write_bytes(data[:1000] if state == "truncated" else data[:16] + bytes(len(data) - 16))
-        with pytest.raises(UsageError, match="is a database, which is left alone"), new_file(path):
+        with pytest.raises(UsageError, match="is a database, so it is left alone"), new_file(path):
             pass
 
 

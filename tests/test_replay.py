@@ -460,7 +460,7 @@ BAD_CACHES = {
     ),
     "an error that is a number": (
         lambda: edit(lambda d: first(d).update(__error__=3.5)),
-        f"{AT}.__error__: a text is wanted, got a number (3.5)",
+        f"{AT}.__error__: this must be a text, got a number (3.5)",
     ),
     "time in another unit than times": (
         lambda: edit(lambda d: first(d).update(time=first(d)["time"] * 1e6)),
@@ -501,10 +501,10 @@ BAD_CACHES = {
     "names that differ": (lambda: edit(lambda d: d.update(tune_params_keys=["bx"])), "tune_params_keys: ['bx'] are not"),
     "tune_params missing": (lambda: edit(lambda d: d.pop("tune_params")), "the field 'tune_params' is missing"),
     "cache missing": (lambda: edit(lambda d: d.pop("cache")), "the field 'cache' is missing"),
-    "cache is a list": (lambda: edit(lambda d: d.update(cache=[])), "cache: a JSON object is wanted, got a list"),
+    "cache is a list": (lambda: edit(lambda d: d.update(cache=[])), "cache: this must be a JSON object, got a list"),
     "an entry is a number": (
         lambda: edit(lambda d: d["cache"].update({KEY: 3})),
-        f"{AT}: a JSON object is wanted, got a number",
+        f"{AT}: this must be a JSON object, got a number",
     ),
     "empty cache": (lambda: edit(lambda d: d.update(cache={})), "cache: holds no configuration"),
     "all failures": (
@@ -595,7 +595,7 @@ class TestBadT4:
             (lambda d: d["results"][1].update(invalidity="odd"), "results[1].invalidity: unknown word 'odd'"),
             (lambda d: d["results"][1].update(measurements=[], times={}), "results[1]: a correct result has neither"),
             (lambda d: d.update(results=[]), "results: holds no result"),
-            (lambda d: d.update(results={}), "results: a list is wanted, got an object"),
+            (lambda d: d.update(results={}), "results: this must be a list, got an object"),
         ],
     )
     def test_it_is_one_line_that_names_file_and_place(

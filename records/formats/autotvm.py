@@ -77,7 +77,7 @@ def _values(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
             at.fail(f"unknown kind {kind!r}; allowed: {', '.join(_LISTS)}, ot")
         values[name] = value if kind == "ot" else f"{kind}{canonical_json(at.list(value))}"
     if not values:
-        place["entity"].fail("there is no knob")
+        place["entity"].fail("has no knob; at least one is needed")
     return values
 
 
@@ -112,7 +112,7 @@ def _entry(table: KnobTable, values: dict[str, Any], row: Mapping[str, Any], pla
     if outcome is Outcome.OK:
         times_ns = tuple(at[0][i].positive(cost, "a cost in seconds", NS_PER_S) for i, cost in enumerate(at[0].list(costs)))
         if not times_ns:
-            at[0].fail("there is no cost, and no error either")
+            at[0].fail("has neither a cost nor an error")
     elif isinstance(costs, list) and costs and isinstance(costs[0], str):
         message += f": {costs[0]}"
     embedded = place[_EMBEDDED].list(row.get(_EMBEDDED, []))

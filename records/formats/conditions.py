@@ -58,7 +58,7 @@ class Condition:
         place: where it stands, for messages.
 
     Raises:
-        UsageError: it is no expression, reads an unknown name, or does anything that is not allowed.
+        UsageError: it is not an expression, reads an unknown name, or does anything that is not allowed.
     """
 
     def __init__(self, text: str, names: Collection[str], place: Place) -> None:
@@ -69,11 +69,11 @@ class Condition:
             tree = ast.parse(text.strip(), mode="eval")
             self._node = _Compiler(text, names, place).node(tree.body)
         except SyntaxError as error:
-            place.fail(f"{text!r} is no expression: {error.msg} at column {error.offset}")
+            place.fail(f"{text!r} is not an expression: {error.msg} at column {error.offset}")
         except UsageError:
             raise
         except (ValueError, RecursionError, MemoryError) as error:
-            place.fail(f"{text[:80]!r} is no expression that can be read: {error or type(error).__name__}")
+            place.fail(f"{text[:80]!r} is not an expression that can be read: {error or type(error).__name__}")
         self._place = place
 
     def holds(self, columns: Columns, n: int) -> NDArray[np.bool_]:

@@ -195,7 +195,7 @@ def _require_room(path: Path, beside: Path) -> None:
         )
     try:
         conditions = t4.Description(beside).conditions
-    except UsageError:  # there is none, or none that says anything
+    except UsageError:  # there is no description, or an empty one
         return
     if conditions:
         raise UsageError(
@@ -252,7 +252,7 @@ def import_file(
 
 
 def recognise(content: bytes, path: str | Path) -> str:
-    """The format of a file, by its unpacked content. Raises UsageError when it is none that is known."""
+    """The format of a file, by its unpacked content. Raises UsageError when it is not a known one."""
     first = content.lstrip().partition(b"\n")[0]
     try:
         line = json.loads(first)

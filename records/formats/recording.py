@@ -102,17 +102,17 @@ class Place:
 
     def object(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            self.fail(f"a JSON object is wanted, got {_kind(value)}")
+            self.fail(f"this must be a JSON object, got {_kind(value)}")
         return value
 
     def list(self, value: Any) -> list[Any]:
         if not isinstance(value, list):
-            self.fail(f"a list is wanted, got {_kind(value)}")
+            self.fail(f"this must be a list, got {_kind(value)}")
         return value
 
     def text(self, value: Any) -> str:
         if not isinstance(value, str):
-            self.fail(f"a text is wanted, got {_kind(value)}")
+            self.fail(f"this must be a text, got {_kind(value)}")
         return value
 
     def need(self, mapping: Mapping[str, Any], key: str) -> Any:
@@ -130,7 +130,7 @@ class Place:
         return number
 
     def seconds(self, value: Any, scale: float) -> float:
-        """A duration that is only kept for information: 0 where the file has none that makes sense."""
+        """A duration that is kept for information only; 0 if the file has no usable one."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return 0.0
         number = _float(value) * scale
@@ -216,7 +216,7 @@ class KnobTable:
 
     def __init__(self, params: Mapping[str, Sequence[Any]], place: Place) -> None:
         if not params:
-            place.fail("there is no tunable parameter; at least one is wanted")
+            place.fail("has no tunable parameter; at least one is needed")
         self._known: dict[str, dict[tuple[bool, Any], Value]] = {}
         self._given: dict[str, dict[tuple[bool, Any], Any]] = {}
         knobs = []
@@ -231,7 +231,7 @@ class KnobTable:
         self.knobs = tuple(knobs)
 
     def config(self, values: Mapping[str, Any], place: Place) -> Config:
-        """The configuration of one entry; fields that are no knobs are not looked at.
+        """The configuration of one entry; fields that are not knobs are ignored.
 
         Raises:
             UsageError: a knob is missing, or has a value that is not among its values.
@@ -276,7 +276,7 @@ def parse_stamp(value: Any) -> float:
 
 
 def format_stamp(seconds: float) -> str:
-    """ISO 8601 text of seconds since the epoch; that of the epoch for what is no date."""
+    """ISO 8601 text of seconds since the epoch; the epoch's own when the number is not a date."""
     try:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(sep=" ")
     except (ValueError, OverflowError, OSError):

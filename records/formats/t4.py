@@ -143,7 +143,7 @@ def _values(value: Any, place: Place) -> list[Any]:
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            place.fail(f"{value[:80]!r} is no list of numbers and texts; it is never run as code")
+            place.fail(f"{value[:80]!r} is not a list of numbers and texts; it is never run as code")
     return list(value) if isinstance(value, tuple) else place.list(value)
 
 

@@ -54,7 +54,7 @@ def records() -> None:
 @click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only this outcome.")
 @click.option("--failed", is_flag=True, help="Only outcomes other than ok.")
 @click.option("--run", metavar="ID", help="Only this tuning run.")
-@click.option("--limit", metavar="N", type=AtLeast(1), default=50, show_default=True, help="At most so many.")
+@click.option("--limit", metavar="N", type=AtLeast(1), default=50, show_default=True, help="Show at most this many.")
 @_json_option
 def list_(
     db: str,
@@ -243,7 +243,9 @@ def export(
 @records.command("import")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 @_db_option
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Of the file; recognised from its content unless given.")
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), help="Format of the file; recognised from its content by default."
+)
 @click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
 @click.option("--trusted", is_flag=True, help="Take machine code that another machine wrote; it is dropped otherwise.")
 @_json_option
