@@ -149,11 +149,6 @@ class Builder:
         """Candidates submitted and not yet returned by `poll`."""
         return len(self._queue) + sum(len(worker.tasks) for worker in self._pool) + len(self._done)
 
-    @property
-    def idle(self) -> bool:
-        """Whether no worker compiles anything."""
-        return not self._queue and not any(worker.tasks for worker in self._pool)
-
     def close(self) -> None:
         """Kills the workers and forgets what was pending."""
         for worker in self._pool:
