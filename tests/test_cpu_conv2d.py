@@ -207,6 +207,9 @@ def test_the_default_is_legal_everywhere(target):
             space = TEMPLATE.space(workload, target)
             assert space.check(TEMPLATE.default(workload, target, TEMPLATE.space(workload, target))) == []
             assert space.size.count > 0
+            plain = TEMPLATE.plain(workload, target, space)
+            assert plain is not None and space.check(plain) == []
+            assert {plain[name] for name in ("ow_tile", "oc_vectors", "unroll", "oh_tile")} == {1}, "nothing is tiled"
 
 
 def test_a_thread_count_is_part_of_the_configuration():

@@ -81,7 +81,7 @@ class _Progress(Observer):
         self._phase = ""
 
     def on_start(self, event: RunStart) -> None:
-        self._start, self._total = time.monotonic(), event.trials
+        self._start, self._total, self._phase = time.monotonic(), event.trials, ""
         self._rows = [
             _Row(self._names.get(task.workload.id, task.workload.label), sum(arm.resumed for arm in task.arms))
             for task in event.tasks
