@@ -44,7 +44,7 @@ class TorchCall:
         """
         if len(args) != len(self._arguments):
             return None
-        moved = []
+        moved: list[tuple[_Argument, int]] | None = None
         for tensor, last in zip(args, self._arguments):
             if type(tensor) is not last.kind:
                 return None
@@ -63,21 +63,26 @@ class TorchCall:
             if pointer != last.pointer:
                 if not pointer:  # a meta tensor, which get_device() takes for one of the CPU
                     return None
+                if moved is None:
+                    moved = []
                 moved.append((last, pointer))
         bound = self._bound
-        for last, pointer in moved:
-            bound.set_pointer(last.name, pointer)
-            last.pointer = pointer
-        made = []
-        for output in self._outputs:
-            tensor = output.empty()
-            made.append(tensor)
-            pointer = tensor.data_ptr()
-            if pointer != output.pointer:
-                bound.set_pointer(output.name, pointer)
-                output.pointer = pointer
+        if moved is not None:
+            for last, pointer in moved:
+                bound.set_pointer(last.name, pointer)
+                last.pointer = pointer
+        first = self._allocate(self._outputs[0])
+        others = tuple(map(self._allocate, self._outputs[1:])) if len(self._outputs) > 1 else ()
         bound.launch(self._current_stream() if stream is None else raw_stream(stream, "torch", self._device))
-        return made[0] if len(made) == 1 else tuple(made)
+        return (first, *others) if others else first
+
+    def _allocate(self, output: _Output) -> Any:
+        tensor = output.empty()
+        pointer = tensor.data_ptr()
+        if pointer != output.pointer:
+            self._bound.set_pointer(output.name, pointer)
+            output.pointer = pointer
+        return tensor
 
 
 class _Argument:
