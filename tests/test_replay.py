@@ -559,8 +559,8 @@ class TestBadCaches:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (("--evaluations", "25,x"), "no list of whole numbers"),
-            (("--evaluations", "0"), "no list of whole numbers"),
+            (("--evaluations", "25,x"), "must be whole numbers"),
+            (("--evaluations", "0"), "must be whole numbers"),
             (("--seeds", "0"), "0 is too small; allowed: 1 or more"),
             (("--seeds", "few"), "'few' is not a whole number"),
             (("--jobs", "0"), "0 is too small; allowed: 1 or more"),

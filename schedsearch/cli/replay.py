@@ -21,7 +21,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     except ValueError:
         budgets = []
     if not budgets or min(budgets) < 1:
-        raise click.BadParameter(f"{value!r} is no list of whole numbers of at least 1; give e.g. 25,50,100", ctx, param)
+        raise click.BadParameter(f"{value!r} must be whole numbers of at least 1 with commas, e.g. 25,50,100", ctx, param)
     return tuple(sorted(set(budgets)))
 
 
@@ -34,7 +34,7 @@ def _budgets(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
     default="25,50,100,200,400",
     show_default=True,
     callback=_budgets,
-    help="Look after so many evaluations.",
+    help="Numbers of evaluations to look at.",
 )
 @click.option("--seeds", metavar="N", type=AtLeast(1), default=20, show_default=True, help="Runs per space.")
 @click.option(

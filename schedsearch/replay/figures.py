@@ -22,7 +22,7 @@ RESAMPLES, CONFIDENCE = 2000, 0.95  # of the bootstrap
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a tuner over one space came to.
+    """The result of one run of a tuner over one space.
 
     Attributes:
         fractions: (evaluations,), the fraction of the optimum after each evaluation.

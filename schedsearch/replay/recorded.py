@@ -25,7 +25,8 @@ class RecordedSpace:
     """A space with the outcome of each of its legal configurations.
 
     Attributes:
-        file: where it comes from. name: which one of that file, and what it is.
+        file: where it comes from.
+        name: which space of that file it is.
         rows: (n, knobs) index rows, in ascending order of their keys.
         times_ns: (n,), NaN where the configuration failed.
         repetitions_ns: per row the single readings behind its time, () where there are none; only noise needs them.
@@ -40,7 +41,7 @@ class RecordedSpace:
 
     @classmethod
     def of(cls, recording: Recording, name: str) -> RecordedSpace:
-        """Raises UsageError when there is nothing to search: one configuration, or none that works."""
+        """Raises UsageError when there is nothing to search: a single configuration, or no valid one."""
         entries = recording.entries
         if len(entries) < 2:
             raise UsageError(f"{recording.source}: {name} has one single configuration; a search needs at least two")
@@ -71,9 +72,9 @@ class RecordedSpace:
         return ListedSpace(self.knobs, self.rows)
 
     def fingerprint(self) -> str:
-        """The same for the same data in another format, unit or order of knobs; times count to six digits.
+        """A digest that is equal for the same data in another format, unit or order of knobs; times count to six digits.
 
-        Only values that occur count: a database does not know what else its source allowed.
+        Only values that occur count, because a database does not know what else its source allowed.
         """
         varies = (self.rows != self.rows[0]).any(axis=0)
         names = sorted(knob.name for knob, more in zip(self.knobs, varies) if more)

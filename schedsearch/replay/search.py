@@ -24,7 +24,7 @@ from schedsearch.tuner import make_tuner, require_tuner
 
 EVALUATIONS = (25, 50, 100, 200, 400)
 SEEDS = 20
-WARM_RECORDS = 400  # of each warm recording a run knows at most so many, drawn by its seed
+WARM_RECORDS = 400  # a run knows at most this many of each warm recording, drawn by its seed
 FINALISTS = 5  # with noise: how many of the lowest readings are measured properly before a winner is named
 
 
@@ -43,9 +43,9 @@ def run(
     """Searches a recorded space once, with new objects.
 
     Args:
-        recorded: where.
+        recorded: the space to search.
         tuner_name, seed: the tuner.
-        evaluations: how many; fewer are made where the space holds no more.
+        evaluations: how many; fewer where the space is exhausted before.
         warm: recordings of the same knobs for other devices or shapes. The fastest of each is a hint, as in `tune`; the
             tuner may learn from all of them.
         noise: answer with one recorded repetition, drawn at random, instead of the recorded time. The winner then is the
@@ -136,14 +136,13 @@ def replay(
         tuner: a name in `schedsearch.tuner.TUNERS`.
         evaluations: the budgets at which to look.
         seeds: how many runs each space gets.
-        warm: recordings to learn from; each serves the spaces that have its knobs, but not the one of its own data. Those
-            of a file of which none serves any space are a mistake.
+        warm: recordings to learn from. Each warms every space with the same knobs, except its own data.
         noise: see `run`.
         jobs: processes to spread the runs over.
         progress: called after each run with the number of runs done, the number of all, and the space's name.
 
     Raises:
-        UsageError: no tuner has this name, no space was given, or a warm file fits no space.
+        UsageError: no tuner has this name, no space was given, or no recording of a warm file fits any space.
     """
     if not spaces or seeds < 1 or not evaluations or min(evaluations) < 1:
         raise UsageError("a replay needs at least one space, one seed and one budget of one evaluation or more")
@@ -168,7 +167,7 @@ def _run(
 
 
 def cold_spaces(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> list[str]:
-    """Which spaces none of the warm recordings serves, each with the reasons: they are searched cold all the same."""
+    """The spaces that no warm recording fits, each with the reasons; they are searched cold."""
     if not warm:
         return []
     names = [{knob.name for knob in source.knobs} for source in warm]
@@ -185,7 +184,7 @@ def cold_spaces(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) 
 
 
 def _sources(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> list[list[RecordedSpace]]:
-    """For each space what it may be warmed by."""
+    """For each space, the recordings that may warm it."""
     if not warm:
         return [[] for _ in spaces]
     prints = {id(space): space.fingerprint() for space in (*spaces, *warm)}

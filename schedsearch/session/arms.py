@@ -336,7 +336,7 @@ class Arm:
 
 
 class TaskState:
-    """A task during a run: its arms, the standing best, and who may enter the final race. Owned by the main thread.
+    """A task during a run: its arms, the standing best, and the entrants of its final race. Owned by the main thread.
 
     Attributes:
         best_ns: the fastest valid time of the search so far. The device's thread reads it, too: it is one attribute,
@@ -442,7 +442,7 @@ class TaskState:
             self.best_after_ns.append(self.best_ns)
 
     def duplicate(self, proposal: Proposal, time_ns: float | None, race_size: int) -> None:
-        """A proposal is the same code as one that took `time_ns`. Only as a default it may enter the final race."""
+        """A proposal is the same code as one that took `time_ns`. It enters the final race only if it is a default."""
         proposal.arm.done(proposal.config, None, time_ns)
         if proposal.config == proposal.arm.plan.default and time_ns is not None:
             self.keep_finalist(Finalist(proposal.arm, proposal.config, time_ns, None), race_size)
@@ -463,11 +463,10 @@ class TaskState:
         self.best_ns = ranked[0].time_ns
 
     def contenders(self, race_size: int) -> list[Finalist]:
-        """Who meets in the final race: the fastest `race_size` configurations, the standing best, and what they are compared
-        with. None when nothing that was tried is valid any more.
+        """The entrants of a final race: the fastest `race_size` configurations, the standing best, and some to compare with.
 
-        To compare with, the fastest default takes part, the default of the first template as the `anchor` by which races of
-        different days compare, and plain configurations (`enter_plain`).
+        These are the fastest default, the default of the first template as the `anchor` by which races of different days
+        compare, and plain configurations (`enter_plain`). There are no entrants when nothing that was tried is valid.
         """
         ranked = self._ranked()
         if not ranked:
@@ -501,7 +500,7 @@ class TaskState:
         finalist.arm.disqualify(finalist.config, next((f for f in ranked if f.arm is finalist.arm), None))
 
     def settle(self, passed: Sequence[tuple[Finalist, Measurement]]) -> None:
-        """Takes over the result of a final race: all who passed it, and their times there."""
+        """Takes over the result of a final race: the entrants that passed it, and their times there."""
         self.race = RaceResult.of([Raced.of(each.arm.plan, each.config, measured) for each, measured in passed])
 
     def _ranked(self) -> list[Finalist]:

@@ -24,7 +24,7 @@ class Options:
         resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
             a warm start.
         mode: how times are measured; see `schedsearch.measurement.MODES`.
-        race_size: so many of a task's fastest configurations meet in the final race (the default joins them).
+        race_size: how many of a task's fastest configurations meet in the final race; the default joins them.
         queue_depth: candidates under way at most.
         tuner_thread: whether tuners think in a thread of their own (not on a CPU target, where they would disturb timing).
     """

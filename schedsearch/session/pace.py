@@ -1,4 +1,4 @@
-"""Time and interruption of a run: the threads of device and tuners, who waited for whom, and a polite Ctrl-C."""
+"""Time and interruption of a run: the threads of the device and of the tuners, which waited for which, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class DeviceThread:
-    """Runs what occupies the device, one call after the other, and keeps account of the time in between.
+    """Runs the calls that occupy the device one after the other, and adds up the time in between.
 
     Args:
         queue: calls that may wait here, the running one included; 2 keeps the device busy while the loop does other things.
@@ -73,7 +73,7 @@ class DeviceThread:
             self._idle_s[reason] += max(0.0, time.monotonic() - start - (self.busy_s - busy))
 
     def shares(self, wall_s: float, prepare_s: float) -> Shares:
-        """`prepare_s`: how much of the time in which the device was occupied served no candidate."""
+        """`prepare_s`: how long the device was occupied without serving a candidate."""
         device_s = max(0.0, self.busy_s - prepare_s)
         return Shares(device_s / wall_s, self._idle_s["build"] / wall_s, self._idle_s["tuner"] / wall_s, prepare_s / wall_s)
 
@@ -82,8 +82,8 @@ class TunerThread:
     """Where the tuners think, one call after the other, so that builders and device go on meanwhile.
 
     Args:
-        apart: whether that is a thread of its own; if not, every call is done at once, in the caller's: a run whose other
-            parts are deterministic then is so itself.
+        apart: whether that is a thread of its own. If not, every call is done at once in the caller's thread, so that a run
+            whose other parts are deterministic is deterministic itself.
     """
 
     def __init__(self, apart: bool) -> None:

@@ -63,7 +63,7 @@ class RaceResult:
 
     @classmethod
     def of(cls, raced: Sequence[Raced]) -> RaceResult | None:
-        """From all who passed; None when nobody did."""
+        """From all entrants that passed; None without any."""
         ranked = sorted(raced, key=lambda each: each.time_ns)
         if not ranked:
             return None
