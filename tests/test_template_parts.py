@@ -4,7 +4,10 @@ shared memory and the table of machines against values worked out by hand."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,3 +101,17 @@ def test_a_card_without_an_entry_gets_the_nearest_ones(monkeypatch: pytest.Monke
     assert machine.machine(dataclasses.replace(H200, sms=114, name="another")) is h200  # 114 is nearer to 132 than to 78
     assert machine.machine(dataclasses.replace(H200, sms=80, name="another")) is others["a"]
     assert machine.machine(dataclasses.replace(H200, compute_capability=(12, 1))) is others["b"]
+
+
+def test_the_page_says_how_large_the_templates_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write its table anew: python scripts/template_lines.py. Figures may lag behind the code by a tenth."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    lines = importlib.import_module("template_lines")
+    made, marked = lines.table(), lines.MARKED.search(lines.PAGE.read_text())
+    assert marked is not None
+    now, said = (re.findall(r"`(\w+)` \| (\d+) \| (\d+) \| (\d+) % \| (\d+)", text) for text in (made, marked[0]))
+    assert [row[0] for row in now] == [row[0] for row in said] == list(lines.TEMPLATES)
+    for row, written in zip(now, said):
+        assert [int(n) for n in written[1:]] == pytest.approx([int(n) for n in row[1:]], rel=0.1), row[0]
+        assert int(row[4]) <= 150, f"{row[0]} has a function of {row[4]} lines; take a part out of it"
+        assert row[0] == "conv2d_cpu" or int(row[3]) >= 50, f"of {row[0]}'s lines only {row[3]} % are shared"

@@ -1,26 +1,25 @@
 """conv2d on Hopper's tensor cores: NHWC x OHWI as an implicit GEMM, fed by TMA, multiplied by wgmma.
 
-One tile of y is bm pixels x bn channels; a k step is `bk` input channels of one tap. A block has
+A tile of y is bm pixels x bn output channels; a k step is `bk` input channels of one tap. A block has
 
-- a producer warpgroup, one thread of which issues all loads (see `im2col.py`) into a ring of `stages` buffers;
-- `consumer_groups` warpgroups of 64 rows each, which multiply, apply the epilogue and store;
-- per stage two mbarriers: `full` (the bytes have landed) and `empty` (every consumer has read them).
+- a producer warpgroup, one thread of which loads both operands (`gather.im2col`) into a ring of `stages` (`pipeline`);
+- `consumer_groups` warpgroups of 64 rows each, which multiply, apply the epilogue and store (`store`).
 
-With split_k > 1 blocks of a cluster share a tile: each multiplies its part of the k steps, sends the others its sums of
-their parts of the columns, and adds up all sums of its own part, in an order that never changes: deterministic.
+With split_k > 1 the blocks of a cluster share a tile. Each multiplies its part of the k steps, sends the others its sums of
+their columns, and adds up all sums of its own columns in a fixed order, so that results are deterministic.
 
 With cluster_m x cluster_n > 1 a cluster has neighbouring tiles, cluster_m rows of cluster_n. Blocks in a row need the same
-x, those in a column the same weights: each loads a part of both and multicasts it to its row or column. So `empty` counts
-the consumers of all blocks that a block sends to, and tiles past the end are multiplied (and not stored), lest a block waits
-for what nobody sends.
+x, those in a column the same weights; each loads a part of both and multicasts it to its row or column (`sharing`). `empty`
+therefore counts the consumers of every block that this one multicasts to. Tiles past the end are computed but not stored;
+skipping them would deadlock the blocks that expect their share of the loads.
 
 With both, a cluster has split_k blocks for each of its tiles, and those with the same part of the k steps share loads.
 
-With schedule in_turn, each half of the consumer groups has a block's every other tile, so that one half stores while the
-other multiplies. The ring is filled tile after tile, which is what gives the halves their turns.
+With schedule in_turn, each half of the consumer groups takes every other tile of a block: one half stores while the other
+multiplies. The ring is filled tile after tile, which gives the halves their turns.
 
-What is out of range is zero in both operands (channels past C) or not stored (rows past M, columns past K), so no size
-has to divide another. docs/kernels/conv2d_wgmma.md tells more, and what each knob is for.
+Channels past C read as zero in both operands; rows past M and columns past K are not stored. So no size has to divide
+another. docs/kernels/conv2d_wgmma.md tells more, and what each knob is for.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
 """
@@ -68,7 +67,7 @@ from schedsearch.workload import Workload
 OVERHEAD_REGISTERS = (32, 48)
 
 # Of what the kernel captures; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "in_turn", "multicasts", "own_sums", "split_k", "staged"})
+SHAPED_BY = frozenset({"accumulators", "in_turn", "load_tiles.multicasts", "own_sums", "split_k", "staged"})
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -205,7 +204,6 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     gemm, layout = Im2col.of(workload), plan.shared
     bm, bn, bk, stages, split_k, turns = plan.bm, plan.bn, plan.bk, plan.stages, plan.split_k, plan.turns
     rows, columns, k_steps = gemm.rows, gemm.columns, plan.k_steps
-    dilation_h, dilation_w = gemm.dilation
     in_turn = turns > 1
 
     # Where things lie in shared memory.
@@ -217,21 +215,10 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 
     # Tiles go by the number of their cluster.
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
-    cluster_m, cluster_n, peers, multicasts = tiles.m, tiles.n, tiles.peers, tiles.multicasts
-    place, masks, begin, releases, arrive_empty = (
-        tiles.place(), tiles.masks(), tiles.begin(), tiles.releases(), tiles.arrive()
-    )  # fmt: skip
+    peers, place, begin, releases, arrive_empty = tiles.peers, tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
     clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
-    place_of_tile = walk.banded(plan.cluster_rows, plan.cluster_columns, plan.group_m)
-
-    # Load.
+    tile_origin, load_tiles = _tile_origin(plan), _load_tiles(workload, plan)
     initialise, thread_of_warpgroup = pipeline.initialise, store.thread_of_warpgroup
-    fill, advance, drain = pipeline.producer(stages, stage_bytes)
-    steps = gather.im2col(gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]),
-                          gemm.channels, bk, gemm.kernel_w)  # fmt: skip
-    base_pixel, first_load, next_load = steps
-    own_pixels, own_filters = bm // cluster_n, bn // cluster_m  # that a block loads
-    load_image, load_filters = cluster.tma_load_im2col(cluster_n > 1), cluster.tma_load_tiled(cluster_m > 1)
 
     # Multiply.
     warpgroups, consumers = plan.consumer_groups, plan.consumer_groups * WARPGROUP
@@ -262,11 +249,6 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         thread, group, lane, warp_row, leader = thread_of_warpgroup()
         store_place = begin_store(group, lane, warp_row, leader)
 
-        def tile_origin(tile: Any) -> Any:
-            """(first row, first column) of the block's tile."""
-            row, column = place_of_tile(tile)
-            return types.int32((row * cluster_m + cluster_row) * bm), types.int32((column * cluster_n + cluster_column) * bn)
-
         def finish(values: Any, row: Any, column: Any, inside_columns: Any) -> None:
             """Epilogue and store of a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on."""
             first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
@@ -296,31 +278,10 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         if thread >= consumers:
             # ---- load
             if thread == consumers:
-                parity = types.uint32(1)
-                same_rows, same_columns = masks(part, cluster_row, cluster_column)
-                x_offset = types.uint32(cluster_column * own_pixels * row_bytes)
-                weight_offset = types.uint32(a_bytes + cluster_row * own_filters * row_bytes)
-                tile = first_tile
-                while tile < clusters:
-                    row, column = tile_origin(tile)
-                    row = types.int32(row + cluster_column * own_pixels)
-                    column = types.int32(column + cluster_row * own_filters)
-                    image, h, w = base_pixel(row)
-                    tap, channel, tap_h, tap_w = first_load(first_step)
-                    for _ in range(first_step, stop_step):
-                        to, barrier = fill(shared, full, empty, stage, parity)
-                        tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
-                        load_image(to + x_offset, xmap, channel, w, h, image, barrier, tap_x, tap_y, same_rows)
-                        load_filters(to + weight_offset, wmap, channel, tap, column, barrier, same_columns)
-                        tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
-                        stage, parity = advance(stage, parity)
-                    if in_turn:
-                        full = types.uint32(full + stages * BARRIER_BYTES)
-                        if full == empty:
-                            full = types.uint32(shared + full_offset)
-                    tile = types.int32(tile + next_tile)
-                if multicasts:  # other blocks' consumers arrive here, and still read what was sent: stay until all have
-                    drain(empty, stage, parity)
+                load_tiles(
+                    xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile,
+                    first_step, stop_step,
+                )  # fmt: skip
         else:
             releases_stages, empty_at = releases(empty, part, cluster_row, cluster_column)
             tile_group = types.int32(group)  # among those that share a tile
@@ -334,7 +295,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
                 stage = types.uint32(turn * k_steps) % types.uint32(stages)
                 tile = types.int32(tile + turn * next_tile)
             while tile < clusters:
-                row, column = tile_origin(tile)
+                row, column = tile_origin(tile, cluster_row, cluster_column)
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
                     parity = take(full, stage, parity)
@@ -373,10 +334,74 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
                 exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
                 ptx.mbarrier_wait(sums_full, 0)
                 add_fragments(sums, slots)
-                row, column = tile_origin(first_tile)
+                row, column = tile_origin(first_tile, cluster_row, cluster_column)
                 own_columns = types.int32(min(columns, column + bn) - (column + octet * 8))
                 finish(sums, row + group * GROUP_ROWS, column + octet * 8, own_columns)
         if staged and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
     return kernel
+
+
+# --- What the kernel is made of: functions that it captures ------------------------------------------------------------
+
+
+def _tile_origin(plan: Plan) -> Callable[..., Any]:
+    """`origin(tile, cluster_row, cluster_column)`: (first row, first column) of a block's tile in the tile's cluster."""
+    bm, bn, cluster_m, cluster_n = plan.bm, plan.bn, plan.cluster_m, plan.cluster_n
+    place_of_cluster = walk.banded(plan.cluster_rows, plan.cluster_columns, plan.group_m)
+
+    def origin(tile: Any, cluster_row: Any, cluster_column: Any) -> Any:
+        row, column = place_of_cluster(tile)
+        return types.int32((row * cluster_m + cluster_row) * bm), types.int32((column * cluster_n + cluster_column) * bn)
+
+    return origin
+
+
+def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
+    """One thread loads this block's part of the operands of all its tiles, step by step."""
+    gemm, bk, stages, in_turn = Im2col.of(workload), plan.bk, plan.stages, plan.turns > 1
+    row_bytes = bk * ELEMENT_BYTES
+    a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
+    own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # that a block loads
+    dilation_h, dilation_w = gemm.dilation
+    full_offset, clusters = plan.shared.offset("full"), plan.cluster_rows * plan.cluster_columns
+    tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, plan.split_k)
+    masks, multicasts, tile_origin = tiles.masks(), tiles.multicasts, _tile_origin(plan)
+    fill, advance, drain = pipeline.producer(stages, stage_bytes)
+    base_pixel, first_load, next_load = gather.im2col(
+        gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]), gemm.channels, bk, gemm.kernel_w
+    )
+    load_image, load_filters = cluster.tma_load_im2col(tiles.n > 1), cluster.tma_load_tiled(tiles.m > 1)
+
+    def load_tiles(  # type: ignore[no-untyped-def]
+        xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
+    ):  # fmt: skip
+        stage = types.uint32(0)
+        parity = types.uint32(1)
+        same_rows, same_columns = masks(part, cluster_row, cluster_column)
+        x_offset = types.uint32(cluster_column * own_pixels * row_bytes)
+        weight_offset = types.uint32(a_bytes + cluster_row * own_filters * row_bytes)
+        tile = first_tile
+        while tile < clusters:
+            row, column = tile_origin(tile, cluster_row, cluster_column)
+            row = types.int32(row + cluster_column * own_pixels)
+            column = types.int32(column + cluster_row * own_filters)
+            image, h, w = base_pixel(row)
+            tap, channel, tap_h, tap_w = first_load(first_step)
+            for _ in range(first_step, stop_step):
+                to, barrier = fill(shared, full, empty, stage, parity)
+                tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
+                load_image(to + x_offset, xmap, channel, w, h, image, barrier, tap_x, tap_y, same_rows)
+                load_filters(to + weight_offset, wmap, channel, tap, column, barrier, same_columns)
+                tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
+                stage, parity = advance(stage, parity)
+            if in_turn:  # the other half's barriers
+                full = types.uint32(full + stages * BARRIER_BYTES)
+                if full == empty:
+                    full = types.uint32(shared + full_offset)
+            tile = types.int32(tile + next_tile)
+        if multicasts:  # other blocks' consumers arrive here, and still read what was sent: stay until all have
+            drain(empty, stage, parity)
+
+    return load_tiles

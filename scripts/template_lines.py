@@ -1,0 +1,103 @@
+"""Writes the table of docs/architecture.md about the size of the templates.
+
+A line counts when it holds code: no blank lines, comments and docstrings. A template's own modules are named after it; all
+others that it imports, directly or through another module, are shared. A function's length is from its `def` to its last
+line, functions inside of it included.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+MARKED = re.compile(r"(<!-- template lines -->\n).*?(<!-- end -->)", re.DOTALL)
+PACKAGE = "schedsearch.templates."
+TEMPLATES = {  # template -> the module that has it; its other modules are called {module}_...
+    name: f"conv2d.{name.removeprefix('conv2d_')}"
+    for name in ("conv2d_wgmma", "conv2d_halo", "conv2d_stem", "conv2d_unfold", "conv2d_mma", "conv2d_cpu")
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the templates: its lines of code, the templates' modules that it imports, its longest function."""
+
+    name: str
+    lines: int
+    imports: frozenset[str]
+    longest: tuple[int, str]
+
+    @classmethod
+    def read(cls, name: str) -> Module:
+        text = (ROOT / "templates" / f"{name.replace('.', '/')}.py").read_text()
+        tree = ast.parse(text)
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        longest = max(((node.end_lineno or 0) - node.lineno + 1, node.name) for node in functions) if functions else (0, "")
+        return cls(name, len(set(_lines_of_code(tree))), frozenset(_imports(tree)), longest)
+
+
+def _lines_of_code(tree: ast.Module) -> Iterator[int]:
+    docstrings = {
+        id(node.body[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and id(node) not in docstrings:
+            nested = [child.lineno for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
+            yield from range(node.lineno, min(nested, default=(node.end_lineno or node.lineno) + 1))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and f"{node.module}.".startswith(PACKAGE):
+            package = f"{node.module}.".removeprefix(PACKAGE)
+            for alias in node.names:
+                for name in (f"{package}{alias.name}", package.rstrip(".")):
+                    if (ROOT / "templates" / f"{name.replace('.', '/')}.py").is_file():
+                        yield name
+                        break
+
+
+def closure(name: str, modules: dict[str, Module]) -> set[str]:
+    """The names of the module and of all that it imports, directly or through others; adds them to `modules`."""
+    found, waiting = set(), [name]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            modules.setdefault(current, Module.read(current))
+            waiting += modules[current].imports
+    return found
+
+
+def is_own(module: str, template: str) -> bool:
+    return module == TEMPLATES[template] or module.startswith(f"{TEMPLATES[template]}_")
+
+
+def table() -> str:
+    modules: dict[str, Module] = {}
+    rows = ["| template | its own lines | shared lines | shared | its longest function |", "|---|---|---|---|---|"]
+    for template, module in TEMPLATES.items():
+        names = closure(module, modules)
+        own = [modules[name] for name in names if is_own(name, template)]
+        own_lines, lines = sum(m.lines for m in own), sum(modules[name].lines for name in names)
+        length, function = max(m.longest for m in own)
+        share = f"{100 * (lines - own_lines) / lines:.0f} %"
+        rows.append(f"| `{template}` | {own_lines} | {lines - own_lines} | {share} | {length} (`{function}`) |")
+    length, function = max(module.longest for module in modules.values())
+    return "\n".join([*rows, "", f"The longest function of all, `{function}`, has {length} lines."])
+
+
+def main() -> None:
+    text = PAGE.read_text()
+    PAGE.write_text(MARKED.sub(lambda match: f"{match[1]}{table()}\n{match[2]}", text))
+
+
+if __name__ == "__main__":
+    main()
