@@ -6,10 +6,12 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import toy_package
 from scipy.stats import spearmanr
 from session_support import OTHER, WORKLOAD, FakeBuilder, RandomTuner, World, square_ns
 
@@ -18,6 +20,7 @@ from schedsearch.config import Config
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.session.ranking import RankAgreement
+from schedsearch.workload import Workload
 
 
 def true_ns(config: Config) -> float:
@@ -105,6 +108,34 @@ class TestBestSoFar:
         (second,) = world.tune(trials=60).tasks
         assert len(second.best_after_ns) == second.new_trials == 20
         assert second.best_after_ns[0] <= first.best_after_ns[-1]  # type: ignore[operator]
+
+
+class TestRates:
+    def test_gbytes_a_second_are_shown_where_an_operator_computes_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        toy_package.install(monkeypatch, tmp_path / "site")
+        copy = Workload("copy", {"rows": 1000, "dtype": "int8"})
+        summary = World().tune(trials=60)
+        (task,) = summary.tasks
+        copied = replace(summary, tasks=(replace(task, workload=copy),))
+        assert task.best_ns is not None
+        header, _, row, *_ = run_report.results_text(copied, {}).splitlines()
+        assert "GB/s" in header and "GFLOP/s" not in header
+        moved = sum(array.nbytes for array in (*copy.signature, *copy.outputs))
+        assert copied.tasks[0].gbytes_per_s == pytest.approx(moved / task.best_ns) and f"{moved / task.best_ns:.1f}" in row
+        assert "GFLOP/s" in run_report.results_text(summary, {})
+
+    def test_a_busy_machine_and_a_missing_race_are_said(self) -> None:
+        summary = World().tune(trials=20)
+        (task,) = summary.tasks
+        assert task.race is not None
+        noisy = replace(task, race=replace(task.race, best=replace(task.race.best, spread=0.5)))
+        assert "±50.0%" in run_report.results_text(replace(summary, tasks=(noisy,)), {})
+        assert "the machine is busy" in run_report.results_text(replace(summary, tasks=(noisy,)), {})
+        assert "busy" not in run_report.results_text(summary, {})
+        unraced = run_report.results_text(replace(summary, tasks=(replace(task, race=None),)), {})
+        assert "~" in unraced and "no final race was held" in unraced and f"{task.speedup:.2f}x" not in unraced
 
 
 class TestBuilds:
