@@ -13,7 +13,7 @@ from conv2d_numpy import convolve, integers, to_bits
 import schedsearch.templates.conv2d.wgmma as module
 from schedsearch.config import Config
 from schedsearch.target import PRESETS
-from schedsearch.templates.parts import gather, pipeline, sharing, store, walk
+from schedsearch.templates.parts import gather, pipeline, sharing, store, walk, wgmma
 from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
@@ -111,7 +111,7 @@ def test_the_kernel_computes_the_convolution(
 def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], emulator: ClusterEmulator) -> None:
     """Runs the kernel and compares the result with NumPy's."""
     workload, memory = Workload.conv2d(**shape), emulator.memory
-    emulator.stand_in(monkeypatch, module, gather, pipeline, sharing, store, walk)
+    emulator.stand_in(monkeypatch, module, gather, pipeline, sharing, store, walk, wgmma)
     monkeypatch.setattr(module, "Epilogue", lambda _: BiasInMemory(memory, workload.k))
     rng = np.random.default_rng(0)
     arrays = integers(workload, rng)

@@ -8,13 +8,21 @@ import importlib
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numba import cuda, types
 
+from schedsearch.backend import compile_source
+from schedsearch.backend.cuda import _compile_to_ptx
+from schedsearch.backend.ops import shared_base
+from schedsearch.launch import Grid, Pointer
 from schedsearch.target import PRESETS
-from schedsearch.templates.parts import gather, machine, pipeline, walk
+from schedsearch.template import KernelSource, KernelStep
+from schedsearch.templates.parts import gather, machine, pipeline, ptx, walk
 from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 
@@ -101,6 +109,40 @@ def test_a_card_without_an_entry_gets_the_nearest_ones(monkeypatch: pytest.Monke
     assert machine.machine(dataclasses.replace(H200, sms=114, name="another")) is h200  # 114 is nearer to 132 than to 78
     assert machine.machine(dataclasses.replace(H200, sms=80, name="another")) is others["a"]
     assert machine.machine(dataclasses.replace(H200, compute_capability=(12, 1))) is others["b"]
+
+
+WGMMAS = {  # PTX ISA, wgmma.mma_async: elements of k, dtype of sums, instruction
+    "float16": (16, "float32", "m64n32k16.f32.f16.f16"),
+    "bfloat16": (16, "float32", "m64n32k16.f32.bf16.bf16"),
+    "float32": (8, "float32", "m64n32k8.f32.tf32.tf32"),
+    "float8_e4m3": (32, "float32", "m64n32k32.f32.e4m3.e4m3"),
+    "float8_e5m2": (32, "float32", "m64n32k32.f32.e5m2.e5m2"),
+    "int8": (32, "int32", "m64n32k32.s32.s8.s8"),
+    "uint8": (32, "int32", "m64n32k32.s32.u8.u8"),
+}
+
+
+@pytest.mark.parametrize("dtype", WGMMAS)
+def test_the_assembler_takes_wgmma_of_every_dtype(dtype: str) -> None:
+    wgmma = Wgmma(dtype)
+    assert (wgmma.k, wgmma.accumulator) == WGMMAS[dtype][:2]
+    accumulators, sums = wgmma.accumulators(32), wgmma.accumulator_type
+    multiply, wait, matrix = wgmma.steps(32, 2), wgmma.wait(0, 32), wgmma.matrix(64)
+
+    def kernel(y: Any) -> None:
+        acc = cuda.local.array(accumulators, sums)
+        shared = shared_base()
+        multiply(acc, matrix(shared), matrix(types.uint32(shared + 4096)), types.int32(0))
+        wait(acc)
+        total = acc[0]
+        for number in range(1, accumulators):
+            total += acc[number]
+        ptx.store_global_f32(y + types.uint64(cuda.threadIdx.x) * types.uint64(4), types.float32(total))
+
+    step = KernelStep(kernel, (Pointer("y"),), Grid(1), 128, 8192, shaped_by=frozenset({"accumulators"}))
+    assert WGMMAS[dtype][2] in _compile_to_ptx(step, "kernel", "sm_90a")
+    source = KernelSource("cuda", "sm_90a", (step,), alignments={"y": 16})
+    assert compile_source(source, H200).resources.local_bytes == 0
 
 
 def test_the_page_says_how_large_the_templates_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,7 +234,7 @@ class HopperEmulator(Emulator):
 
         return multiply
 
-    def wgmma_wait(self, pending: int, positions: int) -> Callable[[list[Any]], None]:
+    def wgmma_wait(self, pending: int, positions: int, accumulator: str = "float32") -> Callable[[list[Any]], None]:
         def wait(acc: list[Any]) -> None:
             number = self.thread.issued - 1 - pending
             if number < 0:

@@ -31,9 +31,10 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.templates.conv2d.halo_sizes import CHUNK, WGMMA_CHANNELS, Geometry, Plan, loads_residual, weight_piece
 from schedsearch.templates.conv2d.maps import ROW_BYTES
-from schedsearch.templates.parts import gather, hopper, pipeline, ptx, store, walk
+from schedsearch.templates.parts import gather, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP
+from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
 # Of what the kernel captures; see `KernelStep`.
@@ -65,7 +66,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     merge_weights = _merge_weights(workload, geometry, plan, weights_offset)
     # Consumer warpgroups are numbered along a row of `warp_columns`, 64 output channels each.
     warpgroups, warp_columns, consumers = plan.warpgroups, plan.channel_groups, plan.warpgroups * WARPGROUP
-    accumulators = plan.positions // 2
+    accumulators = Wgmma.accumulators(plan.positions)
     multiply_tile = _multiply_tile(workload, geometry, plan)
     staging_offset, store_tile = store.transposed_offset, _store_tile(workload, geometry, plan, epilogue)
     residual_index = epilogue.index("residual")
@@ -186,11 +187,11 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
     take_weights, advance_weights = pipeline.consumer(plan.stages, phases="first" if resident else "all")
     tap_address, advance_tap = _tap_address(workload, geometry, plan), _advance_tap(workload.s)
     load_residual = _load_residual(geometry, plan)
-    descriptor = hopper.matrix_descriptor(ROW_BYTES)  # the swizzle is one of addresses: an operand may start at any row
-    multiply = ptx.wgmma_steps(positions, geometry.k_steps[0], workload.dtype)
-    multiply_last = ptx.wgmma_steps(positions, geometry.k_steps[1], workload.dtype)
+    wgmma = Wgmma(workload.dtype)
+    matrix = wgmma.matrix(ROW_BYTES)  # the swizzle is one of addresses: an operand may start at any row
+    multiply, multiply_last = (wgmma.steps(positions, k_steps) for k_steps in geometry.k_steps)
     whole_chunks = chunks if geometry.k_steps[0] == geometry.k_steps[1] else chunks - 1
-    wait_previous, wait_all = ptx.wgmma_wait(1, positions), ptx.wgmma_wait(0, positions)
+    wait_previous, wait_all = wgmma.wait(1, positions), wgmma.wait(0, positions)
 
     def multiply_tile(  # type: ignore[no-untyped-def]
         acc, patch_start, weights_start, patch_full, patch_empty, weight_full, weight_empty, leader, held,
@@ -209,12 +210,11 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
                     take_weights(weight_full, stage, weight_parity)
                 a = types.uint32(weights_start + stage * stage_bytes)
                 b = tap_address(patch, tap_h, tap_w)
-                descriptor_a = types.uint64(descriptor) | types.uint64(a >> 4)
-                descriptor_b = types.uint64(descriptor) | types.uint64(b >> 4)
+                matrix_a, matrix_b = matrix(a), matrix(b)
                 if chunk < whole_chunks:
-                    multiply(acc, descriptor_a, descriptor_b, types.int32(step > 0))
+                    multiply(acc, matrix_a, matrix_b, types.int32(step > 0))
                 else:
-                    multiply_last(acc, descriptor_a, descriptor_b, types.int32(step > 0))
+                    multiply_last(acc, matrix_a, matrix_b, types.int32(step > 0))
                 wait_previous(acc)
                 if leader:
                     if not resident and step > 0:

@@ -17,9 +17,10 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP, WGMMA_K
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.templates.parts.wgmma import K_BYTES, Wgmma
 from schedsearch.workload import Workload
 
 WGMMA_CHANNELS = hopper.WGMMA_M  # output channels of a wgmma
@@ -73,14 +74,14 @@ class Geometry:
     def of(cls, workload: Workload, merged: int) -> Geometry:
         w = workload
         groups = w.groups // merged
-        chunks = math.ceil(w.c // groups / CHUNK)
-        last = math.ceil((w.c // groups - (chunks - 1) * CHUNK) / WGMMA_K)
+        chunks, wgmma_k = math.ceil(w.c // groups / CHUNK), Wgmma(w.dtype).k
+        last = math.ceil((w.c // groups - (chunks - 1) * CHUNK) / wgmma_k)
         _, out_h, out_w, _ = w.output.shape
         period_h, period_w = (stride // math.gcd(stride, dilation) for stride, dilation in zip(w.stride, w.dilation))
         halo_h, halo_w = (w.r - 1) * w.dilation[0] // w.stride[0], (w.s - 1) * w.dilation[1] // w.stride[1]
         return cls(
             out_h, out_w, w.r * w.s, merged, groups, w.c // groups, w.k // groups, w.stride, period_h, period_w,
-            min(w.r, period_h), min(w.s, period_w), halo_h, halo_w, chunks, (CHUNK // WGMMA_K, last),
+            min(w.r, period_h), min(w.s, period_w), halo_h, halo_w, chunks, (CHUNK // wgmma_k, last),
         )  # fmt: skip
 
     @property
@@ -188,12 +189,12 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
         l2_rate = np.minimum(fit.l2_bytes_per_cycle[1], fit.l2_bytes_per_cycle[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
-        wgmmas = geometry.taps * -(-q["merged"] * inputs // WGMMA_K) * q["warpgroups"] / q["turns"]
+        wgmmas = geometry.taps * -(-q["merged"] * inputs // Wgmma(w.dtype).k) * q["warpgroups"] / q["turns"]
         weights = steps * q["bn"] * ROW_BYTES
         loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, weights, 0)
         stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
         multiply = wgmmas * q["positions"] / 2
-        shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * WGMMA_K * 2 + loaded + 2 * stored
+        shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * K_BYTES + loaded + 2 * stored
         tile = np.maximum(multiply, np.maximum(shared / card.shared_bytes_per_cycle, loaded / l2_rate))
         store = stored / l2_rate + fit.tile_cycles
         if any(stage.name == "residual" for stage in w.epilogue):

@@ -55,12 +55,11 @@ from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
-    ELEMENT_BYTES,
     SWIZZLE_ROWS,
     WARPGROUP,
-    WGMMA_K,
 )
 from schedsearch.templates.parts.sharing import ClusterTiles
+from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
 # Registers of a consumer thread beside its bn/2 accumulators: addresses, descriptors, temporaries; and with an epilogue.
@@ -201,13 +200,13 @@ class Conv2dWgmma(Template):
 
 def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
     """The kernel function of one configuration."""
-    gemm, layout = Im2col.of(workload), plan.shared
+    gemm, wgmma, layout = Im2col.of(workload), Wgmma(workload.dtype), plan.shared
     bm, bn, bk, stages, split_k, turns = plan.bm, plan.bn, plan.bk, plan.stages, plan.split_k, plan.turns
     rows, columns, k_steps = gemm.rows, gemm.columns, plan.k_steps
     in_turn = turns > 1
 
     # Where things lie in shared memory.
-    row_bytes = bk * ELEMENT_BYTES
+    row_bytes = bk * wgmma.element_bytes
     a_bytes, group_a_bytes, stage_bytes = bm * row_bytes, GROUP_ROWS * row_bytes, (bm + bn) * row_bytes
     full_offset, empty_offset, sums_offset = (layout.offset(region) for region in ("full", "empty", "sums_full"))
     staging_offset = layout.offset("y") if split_k == 1 else plan.sums_bytes
@@ -225,10 +224,9 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     tile_groups = warpgroups // turns  # that share a tile
     next_turn = (turns - 1) * k_steps % stages  # stages of the tiles that the others take
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
-    accumulators, own_sums = bn // 2, 4 * own_octets
-    descriptor = hopper.matrix_descriptor(row_bytes)
-    multiply = ptx.wgmma_steps(bn, bk // WGMMA_K, workload.dtype)
-    wait_previous, wait_all = ptx.wgmma_wait(1, bn), ptx.wgmma_wait(0, bn)
+    accumulators, own_sums = wgmma.accumulators(bn), 4 * own_octets
+    matrix, multiply = wgmma.matrix(row_bytes), wgmma.steps(bn, bk // wgmma.k)
+    wait_previous, wait_all = wgmma.wait(1, bn), wgmma.wait(0, bn)
     exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes)
     add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes)
 
@@ -302,12 +300,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
                     a = types.uint32(shared + stage * stage_bytes)
                     b = types.uint32(a + a_bytes)
                     a = types.uint32(a + tile_group * group_a_bytes)
-                    multiply(
-                        acc,
-                        types.uint64(descriptor) | types.uint64(a >> 4),
-                        types.uint64(descriptor) | types.uint64(b >> 4),
-                        types.int32(step > first_step),
-                    )
+                    multiply(acc, matrix(a), matrix(b), types.int32(step > first_step))
                     wait_previous(acc)
                     if releases_stages and step > first_step:
                         arrive_empty(empty_at + previous * BARRIER_BYTES)
@@ -361,7 +354,7 @@ def _tile_origin(plan: Plan) -> Callable[..., Any]:
 def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
     """One thread loads this block's part of the operands of all its tiles, step by step."""
     gemm, bk, stages, in_turn = Im2col.of(workload), plan.bk, plan.stages, plan.turns > 1
-    row_bytes = bk * ELEMENT_BYTES
+    row_bytes = bk * Wgmma(workload.dtype).element_bytes
     a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
     own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # that a block loads
     dilation_h, dilation_w = gemm.dilation

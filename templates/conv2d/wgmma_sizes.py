@@ -14,9 +14,10 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP, WGMMA_K, WGMMA_M
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
@@ -55,9 +56,9 @@ def stores_by_tma(workload: Workload) -> bool:
     return dtype_of(workload.out_dtype).nbytes == 2
 
 
-def stage_bytes(q: Columns) -> Any:
+def stage_bytes(workload: Workload, q: Columns) -> Any:
     """A stage has bm rows of x, wgmma's A, then bn rows of the weights, its B: K-major, swizzled over their width."""
-    return (q["bm"] + q["bn"]) * q["bk"] * ELEMENT_BYTES
+    return (q["bm"] + q["bn"]) * q["bk"] * dtype_of(workload.dtype).nbytes
 
 
 def sums_bytes(q: Columns) -> Any:
@@ -68,7 +69,7 @@ def sums_bytes(q: Columns) -> Any:
 def ring_bytes(workload: Workload, q: Columns) -> Any:
     """The stages. At the end of a split tile the other blocks' sums lie over them, and y after the sums."""
     y = q["bm"] * octets_per_block(q) * 8 * staged_bytes(workload)
-    return np.maximum(q["stages"] * stage_bytes(q), np.where(q["split_k"] == 1, 0, sums_bytes(q) + y))
+    return np.maximum(q["stages"] * stage_bytes(workload, q), np.where(q["split_k"] == 1, 0, sums_bytes(q) + y))
 
 
 def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
@@ -113,12 +114,16 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         from_l2 = l2_rows * sum(np.where(q["bk"] == bk, cost, 0) for bk, cost in row_costs.items())
         unlike = q["split_k"] * (q["bm"] + q["bn"]) / l2_rows
         all_l2 = fit.all_l2_bytes_per_cycle * target.sms * unlike**-fit.unlike_l2_exponent
-        load = np.maximum(stage_bytes(q) / fit.l2_bytes_per_cycle, from_l2 * np.minimum(q["blocks"], one_each) / all_l2)
+        load = np.maximum(
+            stage_bytes(workload, q) / fit.l2_bytes_per_cycle, from_l2 * np.minimum(q["blocks"], one_each) / all_l2
+        )
         peers = q["cluster_m"] * q["cluster_n"] - 1
         late = np.where(peers == 0, 0, fit.peer_cycles)
         # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
         wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
-        multiply = q["bm"] // GROUP_ROWS * (q["bk"] // WGMMA_K) * wgmma + fit.step_cycles + peers * fit.peer_step_cycles
+        multiply = (
+            q["bm"] // GROUP_ROWS * (q["bk"] // Wgmma(w.dtype).k) * wgmma + fit.step_cycles + peers * fit.peer_step_cycles
+        )
         # A buffer's round: it is loaded, waits for the step before it, is multiplied, and is handed back during the next.
         load_alone = np.maximum(load, (fit.load_latency_cycles + late + load + 2 * multiply) / q["stages"])
         split = fit.cluster_cycles + q["bm"] * q["bn"] * 4 * (1 - 1 / q["split_k"]) / fit.cluster_bytes_per_cycle

@@ -22,7 +22,6 @@ DTYPES = ("float16", "bfloat16")
 ELEMENT_BYTES = 2  # of x and weight
 WARPGROUP = 128  # threads
 WGMMA_M = 64  # rows of a wgmma
-WGMMA_K = 16  # 16-bit elements along k of one wgmma
 BARRIER_BYTES = 8
 ALIGNMENT_BYTES = 16  # of the addresses and strides that TMA takes
 SWIZZLE_ROWS = 8  # a swizzle repeats after these

@@ -213,35 +213,48 @@ fence_async_shared = device_op("fence_async_shared", "fence.proxy.async.shared::
 # --- Warpgroup matrices, sm_90a ("Asynchronous Warpgroup Level Matrix Instructions") -----------------------------------
 
 
+_WGMMA = {  # dtype -> k, type of the sums, of the operands, and the immediate scales and transpositions that follow
+    F16: ("k16", "f32", "f16", ", 1, 1, 0, 0"),
+    BF16: ("k16", "f32", "bf16", ", 1, 1, 0, 0"),
+    "float32": ("k8", "f32", "tf32", ", 1, 1"),
+    "float8_e4m3": ("k32", "f32", "e4m3", ", 1, 1"),
+    "float8_e5m2": ("k32", "f32", "e5m2", ", 1, 1"),
+    "int8": ("k32", "s32", "s8", ""),
+    "uint8": ("k32", "s32", "u8", ""),
+}
+
+
 @functools.cache
 def wgmma_steps(bn: int, k_steps: int, dtype: str) -> Callable[..., Any]:
-    """One tile step: fence, `k_steps` times m64nBNk16 with both operands in shared memory, commit.
+    """One tile step: fence, `k_steps` times m64nBN and 32 bytes of k with both operands in shared memory, commit.
 
     Called as (accumulators[bn // 2], descriptor_a, descriptor_b, accumulate); accumulate = 0 lets the first step
-    overwrite the accumulators. A k step advances both descriptors by 32 bytes, which are 2 in units of 16 bytes; both
-    operands are K-major. The steps stand in one block because NVVM counts the text of inline assembly against its
-    unroll budget.
+    overwrite the accumulators, which are float32, or int32 for integers. A k step advances both descriptors by 32 bytes,
+    which are 2 in units of 16 bytes; both operands are K-major. The steps stand in one block because NVVM counts the text of
+    inline assembly against its unroll budget.
     """
-    kind = _PTX_TYPE[dtype]
-    multiply = f"wgmma.mma_async.sync.aligned.m64n{bn}k16.f32.{kind}.{kind} {{$acc}}, da, db, p, 1, 1, 0, 0; "
+    k, sums, kind, immediates = _WGMMA[dtype]
+    multiply = f"wgmma.mma_async.sync.aligned.m64n{bn}{k}.{sums}.{kind}.{kind} {{$acc}}, da, db, p{immediates}; "
     advance = "add.s64 da, da, 2; add.s64 db, db, 2; setp.ne.b32 p, 1, 0; "
     return device_op(
         "wgmma_steps",
         "{ .reg .pred p; .reg .b64 da, db; setp.ne.b32 p, $accumulate, 0; mov.b64 da, $a; mov.b64 db, $b; "
         "wgmma.fence.sync.aligned; " + advance.join([multiply] * k_steps) + "wgmma.commit_group.sync.aligned; }",
-        inout={"acc": ("f32", bn // 2)},
+        inout={"acc": ("f32" if sums == "f32" else "i32", bn // 2)},
         ins={"a": "u64", "b": "u64", "accumulate": "i32"},
     )
 
 
 @functools.cache
-def wgmma_wait(groups: int, bn: int) -> Callable[..., Any]:
+def wgmma_wait(groups: int, bn: int, accumulator: str = "float32") -> Callable[..., Any]:
     """Waits until at most `groups` of the youngest committed wgmma groups are pending.
 
     Called with the accumulators, which are tied to the wait so that no use of them is moved before it.
     """
     return device_op(
-        "wgmma_wait", f"wgmma.wait_group.sync.aligned {groups}; // orders $acc", inout={"acc": ("f32", bn // 2)}
+        "wgmma_wait",
+        f"wgmma.wait_group.sync.aligned {groups}; // orders $acc",
+        inout={"acc": ("f32" if accumulator == "float32" else "i32", bn // 2)},
     )
 
 

@@ -1,0 +1,76 @@
+"""One kind of warpgroup matrix multiplication: what its instruction, accumulators and operands are.
+
+Both operands lie in shared memory, K-major and swizzled over the width of their rows; the result is in registers. Whatever
+the dtype, an instruction takes 32 bytes of k.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numba import types
+
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts import hopper, ptx
+
+K_BYTES = 32  # of one instruction
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """wgmma with both operands of one dtype.
+
+        >>> Wgmma("int8").k, Wgmma("int8").accumulator, Wgmma("float16").accumulators(64)
+        (32, 'int32', 32)
+
+    Attributes:
+        dtype: of both operands: float16, bfloat16, float32 (computed as TF32), float8_e4m3, float8_e5m2, int8 or uint8.
+    """
+
+    dtype: str
+
+    @property
+    def element_bytes(self) -> int:
+        return dtype_of(self.dtype).nbytes
+
+    @property
+    def k(self) -> int:
+        """Elements along k of one instruction."""
+        return K_BYTES // self.element_bytes
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype of sums: int32 for integers, else float32."""
+        return "float32" if dtype_of(self.dtype).kind == "float" else "int32"
+
+    @property
+    def accumulator_type(self) -> Any:
+        """Numba's type of an accumulator, for the local array that holds them."""
+        return getattr(types, self.accumulator)
+
+    @staticmethod
+    def accumulators(columns: int) -> int:
+        """Accumulators of a thread for 64 rows x `columns`."""
+        return columns // 2
+
+    def steps(self, columns: int, count: int) -> Callable[..., Any]:
+        """`multiply(acc, a, b, accumulate)`: `count` instructions along k; see `ptx.wgmma_steps`."""
+        return ptx.wgmma_steps(columns, count, self.dtype)
+
+    def wait(self, pending: int, columns: int) -> Callable[..., Any]:
+        """`wait(acc)` until at most `pending` of the youngest `multiply` are under way."""
+        return ptx.wgmma_wait(pending, columns, self.accumulator)
+
+    @staticmethod
+    def matrix(row_bytes: int) -> Callable[[Any], Any]:
+        """`matrix(address)`: the descriptor of a matrix in shared memory whose rows have 32, 64 or 128 bytes."""
+        descriptor = hopper.matrix_descriptor(row_bytes)
+
+        def matrix(address: Any) -> Any:
+            return types.uint64(descriptor) | types.uint64(address >> 4)
+
+        return matrix
