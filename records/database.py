@@ -1,7 +1,7 @@
-"""What the store needs of a database. `records.sqlite.Database` is the one that exists; PostgreSQL would be a sibling.
+"""What the store needs from a database. `records.sqlite.Database` implements it; PostgreSQL would be a sibling.
 
-`store`, `writes` and `exchange` speak SQLAlchemy Core and this protocol, and know no dialect. A dialect also
-brings its texts in `schema.MIGRATIONS`.
+`store`, `writes` and `exchange` use SQLAlchemy Core and this protocol only, so they know no dialect. A dialect also
+brings its statements in `schema.MIGRATIONS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Database(Protocol):
 
     Attributes:
         name: for messages.
-        path: tells this database from the others on this machine. Marks of trust are kept by it.
+        path: identifies this database among the others on this machine. Marks of trust refer to it.
         readonly: whether `write` is refused.
 
     Raises (all methods):
@@ -38,7 +38,7 @@ class Database(Protocol):
         ...
 
     def write(self) -> AbstractContextManager[sa.Connection]:
-        """A transaction that no other writer can interrupt: commits at the end, rolls back on an exception.
+        """A transaction that no other writer can interrupt. It commits at the end and rolls back on an exception.
 
         Raises:
             DatabaseError: the database was opened read-only.
@@ -59,11 +59,11 @@ class Database(Protocol):
         ...
 
     def vacuum(self) -> None:
-        """Gives the space of deleted rows back, as far as the dialect does that."""
+        """Frees the space of deleted rows if the dialect can."""
         ...
 
     def health(self) -> dict[str, Any]:
-        """Facts for `doctor`, among them `problems`, [] when sound."""
+        """Facts for `doctor`, including `problems`, which is [] if the database is sound."""
         ...
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""SQLite database files: opening them, and saying what is wrong with one. Standard library only.
+"""SQLite database files: opens them, and says what is wrong with a bad one. Standard library only.
 
-Shared by the writing side (`store`) and by deployment (`lookup`), so that both give the same errors.
+Writing (`store`) and deployment (`lookup`) share this module and therefore give the same errors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
 
-SCHEMA_VERSION = 3  # the newest that this code knows; `schema.MIGRATIONS` leads to it
+SCHEMA_VERSION = 3  # the newest version that this code knows; `schema.MIGRATIONS` leads to it
 BUSY_TIMEOUT_S = 30.0
 MIN_SQLITE = (3, 37, 0)  # STRICT tables
 
@@ -32,15 +32,15 @@ def connect(
 ) -> sqlite3.Connection:
     """Opens a database file in autocommit mode; the caller begins its own transactions.
 
-    A connection that reads a WAL database needs the files -wal and -shm beside it and creates them when they are missing.
-    SQLite removes them again when the last connection closes that may write, so a reader that has the permission opens the
-    file for writing and then refuses all changes (PRAGMA query_only). On read-only media, or when nobody may write to the
-    file, neither is needed as long as no log is left: it is opened as immutable then.
+    A connection that reads a WAL database needs the files -wal and -shm beside it and creates them if they are missing.
+    SQLite removes them when the last connection that may write closes. A reader with write permission therefore opens the
+    file for writing and then refuses all changes (PRAGMA query_only). On read-only media, or if nobody may write to the
+    file, neither file is needed as long as no log is left: the database is then opened as immutable.
 
     Args:
         path: the file; made absolute here.
         create: whether a missing file is created.
-        readonly: refuse all changes; contradicts `create`.
+        readonly: refuse all changes; excludes `create`.
         busy_timeout_s: how long a statement waits for another process's lock.
 
     Raises:
@@ -72,10 +72,10 @@ def connect(
 
 
 def check(path: Path, *, create: bool, readonly: bool) -> None:
-    """Raises DatabaseError when name or permissions already show that `path` cannot be opened as a database.
+    """Raises DatabaseError if name or permissions already show that `path` cannot be opened as a database.
 
-    Looks at names and permissions only. The file is never opened here: closing it would drop the locks of every other
-    connection of this process (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+    It never opens the file: closing it would drop the locks of every other connection of this process
+    (https://www.sqlite.org/howtocorrupt.html, section 2.2).
     """
     if sqlite3.sqlite_version_info < MIN_SQLITE:
         raise DatabaseError(
@@ -106,24 +106,24 @@ def check(path: Path, *, create: bool, readonly: bool) -> None:
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file is SQLite's, whatever its state. SQLite is asked first: see `check`."""
+    """Whether a file is an SQLite database, even a damaged one. SQLite looks first; `check` says why."""
     if path.stat().st_size < len(_MAGIC):
-        return False  # SQLite takes one of a byte for an empty database
+        return False  # SQLite takes a file of one byte for an empty database
     try:
         connect(path, readonly=True, busy_timeout_s=0).close()
     except DatabaseError as error:
         refusal = error.__cause__
         if not isinstance(refusal, sqlite3.Error):
-            return False  # its name or permissions say so
+            return False  # ruled out by name or permissions
         if refusal.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
             return True
-        with path.open("rb") as file:  # only now, as nobody can be using it
+        with path.open("rb") as file:  # safe now: nobody can be using it
             return file.read(len(_MAGIC)) == _MAGIC
     return True
 
 
 def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
-    """What is wrong with a file that SQLite refused; only now it is opened, as nobody can be using it.
+    """What is wrong with a file that SQLite refused. Opening it here is safe, because nobody can be using it.
 
     File format: https://www.sqlite.org/fileformat.html, section 1.3.
     """
@@ -144,8 +144,8 @@ def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
 
 
 def _is_at_rest(path: Path) -> bool:
-    """Whether this is a WAL database to which nobody can be writing: read-only media or permissions, and no log or index
-    of a log that a writer left."""
+    """Whether this is a WAL database that nobody can be writing to: media or permissions are read-only, and no writer has
+    left a log or its index."""
     if os.access(path.parent, os.W_OK) or has_content(beside(path, "-wal")) or beside(path, "-shm").exists():
         return False
     if path.stat().st_mode & 0o222 and not os.statvfs(path).f_flag & os.ST_RDONLY:
@@ -155,7 +155,7 @@ def _is_at_rest(path: Path) -> bool:
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """The name of the log (suffix "-wal") or its index ("-shm") of a database."""
+    """The path of a database's log (suffix "-wal") or of the log's index ("-shm")."""
     return path.with_name(path.name + suffix)
 
 
@@ -167,7 +167,7 @@ def has_content(path: Path) -> bool:
 
 
 def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
-    """Says in our words what SQLite could not do, or None when the error is a bug rather than the file's state."""
+    """Our message for an SQLite error; None if the error is a bug and not the state of the file."""
     if not isinstance(error, sqlite3.Error):
         return None
     extended = getattr(error, "sqlite_errorcode", 0)
@@ -201,7 +201,7 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
 
 
 def check_version(path: Path, found: int) -> None:
-    """Raises SchemaVersionError when a database is of a newer schema than this code knows."""
+    """Raises SchemaVersionError if a database has a newer schema than this code knows."""
     if found > SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{path} has schema version {found}, this schedsearch knows up to {SCHEMA_VERSION}; "
@@ -214,7 +214,7 @@ def foreign(path: Path) -> DatabaseError:
 
 
 def _holders(path: Path) -> str:
-    """' (PID command, ...)' of the other processes that have the file open and that we may look at, or ''."""
+    """' (PID command, ...)' for the other processes that have the file open, if we may look at them; otherwise ''."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         if folder.name == str(os.getpid()):
@@ -223,6 +223,6 @@ def _holders(path: Path) -> str:
             if any(fd.readlink() == path for fd in (folder / "fd").iterdir()):
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 found.append(f"{folder.name} {command[:80]}")
-        except OSError:  # another user's process, or it ended meanwhile
+        except OSError:  # another user's process, or one that has ended
             continue
     return f" ({', '.join(found)})" if found else ""

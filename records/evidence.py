@@ -1,4 +1,4 @@
-"""What is passed on from one search to another. Standard library only."""
+"""The results that one search passes on to another. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def thinned(ranked: Sequence[T], limit: int) -> list[T]:
         limit: at least 2.
 
     Returns:
-        All of them when there are no more than `limit`. Otherwise the fastest `limit // 4`, and every n-th of the others.
+        All of them if there are at most `limit`. Otherwise the fastest `limit // 4`, and every n-th of the others.
     """
     if len(ranked) <= limit:
         return list(ranked)

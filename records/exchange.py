@@ -9,8 +9,8 @@ An exchange file has one JSON object a line, each with a `kind`:
     {"kind": "profile", "content_id": ..., "profile": {...}}                                   see `Profile.to_json`
     {"kind": "best", "content_id": ..., "verified": ..., "artifact": ..., "promoted_at": ...}
 
-It is complete: after an export and an import a store is the same, except for code that is not trusted. Code enters a store
-only if this machine wrote it or its origin is trusted; otherwise it is rebuilt from the configuration.
+The file is complete: after an export and an import a store is the same, except for code that is not trusted. Code enters a
+store only if this machine wrote it or its origin is trusted; other code is rebuilt from the configuration.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from schedsearch.workload import Workload
 
 __all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge", "trust"]
 
-FORMAT = 3  # 2: without model, anchor, host and device_uuid
+FORMAT = 3  # format 2 has no model, anchor, host and device_uuid
 _MAX_PROBLEMS = 10
-_CHUNK = 2000  # rows a statement
+_CHUNK = 2000  # rows per statement
 _RUN_FIELDS = ("id", "machine", "started_at", "finished_at")
 
 
 @dataclass
 class Report:
-    """What an import or merge did. `known` records were there already; `dropped` artifacts were not trusted."""
+    """What an import or merge did. `known` counts records that were there already, `dropped` untrusted artifacts."""
 
     records_added: int = 0
     records_known: int = 0
@@ -67,13 +67,13 @@ class Report:
 
 
 def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: bool = False) -> int:
-    """Writes everything in a store as JSON lines; a file appears under its name only when it is complete. It is a gzip where
+    """Writes everything in a store as JSON lines. The file appears under its name only when it is complete. It is a gzip if
     the name ends with .gz.
 
     Args:
         store: what to export.
         destination: a path, or a text stream.
-        artifacts: whether machine code goes along.
+        artifacts: whether to include machine code.
 
     Returns:
         The number of records.
@@ -128,22 +128,22 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
 
 
 def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Report:
-    """Adds the records of a JSON-lines file: all of them, or nothing when a line is wrong. Doing it twice adds nothing.
+    """Adds the records of a JSON-lines file: all of them, or nothing if a line is wrong. A second import adds nothing.
 
     Args:
-        store: where to.
+        store: receives the records.
         path: a file of `export_jsonl`, gzip or not.
-        trusted: whether to take machine code that another machine wrote.
+        trusted: whether to accept machine code that another machine wrote.
 
     Raises:
-        UsageError: the file cannot be read, or lines are wrong; names each as file:line with what is wrong.
-        SchemaVersionError: the file is of a newer format.
+        UsageError: the file cannot be read, or lines are wrong; it names each line as file:line with the mistake.
+        SchemaVersionError: the file has a newer format.
     """
     return import_lines(store, read_bytes(path), source=str(path), trusted=trusted)
 
 
 def import_lines(store: Store, data: bytes, *, source: str, trusted: bool = False) -> Report:
-    """Like `import_jsonl`, of the content of the file `source`."""
+    """Like `import_jsonl`, for the content of the file `source`."""
     problems: list[str] = []
     with store.database.write() as connection:
         importer = _Importer(store, connection, source=source, trusted=trusted)
@@ -166,12 +166,12 @@ def import_lines(store: Store, data: bytes, *, source: str, trusted: bool = Fals
 
 
 def add_records(store: Store, records: Iterable[Record], *, source: str) -> Report:
-    """Adds records that came in some other way: all of them or none. Doing it twice adds nothing.
+    """Adds records from any other origin: all of them or none. Adding them twice adds nothing.
 
     Args:
-        store: where to.
-        records: no best is made of them.
-        source: where they are from; kept by those that do not say it themselves.
+        store: receives the records.
+        records: none of them becomes a best.
+        source: their origin, for those that do not name one.
 
     Raises:
         ValueError: a number in a record is not finite.
@@ -185,7 +185,7 @@ def add_records(store: Store, records: Iterable[Record], *, source: str) -> Repo
 
 
 def reason(error: Exception) -> str:
-    """What is wrong with a JSON object that a record could not be made of."""
+    """Why a JSON object could not be turned into a record."""
     if isinstance(error, KeyError):
         return f"the field {error.args[0]!r} is missing"
     if isinstance(error, TypeError | AttributeError):
@@ -194,14 +194,14 @@ def reason(error: Exception) -> str:
 
 
 def merge(store: Store, sources: Sequence[str | Path]) -> Report:
-    """Adds the records of other databases; each source is added as a whole or not at all. Doing it twice adds nothing.
+    """Adds the records of other databases. Each source is added as a whole or not at all. A second merge adds nothing.
 
-    A best is replaced where the other is faster (`writes.set_best`). Code comes along where this machine wrote it or the
+    A best of a source replaces ours if it is faster (`writes.set_best`). Code comes along if this machine wrote it or the
     source is trusted.
 
     Raises:
         UsageError: a source is the store itself.
-        DatabaseError: a source cannot be read; those before it are merged.
+        DatabaseError: a source cannot be read; the sources before it stay merged.
     """
     report = Report()
     for source in sources:
@@ -249,7 +249,7 @@ def _bests() -> sa.Select[Any]:
 
 
 class _Importer:
-    """Adds what comes from elsewhere, inside one writing transaction."""
+    """Adds rows from elsewhere, inside one writing transaction."""
 
     def __init__(self, store: Store, connection: sa.Connection, *, source: str, trusted: bool) -> None:
         self.report = Report()
@@ -268,7 +268,7 @@ class _Importer:
         self._artifacts_before = self._count(schema.artifact)
 
     def line(self, number: int, text: bytes) -> None:
-        """One line of an exchange file. Raises whatever Python raises when it is wrong; `import_jsonl` names the line."""
+        """Adds one line of an exchange file. If it is wrong, any exception may come; `import_jsonl` then names the line."""
         place = Place(self._source).line(number)
         data = place.object(parse_json(text, place))
         kind = data.pop("kind")
@@ -331,7 +331,7 @@ class _Importer:
         self._bests.append((content_id, verified, artifact_sha256, promoted_at))
 
     def finish(self) -> None:
-        """Writes what is outstanding, then profiles and bests: they need every record and artifact to be there."""
+        """Writes the outstanding rows, then profiles and bests, which refer to records and artifacts."""
         self._flush()
         for content_id, profile in self._profiles:
             record_id = self._connection.execute(
@@ -357,7 +357,7 @@ class _Importer:
         self._workloads, self._toolchains, self._records = {}, {}, []
 
     def _promote(self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float) -> None:
-        """Takes over a best that is faster than ours (see `writes.set_best`), or that has the code which ours lacks."""
+        """Takes over a best if it is faster than ours (see `writes.set_best`), or if it has code and ours has none."""
         record = schema.record
         row = self._connection.execute(sa.select(record).where(record.c.content_id == content_id)).one_or_none()
         if row is None or row.time_ns is None:
@@ -382,13 +382,13 @@ def export_deploy(
 ) -> dict[str, int]:
     """Writes a small read-only database with the best kernels and their code, for `compile` on other machines.
 
-    It appears under its name only when it is complete, so it may replace a file that is in use. It is a new database: where
-    it is deployed it has to be trusted (`schedsearch records trust FILE`).
+    The file appears under its name only when it is complete, so it may replace a file that is in use. It is a new database,
+    so it must be marked as trusted on each machine that uses it (`schedsearch records trust FILE`).
 
     Args:
-        store: where from.
+        store: the source.
         destination: the file; an older deployment file there is replaced.
-        target, mode, workloads: only these.
+        target, mode, workloads: export only these; None means all.
 
     Returns:
         {"bests", "artifacts", "size_bytes"}.
@@ -444,7 +444,7 @@ def _copy_deployed(
         for row in reading.execute(query).mappings():
             if marked or trust_marks.is_ours(row["sha256"], row["signature"]):
                 put_artifact(database, writing, row["sha256"], row["plan"], row["code"])
-            else:  # stays what it is: another machine's code
+            else:  # keeps the origin: another machine's code
                 writing.execute(sa.insert(artifact), dict(row))
             counts["artifacts"] += 1
         for row in reading.execute(sa.select(best).where(*wanted)).mappings():

@@ -1,7 +1,7 @@
-"""Deployment's reader of the best kernels. Standard library only: no SQLAlchemy, no NumPy.
+"""How deployment reads the best kernels. Standard library only: no SQLAlchemy, no NumPy.
 
-Reads a live database (also while a tuning run writes to it) or a deployment file. A row is found by primary key and
-remembered. A miss is not remembered, so a later best is found.
+It reads a live database (also while a tuning run writes to it) or a deployment file. It finds a row by its primary key and
+remembers it. It does not remember a miss, so it finds a later best.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BUSY_TIMEOUT_S = 5.0  # readers wait only while a file is created, recovered or
 
 
 class LookupRow(NamedTuple):
-    """The best record of one (workload, target, mode). Artifact, plan and arch are None when no code is kept."""
+    """The best record of one (workload, target, mode). Artifact, plan and arch are None if no code is kept."""
 
     workload_id: str
     target_key: str
@@ -56,14 +56,14 @@ _NEAREST = """SELECT w.json, b.target_key, b.template, b.template_version, b.con
 
 
 class Lookup:
-    """An open database file. Methods may be called from any thread; one Lookup per process, not shared over fork.
+    """An open database file. Any thread may call its methods. Do not share it across a fork: each process opens its own.
 
     Args:
         path: a database of schedsearch, or a file of `records export --deploy`.
 
     Raises:
         DatabaseError: no such file, no permission, truncated, damaged, or not a database of schedsearch.
-        SchemaVersionError: it is of a newer schedsearch.
+        SchemaVersionError: a newer schedsearch wrote it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -92,7 +92,7 @@ class Lookup:
 
     @property
     def kind(self) -> str:
-        """store, or deploy for a file of `records export --deploy`."""
+        """ "store", or "deploy" for a file of `records export --deploy`."""
         return self._meta["kind"]
 
     @property
@@ -112,11 +112,11 @@ class Lookup:
         return found
 
     def same_architecture(self, workload_id: str, mode: str) -> list[LookupRow]:
-        """The same workload's best records with code on any target, fastest first; the caller judges `arch`."""
+        """The workload's best records with code on any target, fastest first. The caller checks `arch`."""
         return [_row(row) for row in self._all(_SAME_WORKLOAD, (workload_id, mode))]
 
     def nearest(self, op: str, mode: str, target_prefix: str = "") -> list[NeighbourRow]:
-        """The best records of every workload of an operator, on targets whose key begins with `target_prefix` ('cuda:')."""
+        """The best records of all workloads of an operator, on targets whose key begins with `target_prefix` ('cuda:')."""
         return [NeighbourRow._make(row) for row in self._all(_NEAREST, (op, mode, len(target_prefix), target_prefix))]
 
     def code(self, sha256: str) -> bytes:
@@ -135,11 +135,11 @@ class Lookup:
         return bytes(code)
 
     def version(self) -> int:
-        """A number that changes when another connection, of this or another process, has committed to the database."""
+        """A number that changes when another connection, in any process, has committed to the database."""
         return int(self._all("PRAGMA data_version")[0][0])
 
     def refresh(self) -> None:
-        """Forgets the remembered rows, so that later bests of a live database are seen."""
+        """Forgets the remembered rows, so that `Lookup` sees later bests of a live database."""
         self._found.clear()
 
     def close(self) -> None:

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """An empty file to write to, which gets the name `path` when the block ends well; an older file there is replaced.
+    """An empty file to write to. It replaces `path` when the block ends without an error.
 
     A device or pipe, such as /dev/stdout, is written to directly.
 
     Raises:
-        UsageError: it cannot be written, or is a database: measurements cannot be made again.
+        UsageError: `path` cannot be written, or is a database, whose measurements cannot be repeated.
     """
     try:
         if path.exists() and not path.is_file():
             yield path
             return
-        target = path.resolve()  # where it is a link, the link stays
+        target = path.resolve()  # keeps a link and replaces its target
         if is_database(target):
             raise UsageError(f"{path} is a database, so it is left alone; delete it or give another path")
         temporary = temporary_beside(target)
@@ -43,17 +43,17 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def is_database(path: str | Path) -> bool:
-    """Whether it is an SQLite database, damaged ones and those that another process holds among them."""
+    """Whether it is an SQLite database, even if it is damaged or locked by another process."""
     path = Path(path)
     return path.is_file() and dbfile.is_sqlite(path)
 
 
 @contextmanager
 def store_to_fill(path: str | Path) -> Iterator[Store]:
-    """The record store at `path`, to add to. A new store appears only when the block ends without an error.
+    """Opens the record store at `path` for writing. A new store appears only when the block ends without an error.
 
     Raises:
-        DatabaseError: it cannot be opened or created, or another process made it in the meantime.
+        DatabaseError: it cannot be opened or created, or another process created it in the meantime.
     """
     from schedsearch.records.store import Store
 
@@ -71,7 +71,7 @@ def store_to_fill(path: str | Path) -> Iterator[Store]:
     try:
         with Store.open(temporary) as store:
             yield store
-        if dbfile.has_content(log):  # SQLite keeps it when it could not copy it into the database
+        if dbfile.has_content(log):  # SQLite keeps the log if it could not copy it into the database
             raise DatabaseError(
                 f"the disk of {path} is full; nothing was kept; free some space and run the same command again"
             )
@@ -84,7 +84,7 @@ def store_to_fill(path: str | Path) -> Iterator[Store]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A new empty file in the same folder, readable as files of this user are."""
+    """A new empty file in the same folder, with the user's usual permissions."""
     descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     umask = os.umask(0)
     os.umask(umask)

@@ -1,4 +1,4 @@
-"""The store's longer questions to the database. `store` runs the statements and reads what comes back."""
+"""The store's longer queries. `store` runs the statements and reads the rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def matching(
 
 
 def tuned(op: str, template: str, version: int, mode: str) -> sa.Select[Any]:
-    """Rows (workload's json, target_key), each once, in that order, of which there is a valid record."""
+    """Distinct rows (workload's json, target_key) that have a valid record, in this order."""
     record = schema.record
     pairs = (
         sa.select(record.c.workload_id, record.c.target_key, schema.workload.c.json)
@@ -55,7 +55,7 @@ def tuned(op: str, template: str, version: int, mode: str) -> sa.Select[Any]:
 
 
 def evidence(workload: Workload, target: str, template: str, version: int, mode: str) -> sa.Select[Any]:
-    """Rows (config, its least time_ns or NULL), the fastest first, failures last."""
+    """Rows (config, its smallest time_ns or NULL), the fastest first, failures last."""
     columns = schema.record.c
     time_ns = sa.func.min(columns.time_ns)
     return (
@@ -69,7 +69,7 @@ def evidence(workload: Workload, target: str, template: str, version: int, mode:
 
 
 def artifacts_to_keep(fastest: int) -> sa.CompoundSelect[Any]:
-    """Digests of the best of every (workload, target, mode) and of its `fastest` fastest records."""
+    """For every (workload, target, mode): digests of the best and of the `fastest` fastest records."""
     record, best = schema.record.c, schema.best.c
     rank = sa.func.row_number().over(
         partition_by=(record.workload_id, record.target_key, record.mode), order_by=(record.time_ns, record.id)

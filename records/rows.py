@@ -1,6 +1,6 @@
-"""`Record` to and from table rows and JSON objects, the identity of a record, and a record as it lies in the store.
+"""Converts `Record` to and from table rows and JSON objects; the identity of a record; a record as stored.
 
-The JSON object is the one of exchange files. It is valid JSON: a float that is not finite is written as the text "inf".
+Exchange files use the JSON objects. They are valid JSON: a float that is not finite is written as the text "inf".
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from schedsearch.records import schema
 from schedsearch.workload import Workload
 
 _INFINITY = "inf"
-# Fields that came later (schema 3), with their defaults: left out of a record's identity where they have them.
+# Fields added by schema 3, with their defaults. A field at its default is left out of a record's identity.
 _LATER: dict[str, Any] = {"model": None, "anchor": None, "host": "", "device_uuid": ""}
 _RESOURCES = ("registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes")
 
 
 def to_row(record: Record) -> dict[str, Any]:
-    """The row of table record without its id, with `workload_json` and `toolchain_json` as `stored` has them.
+    """The row of table record without its id, and with `workload_json` and `toolchain_json` as in `stored`.
 
     Raises:
         ValueError: a time, score or stamp is not a finite number, or a count does not fit into 64 bits.
@@ -61,7 +61,7 @@ def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, 
         "local_bytes": _whole("local_bytes", resources.local_bytes),
         "spill_bytes": _whole("spill_bytes", resources.spill_bytes),
         "code_bytes": _whole("code_bytes", resources.code_bytes),
-        # An output with NaN is infinitely wrong: SQL has no NaN.
+        # SQL has no NaN. An output with NaN gets an infinite error.
         "max_error": None if error is None else float(error) if math.isfinite(error) else math.inf,
         "message": measurement.message,
         "build_s": _finite("build_s", measurement.build_s),
@@ -84,7 +84,7 @@ def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, 
 
 
 def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of a row with the keys of `to_row`. Needs no knowledge of the operator."""
+    """The JSON object of a row with the keys of `to_row`. It does not need the operator."""
     return {
         "workload": json.loads(row["workload_json"]),
         "target": row["target_key"],
@@ -119,9 +119,9 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content_id(row: Mapping[str, Any]) -> str:
-    """sha256 of everything that was measured and when. The source of an import and the artifact are not part of it.
+    """sha256 of everything that was measured and when. It does not cover the source of an import and the artifact.
 
-    A field that was added to Record or Measurement later is left out while it has its default, so that ids stay.
+    A field that was added to Record or Measurement later is left out while it has its default, so ids do not change.
     """
     content = to_json(row)
     del content["artifact"], content["source"]
@@ -132,11 +132,11 @@ def _content_id(row: Mapping[str, Any]) -> str:
 
 
 def from_json(data: Mapping[str, Any]) -> Record:
-    """The record of `to_json`'s object. The fields of later versions may be missing.
+    """The record of an object made by `to_json`. Fields that later versions added may be missing.
 
     Raises:
-        WorkloadError: the workload is not possible.
-        KeyError, TypeError, ValueError, OverflowError: a field is missing or of the wrong kind.
+        WorkloadError: the workload is invalid.
+        KeyError, TypeError, ValueError, OverflowError: a field is missing or has the wrong type.
     """
     measured = {"host": "", "device_uuid": "", **data["measurement"]}
     error = measured["max_error"]
@@ -177,12 +177,12 @@ def from_json(data: Mapping[str, Any]) -> Record:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRow(Attempt):
-    """A record as it lies in the store. It can be listed even when its operator is not installed.
+    """A record as stored. It can be listed even if its operator is not installed.
 
     Attributes:
         id: its number in this store; ids grow in the order of appending.
-        op: name of the workload's operator.
-        workload_id, workload_json: the workload as it was written.
+        op: the name of the workload's operator.
+        workload_id, workload_json: the workload as written.
         best: whether deployment serves it.
     """
 
@@ -194,7 +194,7 @@ class RecordRow(Attempt):
 
     @property
     def workload(self) -> Workload:
-        """The workload, read when it is asked for.
+        """The workload, parsed at the first access.
 
         Raises:
             WorkloadError: this installation does not know the operator, or not this version of it.
@@ -203,7 +203,7 @@ class RecordRow(Attempt):
 
     @property
     def label(self) -> str:
-        """The workload's label. Without its operator: the operator's name and how the workload's id begins."""
+        """The workload's label; if the operator is not installed, its name and the beginning of the workload's id."""
         try:
             return self.workload.label
         except WorkloadError:
@@ -211,7 +211,7 @@ class RecordRow(Attempt):
 
     @property
     def problem(self) -> str:
-        """Why the workload cannot be read here, "" when it can."""
+        """Why the workload cannot be read here; "" if it can."""
         try:
             self.workload  # noqa: B018  reading it is the test
         except WorkloadError as error:
@@ -232,9 +232,9 @@ class Best:
     """What deployment serves for one (workload, target, mode).
 
     Attributes:
-        row: the record that was promoted, its measurement and circumstances.
-        verified: whether this very code computed right results when it was measured.
-        artifact_sha256: of the stored code, None when none is kept (it is rebuilt from the config).
+        row: the promoted record, with its measurement and circumstances.
+        verified: whether exactly this code computed right results when it was measured.
+        artifact_sha256: that of the stored code; None if no code is kept, so that it is rebuilt from the config.
         promoted_at: seconds since the epoch.
     """
 
@@ -249,7 +249,7 @@ class Best:
 
     @property
     def record(self) -> Record:
-        """Raises WorkloadError when its operator is not installed."""
+        """Raises WorkloadError if its operator is not installed."""
         return self.row.record()
 
 
@@ -259,7 +259,7 @@ def _workload(text: str) -> Workload:
 
 
 class RecordReader:
-    """Makes records of rows. Configs and toolchains recur and are made once; use one reader per listing."""
+    """Turns rows into records. It parses recurring configs and toolchains once; use one reader per listing."""
 
     def __init__(self) -> None:
         self._configs: dict[str, Config] = {}
@@ -267,7 +267,7 @@ class RecordReader:
 
     @staticmethod
     def select() -> sa.Select[Any]:
-        """The query whose rows `read` takes: the columns of `stored`, then op, and whether it is the best of its task."""
+        """The query whose rows `read` takes: the columns of `stored`, op, and whether the record is the best of its task."""
         record, best = schema.record.c, schema.best.c
         return (
             stored()
@@ -328,7 +328,7 @@ class RecordReader:
 
 
 def stored() -> sa.Select[Any]:
-    """Every column of table record, then the JSON of workload and toolchain: rows that `to_json` takes."""
+    """Every column of table record, then the JSON of workload and toolchain. `to_json` takes such rows."""
     return sa.select(
         schema.record, schema.workload.c.json.label("workload_json"), schema.toolchain.c.json.label("toolchain_json")
     ).select_from(

@@ -1,12 +1,12 @@
-"""The tables, and the ordered migrations that lead to them.
+"""The tables, and the ordered migrations that create them.
 
-Queries are written against the `Table` objects, which describe the newest schema. The migrations are frozen texts, one
-list per dialect: a released one is never edited, a change appends one and raises `dbfile.SCHEMA_VERSION`. A test compares
-what the migrations build with the tables here, and another opens a database of every released version.
+Queries use the `Table` objects, which describe the newest schema. The migrations are frozen texts, one list per dialect.
+Nobody edits a released migration: a change appends one and raises `dbfile.SCHEMA_VERSION`. One test compares the result of
+the migrations with the tables here. Another test opens a database of every released version.
 
 `record` is append-only: triggers refuse every change except the later addition of an artifact's sha256. `best` has a small
 row per (workload, target, mode) that names a record and the artifact to run. `artifact` has the machine code. `profile` has
-the figures of a hardware profiler and is append-only, too. The text columns config, times_ns, clocks, info, summary, json
+the metrics of a hardware profiler and is also append-only. The text columns config, times_ns, clocks, info, summary, json
 and plan hold JSON.
 """
 
@@ -76,7 +76,7 @@ record = Table(
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
     Column("final_race", Integer, nullable=False),
-    Column("artifact_sha256", Text),  # what was measured, also when its code is not kept (any more)
+    Column("artifact_sha256", Text),  # the code that was measured, even if it is no longer stored
     Column("source", Text, nullable=False),
     Column("model", Integer),  # state of the cost model that made the prediction
     Column("anchor_code", Text),  # hash of the default's machine code in the same race; both or none
@@ -92,7 +92,7 @@ artifact = Table(
     Column("kind", Text, nullable=False),
     Column("arch", Text, nullable=False),
     Column("plan", Text, nullable=False),
-    Column("machine", Text, nullable=False),  # who wrote the row, for information
+    Column("machine", Text, nullable=False),  # the machine that wrote the row, for information
     Column("signature", Text, nullable=False),  # by that machine's key; see `trust`
     Column("created_at", Float, nullable=False),
     Column("code", LargeBinary, nullable=False),
@@ -124,12 +124,12 @@ profile = Table(
     Column("json", Text, nullable=False),  # `schedsearch.profiling.profile.Profile`
 )
 
-# What deployment reads: the tables of `records export --deploy`.
+# The tables of a deployment file (`records export --deploy`).
 _SQLITE_DEPLOY_1 = (
     "CREATE TABLE meta (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE TABLE workload (id TEXT NOT NULL PRIMARY KEY, op TEXT NOT NULL, json TEXT NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE INDEX workload_by_op ON workload (op)",
-    # A rowid table, with the code last: reading the other columns does not touch the pages of the code.
+    # A rowid table with the code last, so that reading the other columns does not touch the pages of the code.
     """CREATE TABLE artifact (
         sha256 TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL, arch TEXT NOT NULL, plan TEXT NOT NULL, machine TEXT NOT NULL,
         signature TEXT NOT NULL, created_at REAL NOT NULL, code BLOB NOT NULL
@@ -200,7 +200,7 @@ _SQLITE_STORE_3 = (
         BEGIN SELECT RAISE(ABORT, 'records are append-only'); END""",
 )
 
-# dialect -> the statements that lead from version i to version i + 1
+# dialect -> the statements that migrate from version i to version i + 1
 MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sqlite": ((*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1), _SQLITE_STORE_2, _SQLITE_STORE_3),
 }
@@ -210,7 +210,7 @@ _RECORD_BEFORE_3 = """CREATE TEMP VIEW record AS SELECT *, NULL AS model, NULL A
     '' AS device_uuid FROM main.record"""
 
 # dialect -> version -> the statements that make a database of this older version look like the newest to one connection.
-# A database that is opened read-only is read like this; nothing is written to its file.
+# Read-only connections use them; they write nothing to the file.
 SEEN_AS_NEWEST: dict[str, dict[int, tuple[str, ...]]] = {
     "sqlite": {1: (_PROFILE_IN_NONE, _RECORD_BEFORE_3), 2: (_RECORD_BEFORE_3,)},
 }

@@ -23,9 +23,9 @@ DIALECT = "sqlite"
 class SqliteDatabase:
     """One database file.
 
-    WAL mode: readers never wait for the writer. A writing transaction takes the write lock when it begins (BEGIN IMMEDIATE).
-    It waits there, up to the time-out, and cannot fail half-way because another process wrote. With `synchronous=FULL` a
-    commit survives a power cut; that costs about one fsync.
+    In WAL mode readers never wait for the writer. A writing transaction takes the write lock when it begins (BEGIN
+    IMMEDIATE). It waits there, up to the time-out, and cannot fail half-way because another process wrote. With
+    `synchronous=FULL` a commit survives a power cut, at the cost of about one fsync.
 
     Raises (all methods):
         DatabaseLockedError: another process kept the lock for longer than the time-out.
@@ -73,7 +73,7 @@ class SqliteDatabase:
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A connection that holds the write lock; commits at the end, rolls back on an exception."""
+        """A connection that holds the write lock. It commits at the end and rolls back on an exception."""
         if self.readonly:
             raise DatabaseError(f"{self.path} was opened read-only; open it for writing")
         with self._translated(), self._writer.begin() as connection:
@@ -89,11 +89,11 @@ class SqliteDatabase:
     def migrate(self) -> dict[str, str]:
         """Brings the schema to the newest version, creating it in an empty file, and returns the table meta.
 
-        A database that was opened read-only stays as it is; an older one is seen through views (`schema.SEEN_AS_NEWEST`).
+        A read-only database stays as it is. If it is older, views present it as the newest (`schema.SEEN_AS_NEWEST`).
 
         Raises:
             SchemaVersionError: the database is newer than this code.
-            DatabaseError: it is an SQLite database of something else, or a deployment file.
+            DatabaseError: it is an SQLite database of another program, or a deployment file.
         """
         with self.read() as connection:
             found = self._meta(connection)
@@ -101,7 +101,7 @@ class SqliteDatabase:
         if version < dbfile.SCHEMA_VERSION and not self.readonly:
             self._use_wal()
             with self.write() as connection:
-                found = self._meta(connection)  # another process may have been first
+                found = self._meta(connection)  # another process may have created it first
                 version = self._version(found)
                 for statement in (text for step in schema.MIGRATIONS[DIALECT][version:] for text in step):
                     connection.exec_driver_sql(statement)
@@ -145,7 +145,7 @@ class SqliteDatabase:
         return version
 
     def _use_wal(self) -> None:
-        """Changing the journal mode does not wait for locks by itself, so the wait is here."""
+        """Waits for locks and sets WAL mode, because SQLite itself does not wait when it changes the journal mode."""
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             connection = self._connect()
@@ -160,7 +160,7 @@ class SqliteDatabase:
             time.sleep(0.02)
 
     def vacuum(self) -> None:
-        """Gives the space of deleted rows back to the file system."""
+        """Returns the space of deleted rows to the file system."""
         with self._translated(), self._engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert driver is not None
@@ -171,7 +171,7 @@ class SqliteDatabase:
                 raise dbfile.explain(error, self.path) or error from error
 
     def health(self) -> dict[str, Any]:
-        """`problems` is what SQLite's quick_check finds, [] when sound."""
+        """`problems` lists what SQLite's quick_check finds: [] if the file is sound."""
         with self.read() as connection:
 
             def pragma(name: str) -> list[Any]:
@@ -196,11 +196,11 @@ class SqliteDatabase:
 
 
 def _see_as_newest(connection: sqlite3.Connection) -> None:
-    """Puts temporary views over the tables of an older schema, so that the queries of the newest one read it."""
+    """Puts temporary views over the tables of an older schema, so that queries of the newest schema can read it."""
     if not connection.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta'").fetchone():
         return
     found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    connection.execute("PRAGMA query_only = OFF")  # it holds for temporary views, too
+    connection.execute("PRAGMA query_only = OFF")  # the pragma also forbids temporary views
     for statement in schema.SEEN_AS_NEWEST[DIALECT].get(int(found[0]) if found else 0, ()):
         connection.execute(statement)
     connection.execute("PRAGMA query_only = ON")
@@ -212,7 +212,7 @@ def _begin(connection: sa.Connection) -> None:
 
 
 def new_meta(kind: str, *, signed: bool) -> list[dict[str, str]]:
-    """The rows of table meta of a new database; `signed` says that this machine vouches for it."""
+    """The rows of table meta for a new database; with `signed` this machine vouches for it."""
     uuid = str(uuids.uuid4())
     values = {
         "schema_version": str(dbfile.SCHEMA_VERSION),

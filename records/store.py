@@ -1,12 +1,12 @@
-"""The record store: every measurement that was ever made, the best one per task, and the code that runs it.
+"""The record store: every measurement ever made, the best one per task, and its machine code.
 
     with Store.open("records.db") as store:
         run = store.start_run({"command": "..."})
         record_id = store.append(record)               # committed when it returns
         store.promote(record_id, artifact)             # deployment serves it from now on
 
-Measurements are append-only. Several processes may write to one file at once. `trust` decides which code may be loaded
-here, `exchange` reads and writes files of records, and deployment reads through `lookup`.
+Measurements are append-only. Several processes may write to one file at once. `trust` decides which code this machine may
+load, `exchange` reads and writes files of records, and deployment reads through `lookup`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from schedsearch.workload import Workload
 
 
 class Store:
-    """The database, opened. Methods may be called from any thread.
+    """An open database. Any thread may call its methods.
 
     Raises (all methods):
         DatabaseLockedError: another process kept the write lock for longer than the busy time-out.
-        DatabaseError: the disk is full or failed, or the file is damaged; what was committed before is kept.
+        DatabaseError: the disk is full or failed, or the file is damaged. Earlier commits are kept.
     """
 
     def __init__(self, database: Database, meta: Mapping[str, str]) -> None:
@@ -59,20 +59,20 @@ class Store:
         *,
         busy_timeout_s: float = dbfile.BUSY_TIMEOUT_S,
     ) -> Store:
-        """Opens a database. An older schema is brought to the newest when it is opened for writing.
+        """Opens a database. Opening it for writing brings an older schema to the newest.
 
         Args:
             path: of the file; a text may also be a URL, sqlite:///PATH.
             create: whether a missing file is created.
-            readonly: writes nothing. A database of an older schema is read as it is; what it does not have is None or "".
+            readonly: write nothing. A database with an older schema is read as it is; fields that it lacks are None or "".
                 `create` is ignored.
             busy_timeout_s: how long a write waits for another process.
 
         Raises:
-            DatabaseError: the path cannot be opened: missing, a folder, no permission, truncated, of another program; or
-                the state folder (see `trust`) cannot be written.
-            SchemaVersionError: the database is of a newer schedsearch.
-            UsageError: the URL is not one of SQLite.
+            DatabaseError: the path cannot be opened (missing, a folder, no permission, truncated, another program's file),
+                or the state folder (see `trust`) cannot be written.
+            SchemaVersionError: a newer schedsearch wrote the database.
+            UsageError: the URL is not an SQLite URL.
         """
         if isinstance(path, str) and (url := re.match(r"(\w+)://", path)):
             if url[1] != "sqlite":
@@ -98,7 +98,7 @@ class Store:
 
     @property
     def uuid(self) -> str:
-        """The unique id of the database, given when it was created."""
+        """The unique id of the database, chosen at its creation."""
         return self._meta["uuid"]
 
     @property
@@ -123,7 +123,7 @@ class Store:
     # ---- writing
 
     def start_run(self, info: Mapping[str, Any]) -> str:
-        """Begins a tuning run; `info` (JSON values) says with what: command, target, options. Returns its id."""
+        """Begins a tuning run and returns its id. `info` (JSON values) describes it: command, target, options."""
         now = time.time()
         run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}-{secrets.token_hex(4)}"
         row = {"id": run_id, "machine": trust.machine_id(), "started_at": now, "info": canonical_json(dict(info))}
@@ -132,7 +132,7 @@ class Store:
         return run_id
 
     def finish_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """Ends a run. A run that was killed keeps `finished_at` None. Raises UsageError when there is no such run."""
+        """Ends a run. A run that was killed keeps `finished_at` None. Raises UsageError if there is no such run."""
         with self._db.write() as connection:
             done = connection.execute(
                 sa.update(schema.run)
@@ -146,7 +146,7 @@ class Store:
         """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
 
         Args:
-            record: any outcome. Its code is kept when it is promoted.
+            record: of any outcome. Its code is stored only when it is promoted.
 
         Returns:
             The record's id; ids grow in the order of appending.
@@ -177,11 +177,11 @@ class Store:
 
         Args:
             record_id: of a record whose outcome is ok.
-            artifact: its code; without it the one stored with the record, if any, is served.
+            artifact: its code. Without it, deployment serves the code stored with the record, if any.
             verified: whether this code computed right results on the device when it was measured.
-            if_faster: keep the present best unless this record is faster. Times are compared by the ratio to the anchor
-                where both records come from races with the same anchor, else as they are (see `docs/records.md`). Judged
-                inside the transaction: when several runs promote at once, the fastest record stays.
+            if_faster: keep the present best unless this record is faster. Two records compare by the ratio to their anchor
+                if both come from races with the same anchor, otherwise by time (see `docs/records.md`). The transaction
+                includes the comparison: if several runs promote at once, the fastest record stays.
 
         Returns:
             Whether the record is the best now.
@@ -206,7 +206,7 @@ class Store:
         return promoted
 
     def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
-        """Takes away the best of a task, because its code turned out to be wrong. Its records stay.
+        """Removes the best of a task, because its code turned out to be wrong. Its records stay.
 
         Returns:
             Whether there was one.
@@ -217,16 +217,16 @@ class Store:
             return bool(connection.execute(sa.delete(best).where(task)).rowcount)
 
     def add_profile(self, record_id: int, profile: Profile) -> None:
-        """Keeps what a profiler read of a record's kernel; the same again adds nothing. UsageError: no such record."""
+        """Keeps a profile of a record's kernel; twice adds nothing. Raises UsageError if there is no such record."""
         with self._db.write() as connection:
             if connection.execute(sa.select(schema.record.c.id).where(schema.record.c.id == record_id)).scalar() is None:
                 raise UsageError(f"{self.name} has no record {record_id}")
             put_profile(self._db, connection, record_id, profile)
 
     def prune(self, keep: int) -> dict[str, int]:
-        """Drops stored code: all but that of the best and of the `keep` fastest records per (workload, target, mode).
+        """Drops stored code except that of the best and of the `keep` fastest records per (workload, target, mode).
 
-        Every measurement stays: only code is dropped, and it can be rebuilt from the configuration.
+        Every measurement stays. The dropped code can be rebuilt from the configuration.
 
         Returns:
             {"artifacts_kept", "artifacts_dropped", "bytes_freed"}.
@@ -249,7 +249,7 @@ class Store:
         return {"artifacts_kept": left, "artifacts_dropped": dropped, "bytes_freed": freed}
 
     def _artifact_of(self, connection: sa.Connection, row: Any, artifact: Artifact | None) -> str | None:
-        """The sha256 that a promoted record's row in `best` points to; stores the artifact when one is given."""
+        """The sha256 for a promoted record's row in `best`. Stores the artifact if one is given."""
         if artifact is not None:
             put_artifact(self._db, connection, artifact.sha256, artifact.plan.to_json(), artifact.code)
             if row.artifact_sha256 is None:
@@ -263,7 +263,7 @@ class Store:
     # ---- reading
 
     def row(self, record_id: int) -> RecordRow:
-        """One record. Raises UsageError when there is no record with this id."""
+        """One record. Raises UsageError if there is no record with this id."""
         with self._db.read() as connection:
             row = connection.execute(RecordReader.select().where(schema.record.c.id == record_id)).one_or_none()
         if row is None:
@@ -282,10 +282,10 @@ class Store:
         *,
         limit: int | None = None,
     ) -> list[RecordRow]:
-        """The records that match, the newest first, also those of operators that are not installed. None matches all.
+        """The matching records, the newest first. None matches everything. Operators need not be installed.
 
         Args:
-            limit: at most this many, the newest.
+            limit: return at most this many, the newest.
         """
         query = RecordReader.select().where(
             *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode, run=run)
@@ -295,7 +295,7 @@ class Store:
         return self._read(query.order_by(schema.record.c.id.desc()).limit(limit))
 
     def records_after(self, record_id: int, *, run: str | None = None, limit: int | None = None) -> list[RecordRow]:
-        """What was appended after a record, the oldest first. Ask again with the last id to follow a run while it goes on.
+        """The records appended after a given one, the oldest first. Ask again with the last id to follow a live run.
 
             last = 0
             while rows := store.records_after(last, limit=1000):
@@ -303,8 +303,8 @@ class Store:
 
         Args:
             record_id: 0 for all.
-            run: only those of this run.
-            limit: at most this many, the oldest.
+            run: return only records of this run.
+            limit: return at most this many, the oldest.
         """
         query = RecordReader.select().where(*queries.matching(run=run), schema.record.c.id > record_id)
         return self._read(query.order_by(schema.record.c.id).limit(limit))
@@ -316,7 +316,7 @@ class Store:
         return [reader.read(row) for row in rows]
 
     def profiles(self, record_id: int) -> list[Profile]:
-        """What was profiled of a record's kernel, oldest first."""
+        """The profiles of a record's kernel, the oldest first."""
         profile = schema.profile.c
         query = sa.select(profile.json).where(profile.record_id == record_id).order_by(profile.taken_at, profile.id)
         with self._db.read() as connection:
@@ -330,7 +330,7 @@ class Store:
     def bests(
         self, workload: Workload | None = None, target: str | None = None, op: str | None = None, mode: str | None = None
     ) -> Iterator[Best]:
-        """Every promoted record that matches, by operator, workload and target."""
+        """Every matching promoted record, ordered by operator, workload and target."""
         columns = schema.best.c
         query = RecordReader.select().add_columns(
             columns.verified, columns.artifact_sha256.label("best_sha256"), columns.promoted_at
@@ -346,7 +346,7 @@ class Store:
             yield Best(reader.read(row), bool(row.verified), row.best_sha256, row.promoted_at)
 
     def artifact(self, sha256: str) -> Artifact | None:
-        """Stored code, or None when it is not kept (any more).
+        """Stored code, or None if it was never stored or was pruned.
 
         Raises:
             UntrustedDatabaseError: another machine wrote it and the database is not marked as trusted here.
@@ -368,10 +368,10 @@ class Store:
         op: str | None = None,
         mode: str | None = None,
     ) -> list[Record]:
-        """All records that match, failures included, in the order in which they were measured.
+        """All matching records, including failures, in the order of their measurement.
 
         Raises:
-            WorkloadError: a record is of an operator that this schedsearch does not know.
+            WorkloadError: a record has an operator that is not installed.
         """
         query = RecordReader.select().where(
             *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode)
@@ -387,14 +387,14 @@ class Store:
         mode: str = COLD_GRAPH,
         toolchain: Mapping[str, str] | None = None,
     ) -> dict[Config, Record]:
-        """What need not be measured again: config -> its latest record.
+        """The measurements that need not be repeated: config -> its latest record.
 
-        A time comes from outside of a final race where there is one, so that the times of a search compare with each other.
-        A configuration that failed in its latest final race has failed.
+        If a configuration has a time from outside of a final race, it is used, so that the times of a search compare with
+        each other. A configuration that failed in its latest final race counts as failed.
 
         Args:
             workload, target_key, template, version, mode: the task and the template with its version.
-            toolchain: only records made with exactly these versions; with any when None.
+            toolchain: use only records made with exactly these versions; None accepts any.
         """
         query = RecordReader.select().where(
             *queries.matching(workload=workload, target=target_key, template=template, mode=mode),
@@ -412,11 +412,11 @@ class Store:
     def last_race(
         self, workload: Workload, target_key: str, mode: str = COLD_GRAPH, toolchain: Mapping[str, str] | None = None
     ) -> list[Record]:
-        """The records of the last final race of a task, failures included, in the order of their measurement.
+        """The records of the last final race of a task, including failures, in the order of their measurement.
 
         Args:
             workload, target_key, mode: the task.
-            toolchain: only races held with exactly these versions; with any when None.
+            toolchain: use only races held with exactly these versions; None accepts any.
         """
         record = schema.record.c
         conditions = [*queries.matching(workload=workload, target=target_key, mode=mode), record.final_race == 1]
@@ -427,9 +427,9 @@ class Store:
         return [row.record() for row in self._read(query.where(record.run == last).order_by(record.id))]
 
     def tuned(self, op: str, template: str, version: int, mode: str = COLD_GRAPH) -> list[tuple[Workload, str]]:
-        """On which workloads of an operator and which targets one version of a template has a valid record.
+        """The workloads of an operator, with targets, for which one version of a template has a valid record.
 
-        Reads no more than one such record of each. A workload of a schema that this schedsearch does not know is left out.
+        It reads at most one such record each. It leaves out a workload if its schema is unknown to this schedsearch.
         """
         query = queries.tuned(op, template, version, mode)
         found = []
@@ -442,12 +442,12 @@ class Store:
     def evidence(
         self, workload: Workload, target_key: str, template: str, version: int, mode: str = COLD_GRAPH, *, limit: int
     ) -> list[tuple[Config, float | None]]:
-        """What configurations of one version of a template took on a workload: (config, its fastest time or None).
+        """The results of one version of a template on a workload: (config, its fastest time or None).
 
-        Reads the records of this task only, by index.
+        It reads only the records of this task, by index.
 
         Args:
-            limit: more than this are thinned, see `schedsearch.records.evidence.thinned`.
+            limit: a longer list is thinned, see `schedsearch.records.evidence.thinned`.
 
         Returns:
             The fastest first, failures last.
@@ -474,7 +474,7 @@ class Store:
             return queries.counts(connection)
 
     def health(self) -> dict[str, Any]:
-        """For `doctor`: the state of the file and `problems` ([] when sound); reads the whole file."""
+        """The state of the file for `doctor`, and `problems` ([] if it is sound). It reads the whole file."""
         return {
             "path": str(self.path),
             "schema_version": int(self._meta["schema_version"]),

@@ -1,7 +1,7 @@
-"""Whose machine code may run here.
+"""Decides whose machine code may run here.
 
-A cubin is machine code, so code from a database is loaded only if this machine wrote it, or if its user marked the
-database with `schedsearch records trust FILE`. Neither can be claimed by the database itself:
+A cubin is machine code. schedsearch therefore loads code from a database only if this machine wrote it, or if the user
+marked the database with `schedsearch records trust FILE`. A database cannot claim either for itself:
 
 - every artifact that is written carries an HMAC of its sha256 under a random key that never leaves this machine
   (`machine-key` in the state folder, mode 0600);
@@ -38,7 +38,7 @@ def state_dir() -> Path:
 
 
 def machine_id() -> str:
-    """A public name of this machine, 16 hex digits; says nothing about its key.
+    """A public name of this machine, 16 hex digits. It reveals nothing about the key.
 
     Raises:
         DatabaseError: the state folder cannot be written.
@@ -56,7 +56,7 @@ def sign(text: str) -> str:
 
 
 def is_ours(text: str, signature: str | None) -> bool:
-    """Whether this machine signed `text`. A machine without a key has signed nothing; none is created."""
+    """Whether this machine signed `text`. A machine without a key has signed nothing; this creates no key."""
     key = _key(create=False) if signature else b""
     return bool(key) and hmac.compare_digest(_hmac(key, text), signature or "")
 
@@ -67,7 +67,7 @@ def is_marked(path: Path, uuid: str) -> bool:
 
 
 def trust(path: str | Path) -> None:
-    """Marks a database as trusted on this machine, where it lies now.
+    """Marks a database as trusted on this machine, at its present path.
 
     Raises:
         DatabaseError: it is not a database of schedsearch, or the mark cannot be written.
@@ -91,7 +91,7 @@ def require(path: Path, uuid: str, sha256: str, signature: str | None) -> None:
 
 
 def verify_digest(path: Path, sha256: str, plan_json: str, code: bytes) -> None:
-    """Raises DatabaseError when code and plan are not those that `sha256` names (see `Artifact.sha256`)."""
+    """Raises DatabaseError if code and plan do not match `sha256` (see `Artifact.sha256`)."""
     if hashlib.sha256(plan_json.encode() + b"\0" + code).hexdigest() != sha256:
         raise DatabaseError(
             f"{path} is damaged: artifact {sha256[:12]} does not match its checksum; tune again or restore a copy"
@@ -114,7 +114,7 @@ def _key(*, create: bool) -> bytes:
         if not create:
             return b""
         _write(path, secrets.token_bytes(_KEY_BYTES))
-        key = path.read_bytes()  # perhaps that of another process which was first
+        key = path.read_bytes()  # perhaps written by another process that came first
     except OSError as error:
         raise _no_state(path, error) from error
     if len(key) != _KEY_BYTES:
@@ -126,7 +126,7 @@ def _key(*, create: bool) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Creates a file of mode 0600 with all its content at once. An existing file stays as it is."""
+    """Creates a file with mode 0600 and all its content at once. An existing file stays as it is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)

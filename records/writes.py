@@ -1,4 +1,4 @@
-"""What both the store and an exchange write; the caller has begun the transaction."""
+"""Statements that both the store and an exchange run. The caller has begun the transaction."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def set_best(
 ) -> bool:
     """Makes a row of table record the best of its (workload, target, mode).
 
-    With `if_faster` the present best stays unless the record is faster. Two records are compared
+    With `if_faster` the present best stays unless the record is faster. Two records compare
 
-    - by time over the anchor's time, when the anchors of both are the same machine code: then a cool card has no advantage;
-    - else by time.
+    - by time over the anchor's time if both anchors are the same machine code, so that a cool card has no advantage;
+    - by time otherwise.
 
-    A present best without code is also replaced by the same record with code. It is one statement, so that the faster of
-    two writers stays whatever their order.
+    The same record with code also replaces a present best without code. All of it is one statement, so the faster of two
+    writers stays whatever their order.
 
     Returns:
         Whether the record is the best now.
@@ -64,13 +64,13 @@ def set_best(
 
 
 def put_profile(database: Database, connection: sa.Connection, record_id: int, profile: Profile) -> bool:
-    """Adds a profile to a record; returns whether it is new."""
+    """Adds a profile to a record. Returns whether it is new."""
     row = {"record_id": record_id, "subject": profile.subject, "taken_at": profile.taken_at, "json": profile.to_json()}
     return bool(connection.execute(database.insert(schema.profile).on_conflict_do_nothing(), row).rowcount)
 
 
 def put_artifact(database: Database, connection: sa.Connection, sha256: str, plan_json: str, code: bytes) -> None:
-    """Stores code that this machine vouches for; a row that is there already gets this machine's signature."""
+    """Stores code that this machine vouches for. A row that exists already gets this machine's signature."""
     plan = json.loads(plan_json)
     vouched = {"machine": trust.machine_id(), "signature": trust.sign(sha256)}
     row = {"sha256": sha256, "kind": plan["kind"], "arch": plan["arch"], "plan": plan_json, "created_at": time.time()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schedsearch.space import ConfigSpace
     from schedsearch.tuner.base import Tuner
 
-# Where each tuner lives; imported when it is first asked for.
+# The module of each tuner, imported at the first request.
 TUNERS = {
     "xgb": "schedsearch.tuner.xgb:XgbTuner",
     "ga": "schedsearch.tuner.ga:GaTuner",
@@ -37,7 +37,7 @@ def make_tuner(
     exclude: Collection[Config] = (),
     hints: Sequence[Config] = (),
 ) -> Tuner:
-    """The tuner of this name; arguments as those of `base.Tuner`.
+    """The tuner with this name. The other arguments are those of `base.Tuner`.
 
     Raises:
         UsageError: no tuner has this name.

@@ -1,4 +1,4 @@
-"""Simulated annealing: a few walkers step to neighbours and now and then accept a slower one, ever more rarely."""
+"""Simulated annealing: a few walkers step to neighbours. They sometimes accept a slower one, less and less often."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from schedsearch.space import Rows
 from schedsearch.tuner.base import Tuner
 from schedsearch.tuner.moves import mutate
 
-WALKERS = 4  # so many steps can be measured at the same time
-HOT, COLD = 0.5, 0.01  # temperatures in units of log time: at first exp(0.5) times slower is accepted by a chance of 1/e
-COOLING = 0.97  # of the temperature, by every result
-PATIENCE = 24  # steps without a better time, after which a walker goes on from the best result of all
+WALKERS = 4  # number of steps that can be measured at the same time
+HOT, COLD = 0.5, 0.01  # in units of log time: at first a result exp(0.5) times slower is accepted with probability 1/e
+COOLING = 0.97  # factor on the temperature per result
+PATIENCE = 24  # after this many steps without a better time, a walker continues from the best result of all
 TRIES = 16  # random steps to choose an unseen legal one from
 
 
 @dataclass
 class Walker:
-    """Where a walker stands: a row and its log time; neither before its first valid result."""
+    """A walker's position: a row and its log time; None and infinity before its first valid result."""
 
     row: NDArray[np.int32] | None = None
     log_time: float = math.inf
     best: float = math.inf
-    idle: int = 0  # results since its best
+    idle: int = 0  # number of results since its best
 
 
 class AnnealingTuner(Tuner):
     """Several chains of simulated annealing (Kirkpatrick, Gelatt and Vecchi, 1983) that share their best result.
 
-    A step changes one knob, sometimes more. As nothing is measured twice, walkers step over what was seen. A failure is
-    never accepted. Results that were not asked for are where walkers begin, the fastest first.
+    A step changes one knob, sometimes more. Nothing is measured twice, so walkers step over configurations that were
+    seen. A failure is never accepted. Walkers start from results that were not asked for, the fastest first.
     """
 
     batch = WALKERS
@@ -62,7 +62,7 @@ class AnnealingTuner(Tuner):
         return rows
 
     def _step(self, walker: Walker, besides: Rows) -> Rows:
-        """One unseen row, (1, knobs), near the walker; anywhere, where it stands nowhere or has seen all that is near."""
+        """One unseen row, (1, knobs), near the walker; a random one if it has no position or no unseen neighbour."""
         if walker.row is None:
             return self._fresh(1, besides)
         steps = mutate(np.repeat(walker.row[None], TRIES, axis=0), self.space, self.rng)

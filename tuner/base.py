@@ -19,45 +19,48 @@ class CostModel(ABC):
 
     @abstractmethod
     def fit(self, X: NDArray[np.float32], y: NDArray[np.float64]) -> bool:
-        """Learns from all results so far; what was learned before is replaced.
+        """Learns from all results so far and replaces what it learned before.
 
         Args:
             X: features, (n, features).
             y: -log(time), (n,); NaN where the configuration failed.
 
         Returns:
-            Whether there was enough to learn from; if not, `predict` must not be called.
+            Whether there was enough data. If not, `predict` must not be called.
         """
 
     @abstractmethod
     def predict(self, X: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Scores, (n,): higher is faster. Comparable with one another only, and only until the next `fit`."""
+        """Scores, (n,): higher is faster. They compare only with each other, and only until the next `fit`."""
 
 
 class Tuner(ABC):
     """Proposes configurations to measure.
 
-    What holds for every tuner: a proposal is legal, distinct from all earlier ones and from what was excluded or told; the
-    default comes first, then the hints; the same seed and the same calls give the same proposals in every process; failures
-    are results.
-    `ask` may be called while earlier proposals are still being measured.
+    Every tuner keeps these rules:
 
-    Subclasses implement `_propose`, `_learn` when they care for results, and `_set_up` when they keep anything of their own.
+    - A proposal is legal. It differs from all earlier proposals and from all configurations that were excluded or told.
+    - The default comes first, then the hints.
+    - The same seed and the same calls give the same proposals in every process.
+    - Failures are results.
+    - `ask` may be called while earlier proposals are still being measured.
+
+    Subclasses implement `_propose`, also `_learn` if they use results, and `_set_up` if they keep state.
 
     Args:
         space: where to search.
         seed: of all random choices.
         default: proposed first, unless it is excluded or was told.
         exclude: never proposed, e.g. because they are measured. Configurations that are not in the space are ignored.
-        hints: what was good elsewhere, e.g. for a similar workload, best first: proposed right after the default. Those
-            that are not legal in the space, or excluded, are ignored.
+        hints: configurations that were good elsewhere, e.g. for a similar workload, best first. They are proposed right
+            after the default. Hints that are illegal in the space or excluded are ignored.
 
     Raises:
         ConfigError: the default is illegal in the space.
     """
 
     batch: int = 8
-    """How many proposals it likes to be asked for at a time. Asking for more or fewer is allowed."""
+    """The preferred number of proposals per `ask`. Asking for more or fewer is allowed."""
 
     def __init__(
         self,
@@ -71,12 +74,12 @@ class Tuner(ABC):
         self.space = space
         self.rng = np.random.default_rng(seed)
         self._taken: set[Any] = set()  # keys of rows that must not be proposed (again)
-        self._pending: dict[Any, NDArray[np.int32]] = {}  # proposed and not told yet: key -> row
+        self._pending: dict[Any, NDArray[np.int32]] = {}  # key -> row of proposals that were not told yet
         self._finished = False
         if default is not None:
             space.require(default)
         first = hints if default is None else (default, *hints)
-        self._first = self._rows_in_space(first)[0]  # to be proposed before anything else
+        self._first = self._rows_in_space(first)[0]  # proposed before anything else
         self._results: dict[
             Any, tuple[NDArray[np.int32], float]
         ] = {}  # key -> (row, time in ns or NaN), in order of arrival
@@ -87,7 +90,7 @@ class Tuner(ABC):
     # ---- for callers
 
     def ask(self, n: int) -> list[Config]:
-        """Up to n new configurations to measure; fewer only when the space holds no more, [] when `finished`."""
+        """Up to n new configurations to measure: fewer only if the space has no more, [] if `finished`."""
         if n <= 0 or self._finished:
             return []
         first, rest = self._no_rows(), self._no_rows()
@@ -102,9 +105,9 @@ class Tuner(ABC):
     def tell(self, results: Sequence[tuple[Config, float | None]]) -> None:
         """Reports measured times in nanoseconds, None for a failure.
 
-        Results that this tuner never asked for are welcome (an earlier run, another tuner) and will not be proposed. Those
-        whose configuration is not in the space, e.g. recorded before the space was restricted, are ignored. A later result
-        for the same configuration replaces the earlier one.
+        The results may include configurations that this tuner did not propose (an earlier run, another tuner); it will not
+        propose them again. A result is ignored if its configuration is not in the space, e.g. because it was recorded before
+        the space was restricted. A later result for the same configuration replaces the earlier one.
 
         Raises:
             ValueError: a time is not a positive finite number.
@@ -122,10 +125,10 @@ class Tuner(ABC):
         self._learn(rows, times)
 
     def transfer(self, sources: Sequence[Sequence[tuple[Config, float | None]]]) -> None:
-        """Offers what was measured of other tasks with the same knobs: another device, another shape. Call it before `ask`.
+        """Offers results of other tasks with the same knobs: another device, another shape. Call it before `ask`.
 
-        They are evidence, not results of this task: their configurations are still proposed. A tuner that has no use for
-        them proposes as if they were not there.
+        They are evidence, not results of this task: their configurations are still proposed. A tuner that cannot use them
+        proposes as if they were not there.
 
         Args:
             sources: one sequence of (config, time in ns or None) per task; times are comparable within one task only.
@@ -139,7 +142,7 @@ class Tuner(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether the space is exhausted: `ask` will never return anything again. Known after the `ask` that came short."""
+        """Whether the space is exhausted, so that `ask` returns nothing more. Known once an `ask` has come short."""
         return self._finished
 
     def predict(self, configs: Sequence[Config]) -> NDArray[np.float64] | None:
@@ -149,22 +152,22 @@ class Tuner(ABC):
     # ---- for subclasses
 
     def _set_up(self) -> None:  # noqa: B027 (optional hook)
-        """Makes what a strategy keeps between calls; the constructor's last step."""
+        """Creates the state that a strategy keeps between calls; the constructor's last step."""
 
     @abstractmethod
     def _propose(self, n: int) -> Rows:
-        """n new legal rows, n >= 1; fewer only when there are no more. `_fresh` completes what a strategy lacks."""
+        """n new legal rows, n >= 1; fewer only if there are no more. `_fresh` adds random rows if a strategy has too few."""
 
     def _learn(self, rows: Rows, times_ns: NDArray[np.float64]) -> None:  # noqa: B027 (optional hook)
-        """Takes in new results, NaN for a failure; they are in `_result_arrays` already."""
+        """Takes in new results, NaN for a failure. `_result_arrays` already contains them."""
 
     def _fresh(self, n: int, besides: Rows | None = None) -> Rows:
-        """n rows at random that were never taken and are not among `besides`; fewer only when there are no more."""
+        """n random rows that were never taken and are not in `besides`; fewer only if there are no more."""
         exclude = self._taken if besides is None or not len(besides) else self._taken.union(self._keys(besides))
         return self.space.sample_indices(n, self.rng, exclude)
 
     def _unseen(self, rows: Rows) -> Rows:
-        """The rows never taken, each once, in their order."""
+        """The rows that were never taken, each once, in their order."""
         fresh: dict[Any, int] = {}
         for at, key in enumerate(self._keys(rows)):
             if key not in self._taken:
@@ -179,7 +182,7 @@ class Tuner(ABC):
         return np.stack(rows), np.array(times)
 
     def _pending_rows(self) -> Rows:
-        """What is proposed and not told yet, (n, knobs)."""
+        """Rows that were proposed and not told yet, (n, knobs)."""
         return np.stack(list(self._pending.values())) if self._pending else self._no_rows()
 
     def _keys(self, rows: Rows) -> list[Any]:
@@ -192,7 +195,7 @@ class Tuner(ABC):
     # ---- private
 
     def _take(self, rows: Rows) -> Rows:
-        """Marks proposals as taken; a proposal that breaks the contract is a bug of the tuner and raises."""
+        """Marks proposals as taken. Raises if one breaks the contract, which is a bug of the tuner."""
         keys = self._keys(rows)
         illegal = rows[~self.space.legal(rows)]
         if len(illegal):
@@ -207,7 +210,7 @@ class Tuner(ABC):
         return rows
 
     def _rows_in_space(self, configs: Iterable[Config]) -> tuple[Rows, NDArray[np.int64]]:
-        """Rows of those configurations that are legal in the space, and their positions among all."""
+        """Rows of the configurations that are legal in the space, and their positions in `configs`."""
         rows, at = [self._no_rows()], []
         for i, config in enumerate(configs):
             try:

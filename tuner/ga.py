@@ -1,4 +1,4 @@
-"""A genetic algorithm: no model, few assumptions, cheap per proposal."""
+"""A genetic algorithm: it needs no model and few assumptions, and a proposal is cheap."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from schedsearch.space import Rows
 from schedsearch.tuner.base import Tuner
 from schedsearch.tuner.moves import crossover, mutate
 
-POPULATION = 24  # of the fastest results; also the number of random ones to begin with
+POPULATION = 24  # number of fastest results to breed from; also the number of random ones at the start
 TOURNAMENT = 3  # contestants for each parent
-CROSSOVER_SHARE = 0.7  # of the children; the others are mutated copies of one parent
-MUTATION_SHARE = 0.5  # of the crossed children
-ROUNDS = 6  # of breeding for one ask, before random ones complete it
+CROSSOVER_SHARE = 0.7  # share of the children that have two parents; the others are mutated copies of one parent
+MUTATION_SHARE = 0.5  # share of the crossed children that are also mutated
+ROUNDS = 6  # rounds of breeding per `ask`; random rows fill up the rest
 
 
 class GaTuner(Tuner):
-    """Steady state: the population is the fastest results so far, whoever proposed them, and every ask breeds from it.
+    """Steady state: the population is the fastest results so far, from any source, and every `ask` breeds from it.
 
-    Parents win tournaments, children come from uniform crossover and mutation, and the illegal and the known ones among
-    them are dropped. A failure counts as slower than every time.
+    Tournaments select the parents. Uniform crossover and mutation make the children; illegal and known children are
+    dropped. A failure counts as slower than every time.
     """
 
     def _propose(self, n: int) -> Rows:

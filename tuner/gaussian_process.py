@@ -1,4 +1,4 @@
-"""A Gaussian process over coordinates of configurations: a smooth model that knows how sure it is of itself."""
+"""A Gaussian process over coordinates of configurations: a smooth model that estimates its own uncertainty."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scipy.special import ndtr
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-HYPERPARAMETER_POINTS = 150  # the likelihood is maximised on at most so many, for its cost is their cube
-HYPERPARAMETER_STEPS = 10  # of the optimiser, which goes on from the last optimum
+HYPERPARAMETER_POINTS = 150  # most points for maximising the likelihood; the cost is cubic in their number
+HYPERPARAMETER_STEPS = 10  # steps of the optimiser, which continues from the last optimum
 LENGTH_SCALE, LENGTH_SCALE_SPREAD = 1.0, 1.0  # log-normal prior; coordinates span [0, 1]
 SIGNAL, SIGNAL_SPREAD = 1.0, 1.0  # prior of the variance of standardised values
 NOISE, NOISE_SPREAD = 0.02, 1.5  # prior of the variance of what the coordinates do not explain
@@ -25,7 +25,7 @@ _SQRT5 = 5**0.5
 
 class GaussianProcess:
     """Regression with a Matern-5/2 kernel and one length scale per coordinate (Rasmussen and Williams, 2006, chapters 2, 4
-    and 5): the hyperparameters are those of greatest posterior density under log-normal priors.
+    and 5). The hyperparameters maximise the posterior density under log-normal priors.
 
     Args:
         dimensions: number of coordinates, each within [0, 1].
@@ -38,7 +38,7 @@ class GaussianProcess:
         self._limits = [(-4.0, 4.0)] * (dimensions + 1) + [(-9.0, 1.0)]
 
     def learn_scales(self, X: Matrix, y: Vector) -> None:
-        """Fits the hyperparameters, going on from those so far.
+        """Fits the hyperparameters, starting from the present ones.
 
         Args:
             X: (n, dimensions). y: (n,), standardised, lower is better.
@@ -52,7 +52,7 @@ class GaussianProcess:
         self._log = found.x
 
     def weights(self, X: Matrix, y: Vector) -> Vector:
-        """What `mean` multiplies: solved for once where many candidates are asked for later."""
+        """The weights that `mean` takes: solve once, then predict many candidates."""
         length_scales, signal, noise = self._hyperparameters()
         covariance = signal * _correlation(X / length_scales, X / length_scales)[0]
         covariance[np.diag_indices(len(y))] += noise + JITTER
@@ -66,7 +66,7 @@ class GaussianProcess:
         return result
 
     def posterior(self, X: Matrix, y: Vector, candidates: Matrix) -> Posterior:
-        """What is known of the values at `candidates`, (m, dimensions), from the values y at X."""
+        """The posterior at `candidates`, (m, dimensions), given the values y at X."""
         length_scales, signal, noise = self._hyperparameters()
         known, unknown = X / length_scales, candidates / length_scales
         covariance = signal * _correlation(known, known)[0]
@@ -106,7 +106,7 @@ class GaussianProcess:
 
 
 class Posterior:
-    """Means and variances of candidates, (m,) each, while some of them are believed.
+    """Means and variances of candidates, (m,) each, while the means of some of them are taken as their values.
 
     Attributes:
         mean, variance: of the value without noise.
@@ -118,9 +118,9 @@ class Posterior:
         self.variance = np.maximum(signal - (cross**2).sum(axis=0), SMALLEST_VARIANCE)
 
     def believe(self, at: int) -> None:
-        """Takes the value of candidate `at` to be its mean: means stay, what is near becomes more certain.
+        """Takes the mean of candidate `at` as its value: all means stay, and variances nearby shrink.
 
-        A kriging believer (Ginsbourger, Le Riche and Carraro, 2010).
+        This is the kriging believer of Ginsbourger, Le Riche and Carraro (2010).
         """
         covariance = self._signal * _correlation(self._scaled[at : at + 1], self._scaled)[0][0]
         row = (covariance - self._cross[:, at] @ self._cross) / np.sqrt(self.variance[at] + self._noise)
@@ -128,7 +128,10 @@ class Posterior:
         self.variance = np.maximum(self.variance - row**2, SMALLEST_VARIANCE)
 
     def expected_improvement(self, best: float) -> Vector:
-        """How much lower than `best` each candidate is expected to be, higher counting as nothing (Jones et al., 1998)."""
+        """Expected improvement: how much lower than `best` each candidate is in the mean; a higher value counts as 0.
+
+        See Jones, Schonlau and Welch (1998).
+        """
         deviation = np.sqrt(self.variance)
         z = (best - self.mean) / deviation
         result: Vector = deviation * (z * ndtr(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
@@ -136,8 +139,8 @@ class Posterior:
 
 
 def representatives(y: Vector, most: int) -> NDArray[np.int64]:
-    """Positions of all values, or of `most` where there are more: half of those the lowest, half evenly from the others'
-    order."""
+    """Positions of all values, at most `most`. If there are more: half of them are the lowest, and the other half are spread
+    evenly over the sorted rest."""
     order = np.argsort(y, kind="stable")
     if len(y) <= most:
         return np.arange(len(y))

@@ -1,4 +1,4 @@
-"""Exhaustive search in lexicographic order: for small spaces and for recording a whole one."""
+"""Exhaustive search in lexicographic order, for small spaces and for recording a whole space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNK_ROWS = 1024
 
 
 class GridTuner(Tuner):
-    """Walks the space lazily, the last knob fastest, skipping what is illegal or taken. Uses no random choice."""
+    """Walks the space lazily, the last knob fastest, and skips illegal and taken configurations. Nothing is random."""
 
     def _set_up(self) -> None:
         self._chunks = self.space.walk(_CHUNK_ROWS)

@@ -10,38 +10,38 @@ from numpy.typing import NDArray
 
 from schedsearch.tuner.base import CostModel
 
-MIN_RESULTS = 8  # successes, and at least two different labels, before there is anything to rank
-MIN_RESULTS_TO_HOLD_OUT = 40  # below this a held-out fifth is too small to judge by
+MIN_RESULTS = 8  # fewest successes for a ranking; it also needs two different labels
+MIN_RESULTS_TO_HOLD_OUT = 40  # with fewer results a held-out fifth is too small to judge by
 ROUNDS_WITHOUT_HOLD_OUT = 40
 MAX_ROUNDS = 120
 LEVELS = 31  # relevance labels of the ranking objective are 1..LEVELS, the fastest highest; a failure is 0
-ROWS_PER_THREAD = 8192  # XGBoost is no faster with more threads on less, and burns their time
+ROWS_PER_THREAD = 8192  # with fewer rows a further thread burns time and gains nothing
 
 PARAMS: dict[str, Any] = {
     "objective": "rank:pairwise",
-    "lambdarank_pair_method": "mean",  # pairs from the whole list: after the first batches its top is all alike
+    "lambdarank_pair_method": "mean",  # pairs from the whole list: after the first batches all of its top is alike
     "lambdarank_num_pair_per_sample": 8,
     "lambdarank_normalization": False,
     "tree_method": "hist",
-    "max_bin": 32,  # a knob has fewer values, and half as many bins as 64 take two thirds of the time
+    "max_bin": 32,  # knobs have fewer values; 64 bins would take half as long again
     "max_depth": 6,
     "eta": 0.15,
     "subsample": 0.9,
     "colsample_bynode": 0.8,
-    "min_child_weight": 0.1,  # hessians of pairs are small, so are these two
+    "min_child_weight": 0.1,  # the hessians of pairs are small, and so are these two
     "lambda": 0.1,
     "verbosity": 0,
 }
 
 
 class XgbCostModel(CostModel):
-    """Learns to rank (LambdaMART, Burges, 2010), as only the order of candidates matters to a search.
+    """Learns to rank (LambdaMART, Burges, 2010), because only the order of candidates matters to a search.
 
-    The number of trees is the one that ranks a held-out fifth best; it is looked for again whenever the results have
-    grown by a quarter, and the final trees are then grown on all results.
+    The number of trees is the one that ranks a held-out fifth best. It is chosen again whenever the results have grown by
+    a quarter. The final trees are grown on all results.
 
     Args:
-        seed: of the sampling of rows and features and of the held-out part.
+        seed: for the samples of rows and features and for the held-out part.
     """
 
     def __init__(self, seed: int) -> None:
@@ -73,7 +73,7 @@ class XgbCostModel(CostModel):
         return xgboost.train({**PARAMS, "seed": self._seed, "nthread": threads}, data, rounds)
 
     def _choose_rounds(self, X: NDArray[np.float32], labels: NDArray[np.float64]) -> int:
-        """The number of trees, grown on four fifths, that orders most pairs of the last fifth rightly."""
+        """The number of trees, grown on four fifths, that puts most pairs of the last fifth in the right order."""
         held_out = np.zeros(len(X), dtype=np.bool_)
         held_out[np.random.default_rng([self._seed, len(X)]).permutation(len(X))[: len(X) // 5]] = True
         booster = self._train(X[~held_out], labels[~held_out], MAX_ROUNDS)
@@ -99,6 +99,6 @@ def relevance(y: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _ordered_pairs(scores: NDArray[Any], labels: NDArray[np.float64]) -> float:
-    """Share of the pairs of different labels that the scores put in the right order."""
+    """Share of the pairs with different labels that the scores put in the right order."""
     better = labels[:, None] > labels[None, :]
     return float((scores[:, None] > scores[None, :])[better].mean()) if better.any() else 0.0

@@ -7,19 +7,19 @@ from numpy.typing import NDArray
 
 from schedsearch.space import ConfigSpace, Rows
 
-CHANGES = 1.5  # knobs that a mutation changes in the mean
+CHANGES = 1.5  # mean number of knobs that a mutation changes
 
 
 def crossover(one: Rows, other: Rows, rng: np.random.Generator) -> Rows:
-    """Uniform crossover: every knob from one parent or the other, (n, knobs) each."""
+    """Uniform crossover: every knob comes from one of the two parents, (n, knobs) each."""
     return np.where(rng.random(one.shape) < 0.5, one, other)
 
 
 def mutate(rows: Rows, space: ConfigSpace, rng: np.random.Generator) -> Rows:
-    """Changes at least one knob of every row, `CHANGES` in the mean.
+    """Changes at least one knob of every row, `CHANGES` knobs in the mean.
 
-    A numeric knob moves to the next smaller or larger value half of the time, else, like any other, anywhere.
-    Knobs with a single value never change; a space of such knobs comes back as it is.
+    Half of the time a numeric knob moves to the next smaller or larger value. Otherwise it moves anywhere, as other knobs
+    do. Knobs with a single value never change. If all knobs have a single value, the rows come back unchanged.
     """
     cards = np.array([len(knob.values) for knob in space.knobs])
     free = np.flatnonzero(cards > 1)
@@ -38,5 +38,5 @@ def mutate(rows: Rows, space: ConfigSpace, rng: np.random.Generator) -> Rows:
 
 
 def _elsewhere(indices: NDArray[np.int32], cards: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """A uniformly random other position for every entry."""
+    """A different position for every entry, uniformly at random."""
     return (indices + rng.integers(1, cards, size=indices.shape)) % cards

@@ -7,7 +7,7 @@ from schedsearch.tuner.base import Tuner
 
 
 class RandomTuner(Tuner):
-    """Every legal configuration that is left is equally likely to be next."""
+    """Each remaining legal configuration is equally likely to come next."""
 
     def _propose(self, n: int) -> Rows:
         return self._fresh(n)

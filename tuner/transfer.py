@@ -1,4 +1,4 @@
-"""What results of other tasks with the same knobs lead to expect of this one."""
+"""Predictions for this task from the results of other tasks with the same knobs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from schedsearch.tuner.gaussian_process import GaussianProcess
 
 Vector = NDArray[np.float64]
 
-FEWEST = 8  # valid results that make a task worth learning from
-MOST = 400  # results of a task that are learnt from, the fastest
-ROUNDS = 3  # of learning a task's scales
-TRUST = 4.0  # how many own results it takes to doubt the other tasks' scale
-AGREEMENT = 0.7  # correlation with own results from which on a task is believed: it explains half of their variance
-FEWEST_TO_DOUBT = 4  # own results before that is asked
+FEWEST = 8  # fewest valid results of a task worth learning from
+MOST = 400  # most results used per task, the fastest ones
+ROUNDS = 3  # rounds of learning the length scales of a task
+TRUST = 4.0  # weight of the prior (the mean of the other tasks), as a number of own results
+AGREEMENT = 0.7  # a task is used from this correlation with own results: it then explains half of their variance
+FEWEST_TO_DOUBT = 4  # fewest own results for this test
 
 
 @dataclass(frozen=True)
 class _Landscape:
-    """A Gaussian process of another task: its coordinates (n, d) and their weights, (n,)."""
+    """The Gaussian process of another task: its coordinates, (n, d), and their weights, (n,)."""
 
     process: GaussianProcess
     X: NDArray[np.float64]
@@ -31,12 +31,12 @@ class _Landscape:
 
 
 class OtherTasks:
-    """A Gaussian process for each of the other tasks; their predictions, weighted by how well they fit this task's own
-    results, are what this task is expected to do.
+    """One Gaussian process per other task. The prediction for this task is their weighted sum. The weights depend on how
+    well each task fits this task's own results.
 
     Args:
         space: of this task.
-        landscapes: of the other tasks; `learn` makes them.
+        landscapes: those of the other tasks, made by `learn`.
     """
 
     def __init__(self, space: ConfigSpace, landscapes: Sequence[_Landscape]) -> None:
@@ -45,7 +45,7 @@ class OtherTasks:
 
     @classmethod
     def learn(cls, space: ConfigSpace, sources: Sequence[tuple[Rows, Vector]]) -> OtherTasks:
-        """From rows of the space and times in ns or NaN, per task; tasks with too few valid results are left out."""
+        """Learns from each task's rows and times in ns or NaN. Tasks with too few valid results are left out."""
         landscapes = []
         for rows, times_ns in sources:
             if np.count_nonzero(~np.isnan(times_ns)) < FEWEST:
@@ -65,7 +65,7 @@ class OtherTasks:
         return bool(self._landscapes)
 
     def believed(self, rows: Rows, values: Vector) -> OtherTasks:
-        """Those of the tasks whose predictions agree with this task's results; all while there are few results."""
+        """The tasks whose predictions agree with this task's results; all tasks while there are few results."""
         if len(rows) < FEWEST_TO_DOUBT or not self.known:
             return self
         predicted = self.values(rows)
@@ -75,15 +75,15 @@ class OtherTasks:
         return OtherTasks(self._space, [one for one, good in zip(self._landscapes, agrees) if good])
 
     def values(self, rows: Rows) -> NDArray[np.float64]:
-        """Predicted log times of rows, (n, tasks), each task's standardised."""
+        """Predicted log times of rows, (n, tasks), standardised per task."""
         X = self._space.coordinates(rows)
         return np.stack([one.process.mean(one.X, one.weights, X) for one in self._landscapes], axis=1)
 
     def expect(self, rows: Rows, values: Vector, unknown: Rows) -> tuple[Vector, Vector]:
         """Expected values at `rows` and at `unknown`, relative to the mean of `values`.
 
-        The weights of the tasks are a ridge regression of this task's values that without results gives all of them
-        the same weight, 1 in sum; no weight is negative.
+        A ridge regression of this task's values gives the weights of the tasks. Without results all weights are equal and
+        add up to 1. No weight is negative.
         """
         here, there = self.values(rows), self.values(unknown)
         centre = here.mean(axis=0) if len(rows) else 0.0
@@ -95,9 +95,9 @@ class OtherTasks:
 
 
 def standardised(times_ns: Vector) -> Vector:
-    """log times with mean 0 and variance 1 (0 where all are equal); a failure, NaN, counts as the slowest.
+    """Log times with mean 0 and variance 1. A failure (NaN) counts as the slowest time.
 
-    All failures give 0.
+    If all times are equal, or all are failures, the result is 0.
     """
     values = np.log(times_ns)
     if not len(values) or np.isnan(values).all():

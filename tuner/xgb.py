@@ -1,4 +1,4 @@
-"""Model-guided search: a Gaussian process that knows what it does not know, and boosted trees that rank, propose in turn."""
+"""Model-guided search: a Gaussian process, which estimates its uncertainty, and boosted trees, which rank, take turns."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from schedsearch.tuner.transfer import OtherTasks, standardised
 
 Vector = NDArray[np.float64]
 
-INITIAL = 4  # space-filling proposals before a model is asked
-SPREAD = 8  # random rows to choose each space-filling one from
-BATCH, MAX_BATCH, RESULTS_PER_PROPOSAL = 2, 8, 25  # a batch is a 25th of the results so far, within these
-TREES_FROM, TREES_EVERY = 16, 3  # the trees propose every third batch, once there are so many results
+INITIAL = 4  # space-filling proposals before the first of a model
+SPREAD = 8  # random rows from which each space-filling one is chosen
+BATCH, MAX_BATCH, RESULTS_PER_PROPOSAL = 2, 8, 25  # a batch is a 25th of the results so far, within these bounds
+TREES_FROM, TREES_EVERY = 16, 3  # the trees propose every third batch, from this number of results on
 CHILDREN, PARENTS = 500, 20  # candidates bred from the fastest results
-STRANGERS = 1000  # candidates at random
+STRANGERS = 1000  # random candidates
 POLISH = 6  # fastest results whose single-knob neighbours are candidates
-MOST_RESULTS = 400  # for the Gaussian process, whose cost is their cube: the fastest half and some others
-GROWTH = 1.1  # of the number of results, after which its scales are learnt anew
-BORROW = 16  # own results from which on those of other tasks are left alone: they point to another task's optimum
-FORGET = 48  # results from which on even what tasks led to that are not believed counts: other valleys are known then
+MOST_RESULTS = 400  # most results for the Gaussian process, the fastest half and some others; its cost is cubic in them
+GROWTH = 1.1  # its length scales are learnt again when the number of results has grown by this factor
+BORROW = 16  # other tasks are ignored from this number of own results on: they point to another task's optimum
+FORGET = 48  # from this number of results on, results that a disbelieved task led to count too: other valleys are known then
 
 
 class XgbTuner(Tuner):
     """Two models of the same results propose in turn, among the same candidates.
 
-    The Gaussian process is asked for the greatest expected improvement of log time, so that it also goes where little is
-    known; a failure counts as the slowest time. The trees are asked for the best rank. Candidates are bred from the fastest
-    results, or differ from the best in one knob, or are random.
+    The Gaussian process maximises the expected improvement of log time, so it also explores where little is known. A failure
+    counts as the slowest time. The trees choose the best rank. Candidates are bred from the fastest results, or differ from
+    one of the best in one knob, or are random.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class XgbTuner(Tuner):
         self._process = GaussianProcess(space.coordinates(self._no_rows()).shape[1])
         self._scales_learnt_at = 0  # number of results at that time
         self._others: OtherTasks | None = None
-        self._believed: OtherTasks | None = None  # those of them that agree with the results so far
-        self._led = set(self._keys(self._rows_in_space(hints)[0]))  # keys of what other tasks led to
-        self._designed = 0  # proposals of the space-filling design so far
-        self._batches = 0  # proposed by a model so far
-        self._blas = ThreadpoolController()  # matrices this small are no faster with more threads, which burn their time
+        self._believed: OtherTasks | None = None  # the tasks that agree with the results so far
+        self._led = set(self._keys(self._rows_in_space(hints)[0]))  # keys of the rows that other tasks led to
+        self._designed = 0  # number of proposals of the space-filling design so far
+        self._batches = 0  # number of batches that a model proposed so far
+        self._blas = ThreadpoolController()  # with matrices this small, further threads only burn time
 
     @property
     def batch(self) -> int:  # type: ignore[override]
@@ -76,7 +76,7 @@ class XgbTuner(Tuner):
 
     def _propose(self, n: int) -> Rows:
         known = self._designed if self._elsewhere else max(self._designed, len(self._results))
-        planned = min(n, max(0, INITIAL - known))  # what came from elsewhere says nothing of the rest of the space
+        planned = min(n, max(0, INITIAL - known))  # results from elsewhere tell nothing about the rest of the space
         rows = self._spread(planned) if planned else self._no_rows()
         self._designed += len(rows)
         if len(rows) < n:
@@ -85,7 +85,7 @@ class XgbTuner(Tuner):
         return np.concatenate([rows, self._fresh(n - len(rows), besides=rows)])
 
     def _spread(self, n: int) -> Rows:
-        """n rows at random, each the farthest of `SPREAD` from what is measured, under way or chosen, by coordinates."""
+        """n space-filling rows, each the farthest of `SPREAD` random rows from all rows measured, pending or chosen."""
         pool = self._fresh(n * SPREAD)
         if len(pool) <= n:
             return pool
@@ -104,7 +104,7 @@ class XgbTuner(Tuner):
         return pool[chosen]
 
     def _by_model(self, n: int, besides: Rows) -> Rows:
-        """At most n rows that the model whose turn it is wants; none while there is nothing to learn from."""
+        """At most n rows from the model whose turn it is; none while there is nothing to learn from."""
         others = self._advisers()
         rows, times_ns = self._own_arrays()
         if np.isnan(times_ns).all() and others is None:
@@ -122,7 +122,7 @@ class XgbTuner(Tuner):
         return chosen
 
     def _advisers(self) -> OtherTasks | None:
-        """The other tasks to be asked: those that agree with the results, as long as these are few."""
+        """The other tasks to use: those that agree with the results, as long as there are few results."""
         if not self._elsewhere or len(self._results) >= BORROW:
             return None
         if self._others is None:
@@ -132,9 +132,9 @@ class XgbTuner(Tuner):
         return self._believed if self._believed.known else None
 
     def _own_arrays(self) -> tuple[Rows, Vector]:
-        """The results to learn from: all, but while no other task is believed, none that these led to.
+        """The results to learn from: all, except those that the other tasks led to while none of these tasks is believed.
 
-        Two good results in a valley that is another task's best would hold a search there for a hundred evaluations.
+        Two good results in the valley of another task's best would hold a search there for a hundred evaluations.
         """
         rows, times_ns = self._result_arrays()
         doubted = self._others is not None and self._others.known and not (self._believed and self._believed.known)
@@ -144,7 +144,7 @@ class XgbTuner(Tuner):
         return (rows[own], times_ns[own]) if np.count_nonzero(own) >= INITIAL else (rows, times_ns)
 
     def _candidates(self, ranked: Rows, besides: Rows, others: OtherTasks | None) -> Rows:
-        """Rows to choose from, none of them taken or in `besides`, given the results with the fastest first."""
+        """Rows to choose from, none of them taken or in `besides`. The given results start with the fastest."""
         pool = [self.space.sample_indices(STRANGERS, self.rng)]
         if others is not None:
             drawn = self.space.sample_indices(4 * STRANGERS, self.rng)
@@ -163,9 +163,9 @@ class XgbTuner(Tuner):
     def _most_promising(
         self, n: int, rows: Rows, values: Vector, candidates: Rows, besides: Rows, others: OtherTasks | None
     ) -> list[int]:
-        """Positions of the n candidates of greatest expected improvement, each chosen believing in those before.
+        """Positions of the n candidates with the greatest expected improvement. Each choice believes in the earlier ones.
 
-        Where other tasks are asked, the process models what they do not explain.
+        If other tasks are used, the process models what they do not explain.
         """
         kept = representatives(values, MOST_RESULTS)
         rows, values = rows[kept], values[kept]

@@ -2,8 +2,8 @@
 
 `input` is [target, task, arguments, keyword arguments]; `config.entity` lists [knob, kind, value], where kind is "sp" (a
 split), "re" (an order), "an" (annotations) or "ot" (anything else); `result` is [costs, error number, seconds spent, stamp].
-Values of the first three kinds are lists; here they are texts that begin with the kind, e.g. "sp[-1,2,32]". The log does not
-say what the space was, so its knobs have the values that occur. A configuration may come more than once.
+Values of the first three kinds are lists. Here they are texts that begin with the kind, e.g. "sp[-1,2,32]". The log does not
+describe the space, so the knobs have the values that occur. A configuration may occur more than once.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _EMBEDDED = "schedsearch"  # a field of our own in a line: the JSON of the recor
 
 
 def parse(data: bytes, path: str | Path) -> list[Recording]:
-    """The log that `path` holds; one recording for each task, target and set of knobs, in order of their first line.
+    """Reads the log at `path`: one recording per task, target and set of knobs, in the order of their first lines.
 
     Raises:
-        UsageError: a line is wrong; names file and line.
+        UsageError: a line is wrong; it names file and line.
     """
     tasks: dict[tuple[str, str, str, tuple[str, ...]], list[tuple[dict[str, Any], Mapping[str, Any], Place]]] = {}
     for number, line in enumerate(io.BytesIO(data), 1):
@@ -129,7 +129,7 @@ def _entry(table: KnobTable, values: dict[str, Any], row: Mapping[str, Any], pla
 
 
 def to_lines(recording: Recording) -> list[str]:
-    """The log of one recording, as JSON lines; `entry.extra` goes along, which AutoTVM passes over."""
+    """The log of one recording, as JSON lines. It includes `entry.extra`, which AutoTVM ignores."""
     arguments = json.loads(recording.problem) if recording.tuner == "autotvm" else [recording.problem]
     return [json.dumps(_row(recording, arguments, entry, i), allow_nan=False) for i, entry in enumerate(recording.entries)]
 

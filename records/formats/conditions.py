@@ -1,9 +1,8 @@
 """Conditions of a T1 description: Python-like expressions over parameters, parsed by a whitelist and never run as code.
 
-Allowed are names of parameters, numbers, texts, True and False; + - * / // %; comparisons, also chained and `in` a list;
-and, or, not; parentheses; min and max. An expression is turned into a tree of NumPy operations over columns of values.
-Nothing else is known here: no attribute, no subscript, no power (9**9**9 is a way to stop a machine), and no call besides
-min and max.
+An expression may contain names of parameters, numbers, texts, True and False; + - * / // %; comparisons, also chained and
+`in` a list; and, or, not; parentheses; min and max. It becomes a tree of NumPy operations over columns of values. Everything
+else is refused: attributes, subscripts, powers (9**9**9 can stop a machine), and calls other than min and max.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ class Condition:
     Args:
         text: the expression.
         names: the parameters it may read.
-        place: where it stands, for messages.
+        place: its position in a file, for messages.
 
     Raises:
-        UsageError: it is not an expression, reads an unknown name, or does anything that is not allowed.
+        UsageError: it is not an expression, reads an unknown name, or uses an operation that is not allowed.
     """
 
     def __init__(self, text: str, names: Collection[str], place: Place) -> None:
@@ -77,13 +76,13 @@ class Condition:
         self._place = place
 
     def holds(self, columns: Columns, n: int) -> NDArray[np.bool_]:
-        """For each of n configurations whether the condition is true; `columns` has (n,) values of every parameter.
+        """Whether the condition is true for each of n configurations. `columns` has (n,) values of every parameter.
 
         Raises:
             UsageError: it calculates with texts.
         """
         try:
-            with np.errstate(all="ignore"):  # a division by zero is harmless beside an `or` that covers it
+            with np.errstate(all="ignore"):  # a division by zero is harmless if an `or` covers it
                 return np.broadcast_to(np.asarray(self._node(columns)).astype(np.bool_), (n,))
         except (TypeError, ValueError, np.exceptions.DTypePromotionError):
             self._place.fail(f"{self.text!r} cannot be computed: texts can be compared with texts, not calculated with")
@@ -95,7 +94,7 @@ class _Compiler:
         self._depth = 0
 
     def node(self, tree: ast.AST) -> Node:
-        """What computes an expression; raises UsageError when anything in it is not allowed."""
+        """The function that computes an expression. Raises UsageError if anything in it is not allowed."""
         if self._depth == MAX_DEPTH:
             raise UsageError(
                 f"{self._place}: {self._text[:80]!r}... has more than {MAX_DEPTH} nested operations; simplify it"
@@ -128,14 +127,16 @@ class _Compiler:
             return self._comparison(tree)
         if isinstance(tree, ast.Call):
             return self._call(tree)
-        what = type(getattr(tree, "op", tree)).__name__  # of `a ** b` Pow, not BinOp
+        what = type(getattr(tree, "op", tree)).__name__  # Pow and not BinOp for `a ** b`
         raise self._error(tree, f"{what} is not allowed")
 
     def _constant(self, tree: ast.Constant) -> Node:
         value = tree.value
         if not isinstance(value, bool | int | float | str) or (isinstance(value, int) and abs(value) >= 2**63):
             raise self._error(tree, f"the constant {str(value)[:40]!r} is not allowed")
-        constant = np.int64(value) if type(value) is int else value  # of fixed width: no product of constants can explode
+        constant = (
+            np.int64(value) if type(value) is int else value
+        )  # fixed width, so that no product of constants can explode
         return lambda _: constant
 
     def _comparison(self, tree: ast.Compare) -> Node:
@@ -174,7 +175,7 @@ def _read(name: str, columns: Columns) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A bool counts 0 or 1. Refuses texts: one times 10**9, or formatted to that width, is a way to fill the memory."""
+    """A bool counts as 0 or 1. Refuses texts: a text times 10**9, or formatted to that width, could fill the memory."""
     kind = np.asarray(value).dtype.kind
     if kind not in "bif":
         raise TypeError("a text")

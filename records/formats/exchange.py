@@ -1,13 +1,13 @@
 """Records in the formats of other tuners, and files of other tuners as records.
 
-A file that schedsearch wrote holds its own records beside what the other tuner reads, so that they come back as they were,
+A file that schedsearch wrote also holds its own records, which the other tuner ignores. They come back as they were, with
 every repetition, message and stamp. A file that another tuner wrote becomes records of the operator `foreign`:
 
     workload   foreign(tuner, kernel, problem)        template, version   the kernel's name, 1
     target     "foreign:" and the device's name       mode                the tuner's name: its way of timing
 
-Where a file does not name its device, its own name stands for it: records of two devices must not become one task's. Foreign
-records are listed, exported and replayed like any other, and are never deployed.
+If a file does not name its device, the file's name is used, so that records of two devices never become one task. Foreign
+records are listed, exported and replayed like any other. They are never deployed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FOREIGN = "foreign"
 
 @dataclass(frozen=True)
 class Search:
-    """What the records of one recorded space have in common, so that their times compare."""
+    """What all records of one recorded space share, so that their times compare."""
 
     workload: Workload
     template: str
@@ -58,15 +58,15 @@ def recordings(
 
     Args:
         store: the source.
-        workload: only workloads with this label, or whose id begins like this.
-        template, target: only this one.
+        workload: use only workloads with this label or with an id that begins like this.
+        template, target: use only this one.
     """
     found: dict[tuple[Search, tuple[str, ...]], list[Record]] = {}
     for record in store.history(template=template, target=target):
         w = record.workload
         if workload is None or w.label == workload or w.id.startswith(workload):
             search = Search(w, record.template, record.template_version, record.target, record.measurement.mode)
-            # Files of others have no version of a template to tell when a kernel got other knobs.
+            # Files of other tuners have no template version that would show a change of knobs.
             names = tuple(record.config) if w.op == _FOREIGN else ()
             found.setdefault((search, names), []).append(record)
     newest: dict[Search, int] = {}
@@ -82,7 +82,7 @@ def _recording(search: Search, records: Sequence[Record]) -> Recording:
     names = list(records[-1].config)
     by_config: dict[Any, list[Record]] = {}
     for record in records:
-        if list(record.config) == names:  # the template of a third party may change its knobs and forget its version
+        if list(record.config) == names:  # a third party's template may change its knobs and keep its version
             by_config.setdefault(record.config, []).append(record)
     values: dict[str, dict[Any, Any]] = {name: {} for name in names}
     for config in by_config:
@@ -109,7 +109,7 @@ def _entry(records: Sequence[Record], foreign: bool) -> Entry:
     return Entry(
         config=chosen.config,
         outcome=measurement.outcome,
-        # The time of other tuners is the mean of the repetitions: what they wrote is exported and replayed as it was.
+        # Other tuners use the mean of the repetitions, so their times are exported and replayed unchanged.
         time_ns=fmean(measurement.times_ns) if foreign and measurement.ok else measurement.time_ns,
         times_ns=measurement.times_ns,
         message=measurement.message,
@@ -133,24 +133,24 @@ def export_file(
     target: str | None = None,
     made: Mapping[str, Any] | None = None,
 ) -> dict[str, int | str]:
-    """Writes records in the format of another tuner; gzip where the name ends with .gz. Replaces the file.
+    """Writes records in the format of another tuner and replaces the file. It is a gzip if the name ends with .gz.
 
-    A Kernel Tuner cache and T4 results hold one task; the T1 description goes beside the T4 file, as `<name>_T1.json`.
+    A Kernel Tuner cache and T4 results hold one task. The T1 description goes beside the T4 file, as `<name>_T1.json`.
 
     Args:
-        store: where from.
+        store: the source.
         path: the file.
         form: "kernel-tuner", "t4" or "autotvm".
-        workload, template, target: only this one, as for `recordings`.
-        made: how it was recorded, JSON values kept in the file for its readers: in a cache as `schedsearch`, in T4 results
-            as `metadata.schedsearch`; an AutoTVM log has no place for it.
+        workload, template, target: use only this one, as for `recordings`.
+        made: how the data was recorded, as JSON values for the file's readers. A cache holds them as `schedsearch`, T4
+            results as `metadata.schedsearch`; an AutoTVM log has no place for them.
 
     Returns:
         {"configurations", "records"}, with t4 also {"description": its path}.
 
     Raises:
-        UsageError: nothing matches, or several tasks do where one is wanted, or the file cannot be written; with t4 also
-            when a description with conditions would be lost.
+        UsageError: nothing matches; several tasks match and the format holds one; the file cannot be written; or with t4,
+            a description with conditions would be lost.
     """
     found = list(recordings(store, workload=workload, template=template, target=target))
     if not found:
@@ -183,12 +183,12 @@ def export_file(
 
 
 def description_path(path: str | Path) -> Path:
-    """Where the T1 description of a T4 file is written, so that `t4.description_of` finds it."""
+    """The path of a T4 file's T1 description, where `t4.description_of` finds it."""
     return Path(path).with_name(f"{_stem(path).removesuffix('_T4')}_T1.json")
 
 
 def _require_room(path: Path, beside: Path) -> None:
-    """Raises UsageError where T4 results cannot have their description beside them."""
+    """Raises UsageError if the description of T4 results cannot be written beside them."""
     if path.exists() and not path.is_file():
         raise UsageError(
             f"T4 results are two files, the second beside the first, and {path} is a device or pipe; give a file"
@@ -222,17 +222,18 @@ def _write(path: str | Path, text: str) -> None:
 def import_file(
     store: Store, path: str | Path, form: str | None = None, *, t1: str | Path | None = None, trusted: bool = False
 ) -> exchange.Report:
-    """Adds the records of a file: all of them, or none when something in it is wrong. Doing it twice adds nothing.
+    """Adds the records of a file: all of them, or none if anything in it is wrong. A second import adds nothing.
 
     Args:
-        store: where to.
+        store: receives the records.
         path: the file, gzip or not.
-        form: one of FORMATS; recognised from the content unless given.
-        t1: the description of T4 results; the one beside them unless given.
+        form: one of FORMATS; by default it is recognised from the content.
+        t1: the description of T4 results; by default the one beside them.
         trusted: for jsonl, see `exchange.import_jsonl`.
 
     Raises:
-        UsageError: the file cannot be read, or something in it is wrong; names file and place. Or it needs no description.
+        UsageError: the file cannot be read, or something in it is wrong (it names file and place), or `t1` is given for a
+            format that needs no description.
     """
     if is_database(path):
         raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
@@ -252,7 +253,7 @@ def import_file(
 
 
 def recognise(content: bytes, path: str | Path) -> str:
-    """The format of a file, by its unpacked content. Raises UsageError when it is not a known one."""
+    """Recognises the format of a file from its unpacked content. Raises UsageError if it is unknown."""
     first = content.lstrip().partition(b"\n")[0]
     try:
         line = json.loads(first)
@@ -301,7 +302,7 @@ def _embedded(recording: Recording, entry: Entry, data: Mapping[str, Any]) -> Re
     what = f"the record that schedsearch put beside the configuration {entry.config.json}"
     try:
         record = rows.from_json(data)
-        rows.to_row(record)  # finds what the database cannot hold
+        rows.to_row(record)  # raises if the database cannot hold a value
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         Place(recording.source).fail(f"{what} is wrong: {exchange.reason(error)}; remove it")
     if record.config != entry.config:

@@ -1,8 +1,9 @@
 """Kernel Tuner's cache file: JSON or gzip of it, times in milliseconds.
 
-`tune_params` has names and values; `cache` has, under the comma-joined values, an object with the values, `time`, often
-`times` (single repetitions), durations, and metrics, which are not kept. A failure has the name of an error as `time`, in
-newer versions as `__error__`, or where another objective's value would be. What is not in the cache was not allowed.
+`tune_params` has names and values. `cache` has one object per configuration, under the comma-joined values. It holds the
+values, `time`, often `times` (single repetitions), durations, and metrics, which we do not keep. A failure has the name of
+an error as `time`, in newer versions as `__error__`, or in place of another objective's value. A configuration that is not
+in the cache was not allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from schedsearch.records.formats.recording import (
 
 NS_PER_MS = 1e6
 OLD_FAILURE_MS = 1e20  # what versions before 0.4 wrote instead of an error's name
-OTHER_UNIT = 100  # repetitions that exceed the time spent on them by this factor are not in milliseconds
+OTHER_UNIT = 100  # if repetitions add up to this factor more than the time spent on them, they are not in milliseconds
 _FAILURES = {
     "InvalidConfig": Outcome.REJECTED,
     "CompilationFailedConfig": Outcome.COMPILE_ERROR,
@@ -36,7 +37,7 @@ _FAILURES = {
 }
 _ERROR_NAME = re.compile(r"[A-Za-z_]+Config")
 _EMBEDDED = "schedsearch"  # a field of our own in an entry: the JSON of the records behind it
-# Of an entry, beside the parameters, which therefore cannot have these names.
+# The fields of an entry beside its parameters. No parameter can have one of these names.
 _FIELDS = {
     "time", "times", "__error__", "compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time",
     "timestamp", _EMBEDDED,
@@ -48,10 +49,10 @@ def is_cache(data: Any) -> bool:
 
 
 def parse(data: Any, path: str | Path) -> Recording:
-    """The cache that is the JSON value in `path`.
+    """Reads a cache from the JSON value of the file `path`.
 
     Raises:
-        UsageError: anything in it is wrong; names file and place.
+        UsageError: anything in it is wrong; it names file and place.
     """
     place = Place(path)
     top = place.object(data)
@@ -131,7 +132,7 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
 
 
 def _time(fields: Mapping[str, Any], at: Place) -> tuple[Any, Place]:
-    """The time in milliseconds, or the name of an error, and where it stands."""
+    """The time in milliseconds or the name of an error, and its place in the file."""
     if fields.get("__error__") is not None:
         return at["__error__"].text(fields["__error__"]), at["__error__"]
     if "time" not in fields:
@@ -142,7 +143,7 @@ def _time(fields: Mapping[str, Any], at: Place) -> tuple[Any, Place]:
 
 
 def to_json(recording: Recording) -> dict[str, Any]:
-    """The JSON value of a cache; `entry.extra` goes along, which Kernel Tuner passes over.
+    """The JSON value of a cache. It includes `entry.extra`, which Kernel Tuner ignores.
 
     Raises:
         UsageError: a knob has the name of a field of the format.
@@ -165,7 +166,7 @@ def to_json(recording: Recording) -> dict[str, Any]:
 
 
 def _problem_size(recording: Recording) -> Any:
-    """As the cache had it that the recording came from: a number, a list or a text."""
+    """The problem in the form of the original cache: a number, a list or a text."""
     if recording.tuner != "kernel-tuner":
         return recording.problem
     try:
@@ -199,7 +200,7 @@ def _fields(entry: Entry, names: list[str]) -> dict[str, Any]:
 
 
 def error_name(entry: Entry) -> str:
-    """Kernel Tuner's word for a failure."""
+    """Kernel Tuner's name for a failure."""
     if _ERROR_NAME.fullmatch(entry.message):
         return entry.message
     if entry.outcome is Outcome.REJECTED:

@@ -1,4 +1,4 @@
-"""What a tuner recorded of one kernel on one device, in whatever file, and how such files are read.
+"""A tuner's results for one kernel on one device, independent of the file format, and helpers that read such files.
 
 All formats meet in a `Recording`: `kernel_tuner`, `t4` and `autotvm` read and write it, `exchange` converts it to and from
 records, and replay searches it. Readers trust nothing: every mistake is a UsageError that names the file and the place.
@@ -23,10 +23,10 @@ from schedsearch.errors import ConfigError, UsageError
 from schedsearch.measurement import Outcome
 from schedsearch.space import Knob, Value
 
-MAX_BYTES = 1 << 31  # of a file once unpacked: a few KB of gzip can claim to hold terabytes
+MAX_BYTES = 1 << 31  # limit of an unpacked file: a few KB of gzip can claim to hold terabytes
 _INT64 = 2**63
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-TIME_SLACK = 1.5  # a time this far outside of its own repetitions is in another unit, or of another configuration
+TIME_SLACK = 1.5  # a time this far outside of its own repetitions has another unit or belongs to another configuration
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Entry:
     """One configuration and its outcome.
 
     Attributes:
-        time_ns: what the file says the configuration takes; None exactly when it failed.
-        times_ns: its single repetitions, where the file has them.
-        message: what the file says about a failure.
+        time_ns: the configuration's time according to the file; None exactly if it failed.
+        times_ns: its single repetitions, if the file has them.
+        message: the file's text about a failure.
         build_s, run_s: seconds spent on it. finished_at: seconds since the epoch.
-        extra: JSON objects of schedsearch's own records (`rows.to_json`) where schedsearch wrote the file.
+        extra: JSON objects of schedsearch's own records (`rows.to_json`), if schedsearch wrote the file.
     """
 
     config: Config
@@ -58,14 +58,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """Every configuration of one kernel that was evaluated on one device; each occurs once.
+    """Every configuration of one kernel that was evaluated on one device, each once.
 
     Attributes:
         tuner: the program that made it, e.g. "kernel-tuner".
-        kernel, problem, device: the file's own names, "" where it has none.
+        kernel, problem, device: the file's own names, "" if it has none.
         knobs: in the order of the file.
         source: the file.
-        toolchain: versions, where the file has them.
+        toolchain: versions, if the file has them.
     """
 
     tuner: str
@@ -130,7 +130,7 @@ class Place:
         return number
 
     def seconds(self, value: Any, scale: float) -> float:
-        """A duration that is kept for information only; 0 if the file has no usable one."""
+        """A duration, kept for information only; 0 if the file has no usable one."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return 0.0
         number = _float(value) * scale
@@ -138,7 +138,7 @@ class Place:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The content of a file, unpacked when it is a gzip, by its first bytes and not by its name.
+    """The content of a file, unpacked if its first bytes (not its name) say that it is a gzip.
 
     Raises:
         UsageError: the file cannot be read, the gzip is truncated or damaged, or it holds more than MAX_BYTES.
@@ -161,10 +161,10 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def read_json(path: str | Path) -> Any:
-    """The JSON value of a file, gzip or not. An object that has a key twice is a mistake, not the last one's value.
+    """The JSON value of a file, gzip or not. A key that occurs twice in an object is a mistake.
 
     Raises:
-        UsageError: as `read_bytes`, or the content is not JSON, with the position.
+        UsageError: as for `read_bytes`, or the content is not JSON; it names the position.
     """
     return parse_json(read_bytes(path), Place(path))
 
@@ -190,7 +190,7 @@ def parse_json(data: bytes, place: Place) -> Any:
         place.fail("not the JSON of any known format: nested too deeply")
     except UsageError:
         raise
-    except ValueError as error:  # a number of more digits than Python converts
+    except ValueError as error:  # a number with more digits than Python converts
         place.fail(f"not the JSON of any known format: {error}")
 
 
@@ -204,14 +204,14 @@ def _object(pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
 
 
 class KnobTable:
-    """The knobs of a foreign file, and its values as this project knows them.
+    """The knobs of a foreign file, and its values in the types of this project.
 
-    Configurations here hold whole numbers, texts and booleans. A knob of floats that are all whole becomes one of ints; any
-    other knob with floats becomes one of texts, e.g. "0.5".
+    Configurations hold whole numbers, texts and booleans. If all floats of a knob are whole, they become ints. Otherwise the
+    values of a knob with floats become texts, e.g. "0.5".
 
     Args:
         params: name -> the values that the file allows, not empty.
-        place: where `params` is.
+        place: the position of `params` in the file.
     """
 
     def __init__(self, params: Mapping[str, Sequence[Any]], place: Place) -> None:
@@ -231,10 +231,10 @@ class KnobTable:
         self.knobs = tuple(knobs)
 
     def config(self, values: Mapping[str, Any], place: Place) -> Config:
-        """The configuration of one entry; fields that are not knobs are ignored.
+        """The configuration of one entry. Fields that are not knobs are ignored.
 
         Raises:
-            UsageError: a knob is missing, or has a value that is not among its values.
+            UsageError: a knob is missing or has an unknown value.
         """
         config = {}
         for name, known in self._known.items():
@@ -247,7 +247,7 @@ class KnobTable:
         return Config(config)
 
     def given(self, config: Config, name: str) -> Any:
-        """The value of a knob as the file has it."""
+        """The value of a knob as the file writes it."""
         return self._given[name][_key(config[name])]
 
 
@@ -268,7 +268,7 @@ def _own_values(values: list[Any], place: Place) -> list[Value]:
 
 
 def parse_stamp(value: Any) -> float:
-    """Seconds since the epoch of an ISO 8601 text; 0 where it is none: a stamp is for information only."""
+    """Seconds since the epoch of an ISO 8601 text; 0 for any other value, because stamps are for information only."""
     try:
         return max(0.0, datetime.datetime.fromisoformat(value).timestamp())
     except (TypeError, ValueError, OverflowError):
@@ -276,7 +276,7 @@ def parse_stamp(value: Any) -> float:
 
 
 def format_stamp(seconds: float) -> str:
-    """ISO 8601 text of seconds since the epoch; the epoch's own when the number is not a date."""
+    """ISO 8601 text of seconds since the epoch; the epoch itself if the number is not a date."""
     try:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(sep=" ")
     except (ValueError, OverflowError, OSError):
@@ -284,21 +284,21 @@ def format_stamp(seconds: float) -> str:
 
 
 def check_repetitions(time_ns: float, times_ns: Sequence[float], place: Place) -> None:
-    """Refuses a time that cannot be what its own repetitions say: then one of them is in another unit.
+    """Refuses a time that does not fit its own repetitions, because one of them is then in another unit.
 
     Raises:
-        UsageError: it lies outside of their range by more than a factor of TIME_SLACK.
+        UsageError: the time is outside of their range by more than a factor of TIME_SLACK.
     """
     if times_ns and not min(times_ns) / TIME_SLACK <= time_ns <= max(times_ns) * TIME_SLACK:
         place.fail(
-            f"the time, {time_ns:g} ns, is not that of its {len(times_ns)} repetitions, "
+            f"the time, {time_ns:g} ns, does not fit its {len(times_ns)} repetitions, "
             f"{min(times_ns):g} to {max(times_ns):g} ns; "
             "they are in different units: give both in the unit of the format"
         )
 
 
 def once_each(entries: Iterable[tuple[Entry, Place]]) -> tuple[Entry, ...]:
-    """The entries; raises UsageError when a configuration comes twice."""
+    """The entries. Raises UsageError if a configuration occurs twice."""
     first: dict[Config, Place] = {}
     kept = []
     for entry, place in entries:
@@ -310,7 +310,7 @@ def once_each(entries: Iterable[tuple[Entry, Place]]) -> tuple[Entry, ...]:
 
 
 def _float(value: float) -> float:
-    """A whole number too large for a float is infinite."""
+    """The value as a float; infinity if a whole number is too large for one."""
     try:
         return float(value)
     except OverflowError:
@@ -318,7 +318,7 @@ def _float(value: float) -> float:
 
 
 def _key(value: Any) -> tuple[bool, Any]:
-    """Tells true from 1, which Python takes for equal; 16.0 is 16."""
+    """A key that tells true from 1, although Python takes them as equal; 16.0 and 16 have the same key."""
     return isinstance(value, bool), value
 
 

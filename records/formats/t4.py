@@ -1,7 +1,7 @@
 """T4 results and T1 descriptions, the auto-tuning community's exchange formats: JSON or gzip of it.
 
-A T1 file describes a kernel: parameters with their values, and conditions that they must satisfy. A T4 file has the
-results of one search over it; what a parameter may be, only T1 says, so a T4 file is read together with its T1.
+A T1 file describes a kernel: its parameters with their values, and conditions that they must satisfy. A T4 file has the
+results of one search over it. Only T1 lists a parameter's possible values, so a T4 file is read together with its T1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from schedsearch.records.formats.recording import (
 )
 from schedsearch.space import Knob
 
-# "miliseconds" is what Kernel Tuner writes.
+# Kernel Tuner writes "miliseconds".
 TIME_UNITS_NS = {
     "seconds": 1e9, "s": 1e9,
     "milliseconds": 1e6, "miliseconds": 1e6, "ms": 1e6,
@@ -58,17 +58,17 @@ def is_results(data: Any) -> bool:
 
 
 def refuse_description(data: Any, path: str | Path) -> None:
-    """Raises UsageError where the JSON value in `path`, which should hold results, is a T1 description."""
+    """Raises UsageError if the JSON value in `path` is a T1 description instead of results."""
     if isinstance(data, dict) and "ConfigurationSpace" in data:
         raise UsageError(f"{path}: a T1 description, which is read with its T4 results (--t1); give a file with results")
 
 
 def description_of(path: str | Path) -> Path:
-    """The T1 file beside a T4 file: `<name>_T1.json` for the longest `<name>` that the T4 file's name begins with, else the
-    only T1 file there is.
+    """The T1 file beside a T4 file: `<name>_T1.json` for the longest `<name>` that the T4 file's name begins with, otherwise
+    the only T1 file in the folder.
 
     Raises:
-        UsageError: there is none, or several and none has a fitting name.
+        UsageError: there is none, or there are several and no name fits.
     """
     path = Path(path)
     stem = re.sub(r"(_T4)?(\.json)?(\.gz)?$", "", path.name)
@@ -85,10 +85,10 @@ def description_of(path: str | Path) -> Path:
 
 
 class Description:
-    """What a T1 file says about the space: `table` of knobs, `conditions`, the kernel's name.
+    """The space that a T1 file describes: `table` of knobs, `conditions`, the kernel's name.
 
     Raises:
-        UsageError: it cannot be read or anything in it is wrong, a condition that is not allowed among it.
+        UsageError: it cannot be read, or anything in it is wrong, e.g. it has a condition that is not allowed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -118,7 +118,7 @@ class Description:
         self.problem = str(kernel.get("ProblemSize", ""))
 
     def require(self, entries: Sequence[Entry], places: Sequence[Place]) -> None:
-        """Raises UsageError when an entry breaks a condition: then the description is of something else."""
+        """Raises UsageError if an entry breaks a condition, because the description then belongs to other results."""
         columns = {
             knob.name: _column([self.table.given(entry.config, knob.name) for entry in entries]) for knob in self.table.knobs
         }
@@ -132,13 +132,13 @@ class Description:
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    """Numbers of one kind, or objects where texts and numbers are mixed, which NumPy would turn into texts."""
+    """An array of numbers of one kind, or of objects if texts and numbers are mixed: NumPy would turn these into texts."""
     kinds = {type(value) for value in values}
     return np.array(values, dtype=None if len(kinds) == 1 or kinds == {int, float} else object)
 
 
 def _values(value: Any, place: Place) -> list[Any]:
-    """A list, or the text of one as a literal."""
+    """A list, or a text that is a literal of a list."""
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
@@ -148,10 +148,10 @@ def _values(value: Any, place: Place) -> list[Any]:
 
 
 def parse(data: Any, path: str | Path, t1: str | Path | None = None) -> Recording:
-    """T4 results, the JSON value in `path`, with their T1 description, the one beside them unless given.
+    """Reads T4 results (the JSON value in `path`) with their T1 description, by default the one beside them.
 
     Raises:
-        UsageError: the description cannot be read, or anything in either is wrong; names file and place.
+        UsageError: the description cannot be read, or anything in either is wrong; it names file and place.
     """
     place = Place(path)
     top = place.object(data)
@@ -218,7 +218,7 @@ def _entry(result: Mapping[str, Any], table: KnobTable, unit_ns: float, at: Plac
 
 
 def _time_ns(result: Mapping[str, Any], times_ns: Sequence[float], unit_ns: float, at: Place) -> float:
-    """The measurement called time, else the mean of the repetitions."""
+    """The measurement called "time"; if there is none, the mean of the repetitions."""
     for i, item in enumerate(at["measurements"].list(result.get("measurements") or [])):
         here = at["measurements"][i]
         measured = here.object(item)
@@ -231,7 +231,7 @@ def _time_ns(result: Mapping[str, Any], times_ns: Sequence[float], unit_ns: floa
 
 
 def to_json(recording: Recording) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The JSON values of the T4 results, times in milliseconds, and of their T1 description."""
+    """The JSON values of the T4 results (times in milliseconds) and of their T1 description."""
     per_ms = TIME_UNITS_NS["milliseconds"]
     results = []
     for entry in recording.entries:
