@@ -464,7 +464,7 @@ BAD_CACHES = {
     ),
     "time in another unit than times": (
         lambda: edit(lambda d: first(d).update(time=first(d)["time"] * 1e6)),
-        f"{AT}: the time, 3.5e+12 ns, is not that of its 3 repetitions",
+        f"{AT}: the time, 3.5e+12 ns, does not fit its 3 repetitions",
     ),
     "times and repetitions in another unit": (
         lambda: edit(
