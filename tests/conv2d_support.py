@@ -5,7 +5,7 @@ The convolution in NumPy is `conv2d_numpy`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,15 @@ def run_on_cpu(
 
 
 def covering(
-    drawn: Iterable[tuple[Workload, Config]], also: Callable[[Workload, Config], set[Any]] = lambda *_: set()
+    drawn: Iterable[tuple[Workload, Config]],
+    also: Callable[[Workload, Config], set[Any]] = lambda *_: set(),
+    but: Collection[str] = (),
 ) -> list[tuple[Workload, Config]]:
     """A few of the candidates in which every knob value, dtype and epilogue stage of all of them occurs, and what `also`
-    says of them."""
+    says of them. Knobs in `but`, whose values are sizes that depend on the layer, do not count."""
     facets = {
-        candidate: {*candidate[1].items(), *candidate[0].epilogue, not candidate[0].epilogue}
+        candidate: {(knob, value) for knob, value in candidate[1].items() if knob not in but}
+        | {*candidate[0].epilogue, not candidate[0].epilogue}
         | {("dtypes", candidate[0].dtype, candidate[0].out_dtype)}
         | also(*candidate)
         for candidate in drawn

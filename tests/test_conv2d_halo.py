@@ -380,7 +380,8 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
-    for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
+    drawn = map(random_candidate, range(RANDOM_SHAPES))
+    for workload, config in covering(drawn, but=("tile_h", "tile_w"))[shard::SHARDS]:
         assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
         source = TEMPLATE.kernel(workload, H200, config)
         for param in source.steps[0].params:
