@@ -4,11 +4,11 @@ The algorithm, for every output pixel and channel:
 
     y[n, p, q, k] = epilogue(sum over c, r, s of x[n, p * stride + r * dilation - top, ..., c] * w[k, r, s, c])
 
-The schedule: x is packed into channel blocks with its padding written out (NCHW[x]c), weights into OIHW[x]i[x]o tiles in
-the order in which they are read. Then every register tile of `ow_tile` pixels x `oc_vectors` vectors of `block` output
-channels walks (channel block, r, s, channel): one weight vector and one broadcast of x meet in a fused multiply-add
-(Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures", SC18). A depthwise
-convolution keeps `block` channels in a vector and multiplies elementwise.
+The schedule: x is packed into channel blocks with its padding written out (NCHW[x]c). The weights are packed into
+OIHW[x]i[x]o tiles in the order in which the kernel reads them. Then every register tile of `ow_tile` pixels x `oc_vectors`
+vectors of `block` output channels walks (channel block, r, s, channel). A fused multiply-add takes one weight vector and one
+broadcast value of x (Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures",
+SC18). A depthwise convolution keeps `block` channels in a vector and multiplies elementwise.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Conv2dCpu(Template):
         blocks = _BLOCKS[: max(_BLOCKS.index(_power_of_two(shape.outputs)), 0) + 1] if shape.outputs < 32 else _BLOCKS
         x_layouts = ("packed", "direct") if shape.fits_unpadded else ("packed",)
 
-        def vectors(k: Any) -> Any:  # machine registers that one vector of `block` lanes takes
+        def vectors(k: Any) -> Any:  # machine registers per vector of `block` lanes
             return np.maximum(k["block"] // lanes, 1)
 
         return ConfigSpace(
@@ -65,8 +65,8 @@ class Conv2dCpu(Template):
                 Knob("oc_vectors", _OC_VECTORS, "vectors of output channels in the register tile"),
                 Knob("unroll", (1,) if shape.depthwise else _UNROLLS, "input channels per step of the innermost loop"),
                 Knob("oh_tile", _up_to(_OH_TILES, shape.oh), "output rows per work item"),
-                Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x where it lies"),
-                Knob("order", ("channels", "rows"), "what neighbouring work items differ in: output channels or rows"),
+                Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x in place"),
+                Knob("order", ("channels", "rows"), "whether neighbouring work items differ in output channels or in rows"),
                 Knob("threads", _thread_counts(target.sms), "threads that share the work items of every step"),
             ],
             [
@@ -75,7 +75,7 @@ class Conv2dCpu(Template):
                     lambda k: k["accumulators"] + k["oc_vectors"] * vectors(k) + 1 <= registers,
                 ),
                 Constraint(
-                    f"less than a whole vector of the {shape.outputs} output channels is padding",
+                    f"padding of the {shape.outputs} output channels is less than a whole vector",
                     lambda k: (k["oc_vectors"] - 1) * k["block"] < shape.outputs,
                 ),
                 Constraint(
@@ -83,7 +83,7 @@ class Conv2dCpu(Template):
                     lambda k: k["unroll"] <= np.minimum(k["block"], shape.reduced),
                 ),
                 Constraint(
-                    "a depthwise tile reads x directly only from NHWC and without a tail",
+                    "a depthwise tile reads x directly only in NHWC and without a tail",
                     lambda k: (
                         (k["x_layout"] == "packed")
                         | (not shape.depthwise)
@@ -106,10 +106,11 @@ class Conv2dCpu(Template):
         )
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """The tile with the fewest modelled cycles per useful multiply-add; everything else follows from it.
+        """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.
 
-        A tile step issues ow_tile * oc_vectors multiply-adds (two a cycle, and no faster than their latency of four allows)
-        and ow_tile + oc_vectors loads (two a cycle), of which the weights come from the second-level cache (one in two).
+        A tile step issues ow_tile * oc_vectors multiply-adds, at most two per cycle and limited by their latency of four
+        cycles. It issues ow_tile + oc_vectors loads, two per cycle; loads of weights come from the second-level cache, one
+        every two cycles.
         """
         shape = Shape.of(workload)
         allowed = {knob.name: [int(value) for value in knob.values] for knob in space.knobs if knob.ordered}
@@ -137,7 +138,7 @@ class Conv2dCpu(Template):
         candidates: list[tuple[float, int, Config]] = []
         for ow_tile in allowed["ow_tile"]:
             for oc_vectors in allowed["oc_vectors"]:
-                # As many rows as leave every thread four work items, at most eight.
+                # The most rows, up to eight, that leave every thread four work items.
                 tiles = shape.n * shape.groups * math.ceil(shape.outputs / (oc_vectors * block))
                 rows = max(min(tiles * shape.oh // (4 * threads), 8), 1)
                 oh_tile = max(value for value in allowed["oh_tile"] if value <= rows)
@@ -150,7 +151,7 @@ class Conv2dCpu(Template):
         return min(candidates)[2]
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
-        """One vector of output channels of one pixel at a time, over packed data, on all cores: no tile in registers."""
+        """One vector of output channels of one pixel at a time, over packed data, on all cores, without a register tile."""
         values = {knob.name: knob.values for knob in space.knobs}
         lanes = max(target.simd_bits // 32, 1)
         config = Config(
@@ -197,6 +198,6 @@ def _vector_registers(target: Target) -> int:
 
 
 def _useful_share(shape: Shape, ow_tile: Any, channels: Any) -> Any:
-    """Part of the multiply-adds that is not spent on overlapping pixels or padded channels."""
+    """Share of the multiply-adds that is not wasted on overlapping pixels or padded channels."""
     pixels = shape.ow / (np.ceil(shape.ow / ow_tile) * ow_tile)
     return pixels * shape.outputs / (np.ceil(shape.outputs / channels) * channels)

@@ -1,6 +1,6 @@
-"""Kernels of conv2d_cpu: pack x, pack the weights, convolve; and the sizes that they are made for.
+"""Kernels of conv2d_cpu: pack x, pack the weights, convolve; and their sizes.
 
-A kernel computes a range of work items. It captures sizes as constants, so that loops unroll and index arithmetic folds.
+A kernel computes a range of work items. It captures sizes as constants, so loops unroll and index arithmetic folds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _F32 = types.float32
 
 @dataclass(frozen=True)
 class Shape:
-    """The workload in the kernel's terms. A depthwise convolution is one group whose every output has its own input.
+    """The workload in the kernel's terms. A depthwise convolution is one group in which every output has its own input.
 
     Attributes:
-        groups, reduced, outputs: independent problems; input channels summed over and output channels of each.
-        padded_h, padded_w: input rows and columns that some output reads, the first being row -top and column -left.
+        groups, reduced, outputs: number of independent problems; summed input channels and output channels of each one.
+        padded_h, padded_w: input rows and columns that some output reads, starting at row -top and column -left.
         x_strides, w_strides, y_strides: elements between neighbours along (n, c, h, w), (k, c, r, s), (n, k, p, q).
     """
 
@@ -74,8 +74,8 @@ class Shape:
 class Plan:
     """Sizes that follow from shape and configuration; sizes and strides in float32 elements.
 
-    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block), w_packed (groups, tiles, channel blocks, r, s, channel of
-    the block, tile_channels), where only the last channel block may be narrower.
+    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed is (groups, tiles, channel blocks, r, s, channel
+    of the block, tile_channels); only its last channel block may be narrower.
     """
 
     shape: Shape
@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def channel_block(self) -> int:
-        """Input channels that are reduced before the next kernel tap."""
+        """Input channels that the kernel sums before it goes to the next tap."""
         return min(self.block, self.shape.reduced)
 
     @property
@@ -147,12 +147,12 @@ class Plan:
 
     @property
     def weight_items(self) -> int:
-        """One per (group, tile, channel block, kernel row)."""
+        """Number of work items: one per (group, tile, channel block, kernel row)."""
         return self.shape.groups * self.tiles * self.channel_blocks * self.shape.r
 
     @property
     def input_strides(self) -> tuple[int, int, int, int, int, int]:
-        """Of what the convolution reads, along (n, group, channel block, h, w, channel of a block)."""
+        """Strides of the convolution's input along (n, group, channel block, h, w, channel of a block)."""
         if self.direct:
             n, c, h, w = self.shape.x_strides
             return n, c * self.shape.reduced, c * self.x_block, h, w, c
@@ -167,10 +167,10 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
     """A work item is one row of one channel block."""
     shape = plan.shape
     n_stride, c_stride, h_stride, w_stride = shape.x_strides
-    channels = shape.outputs if shape.depthwise else shape.reduced  # of a group
+    channels = shape.outputs if shape.depthwise else shape.reduced  # channels of a group
     groups, blocks, block = shape.groups, plan.x_blocks, plan.x_block
     rows, columns, top, left, height = shape.padded_h, shape.padded_w, shape.top, shape.left, shape.h
-    first, last = min(left, columns), min(left + shape.w, columns)  # columns that exist
+    first, last = min(left, columns), min(left + shape.w, columns)  # columns inside of the image
     x_size, packed_size = shape.n * n_stride, plan.x_size
 
     def pack_x(x, packed, start, stop):  # type: ignore[no-untyped-def]
@@ -216,7 +216,7 @@ def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
         for item in range(start, stop):
             r = item % kr
             c0 = item // kr % blocks * block
-            tile = item // (kr * blocks)  # over groups and tiles
+            tile = item // (kr * blocks)  # counts groups and tiles
             k0 = tile % tiles * lanes
             used = min(lanes, outputs - k0)
             width = min(block, reduced - c0)
@@ -247,7 +247,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     oh_tile, ow_tile, lanes, unroll = plan.oh_tile, plan.ow_tile, plan.tile_channels, plan.unroll
     ow_tiles = math.ceil(ow / ow_tile)
     block, blocks = plan.channel_block, plan.channel_blocks
-    whole_blocks = reduced % block == 0  # then the width of a block is a constant, and no code is made for a remainder
+    whole_blocks = reduced % block == 0  # the width of a block is then a constant, and there is no code for a remainder
     weight_tile_bytes = 4 * plan.weight_tile
     channels_inner = plan.channels_inner
     y_size = shape.n * yn_stride

@@ -2,12 +2,12 @@
 
 Implicit GEMM, one per group: y[m, k] = sum over kk of patch[m, kk] * weight[k, kk], where m counts output pixels (n, p, q)
 and kk the reduction (r, s, c) with c fastest, which is the order of OHWI weights. A block computes `bm` x `bn` of y in
-steps of `bk` along kk; cp.async fills a ring of `stages` shared buffers ahead of the multiplication.
+steps of `bk` along kk. cp.async fills a ring of `stages` shared buffers ahead of the multiplication.
 
-The unit of loading is a chunk: 8 consecutive kk, 16 bytes, one row of an 8x8 ldmatrix. It arrives in one piece where the
-channels of a group are a multiple of 8, else in pieces of the largest of 4, 2, 1 elements that divides them, so that a
-piece never straddles two taps or an unaligned address. Whatever lies outside (padding, tails of m, k and kk) is filled
-with zeros by the copy itself. The result goes through shared memory to be written in 16-byte words.
+The unit of loading is a chunk: 8 consecutive kk, 16 bytes, one row of an 8x8 ldmatrix. It arrives in one piece if the
+channels of a group are a multiple of 8. Otherwise a piece has 4, 2 or 1 elements, the largest number that divides the
+channels, so a piece never straddles two taps or an unaligned address. The copy itself fills positions outside of the
+tensor (padding, tails of m, k and kk) with zeros. The result goes through shared memory and is written in 16-byte words.
 
 Sources: PTX ISA, "Warp Level Matrix Instructions" (fragments of m16n8k16, ldmatrix) and "cp.async".
 """
@@ -31,11 +31,11 @@ from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
-LARGEST_SIZE = 2**30  # of one axis: sums of two stay within int32
+LARGEST_SIZE = 2**30  # limit of one axis, so that a sum of two sizes fits in int32
 
 
 class Conv2dMma(Template):
-    """Takes every shape, stride, dilation, padding, group count and epilogue."""
+    """Supports every shape, stride, dilation, padding, group count and epilogue."""
 
     name = "conv2d_mma"
     version = 1
@@ -74,7 +74,7 @@ class Conv2dMma(Template):
             return lambda k: (k[tile] == 16) | (k[tile] < 2 * size)
 
         def registers(k: Columns) -> Any:
-            """An estimate: accumulators, fragments of one step, three values a loaded row, addresses and counters."""
+            """An estimate: accumulators, fragments of one step, three values per loaded row, addresses and counters."""
             return k["accumulators"] + k["wm"] // 4 + k["wn"] // 2 + 4 * k["rows_x"] + 40
 
         return ConfigSpace(
@@ -87,11 +87,15 @@ class Conv2dMma(Template):
                 Knob(
                     "slices",
                     (1, 2, 4),
-                    "warps that share one warp tile, each with its part of every step; summed at the end",
+                    "warps that share one warp tile; each takes its part of every step, and the parts are summed at the end",
                 ),
                 Knob("stages", (2, 3, 4, 5, 6), "shared buffers in the ring; stages - 1 steps are loaded ahead"),
                 Knob("panel", (1, 8, 64), "raster order: pixel tiles that are walked before the next channel tile"),
-                Knob("blocks_per_sm", (0, 1, 2), "0: one block a tile; else a persistent grid of so many blocks per SM"),
+                Knob(
+                    "blocks_per_sm",
+                    (0, 1, 2),
+                    "0: one block per tile; otherwise a persistent grid with this many blocks per SM",
+                ),
             ],
             derived={
                 "threads": lambda k: 32 * ceil_div(k["bm"], k["wm"]) * ceil_div(k["bn"], k["wn"]) * k["slices"],
@@ -110,17 +114,19 @@ class Conv2dMma(Template):
             constraints=[
                 Constraint("a warp's tile divides the block's: wm <= bm, wn <= bn", _warp_divides),
                 Constraint(f"threads per block <= {MAX_BLOCK_THREADS}", lambda k: k["threads"] <= MAX_BLOCK_THREADS),
-                Constraint("a slice has at least 16 of the depth: 16 slices <= bk", lambda k: 16 * k["slices"] <= k["bk"]),
-                Constraint("at most 128 accumulators a thread, more spill", lambda k: k["accumulators"] <= 128),
+                Constraint("a slice has a depth of at least 16: 16 slices <= bk", lambda k: 16 * k["slices"] <= k["bk"]),
                 Constraint(
-                    f"registers (estimated) <= 255 a thread and {target.registers_per_sm} over the blocks of an SM",
+                    "at most 128 accumulators per thread, because more would spill", lambda k: k["accumulators"] <= 128
+                ),
+                Constraint(
+                    f"registers (estimated) <= 255 per thread and {target.registers_per_sm} over the blocks of an SM",
                     lambda k: (
                         (k["registers"] <= 255)
                         & (k["registers"] * k["threads"] * np.maximum(k["blocks_per_sm"], 1) <= target.registers_per_sm)
                     ),
                 ),
                 Constraint(
-                    "at most 16 rows and 64 copies a thread and step",
+                    "at most 16 rows and 64 copies per thread and step",
                     lambda k: (
                         (k["rows_x"] <= 16)
                         & (k["rows_x"] * (CHUNK // gemm.piece_x) + k["rows_w"] * (CHUNK // gemm.piece_w) <= 64)
@@ -130,20 +136,20 @@ class Conv2dMma(Template):
                     f"shared memory per block <= {target.shared_bytes_per_block} bytes",
                     lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
                 ),
-                Constraint("bm is not twice the output pixels or more", fits(gemm.m, "bm")),
-                Constraint("bn is not twice the output channels of a group or more", fits(gemm.k, "bn")),
-                Constraint("bk is not twice the reduction or more", fits(gemm.kk, "bk")),
-                Constraint("no more stages than steps + 1", lambda k: (k["stages"] == 2) | (k["stages"] <= k["steps"] + 1)),
+                Constraint("bm is less than twice the output pixels", fits(gemm.m, "bm")),
+                Constraint("bn is less than twice the output channels of a group", fits(gemm.k, "bn")),
+                Constraint("bk is less than twice the reduction", fits(gemm.kk, "bk")),
+                Constraint("at most steps + 1 stages", lambda k: (k["stages"] == 2) | (k["stages"] <= k["steps"] + 1)),
                 Constraint(
-                    "panel is 1 unless there are as many pixel tiles and a second channel tile",
+                    "panel is 1 unless there are at least that many pixel tiles and a second channel tile",
                     lambda k: (k["panel"] == 1) | ((k["panel"] <= k["tiles_m"]) & (k["tiles_n"] > 1)),
                 ),
                 Constraint(
-                    f"one block a tile: at most {MAX_GRID_X} tiles",
+                    f"with one block per tile: at most {MAX_GRID_X} tiles",
                     lambda k: (k["blocks_per_sm"] > 0) | (k["tiles"] <= MAX_GRID_X),
                 ),
                 Constraint(
-                    "a persistent grid has more tiles than blocks, and its blocks fit an SM together",
+                    "a persistent grid has more tiles than blocks, and its blocks fit on an SM together",
                     lambda k: (
                         (k["blocks_per_sm"] == 0)
                         | (
@@ -157,10 +163,10 @@ class Conv2dMma(Template):
         )
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """The tile with the least estimated time: waves over the SMs, each as long as its multiplications plus loads.
+        """The tile with the least estimated time: the number of waves over the SMs times multiplications plus loads of one.
 
-        A tile of bm x bn multiplies bm bn and loads bm + bn elements a step; one loaded element costs as much as about 64
-        multiply-adds. Everything else follows from the tile.
+        Per unit of depth, a tile of bm x bn does bm bn multiply-adds and loads bm + bn elements. Loading one element costs
+        as much as about 64 multiply-adds. Everything else follows from the tile.
         """
         gemm = Gemm.of(workload)
 
@@ -178,7 +184,7 @@ class Conv2dMma(Template):
             bk = 128 if bm * bn <= 64 * 32 and gemm.kk >= 1024 else 64 if bm * bn < 128 * 128 else 32
         if gemm.piece_x == CHUNK:
             wm, wn = min(bm, 64 if bm * bn >= 128 * 64 else 32), min(bn, 32)
-        else:  # many small copies: with one row a thread they are unrolled, so that their latencies overlap
+        else:  # many small copies: with one row per thread they are unrolled, so their latencies overlap
             wm, wn = 16, max(16, bn // 2)
         warps = (bm // wm) * (bn // wn)
         steps = ceil_div(gemm.kk, bk)

@@ -1,7 +1,7 @@
 """The kernel of conv2d_mma: load by cp.async into a ring of stages, multiply by mma.sync, stage the tile, store.
 
-The functions here are captured by the kernel and become part of it. A thread loads one column of chunks, in rows that lie
-`row_step` apart; a chunk is 8 elements along the reduction, 16 bytes, one row of an 8x8 ldmatrix.
+The kernel captures the functions here, and they become part of it. A thread loads one column of chunks, in rows that are
+`row_step` apart. A chunk is 8 elements along the reduction, 16 bytes, one row of an 8x8 ldmatrix.
 
 Sources: PTX ISA, "Warp Level Matrix Instructions" (fragments of m16n8k16, ldmatrix) and "cp.async".
 """
@@ -20,20 +20,20 @@ from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.workload import Workload
 
 OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
-# Of what the kernel and its functions capture; see `KernelStep`.
+# Names that the kernel and its functions capture; see `KernelStep`.
 SHAPED_BY = frozenset({"accumulators", "rows_x", "store.float_out", "store.vector"})
 _COPY = {8: ptx.cp_async_16, 4: ptx.cp_async_8, 2: ptx.cp_async_4, 1: ptx.copy_2}
 
 
 def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
-    """The kernel of one configuration: (x, weight, y, *epilogue.params), addresses as u64."""
+    """The kernel of one configuration. It takes (x, weight, y, *epilogue.params); addresses are u64."""
     index = types.int64 if plan.wide_counts else types.int32
     tiles, steps, stages, persistent = plan.tiles, plan.steps, plan.stages, plan.persistent
     accumulators, rows_x = plan.accumulators, ceil_div(plan.bm, plan.row_step)
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
     row_bytes, stage_bytes, x_bytes = plan.row_bytes, plan.stage_bytes, plan.x_bytes
     staged_row_bytes, slice_bytes, chunks = plan.staged_row_bytes, plan.slice_bytes, plan.chunks
-    parts = plan.bk // 16 // slices  # k16 steps of a warp in one step
+    parts = plan.bk // 16 // slices  # k16 steps of one warp within a step
 
     place, locate_pixels, locate_filters = tile_walk(plan), pixels(workload, plan), filters(plan)
     load_x, load_w = pixel_loads(workload, plan), filter_loads(plan)
@@ -44,13 +44,13 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()
-        thread = types.uint32(cuda.threadIdx.x)  # unsigned, so that division by a power of two is a shift
+        thread = types.uint32(cuda.threadIdx.x)  # unsigned: a division by a power of two is then a shift
         lane, warp = types.uint32(thread % 32), types.uint32(thread // 32)
         part_first, warp = types.uint32(warp // warps * parts), types.uint32(warp % warps)
         out_slice = types.uint32(shared + part_first // parts * slice_bytes)
         warp_m, warp_n = types.uint32(warp // warps_n * wm), types.uint32(warp % warps_n * wn)
 
-        # Where this thread's chunks go, and where its fragments come from.
+        # Where this thread writes its chunks and reads its fragments.
         column = types.uint32(thread % chunks)
         row = types.uint32(thread // chunks)
         x_row = types.uint32(lane % 16)
@@ -60,13 +60,13 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         x_flip = types.uint32(flip(x_row))
         w_flip = types.uint32(flip(w_row))
 
-        h0 = cuda.local.array(rows_x, types.int32)  # of the pixel's first tap, may be negative
+        h0 = cuda.local.array(rows_x, types.int32)  # row of the pixel's first tap, may be negative
         w0 = cuda.local.array(rows_x, types.int32)
         x_rows = cuda.local.array(rows_x, types.uint64)
         acc = cuda.local.array(accumulators, types.float32)
 
         def fill(step: Any, slot: Any, w_first: Any, k_left: Any) -> None:
-            """Loads the tiles of one step; beyond the last one it writes zeros and reads nothing."""
+            """Loads the tiles of one step. Beyond the last step it writes zeros and reads nothing."""
             stage = types.uint32(shared + slot * stage_bytes)
             load_x(stage, step, row, column, h0, w0, x_rows)
             load_w(stage, step, row, column, w_first, k_left)
@@ -103,7 +103,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
             cuda.syncthreads()
             store(y, shared, thread, m_first, group, k_first, k_left, operands)
             if persistent:
-                cuda.syncthreads()  # the ring is filled again only when all have read the result
+                cuda.syncthreads()  # all threads must have read the result before the ring is filled again
 
     return kernel
 
@@ -112,7 +112,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 def tile_walk(plan: Plan) -> Callable[..., Any]:
     """`place(tile)` returns (first output pixel, group, first channel in the group).
 
-    Tiles go in panels of `plan.panel` pixel tiles. In a panel pixels run fastest, then channels, one group after the other.
+    Tiles are walked in panels of `plan.panel` pixel tiles. Within a panel, pixels run fastest, then channels, then groups.
     """
     count = _count(plan)
     panel, tiles_m, tiles_n, group_tiles, bm, bn = plan.panel, plan.tiles_m, plan.tiles_n, plan.group_tiles, plan.bm, plan.bn
@@ -135,11 +135,11 @@ def _count(plan: Plan) -> Any:
 
 # --- Load -------------------------------------------------------------------------------------------------------------
 def swizzle(chunks: int) -> Callable[[Any], Any]:
-    """`flip(row)`, with which the number of a chunk is XORed to give its place in a shared row of `chunks` chunks.
+    """`flip(row)`: the number of a chunk XOR `flip(row)` is its place in a shared row of `chunks` chunks.
 
     Any 8 consecutive rows of one column of chunks then use all 32 banks.
     """
-    band, patterns = max(8 // chunks, 1), min(chunks, 8)  # rows that share 128 bytes, patterns until they repeat
+    band, patterns = max(8 // chunks, 1), min(chunks, 8)  # rows that share 128 bytes, and distinct patterns
 
     def flip(row: Any) -> Any:
         return row // band % patterns
@@ -148,9 +148,9 @@ def swizzle(chunks: int) -> Callable[[Any], Any]:
 
 
 def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
-    """`locate(x, m_first, row, group, h0, w0, x_rows)` fills what a thread needs to know of the pixels that it loads.
+    """`locate(x, m_first, row, group, h0, w0, x_rows)` finds the pixels that a thread loads.
 
-    For each of its rows: coordinates of the first tap, and that element's address.
+    It writes for each of the thread's rows the coordinates of the first tap and that element's address.
     """
     count, rows, row_step, m_total, c_group = _count(plan), _rows(plan.bm, plan), plan.row_step, plan.gemm.m, plan.gemm.c
     _, out_h, out_w, _ = workload.output.shape
@@ -175,18 +175,18 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
 
 
 def _rows(tile_rows: int, plan: Plan) -> int:
-    """Rows that one thread loads of a tile's."""
+    """The number of a tile's rows that one thread loads."""
     return int(ceil_div(tile_rows, plan.row_step))
 
 
 def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
-    """`load(stage, step, row, column, h0, w0, x_rows)` loads the thread's chunks of x; zeros outside of the image."""
+    """`load(stage, step, row, column, h0, w0, x_rows)` loads the thread's chunks of x, and zeros outside of the image."""
     rows, row_step, bm, bk, row_bytes = _rows(plan.bm, plan), plan.row_step, plan.bm, plan.bk, plan.row_bytes
     piece, c_group, kk_total, flip = plan.gemm.piece_x, plan.gemm.c, plan.gemm.kk, swizzle(plan.chunks)
     pieces, copy, ragged = CHUNK // piece, _COPY[piece], bm % row_step != 0
     h, w, c_all, kernel_w, padded = workload.h, workload.w, workload.c, workload.s, any(workload.padding)
     dilation_h, dilation_w = workload.dilation
-    one_tap = c_group % bk == 0  # then a step lies within one tap, and its arithmetic is the same for all threads
+    one_tap = c_group % bk == 0  # a step then lies within one tap, and all threads do the same arithmetic
 
     def load(stage: Any, step: Any, row: Any, column: Any, h0: Any, w0: Any, x_rows: Any) -> None:
         for number in range(pieces):
@@ -245,7 +245,7 @@ def filter_loads(plan: Plan) -> Callable[..., None]:
 def output(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
     """`store(y, shared, thread, m_first, group, k_first, k_left, operands)` writes the staged tile of y.
 
-    It adds up the slices and applies the epilogue, `vector` channels at once.
+    It adds up the slices and applies the epilogue to `vector` channels at once.
     """
     count, bm, threads, slices = _count(plan), plan.bm, plan.threads, plan.slices
     m_total, k_total, k_all = plan.gemm.m, plan.gemm.k, workload.k

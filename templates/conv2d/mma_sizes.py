@@ -1,4 +1,4 @@
-"""Sizes of conv2d_mma: the implicit GEMM of a workload, and what follows from a configuration."""
+"""Sizes of conv2d_mma: the implicit GEMM of a workload, and the sizes that a configuration gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schedsearch.workload import Workload
 
 CHUNK = 8  # elements
 ELEMENT_BYTES = 2
-ROW_PADDING = 8  # floats between rows of the staged result: the 8-byte stores of a half warp then hit every bank once
+ROW_PADDING = 8  # floats of padding per row of the staged result: the 8-byte stores of a half warp then hit every bank once
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Gemm:
     """The implicit GEMM of one workload.
 
     Attributes:
-        groups: of channels, a GEMM each.
+        groups: groups of channels, each of them a GEMM.
         m: output pixels.
         k: output channels of a group.
         c: input channels of a group.
         kk: length of the reduction.
-        piece_x, piece_w: elements that are loaded at once.
-        vector: channels of y that are written at once.
-        out_bytes: of an element of y.
+        piece_x, piece_w: elements that one load takes.
+        vector: channels of y that one store takes.
+        out_bytes: bytes of an element of y.
     """
 
     groups: int
@@ -61,13 +61,13 @@ class Plan:
     """Sizes of one configuration.
 
     Attributes:
-        gemm: the workload's.
+        gemm: the GEMM of the workload.
         bm, bn, bk: output pixels and channels of a block's tile, depth of a step.
         wm, wn: output pixels and channels of a warp's tile.
-        slices: warps that share a warp tile, each with its part of every step.
+        slices: warps that share a warp tile; each takes its part of every step.
         stages: buffers of the pipeline.
         panel: pixel tiles that are walked before the next channel tile.
-        persistent: blocks loop over tiles; else there is one block a tile.
+        persistent: whether blocks loop over tiles; otherwise there is one block per tile.
     """
 
     gemm: Gemm
@@ -124,12 +124,12 @@ class Plan:
 
     @property
     def wide_counts(self) -> bool:
-        """Whether pixels and tiles, and one grid beyond, need 64 bits."""
+        """Whether indices of pixels and tiles, up to one grid beyond the last, need 64 bits."""
         return max(self.gemm.m + self.bm, 2 * self.tiles) >= 2**31
 
     @property
     def accumulators(self) -> int:
-        """Float32 registers of a thread that hold its part of a warp's tile."""
+        """Float32 registers per thread for its part of a warp's tile."""
         return self.wm * self.wn // 32
 
     @property
@@ -139,7 +139,7 @@ class Plan:
 
     @property
     def row_step(self) -> int:
-        """Rows between those that one thread loads: its threads load one column of chunks each."""
+        """Distance between the rows that one thread loads. Each thread loads one column of chunks."""
         return self.threads // self.chunks
 
     @property
@@ -148,7 +148,7 @@ class Plan:
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of x in a stage; the weights follow."""
+        """Bytes of x in a stage. The weights follow them."""
         return self.bm * self.row_bytes
 
     @property
@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def staged_row_bytes(self) -> int:
-        """From one row of the staged result to the next."""
+        """Distance from one row of the staged result to the next."""
         return (self.bn + ROW_PADDING) * 4
 
     @property
@@ -171,7 +171,7 @@ class Plan:
 
 
 def shared_bytes(bm: Any, bn: Any, bk: Any, stages: Any, slices: Any) -> Any:
-    """The pipeline's buffers and the staged result (one a slice) take turns in the same memory."""
+    """Bytes of shared memory: the pipeline's buffers and the staged results (one per slice) take turns in it."""
     return np.maximum(stages * (bm + bn) * bk * ELEMENT_BYTES, slices * bm * (bn + ROW_PADDING) * 4)
 
 

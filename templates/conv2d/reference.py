@@ -1,7 +1,7 @@
-"""The truth about conv2d: a naive float64 kernel for either kind of target, and NumPy at single points.
+"""The reference for conv2d: a naive float64 kernel for GPUs and CPUs, and NumPy at single points.
 
-A thread computes one pixel of four output channels, so that x is read once for four products. Neighbouring threads take
-neighbouring pixels: they share their weights, and with NCHW their reads are contiguous.
+A thread computes one pixel of four output channels, so it reads x once for four products. Neighbouring threads take
+neighbouring pixels. They share their weights, and with NCHW their reads are contiguous.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from schedsearch.templates.parts.reference import (
 )
 from schedsearch.workload import Workload
 
-_CHANNELS = 4  # output channels per thread; the kernel spells them out
+_CHANNELS = 4  # output channels per thread; the kernel has one line for each
 _POINTS_ELEMENTS = 1 << 22  # products that `points` holds at once
 
 
 class Conv2dReference(Reference):
-    """Magnitude: sum of |x| |weight|, then through the epilogue as `schedsearch.templates.parts.reference` says."""
+    """The magnitude is the sum of |x| |weight|, passed through the epilogue as in `schedsearch.templates.parts.reference`."""
 
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         groups_of_channels = math.ceil(workload.k // workload.groups / _CHANNELS)
@@ -50,7 +50,7 @@ class Conv2dReference(Reference):
         flat_indices: Any,
         output: str = "y",
     ) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """As `Reference.points`. Scalars that are not given have their defaults; arrays of bfloat16 may hold its bits."""
+        """See `Reference.points`. Omitted scalars have their defaults. Arrays of bfloat16 may hold values or their bits."""
         indices = np.asarray(flat_indices, dtype=np.int64)
         per_point = workload.work.reduction
         chunk = max(_POINTS_ELEMENTS // per_point, 1)
@@ -60,7 +60,7 @@ class Conv2dReference(Reference):
 
 
 def _kernel(p: Workload, target: Target) -> Callable[..., None]:
-    """f(x, weight, y, magnitude, operands of the epilogue, start, stop): addresses, float32s, and a range of items."""
+    """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
     load, write, items = access(target.kind).load(p.dtype), writer(target), sharer(target)
     finish = stages_function(p, target)
     x_arg, w_arg, y_arg = p.signature[0], p.signature[1], p.output
@@ -85,7 +85,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
             k0 = rest % quads * _CHANNELS
             group = rest // quads % groups
             n = rest // (quads * groups)
-            # Channels past the group's last repeat it; they are not stored.
+            # Channels past the group's last one repeat it and are not stored.
             w0 = weight + (group * outputs + k0) * wo
             w1 = w0 + min(1, outputs - 1 - k0) * wo
             w2 = w0 + min(2, outputs - 1 - k0) * wo

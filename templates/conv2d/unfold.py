@@ -1,16 +1,16 @@
-"""conv2d on Hopper for channels that TMA cannot take (no multiple of 8; an RGB image): unfold them, then conv2d_wgmma.
+"""conv2d on Hopper for channels that TMA cannot load (not a multiple of 8, e.g. RGB): unfold them, then run conv2d_wgmma.
 
 The columns of the kernel become channels, in two workspaces:
 
     x_unfolded[n, h, q, s * C + c] = x[n, h, q * stride_w - left + s * dilation_w, c]      0 outside of the image
     weight_unfolded[k, r, 0, s * C + c] = weight[k, r, s, c]
 
-with S * C channels filled up by zeros to `channels`, a multiple of 8. What is left is a convolution with R x 1 taps:
+Zeros fill up the S * C channels to `channels`, a multiple of 8. The remaining convolution has R x 1 taps:
 
     y[n, p, q, k] = sum over r and i of x_unfolded[n, row(p, r), q, i] * weight_unfolded[k, r, 0, i]
     row(p, r) = p * stride_h - top + r * dilation_h
 
-One launch unfolds both arguments, a second one is conv2d_wgmma's kernel. docs/kernels/conv2d_unfold.md tells more.
+The first launch unfolds both arguments. The second one is conv2d_wgmma's kernel. See docs/kernels/conv2d_unfold.md.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from schedsearch.workload import Workload
 
 ELEMENT_BYTES = 2
 CHUNK = 8  # elements that a thread writes at once, 16 bytes
-MAX_UNFOLDED_CHANNELS = 128  # beyond, x grows more than loading it tap by tap costs
-MAX_ELEMENTS = 2**31 - 1  # of a row of pixels and of the weights; positions in them are 32-bit
+MAX_UNFOLDED_CHANNELS = 128  # beyond this, the larger x costs more than loading it tap by tap
+MAX_ELEMENTS = 2**31 - 1  # limit for a row of pixels and for the weights; positions in them are 32-bit
 
 UNFOLD_THREADS = (64, 128, 256)
 UNFOLD_CHUNKS = (1, 2, 4)
@@ -47,13 +47,13 @@ _WORKSPACES = {"x": "x_unfolded", "weight": "weight_unfolded"}
 
 
 class Conv2dUnfold(Template):
-    """conv2d for compute capability 9.0 and channels that are no multiple of 8: fp16 or bf16 in, fp16, bf16 or fp32 out.
+    """conv2d for compute capability 9.0 and channels that are not a multiple of 8: fp16/bf16 in, fp16, bf16 or fp32 out.
 
-    A configuration is one of conv2d_wgmma for the unfolded workload, and how the unfolding is spread over threads.
+    A configuration is one of conv2d_wgmma for the unfolded workload, plus the distribution of the unfolding over threads.
     """
 
     name = "conv2d_unfold"
-    version = 1 + Conv2dWgmma.version  # a configuration means another kernel when either changes
+    version = 1 + Conv2dWgmma.version  # if either version changes, a configuration means another kernel
     op = "conv2d"
     kind = "cuda"
 
@@ -64,12 +64,12 @@ class Conv2dUnfold(Template):
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
         if w.c % CHUNK == 0:
-            return f"c is {w.c}; allowed: no multiple of 8, which conv2d_wgmma takes as it is"
+            return f"c is {w.c}; allowed: not a multiple of 8; conv2d_wgmma takes those as they are"
         if reason := epilogue_problem(w):
             return reason
         unfolded = Unfolded.of(w)
         if unfolded.channels > MAX_UNFOLDED_CHANNELS:
-            return f"s * c is {w.s * w.c}; allowed: up to {MAX_UNFOLDED_CHANNELS}, a pixel has that many channels unfolded"
+            return f"s * c is {w.s * w.c}; allowed: up to {MAX_UNFOLDED_CHANNELS}, the channels of an unfolded pixel"
         for meaning, elements in (
             ("a padded row of x", (w.w + w.padding[1] + w.padding[3]) * w.c),
             ("an unfolded row of x", unfolded.row_chunks * CHUNK),
@@ -83,16 +83,20 @@ class Conv2dUnfold(Template):
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         unfolded = Unfolded.of(workload)
         inner = _INNER.space(unfolded.workload, target)
-        most = 2 * unfolded.chunks  # of a block; more would be idle
+        most = 2 * unfolded.chunks  # most chunks per block; more would be idle
         knobs = (
             *inner.knobs,
             Knob("unfold_threads", UNFOLD_THREADS, "threads of a block that unfolds"),
-            Knob("unfold_chunks", UNFOLD_CHUNKS, "pieces of 8 unfolded channels that a thread writes: fewer, longer blocks"),
+            Knob(
+                "unfold_chunks",
+                UNFOLD_CHUNKS,
+                "chunks of 8 unfolded channels per thread; more chunks make fewer, longer blocks",
+            ),
         )
         constraints = (
             *inner.constraints,
             Constraint(
-                "the chunks of a block are 64, or less than twice what there is to unfold",
+                "a block has 64 chunks, or less than twice the chunks that there are to unfold",
                 lambda k: (
                     (k["unfold_threads"] * k["unfold_chunks"] == 64) | (k["unfold_threads"] * k["unfold_chunks"] < most)
                 ),
@@ -106,11 +110,11 @@ class Conv2dUnfold(Template):
         return ConfigSpace(knobs, constraints, derived)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """conv2d_wgmma's for the unfolded workload; two chunks a thread where that still fills the device twice."""
+        """conv2d_wgmma's default for the unfolded workload. Two chunks per thread if that still fills the device twice."""
         unfolded = Unfolded.of(workload)
         threads = max(
             t for t in UNFOLD_THREADS if t == min(UNFOLD_THREADS) or unfolded.chunks >= t * target.sms
-        )  # small blocks where there is little to do, so that every multiprocessor has some
+        )  # small blocks if there is little work, so that every multiprocessor gets some
         chunks = 2 if unfolded.chunks >= 4 * target.sms * target.threads_per_sm else 1
         inner = _INNER.default(unfolded.workload, target, _INNER.space(unfolded.workload, target))
         return Config({**inner, "unfold_threads": threads, "unfold_chunks": chunks})
@@ -143,14 +147,14 @@ class Conv2dUnfold(Template):
 
 @dataclass(frozen=True)
 class Unfolded:
-    """Sizes of the unfolded arguments, and the convolution that is left.
+    """Sizes of the unfolded arguments, and the remaining convolution.
 
     Attributes:
         workload: R x 1 taps over `channels` channels, with the same output.
         channels: S * C, filled up to a multiple of 8.
-        pixel_chunks, row_chunks: 16-byte chunks of an unfolded pixel, and of a row of them.
-        x_chunks, weight_chunks: of the whole arguments.
-        piece: elements of x and weight that are loaded at once: as many as no tap and no address splits.
+        pixel_chunks, row_chunks: 16-byte chunks of an unfolded pixel and of a row of them.
+        x_chunks, weight_chunks: 16-byte chunks of the whole arguments.
+        piece: elements of x and weight per load: the most that stay within a tap and are aligned.
     """
 
     workload: Workload
@@ -187,7 +191,7 @@ class Unfolded:
         return self.x_chunks + self.weight_chunks
 
     def blocks(self, block_chunks: Any) -> Any:
-        """Those that unfold x and then those that unfold the weights, `block_chunks` each."""
+        """Number of blocks that unfold x and of blocks that unfold the weights, with `block_chunks` chunks each."""
         return -(-self.x_chunks // block_chunks) - (-self.weight_chunks // block_chunks)
 
 
@@ -199,10 +203,10 @@ def _over_workspace(param: Param) -> Param:
 
 
 def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callable[..., None]:
-    """The kernel (x, x_unfolded, weight, weight_unfolded): blocks of `threads` threads, each `thread_chunks` chunks.
+    """The kernel (x, x_unfolded, weight, weight_unfolded): blocks of `threads` threads, with `thread_chunks` chunks each.
 
-    Threads write neighbouring chunks, and read neighbouring, mostly the same lines. A block first finds its row of pixels
-    in 64 bits, if there are so many chunks; from there on 32 bits do.
+    Neighbouring threads write neighbouring chunks and mostly read the same lines. A block finds its row of pixels in 64 bits
+    if there are that many chunks. From there on 32 bits are enough.
     """
     unfolded = Unfolded.of(workload)
     c, width, left = workload.c, workload.w, workload.padding[1]
@@ -218,7 +222,7 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
 
     def unfold(x, x_unfolded, weight, weight_unfolded) -> None:  # type: ignore[no-untyped-def]
         def position_of(first: Any, element: Any) -> Any:
-            """Where in its row of x an element of the pixel whose first tap is column `first` lies; -1: nowhere."""
+            """The position in its row of x of an element, for the pixel whose first tap is column `first`; -1 if outside."""
             tap = types.int32(types.uint32(element) // types.uint32(c))
             column = types.int32(first + tap * dilation_w)
             position = types.int32(column * c + element - tap * c)
@@ -230,7 +234,7 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
             return types.uint64(row + types.uint64(types.int64(position) * ELEMENT_BYTES))
 
         def load_pair(row: Any, first: Any, element: Any) -> Any:
-            """Two elements of the pixel whose first tap is column `first` of the row at address `row`."""
+            """Two elements of the pixel whose first tap is column `first`. The row begins at address `row`."""
             low, high = position_of(first, element), position_of(first, types.int32(element + 1))
             return load_halves(address_of(row, low), types.int32(low >= 0), address_of(row, high), types.int32(high >= 0))
 
@@ -247,7 +251,7 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
                     place = types.uint32(place - rows * types.uint32(row_chunks))
                     pixel = types.uint32(place // types.uint32(pixel_chunks))
                     element = types.int32((place - pixel * types.uint32(pixel_chunks)) * CHUNK)
-                    column = types.int32(types.int32(pixel) * stride_w - left)  # of the first tap
+                    column = types.int32(types.int32(pixel) * stride_w - left)  # column of the first tap
                     row = types.uint64(first_row) + types.uint64(rows)
                     address = types.uint64(x + types.uint64(row) * types.uint64(row_elements * ELEMENT_BYTES))
                     if contiguous:

@@ -16,7 +16,7 @@ from schedsearch.workload import Workload
 
 
 class CpuEpilogue:
-    """What follows the accumulation in a CPU kernel for `workload`, all in float32.
+    """The stages after the accumulation in a CPU kernel for `workload`, all in float32.
 
     Attributes:
         params: launch parameters of the kernel's `*operands`: addresses of arrays and float32 scalars, zeros for operands
@@ -42,7 +42,7 @@ def _nothing(k, at, operands):  # type: ignore[no-untyped-def]
 
 
 def _after(before: Callable[..., Any], stage: Stage, operands: tuple[EpilogueOperand, ...]) -> Callable[..., Any]:
-    """The epilogue `before`, then `stage`."""
+    """The epilogue `before`, followed by `stage`."""
     arithmetic = STAGE_CODES[stage.name].function
     names = [operand.name for operand in operands]
     values: Callable[..., Any] = _nothing

@@ -1,8 +1,8 @@
 """The fused epilogue of a convolution as one device operation: a short PTX text for each stage, in the workload's order.
 
-There are forms for one value, for a pair of neighbouring channels, and for everything that a thread holds of a wgmma tile
-whose columns or rows are channels. The arithmetic of a stage is in `stages.STAGE_CODES`; this module loads operands and
-chains stages.
+It has forms for one value, for a pair of neighbouring channels, and for a thread's whole fragment of a wgmma tile whose
+columns or rows are channels. `stages.STAGE_CODES` has the arithmetic of the stages. This module loads operands and chains
+stages.
 
 The forms are generated as PTX text, not written as Python functions that a kernel captures. An unrolled Python loop over
 64 or more accumulators exceeds NVVM's unroll budget, and the accumulators then end up in memory. A device operation is
@@ -36,20 +36,21 @@ _WIDEN = {  # 16-bit float -> float32, exact; cvt.f32.bf16 would need sm_90
 
 
 class Epilogue:
-    """What follows the accumulation in a CUDA kernel for `workload`.
+    """The stages after the accumulation in a CUDA kernel for `workload`.
 
-    A kernel takes the operands as its last argument, `*operands`, and hands them on to the device operations below:
+    A kernel takes the operands as its last argument, `*operands`, and passes them on to the device operations below:
     `operation(..., *operands)`.
 
     Attributes:
         params: launch parameters of `*operands`: u64 addresses of arrays and f32 scalars, zeros for operands that the
             workload does not have.
-        identity: there are no stages: `pair` and `single` return the accumulators, `fragments` leaves them alone.
-        alignments: buffer -> bytes that `pair` needs an address to be a multiple of; `single` needs one element.
+        identity: whether there are no stages. `pair` and `single` then return the accumulators, and `fragments` leaves them
+            alone.
+        alignments: buffer -> alignment in bytes that `pair` needs; `single` needs one element.
         pair: `pair(v0, v1, valid, k, offset, *operands) -> (f32, f32)`, the device operation for the accumulators of two
             neighbouring channels. k (i32, even) is the channel of v0, offset (i64, even) its element offset in y and in
-            operands like y; valid (i32) = 0 touches no memory, and the result is then meaningless.
-        single: `single(v0, valid, k, offset, *operands) -> f32`, the same for one channel, where pairs would not be aligned.
+            operands like y. With valid (i32) = 0 it touches no memory, and its result is meaningless.
+        single: `single(v0, valid, k, offset, *operands) -> f32`, the same for one channel, if pairs would not be aligned.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -63,44 +64,44 @@ class Epilogue:
         self.single = _operation(self._plan, 1)
 
     def index(self, name: str) -> int:
-        """The index of the operand `name` in `params`, and so in a kernel's `*operands`."""
+        """The index of the operand `name` in `params` and therefore in a kernel's `*operands`."""
         return [operand.name for operand in self._operands].index(name)
 
     def fragments(self, octets: int, elements_8_rows: int) -> Callable[..., Any]:
-        """A device operation on a thread's part of wgmma's result: `octets` times 8 columns, of rows r and r + 8.
+        """A device operation on a thread's fragment of a wgmma tile: `octets` times 8 columns of rows r and r + 8.
 
-        It changes accumulators in place. Called as (accumulators[4 * octets], columns, row_inside, row_8_inside, k, offset,
-        *operands): of each 8 columns the thread holds two neighbours in row r, then the same in row r + 8. k (i32, even) is
-        the channel of the first, offset (i64, even) its element offset in y and operands like y, where rows r and r + 8 are
-        `elements_8_rows` apart. `columns` (i32, a multiple of 8, the same in the whole warp) counts the columns inside of y
-        from the thread's first 8 on; outside of them and of the rows nothing is read. Operands of a channel are loaded once
-        for both rows.
+        It takes (accumulators[4 * octets], columns, row_inside, row_8_inside, k, offset, *operands) and changes the
+        accumulators in place. From each 8 columns the thread holds two neighbours in row r, then the same two in row r + 8.
+        k (i32, even) is the channel of the first value. offset (i64, even) is its element offset in y and in operands like
+        y, where rows r and r + 8 are `elements_8_rows` apart. `columns` (i32, a multiple of 8, the same in the whole warp)
+        counts the columns inside of y, starting at the thread's first 8. Nothing outside of these columns and rows is read.
+        Operands of a channel are loaded once for both rows.
         """
         return _fragments_operation(octets, elements_8_rows, self._plan)
 
     def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
-        """A device operation on a thread's part of a wgmma whose rows are channels: `octets` times 8 positions of pixels.
+        """A device operation on a thread's fragment of a wgmma tile whose rows are channels: `octets` times 8 positions.
 
-        It changes accumulators in place. Called as (accumulators[4 * octets], channels, rows, columns, position, staged, k,
-        offset, *operands): of each 8 positions the thread holds two neighbours in channel k, then the same in channel k + 8.
-        `channels` (i32) counts the channels from k to the last; operands of these are read, once. `rows`, `columns` (i32)
-        of the tile lie inside of y. An operand like y is read
+        It takes (accumulators[4 * octets], channels, rows, columns, position, staged, k, offset, *operands) and changes the
+        accumulators in place. From each 8 positions the thread holds two neighbours in channel k, then the same two in
+        channel k + 8. `channels` (i32) counts the channels from k to the last; their operands are read once. `rows` and
+        `columns` (i32) count those of the tile that are inside of y. An operand like y
 
-        - of 16 bits from shared memory, where it lies like the y that `stmatrix_x4_trans` puts there; `staged` is the lane's
-          address for it;
-        - of 32 bits from memory: offset (i64) is the element offset of (the tile's first pixel, k), `position` (i32) the
-          thread's first position.
+        - with 16 bits is read from shared memory, in the layout in which `stmatrix_x4_trans` stores y; `staged` is the
+          lane's address for it;
+        - with 32 bits is read from global memory: offset (i64) is the element offset of (the tile's first pixel, k),
+          `position` (i32) the thread's first position.
         """
         return _transposed_operation(octets, tile, self._plan)
 
 
 @dataclass(frozen=True)
 class TileRows:
-    """How positions become pixels: position p is row p // patch_w and column p % patch_w of a tile.
+    """How positions map to pixels: position p is row p // patch_w and column p % patch_w of a tile.
 
     Attributes:
-        patch_w: positions of a row, at most 256.
-        row_elements, pixel_elements: of y, from a row of pixels to the next, from a pixel to the next.
+        patch_w: positions per row, at most 256.
+        row_elements, pixel_elements: elements of y from one row of pixels to the next, and from one pixel to the next.
     """
 
     patch_w: int
@@ -108,7 +109,7 @@ class TileRows:
     pixel_elements: int
 
 
-_LETTERS = "abcdefgh"  # of registers that hold operands of one stage and its temporaries
+_LETTERS = "abcdefgh"  # names of the registers for operands and temporaries of one stage
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ class _Stage:
     Attributes:
         ptx: as in `StageCode`.
         arrays: operands in memory.
-        named: scalar or parameter -> what stands for it in a text.
-        temporaries: how many registers it needs beside.
+        named: scalar or parameter -> its text in PTX.
+        temporaries: number of further registers that it needs.
     """
 
     ptx: str
@@ -128,7 +129,7 @@ class _Stage:
     temporaries: int
 
     def text(self, value: str, arrays: Sequence[str], temporaries: Sequence[str]) -> str:
-        """The instructions for one value. Takes registers of the value, its operands and temporaries."""
+        """The instructions for one value, given the registers of the value, its operands and its temporaries."""
         registers = dict(zip((operand.name for operand in self.arrays), arrays))
         registers |= {f"temporary{number}": register for number, register in enumerate(temporaries)}
         return self.ptx.format(value=value, **registers, **dict(self.named))
@@ -136,7 +137,7 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the text of a device operation depends on.
+    """Everything that the text of a device operation depends on.
 
     Attributes:
         ins: operand -> type, in the order of `*operands`.
@@ -159,7 +160,7 @@ class _Plan:
 
     @property
     def arrays(self) -> tuple[EpilogueOperand, ...]:
-        """Operands in memory, each once, by name."""
+        """Operands in memory by name, each once."""
         found = {operand.name: operand for stage in self.stages for operand in stage.arrays}
         return tuple(found[name] for name in sorted(found))
 
@@ -174,7 +175,7 @@ class _Plan:
 
 
 def _literal(value: int | float) -> str:
-    """A number as PTX writes it: float32 by its bits."""
+    """A number in PTX syntax: a float32 is written by its bits."""
     if isinstance(value, int):
         return str(int(value))
     return "0f" + struct.pack(">f", value).hex().upper()
@@ -194,7 +195,7 @@ def _operation(plan: _Plan, values: int) -> Callable[..., Any]:
 
 
 def _lines(plan: _Plan, values: int) -> list[str]:
-    """Operands are read into local registers first, results are written last: they may share registers."""
+    """Operands are copied to local registers first and results are written last, so they may share registers."""
     lines = [
         "{ .reg .pred inside, q; .reg .b64 address; .reg .b32 word; .reg .b16 low, high, zero;",
         f".reg .f32 t0, t1;{plan.registers(values)}",
@@ -212,13 +213,13 @@ def _lines(plan: _Plan, values: int) -> list[str]:
 
 
 def _letters(stage: _Stage) -> tuple[str, str]:
-    """Letters of registers that hold the stage's arrays, and of its temporaries."""
+    """Names of the registers for the stage's arrays, and for its temporaries."""
     arrays = len(stage.arrays)
     return _LETTERS[:arrays], _LETTERS[arrays : arrays + stage.temporaries]
 
 
 # --- All accumulators of a thread -------------------------------------------------------------------------------------
-_BRANCH_OCTETS = 4  # between two branches: loads in flight at once; without branches ptxas would hoist all of them
+_BRANCH_OCTETS = 4  # octets between two branches, whose loads are in flight at once; ptxas would otherwise hoist all loads
 
 
 @functools.cache
@@ -256,7 +257,7 @@ def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str
                 else:
                     lines += _load([f"{letter}0", f"{letter}1"], "column", f"at_{at}", operand.dtype)
             for i in range(4):
-                # Both rows have the same channels.
+                # Both rows share the operands of a channel.
                 places = [i if operand.axes == "y" else i % 2 for operand in stage.arrays]
                 arrays = [f"{letter}{place}" for letter, place in zip(letters, places)]
                 lines.append(stage.text(f"$acc[{4 * octet + i}]", arrays, [f"{letter}{i}" for letter in temporaries]))
@@ -264,8 +265,8 @@ def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str
 
 
 # --- The same where rows are channels -----------------------------------------------------------------------------------
-_OCTET_BYTES = 8 * 128  # of staged y, 128 bytes a position
-_DIVISION_BITS = 20  # p // d == p * ceil(2**20 / d) >> 20 where p * d < 2**20
+_OCTET_BYTES = 8 * 128  # an octet of staged y has 128 bytes per position
+_DIVISION_BITS = 20  # p // d == p * ceil(2**20 / d) >> 20 if p * d < 2**20
 
 
 @functools.cache
@@ -309,7 +310,7 @@ def _transposed_lines(octets: int, tile: TileRows, plan: _Plan) -> list[str]:
 
 
 def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtype: str) -> list[str]:
-    """Loads an operand like y to letter0 ... letter3: two neighbouring positions of channel k, then of channel k + 8."""
+    """Loads an operand like y into letter0 ... letter3: two neighbouring positions of channel k, then of channel k + 8."""
     lines = []
     if dtype != "float32":
         address, first = f"[$staged+{octet * _OCTET_BYTES}]", 2 * (octet % 2)
@@ -331,7 +332,7 @@ def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtyp
 
 
 def _address_of_position(position: int, tile: TileRows) -> list[str]:
-    """Computes `at` of the thread's `position`, of 32-bit values, from `first`, and whether it is `in_tile`."""
+    """Computes the address `at` of 32-bit values at the thread's `position` from `first`, and whether it is `in_tile`."""
     return [
         f"add.s32 p, $position, {position}; mul.lo.s32 row, p, {-(-(2**_DIVISION_BITS) // tile.patch_w)};",
         f"shr.u32 row, row, {_DIVISION_BITS}; mad.lo.s32 column, row, {-tile.patch_w}, p;",
@@ -343,9 +344,10 @@ def _address_of_position(position: int, tile: TileRows) -> list[str]:
 
 @functools.cache
 def store_transposed(octets: int, tile: TileRows) -> Callable[..., Any]:
-    """Stores the accumulators that `Epilogue.transposed` takes as float32, in sectors of 32 bytes.
+    """Stores the accumulators of `Epilogue.transposed` as float32, in sectors of 32 bytes.
 
-    Called as (accumulators[4 * octets], y, channels, rows, columns, position, offset): y's address, the rest as there.
+    It takes (accumulators[4 * octets], y, channels, rows, columns, position, offset): y is an address, all others are as
+    in `Epilogue.transposed`.
     """
     lines = [
         "{ .reg .pred inside, inside8, more, in_tile, valid; .reg .b64 at, first; .reg .b32 p, row, column, stop;",
@@ -370,7 +372,7 @@ def store_transposed(octets: int, tile: TileRows) -> Callable[..., Any]:
 
 # --- What all share --------------------------------------------------------------------------------------------------
 def _naming_all(lines: Sequence[str], operands: Iterable[str]) -> str:
-    """The text, and a comment with the operands that it does not name: every one must be; there it costs nothing."""
+    """The text, followed by a comment with the operands that it does not use: an operation must name every operand."""
     text = "\n".join(lines)
     unused = set(operands) - set(re.findall(r"\$(\w+)", text))
     return text + " // unused: " + " ".join(f"${name}" for name in sorted(unused))
@@ -385,8 +387,8 @@ def _address(register: str, operand: EpilogueOperand) -> str:
 def _load(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:
     """Loads one element, or two neighbours, as float32; zeros where the predicate `inside` is false.
 
-    The non-coherent path lets loads move up past the stores of y. It is right even where the residual is y itself: an
-    element is read by the one thread that writes it, before it does.
+    The non-coherent path lets loads move up past the stores of y. It is correct even if the residual is y itself, because
+    only the thread that writes an element reads it, and it reads before it writes.
     """
     single = len(registers) == 1
     if dtype == "float32":

@@ -32,7 +32,8 @@ class StageCode:
             `{name}` (float32 registers, read only), its numeric parameters as `{name}` (literals), and may use the predicate
             register `q`. A brace of PTX is doubled.
         function: `function(value, operands) -> value`, the same in Python. `operands` is the tuple of the stage's operands,
-            scalars and numeric parameters, in the order in which its kind declares them: float32, whole parameters int.
+            scalars and numeric parameters, in the order in which its kind declares them. They are float32; whole-number
+            parameters are int.
         temporaries: `{temporary0}`, `{temporary1}` ...: further float32 registers that `ptx` may write.
     """
 
@@ -79,9 +80,9 @@ STAGE_CODES: dict[str, StageCode] = {
 }
 
 
-# Operands of these names have fixed places among the parameters of every kernel, and are zero where they are absent. So
-# kernels with different epilogues share a run of the front end, and the machine code of kernels stays what it was before
-# other stages existed. Operands of other stages follow, where a workload has them.
+# Operands with these names have fixed places in the parameters of every kernel; absent ones are zero. Kernels with different
+# epilogues therefore share a run of the front end, and their machine code is the same as before other stages existed.
+# Operands of other stages follow if a workload has them.
 _FIXED_ARRAYS = ("bias", "scale", "shift", "residual")
 _FIXED_SCALARS = ("leaky_relu_slope", "clip_min", "clip_max")
 
@@ -93,7 +94,7 @@ class EpilogueOperand:
     Attributes:
         axes: K: an array with one element for each output channel; y: an array like the output; empty: a float32 scalar.
         dtype: of the array's elements.
-        present: the workload has it; else zero is passed.
+        present: whether the workload has it; otherwise the kernel gets zero.
     """
 
     name: str
@@ -103,14 +104,14 @@ class EpilogueOperand:
 
     @property
     def param(self) -> Param:
-        """What is passed at a launch."""
+        """The launch parameter."""
         if self.axes:
             return Pointer(self.name, optional=not self.present)
         return Scalar(self.name) if self.present else Float32(0.0)
 
 
 def epilogue_operands(workload: Workload) -> tuple[EpilogueOperand, ...]:
-    """What a kernel of `workload` takes as `*operands`."""
+    """The operands that a kernel of `workload` takes as `*operands`."""
     arrays = {arg.name: arg for arg in workload.signature}
     found = {
         operand.name: EpilogueOperand(operand.name, operand.axes, arrays[operand.name].dtype)
@@ -132,15 +133,15 @@ def numeric_parameters(stage: Stage) -> dict[str, int | float]:
 def epilogue_problem(
     workload: Workload, *, dtypes: Sequence[str] = ("float16", "bfloat16", "float32"), staged: Sequence[str] | None = None
 ) -> str | None:
-    """Why a template cannot fuse the epilogue of `workload` (one sentence: what, got, allowed), or None when it can.
+    """Why a template cannot fuse the epilogue of `workload` (one sentence: what, got, allowed), or None if it can.
 
-    Every template asks this in `validate`. A stage is refused that has no entry in `STAGE_CODES`, or that changes the shape
-    or dtype of the output, which a template stores as it accumulates it.
+    Every template calls this in `validate`. It refuses a stage without an entry in `STAGE_CODES`. It also refuses a stage
+    that changes the shape or dtype of the output, because a template stores the output as it accumulates it.
 
     Args:
         dtypes: allowed for arrays that stages read.
-        staged: the arrays like the output that the kernel loads to shared memory, where it reads no others; None: it reads
-            any from global memory.
+        staged: the arrays like the output that the kernel loads to shared memory, if it can read no others; None: it reads
+            all of them from global memory.
     """
     for stage in workload.epilogue:
         if stage.name not in STAGE_CODES:
