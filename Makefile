@@ -1,8 +1,8 @@
-# Everything that this project does to itself. `make help` lists it.
+# All development tasks of this project. `make help` lists them.
 #
-# PYTHON  the interpreter that the environment is made of (3.11 to 3.13)
-# VENV    where the environment is kept
-# EXTRA   cu13, cu12 or nothing; found by the NVIDIA driver unless given
+# PYTHON  the interpreter for the environment (3.11 to 3.13)
+# VENV    the folder of the environment
+# EXTRA   cu13, cu12 or nothing; the NVIDIA driver decides unless it is given
 # TORCH   the PyTorch that test-integrations installs
 
 PYTHON ?= python3
@@ -22,8 +22,8 @@ comma := ,
 space := $(empty) $(empty)
 list = $(subst $(space),$(comma),$(strip $(1)))
 
-# Tests compile for GPUs without having one, so they need the compiler wheels even where no driver is; NVIDIA publishes
-# them for Linux.
+# Tests compile for GPUs without having one, so they need the compiler wheels even if there is no driver. NVIDIA publishes
+# these wheels for Linux.
 TEST_EXTRA := $(or $(EXTRA),$(if $(filter Linux,$(shell uname -s)),cu13))
 MANIFESTS := setup.cfg pyproject.toml
 RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
@@ -35,19 +35,19 @@ DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(DEV_STAMP) ## make .venv with everything for use and development
+setup: $(DEV_STAMP) ## create .venv with everything for use and development
 
 quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this machine's GPU or CPU
 	$(BIN)/schedsearch tune examples/quickstart.yaml --db quickstart.db
 	@echo
-	@echo "These commands lie in $(BIN): type \`source $(BIN)/activate\` first."
+	@echo "These commands are in $(BIN): type \`source $(BIN)/activate\` first."
 
-# One thread of OpenMP and BLAS: the workers take the cores, and threads that wait for a core burn their time.
+# One thread of OpenMP and BLAS, because the workers use all cores, and threads that wait for a core burn its time.
 test: $(DEV_STAMP) ## install, and run every test that needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations"
 
-# NumPy removes names that numba-cuda refers to. NEWEST_PYTHON is another interpreter, for which NumPy has newer releases.
-test-newest: ## run the tests of the compilers with NumPy 2.5 or newer; skipped where there is no Python 3.12
+# NumPy removes names that numba-cuda uses. NEWEST_PYTHON is another interpreter for which NumPy has newer releases.
+test-newest: ## run the tests of the compilers with NumPy 2.5 or newer; skipped if there is no Python 3.12
 ifeq ($(NEWEST_PYTHON),)
 	@echo "skipped: NumPy 2.5 needs Python 3.12, and there is no python3.12; name one by NEWEST_PYTHON=..."
 else
@@ -56,7 +56,7 @@ else
 		tests/test_build_cache.py tests/test_cpu_backend.py
 endif
 
-# An environment of its own: what PyTorch and Kernel Tuner bring along must not decide what the other tests run with.
+# This target has its own environment, so that the dependencies of PyTorch and Kernel Tuner do not affect the other tests.
 test-integrations: ## install PyTorch and Kernel Tuner beside it, and run the tests that need them but no GPU
 	$(MAKE) $(INTEGRATIONS_VENV)/.installed-integrations VENV=$(INTEGRATIONS_VENV)
 	$(INTEGRATIONS_VENV)/bin/python -c "import kernel_tuner, torch"
@@ -87,10 +87,10 @@ else
 	@$(BIN)/python scripts/list_benchmarks.py
 endif
 
-docs: $(DEV_STAMP) ## write the files that are made from the code
+docs: $(DEV_STAMP) ## write the files that are generated from the code
 	$(BIN)/python scripts/generate.py
 
-clean: ## remove the environment and what was built; keeps databases
+clean: ## remove environments, build output and caches; keep databases
 	rm -rf $(VENV) $(INTEGRATIONS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 

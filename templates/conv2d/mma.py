@@ -188,7 +188,7 @@ class Conv2dMma(Template):
             wm, wn = 16, max(16, bn // 2)
         warps = (bm // wm) * (bn // wn)
         steps = ceil_div(gemm.kk, bk)
-        # A small tile with a long reduction: more warps hide its latency.
+        # More warps hide the latency of a small tile with a long reduction.
         slices = max(
             s for s in (1, 2, 4) if s == 1 or (bm * bn <= 64 * 64 and s * warps <= 8 and 16 * s <= bk and steps >= 8)
         )

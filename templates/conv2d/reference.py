@@ -33,7 +33,7 @@ _POINTS_ELEMENTS = 1 << 22  # products that `points` holds at once
 
 
 class Conv2dReference(Reference):
-    """The magnitude is the sum of |x| |weight|, passed through the epilogue as in `schedsearch.templates.parts.reference`."""
+    """The magnitude is the sum of |x| |weight| after the epilogue of `schedsearch.templates.parts.reference`."""
 
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         groups_of_channels = math.ceil(workload.k // workload.groups / _CHANNELS)

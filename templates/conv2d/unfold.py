@@ -196,7 +196,7 @@ class Unfolded:
 
 
 def _over_workspace(param: Param) -> Param:
-    """A parameter over an argument that is unfolded becomes one over its workspace."""
+    """The parameter; if its argument is unfolded, it refers to the workspace instead."""
     if isinstance(param, (Pointer, TensorMap)) and param.buffer in _WORKSPACES:
         return dataclasses.replace(param, buffer=_WORKSPACES[param.buffer])
     return param
