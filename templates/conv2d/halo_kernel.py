@@ -37,7 +37,7 @@ from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WAR
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
-# Of what the kernel captures; see `KernelStep`.
+# Captured values that Numba must know; see `KernelStep.shaped_by`.
 SHAPED_BY = frozenset(
     {"accumulators", "in_turn", "merged", "multiply_tile.merged", "multiply_tile.resident", "residual_index", "staged",
      "store_tile.fused", "store_tile.staged"}

@@ -185,7 +185,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         return -(-positions // SWIZZLE_ROWS) * SWIZZLE_ROWS
 
     def predicted_cycles(q: Columns) -> Any:
-        """Of the busiest multiprocessor: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
+        """The busiest multiprocessor's time: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
         busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
         l2_rate = np.minimum(fit.l2_bytes_per_cycle[1], fit.l2_bytes_per_cycle[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0

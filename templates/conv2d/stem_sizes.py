@@ -86,7 +86,7 @@ def bank_rounds(pixel_values: int) -> int:
 
 
 def staged_y_bytes(workload: Workload) -> int:
-    """Of a warpgroup's y in shared memory: rows of 64 channels of a pixel; 0 for float32, which is stored from registers."""
+    """A warpgroup's y in shared memory, rows of 64 channels of a pixel; 0 for float32, which is stored from registers."""
     segments = math.ceil(Runs.of(workload).columns / SEGMENT)
     return GROUP_PIXELS * ROW_BYTES * segments if dtype_of(workload.out_dtype).nbytes == 2 else 0
 
@@ -121,7 +121,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
 
     def predicted_cycles(q: Columns) -> Any:
-        """Of the busiest multiprocessor: a warpgroup's tiles one after the other, or what all share, or memory."""
+        """The busiest multiprocessor's time: a warpgroup's tiles one after the other, or what all share, or memory."""
         multiply = runs.steps * runs.columns / 2
         shared = words + runs.steps * runs.columns / 4 + (q["patch_bytes"] + 2 * staged_bytes) / card.shared_bytes_per_cycle
         store = fit.tile_cycles + y_bytes / fit.store_bytes_per_cycle

@@ -64,7 +64,7 @@ class Conv2dUnfold(Template):
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
         if w.c % CHUNK == 0:
-            return f"c is {w.c}; allowed: not a multiple of 8; conv2d_wgmma takes those as they are"
+            return f"c is {w.c}; allowed: what is not a multiple of 8; conv2d_wgmma takes multiples as they are"
         if reason := epilogue_problem(w):
             return reason
         unfolded = Unfolded.of(w)

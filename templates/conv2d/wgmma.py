@@ -65,7 +65,7 @@ from schedsearch.workload import Workload
 # Registers of a consumer thread beside its bn/2 accumulators: addresses, descriptors, temporaries; and with an epilogue.
 OVERHEAD_REGISTERS = (32, 48)
 
-# Of what the kernel captures; see `KernelStep`.
+# Captured values that Numba must know; see `KernelStep.shaped_by`.
 SHAPED_BY = frozenset({"accumulators", "in_turn", "load_tiles.multicasts", "own_sums", "split_k", "staged"})
 
 GROUPS = (1, 2, 3, 4)
@@ -167,7 +167,7 @@ class Conv2dWgmma(Template):
         """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals."""
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
-        # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are no multiple of 128 bytes.
+        # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are not a multiple of 128 bytes.
         few = {"l2_promotion": [128], "group_m": sorted({1, group_m})}
         return hopper.least_predicted(
             space.restrict(few), lambda q: (q["cluster"], -q["stages"], q["threads"], -q["group_m"])

@@ -37,7 +37,7 @@ def useful_bks(channels: int) -> tuple[int, ...]:
 
 
 def octets_per_block(q: Columns) -> Any:
-    """Of the tile's 8-column pieces, how many a block of a cluster adds up; the last blocks may have less work."""
+    """Octets of the tile's columns that each block of a split tile adds up; the last blocks may have fewer."""
     return -(-q["bn"] // (8 * q["split_k"]))
 
 
@@ -105,11 +105,11 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     row_costs = {bk: l2_row_cost(w.c, bk, fit) for bk in BKS}
 
     def predicted_cycles(q: Columns) -> Any:
-        """Of the busiest multiprocessor: its blocks one after the other, or their shared bottleneck, or memory."""
+        """The busiest multiprocessor's time: its blocks one after the other, or their shared bottleneck, or memory."""
         one_each = hopper.blocks_at_once(target, q["cluster"], 1)
         blocks = -(-q["blocks"] // one_each)
         neighbours = np.minimum(q["blocks_per_sm"], blocks)
-        # Of a step all bytes come in by the multiprocessor's port, but L2 reads once what is multicast.
+        # All bytes of a step pass the multiprocessor's port, but L2 reads only once what is multicast.
         l2_rows = q["bm"] / q["cluster_n"] + q["bn"] / q["cluster_m"]
         from_l2 = l2_rows * sum(np.where(q["bk"] == bk, cost, 0) for bk, cost in row_costs.items())
         unlike = q["split_k"] * (q["bm"] + q["bn"]) / l2_rows

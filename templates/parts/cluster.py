@@ -63,7 +63,7 @@ def tma_load_tiled(multicast: bool) -> Callable[..., Any]:
 
 
 def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool) -> str:
-    """Without multicast `blocks` is not used: a kernel is the same but for the text, and that loads faster."""
+    """Without multicast the text does not use `blocks`, so that kernels with and without it have the same shape."""
     to_many, blocks = (".multicast::cluster", ", $blocks;") if multicast else ("", "; // unused: $blocks")
     return (
         f"cp.async.bulk.tensor.{rank}.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{to_many} "

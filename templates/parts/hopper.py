@@ -51,7 +51,7 @@ def block_constraints(target: Target, columns: str, overhead_registers: int) -> 
 
 
 def registers(q: Columns) -> Any:
-    """Of a thread: an even share of the register file in units of 8, at most 255."""
+    """Registers that a thread may have: an even share of the register file in units of 8, at most 255."""
     return np.minimum(255, REGISTER_FILE // (q["threads"] * q["blocks_per_sm"]) // 8 * 8)
 
 
@@ -62,7 +62,7 @@ def blocks_at_once(target: Target, cluster: Any, blocks_per_sm: Any) -> Any:
 
 
 def matrix_descriptor(row_bytes: int) -> int:
-    """A shared-memory matrix descriptor but for its address, of K-major rows that are swizzled over their width.
+    """A shared-memory matrix descriptor without its address, for K-major rows that are swizzled over their width.
 
     Swizzle mode (1, 2, 3: 128, 64, 32 bytes) at bit 62, the distance of 8-row groups in units of 16 bytes at bit 32, the
     (unused) leading distance at bit 16; to be added: the address in units of 16 bytes, at bit 0.
