@@ -1,7 +1,7 @@
-"""schedsearch: search for fast schedules of parameterised kernels, keep them, serve them.
+"""schedsearch searches for fast schedules of parameterised kernels, keeps them and serves them.
 
-Nothing is imported until it is used (PEP 562), so that `import schedsearch` is cheap wherever it runs. What an author of
-templates needs beside this is in `schedsearch.template`.
+Each name is imported when it is first used (PEP 562), so that `import schedsearch` is cheap everywhere. Authors of
+templates find everything else that they need in `schedsearch.template`.
 """
 
 from __future__ import annotations

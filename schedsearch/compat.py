@@ -1,4 +1,4 @@
-"""Lets versions of packages work together that would not by themselves."""
+"""Makes versions of packages work together that would otherwise fail."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class _BeforeNumbaCuda:
-    """An import hook that finds nothing, and acts before `numba.cuda` is imported, wherever that happens.
+    """An import hook that finds no module, but acts just before anything imports `numba.cuda`.
 
-    numba-cuda 0.30 refers to `numpy.row_stack`, another name of `vstack` that NumPy 2.5 no longer has.
+    numba-cuda 0.30 refers to `numpy.row_stack`, an old name of `vstack` that NumPy 2.5 has removed.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:

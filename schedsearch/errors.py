@@ -1,9 +1,9 @@
-"""Every exception that schedsearch raises on purpose.
+"""All exceptions that schedsearch raises on purpose.
 
 ::
 
     SchedsearchError                 .exit_code
-    ├── UsageError (ValueError)          2   the caller asked for something that cannot be
+    ├── UsageError (ValueError)          2   the caller asked for something impossible
     │   ├── WorkloadError                2   a workload or a workload file is wrong; carries `problems`
     │   │   └── UnknownOperatorError     2   no operator of that name is installed, or it cannot be imported
     │   ├── ConfigError                  2   a configuration, knob or restriction is illegal
@@ -22,8 +22,8 @@
     │   └── UntrustedDatabaseError       6
     └── Interrupted                    130   the user stopped the run; what was measured is saved
 
-What a candidate does wrong is no exception: it is a `Measurement` with another outcome than ok. A bug of
-schedsearch itself is not caught anywhere and shows its traceback.
+A candidate's failure is not an exception: it is a `Measurement` whose outcome is not ok. A bug of
+schedsearch itself is never caught and shows its traceback.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from typing import Any
 
 
 class SchedsearchError(Exception):
-    """Base of all; the command line prints its text in one line and exits with `exit_code`."""
+    """Base class of all errors. The command line prints its text in one line and exits with `exit_code`."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class TaskPart:
-    """Which of several tasks a mistake is in, by its index, and in which of its parts: restrict, templates, weight or ""."""
+    """The place of a mistake: the index of the task, and the part of it (restrict, templates, weight or "")."""
 
     index: int
     part: str = ""
@@ -62,8 +62,8 @@ class UsageError(SchedsearchError, ValueError):
 class Problem:
     """One mistake in a mapping of parameters: `key` says where, `message` says what, got, allowed and remedy.
 
-    `path` leads on into the value of `key`: indices of lists and keys of mappings. `at_key`: the last key is wrong itself,
-    rather than its value.
+    `path` leads further into the value of `key`: indices of lists and keys of mappings. `at_key`: the last key itself is
+    wrong, not its value.
     """
 
     key: str
@@ -76,7 +76,7 @@ class Problem:
 
 
 class WorkloadError(UsageError):
-    """A workload is not possible. `problems` lists every mistake, not only the first."""
+    """A workload is impossible. `problems` lists every mistake, not only the first."""
 
     def __init__(self, problems: Iterable[Problem] | str) -> None:
         self.problems = (Problem("", problems),) if isinstance(problems, str) else tuple(problems)
@@ -84,7 +84,9 @@ class WorkloadError(UsageError):
 
 
 class UnknownOperatorError(WorkloadError):
-    """No operator of the name `op` can be had: none is installed, its package fails to import, or two packages claim it."""
+    """The operator `op` is not available: it is not installed, its package fails to import, or two packages claim the
+    name.
+    """
 
     def __init__(self, problems: Iterable[Problem] | str, op: str = "") -> None:
         super().__init__(problems)
@@ -153,7 +155,7 @@ class UntrustedDatabaseError(DatabaseError):
 
 
 class Interrupted(SchedsearchError):
-    """`summary` is the `schedsearch.session.observer.RunSummary` of what was reached until then."""
+    """`summary` is the `schedsearch.session.summary.RunSummary` of the run up to the interruption."""
 
     exit_code = 130
 

@@ -8,15 +8,15 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII; objects by their `to_json()`."""
+    """The canonical JSON text of a value: sorted keys, no spaces, tuples as lists, ASCII; objects by their `to_json()`."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=plain_json)
 
 
 def plain_json(value: Any) -> Any:
-    """What stands in JSON for an object that has `to_json()`; the argument `default` of `json.dumps`.
+    """The JSON form of an object that has `to_json()`. Serves as the argument `default` of `json.dumps`.
 
     Raises:
-        TypeError: the object has none.
+        TypeError: the object has no `to_json()`.
     """
     if hasattr(value, "to_json"):
         return value.to_json()

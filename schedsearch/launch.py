@@ -1,9 +1,9 @@
-"""How a compiled kernel is launched, as data: what a record stores and deployment executes without the template.
+"""How to launch a compiled kernel, as data. Records store it, and deployment executes it without the template.
 
-A `LaunchPlan` is a chain of steps over named buffers: the workload's arguments and outputs by their names, and workspaces.
-A step's parameters are ordered as in the kernel's signature.
+A `LaunchPlan` is a chain of steps over named buffers: the workload's arguments and outputs, and workspaces.
+A step's parameters have the order of the kernel's signature.
 
-Limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+The limits come from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of a buffer, as an unsigned 64-bit integer. On the CPU too.
+    """The address of a buffer as an unsigned 64-bit integer, on the CPU too.
 
     Attributes:
-        optional: the workload may lack the buffer; the address is 0 then.
+        optional: the workload may lack the buffer; the address is then 0.
     """
 
     buffer: str
@@ -106,8 +106,9 @@ class Grid:
     """How many blocks (CPU: work items) a step has.
 
     With `blocks_per_sm` the grid is persistent: min(work_items, sms * blocks_per_sm) blocks loop over the work items,
-    computed from the card at hand. Otherwise there is one block a work item. A cluster rounds the grid up or, when
-    persistent, down to its multiple, and to what the card runs at once. Only x is used, so the sole limit is 2**31-1.
+    computed for the card at hand. Otherwise each work item has a block of its own. A cluster rounds the grid up to a
+    multiple of its size. A persistent grid is rounded down instead, and is no larger than the card runs at once. The grid
+    uses x only, so the sole limit is 2**31-1.
     """
 
     work_items: int
@@ -152,9 +153,9 @@ class LaunchPlan:
 
     Attributes:
         kind: cuda (code is a cubin) or cpu (code is an archive of ELF objects).
-        arch: what the code runs on: sm_90a, sm_80 ...; on the CPU the name LLVM gives it.
+        arch: what the code runs on: sm_90a, sm_80 ...; on the CPU LLVM's name of the processor.
         workspaces: name -> bytes of scratch buffers.
-        alignments: buffer -> bytes its address must be a multiple of (1 where not named).
+        alignments: buffer -> its address must be a multiple of this many bytes (1 unless named).
     """
 
     kind: Literal["cuda", "cpu"]
@@ -178,7 +179,7 @@ class LaunchPlan:
         return tuple(dict.fromkeys(name for step in self.steps if step.constant for name in step.buffers))
 
     def to_json(self) -> str:
-        """Canonical JSON, without fields at their default: a field that is added later changes no identity."""
+        """Canonical JSON without fields at their default, so that a field that is added later changes no identity."""
         data = _without_defaults(self)
         data["steps"] = [_without_defaults(step) | {"params": [_param_json(p) for p in step.params]} for step in self.steps]
         return canonical_json(data)
@@ -198,7 +199,7 @@ def _without_defaults(value: LaunchPlan | Step) -> dict[str, Any]:
 
 
 def _param_json(param: Param) -> dict[str, Any]:
-    """Every field but `optional` at its default: that one was added when plans had been stored without it."""
+    """All fields except an `optional` that has its default: plans were stored before that field existed."""
     data = asdict(param)
     if not data.get("optional", True):
         del data["optional"]

@@ -1,4 +1,4 @@
-"""The measurement of one candidate, and the record that keeps it with its circumstances."""
+"""The measurement of one candidate, and the record that stores it together with its circumstances."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Outcome(enum.StrEnum):
 
 
 DEFAULT_DB = "records.db"
-"""The database of records that is used where none is named, in the working folder."""
+"""The default database of records, in the working folder."""
 
 COLD_GRAPH = "cold-graph-v1"
 COLD_GRAPH_PREPARED = "cold-graph-prepared-v1"
 HOT_GRAPH = "hot-graph-v1"
 MODES = (COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH)
-"""How times are taken; docs/measuring.md says what each means. Times of different modes are never compared."""
+"""How times are taken; docs/measuring.md explains each mode. Times of different modes are never compared."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler says a kernel uses; the largest over its steps."""
+    """The resources of a kernel as the compiler reports them, the largest over its steps."""
 
     registers: int = 0
     shared_bytes: int = 0
@@ -63,9 +63,9 @@ class Measurement:
 
     Attributes:
         times_ns: one time per launch and repeat, cold or hot as `mode` says; empty unless the outcome is ok.
-        max_error: largest |y - reference| over all elements, None when nothing was compared.
+        max_error: largest |y - reference| over all elements; None when nothing was compared.
         message: what went wrong, as text; empty when ok.
-        build_s, run_s: wall seconds spent building, and verifying plus timing.
+        build_s, run_s: wall seconds of building, and of verifying plus timing.
         clocks: e.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none"} read after timing.
         host, device_uuid: which machine and which card ran it; "" when nothing ran or it is not known.
     """
@@ -123,8 +123,8 @@ class Measurement:
 class Anchor:
     """The default configuration of a final race, timed in turns with the finalists.
 
-    A hot card slows the anchor and the finalists alike. So two records whose anchors are the same machine code compare by
-    `Record.anchor_ratio`, although their times were taken in different runs, on different days or cards.
+    A hot card slows the anchor and the finalists alike. Two records whose anchors are the same machine code can therefore be
+    compared by `Record.anchor_ratio`, although their times come from different runs, days or cards.
 
     Attributes:
         code: `Built.canonical_hash` of the anchor: equal for the same machine code and launch.
@@ -146,22 +146,22 @@ class Anchor:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One candidate, its measurement and the circumstances: all of a record except the workload.
+    """One candidate, its measurement and the circumstances: everything in a record except the workload.
 
     Attributes:
         target: `Target.key` of the device.
-        template, template_version: what made the kernel.
+        template, template_version: the template that made the kernel.
         toolchain: versions that shape the code and the times, e.g. {"numba-cuda": "0.30.4", ...}.
         run: id of the tuning run.
         batch: number of the tuner's proposal batch within the run and arm.
         prediction: the cost model's score before the measurement (higher is faster), or None.
-        model: number of the model's state that made the prediction, counted within the run, workload and template. Scores
-            compare within one state only. None without a prediction, and in records of earlier versions.
+        model: number of the model's state that made the prediction, counted within the run, workload and template. Only
+            scores of one state are comparable. None without a prediction, and in records of earlier versions.
         started_at, finished_at: wall clock, seconds since the epoch.
         artifact: sha256 of its artifact, which the store need not keep, or None.
-        source: "" when measured here, else where it was imported from.
+        source: "" when measured here, else the origin of the import.
         final_race: whether the times come from the interleaved race at the end of a run.
-        anchor: of that race; None outside of a race, when no default passed it, and in records of earlier versions.
+        anchor: of that race; None outside a race, when no default passed it, and in records of earlier versions.
     """
 
     target: str
@@ -195,6 +195,6 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Attempt):
-    """One measured candidate of a workload. What the store keeps, one row each."""
+    """One measured candidate of a workload. The store keeps one row for each."""
 
     workload: Workload

@@ -1,4 +1,4 @@
-"""Objects that installed packages offer by entry points: found by name, and imported when somebody asks for them.
+"""Objects that installed packages offer by entry points. They are found by name, and imported when they are first needed.
 
 A package that cannot be imported does not disturb the others: `load` raises an error that names the package and the cause.
 """
@@ -39,9 +39,9 @@ class PluginError(UsageError):
 
 
 def offers(group: str) -> Mapping[str, tuple[Offer, ...]]:
-    """The entry points of a group by name; a name has more than one where packages claim the same.
+    """The entry points of a group by name. If several packages claim a name, it has several offers.
 
-    They are searched once for each `sys.path`.
+    The search runs once for each `sys.path`.
     """
     return _offers(group, tuple(sys.path))
 
@@ -53,7 +53,7 @@ def _offers(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Offer, ...]
     found: dict[str, dict[str, Offer]] = {}
     for point in entry_points(group=group):
         package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "a package without metadata"
-        # A package that is found twice on the path, as of an editable installation, is one package.
+        # A package that is found twice on the path (an editable installation, for example) is one package.
         found.setdefault(point.name, {}).setdefault(
             f"{package} {point.value}", Offer(group, point.name, point.value, package)
         )
@@ -61,10 +61,10 @@ def _offers(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Offer, ...]
 
 
 def the_offer(what: str, claims: Iterable[Offer]) -> Offer:
-    """The only one of several offers of one name.
+    """The only offer of a name.
 
     Raises:
-        PluginError: packages dispute the name; `what` says of what kind it is, e.g. "operator".
+        PluginError: several packages claim the name; `what` is the kind of object, e.g. "operator".
     """
     first, *others = claims
     if others:
@@ -78,7 +78,7 @@ def load(what: str, offer: Offer) -> Any:
     """Imports the object of an entry point.
 
     Raises:
-        PluginError: the import failed, whatever the package raised.
+        PluginError: the import failed, with any exception.
     """
     from importlib.metadata import EntryPoint
 

@@ -1,6 +1,6 @@
-"""The device that kernels are made for: facts as data. `schedsearch.device.detect` finds them.
+"""The device that kernels are made for, as data. `schedsearch.device.detect` finds its facts.
 
-Nothing here is a current-device global: a `Target` is passed along.
+There is no global current device: callers pass a `Target` along.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Target:
-    """Device facts. `key` identifies the kind of device (not the single card), so records serve all cards of a kind.
+    """Device facts. `key` identifies the kind of device, not the single card, so that records serve all cards of a kind.
 
     Attributes:
         kind: cuda or cpu.
-        name: as the driver or the kernel gives it.
+        name: as the driver or the operating system reports it.
         compute_capability: (major, minor); (0, 0) on a CPU.
         sms: multiprocessors; on a CPU the hardware threads that this process may use.
         shared_bytes_per_block, shared_bytes_per_sm, registers_per_sm, threads_per_sm: limits; 0 on a CPU.

@@ -1,4 +1,4 @@
-"""What to tune: a workload, and what the search may do with it."""
+"""What to tune: a workload, and the limits of its search."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Task:
     """One workload to tune.
 
     Attributes:
-        weight: how much a relative gain counts against that of other tasks, above 0.
-        restrict: knob -> the only values to try; a knob must exist in some template of the task.
+        weight: how much a relative gain counts compared with other tasks; above 0.
+        restrict: knob -> the only values to try; each knob must exist in some template of the task.
         templates: names of the only templates to try; None: all that fit.
-        name: for tables and messages; the workload's label unless given.
+        name: for tables and messages; default: the workload's label.
     """
 
     workload: Workload

@@ -1,6 +1,6 @@
-"""`Workload`: what is to be computed, as a value with a stable identity.
+"""`Workload`: what to compute, as a value with a stable identity.
 
-Parameters at their default are left out of the JSON that gives the id, so that adding a parameter with a default later
+The JSON that gives the id leaves out parameters at their default. A parameter with a default that is added later therefore
 changes no id.
 """
 
@@ -22,12 +22,12 @@ class Workload:
     """An operator with its parameters: shapes, dtypes, layouts and epilogue stages. Immutable and hashable.
 
     Args:
-        op: name of an operator, see `schedsearch.ops.operator`; `foreign` for what another tuner measured.
-        params: its parameters; those left out take the operator's defaults.
+        op: name of an operator, see `schedsearch.ops.operator`; `foreign` for kernels that another tuner measured.
+        params: its parameters; missing ones take the operator's defaults.
 
     Raises:
-        UnknownOperatorError: there is no such operator here.
-        WorkloadError: a parameter is missing, unknown or impossible; lists all mistakes.
+        UnknownOperatorError: the operator is not installed here.
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
     """
 
     __slots__ = ("__dict__", "op", "params")
@@ -57,7 +57,7 @@ class Workload:
 
         Raises:
             UnknownOperatorError: the operator is not installed here.
-            WorkloadError: its schema version is not known here.
+            WorkloadError: this installation does not know the schema version.
         """
         data = json.loads(text)
         op = operator(data["op"])
@@ -89,7 +89,7 @@ class Workload:
 
     @functools.cached_property
     def outputs(self) -> tuple[ArgSpec, ...]:
-        """What a kernel for this workload writes, in order."""
+        """The outputs that a kernel for this workload writes, in order."""
         return self.definition.outputs(self.params)
 
     @property
@@ -158,9 +158,10 @@ class Workload:
 
 
 def as_python(workload: Workload) -> tuple[str, str]:
-    """The workload in a program: the module to import, and an expression that makes it again.
+    """The workload as Python: the module to import, and an expression that makes the workload.
 
-    Parameters at their defaults are left out. An operator with a `constructor` is made by that, any other one by name.
+    The expression leaves out parameters at their defaults. It calls the operator's `constructor` if there is one, else
+    `schedsearch.Workload`.
     """
     defaults = workload.definition.defaults(workload.params)
     values = {name: workload.params[name] for name in workload.definition.parameters() if name in workload.params}
@@ -172,7 +173,7 @@ def as_python(workload: Workload) -> tuple[str, str]:
 
 
 def distance(one: Workload, other: Workload) -> float:
-    """How unlike two workloads of one operator are: |log2| of the ratio of each number, 4 for anything else that differs."""
+    """How much two workloads of one operator differ: |log2| of the ratio of each number, 4 for any other difference."""
     total = 0.0
     for name in one.params.keys() | other.params.keys():
         mine, theirs = _flat(one.params.get(name)), _flat(other.params.get(name))

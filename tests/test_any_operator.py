@@ -140,7 +140,7 @@ def test_indices_are_legal_in_verification_and_timing() -> None:
     timed = decode(timing_pattern(workload, where).elements(5000), "int32")
     for indices in (drawn, timed):
         assert (indices.min(), indices.max()) == (0, 36)
-    with pytest.raises(ValueError, match="'where' is an index: say which are legal"):
+    with pytest.raises(ValueError, match="'where' is an index and needs below=1"):
         ArgSpec("where", "T", (3,), "int32", role="index")
 
 

@@ -158,7 +158,7 @@ class TestBrokenOperators:
     ) -> None:
         install(monkeypatch, tmp_path / "usurper", "usurper", {OPERATORS: {"conv2d": "usurper:OP"}}, {})
         assert type(operator("conv2d")).__name__ == "Conv2d"
-        assert "operator 'conv2d' is built in; that of usurper 1.0" in operators()[1][0]
+        assert "operator 'conv2d' is built in; the one of usurper 1.0" in operators()[1][0]
 
 
 class TestBrokenTemplates:

@@ -282,14 +282,14 @@ class TestRestrict:
             ({"warps": []}, "no value"),
             ({"warps": 8}, r"'warps' must be restricted to a list of values, got 8; give \[8\]"),
             ({"order": "row"}, r"'order' must be restricted to a list of values, got 'row'; give \['row'\]"),
-            ({"warps": [8]}, "no legal configuration is left with warps in 8.* breaks: threads per block <= 128$"),
+            ({"warps": [8]}, "no legal configuration is left with warps in 8.* break: threads per block <= 128$"),
             (
                 {"vector": [True], "order": ["column"]},
-                "left with vector in True, order in 'column'; allow more values.* breaks: column order is not vectorised$",
+                "left with vector in True, order in 'column'; allow more values.* break: column order is not vectorised$",
             ),
             (
                 {"warps": [8], "vector": [True], "order": ["column"]},
-                "breaks: threads per block <= 128; column order is not vectorised$",
+                "break: threads per block <= 128; column order is not vectorised$",
             ),
         ],
     )

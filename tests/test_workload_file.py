@@ -506,7 +506,7 @@ class TestStagesWithParameters:
             ("{scale_by: {factor: 2, rounding: odd}}", 42, "rounding of stage scale_by 'odd' is not possible"),
             ("{relu: {factor: 2}}", 17, "stage relu has no parameter 'factor'; it takes none"),
             ("[relu]", 9, "epilogue ['relu'] is not possible"),
-            ("bias", 9, "stage 'bias' stands more than once; only relu may"),
+            ("bias", 9, "stage 'bias' occurs more than once; only relu may"),
         ],
     )
     def test_their_mistakes_have_places(self, stage: str, column: int, message: str) -> None:

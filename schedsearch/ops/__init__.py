@@ -1,4 +1,4 @@
-"""Operators: what is to be computed. Parameters, arguments, outputs, work and epilogue stages, as plain data."""
+"""Operators, which say what to compute: parameters, arguments, outputs, work and epilogue stages, as plain data."""
 
 from __future__ import annotations
 

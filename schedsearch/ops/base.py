@@ -1,6 +1,6 @@
 """What an operator says about itself: parameters, arguments, outputs, work, and what equality means.
 
-Generic code (measuring, records, workload files, deployment) asks the operator and knows none by name.
+Generic code (measuring, records, workload files, deployment) asks the operator and knows no operator by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Role = Literal["factor", "addend", "scale", "index", "data"]
 
 MAX_INT = 2**31 - 1  # launch parameters and grid extents are 32-bit
 
-# Names that a parameter must not have: `workload.NAME` is something else, or a task of a workload file has such a key.
+# Names that a parameter must not have, because `workload.NAME` or a key of a task in a workload file means something else.
 RESERVED_NAMES = frozenset(
     {
         "constants", "conv2d", "definition", "flops", "from_json", "id", "json", "label", "min_bytes", "op", "output",
@@ -37,11 +37,11 @@ class ArgSpec:
     Attributes:
         shape: of the contiguous array in memory.
         axes: names its dimensions, as a layout (NHWC, OHWI, NCHW32c) or one capital letter each (K).
-        role: how generic code draws numbers to check and time kernels with. The product of all `factor`s is summed over the
-            reduction; an `addend` is added to the sum; a `scale` multiplies it; an `index` is a whole number; `data` is
-            copied, compared or fed to some other function.
+        role: decides how generic code draws numbers to check and time kernels with. The product of all `factor`s is summed
+            over the reduction; an `addend` is added to the sum; a `scale` multiplies it; an `index` is a whole number;
+            `data` is copied, compared or passed to some other function.
         constant: its values do not change between calls (weights), so that kernels may prepare it once.
-        aliases: name of the output that may be the same memory (a residual that is updated in place).
+        aliases: name of the output that may share its memory (a residual that is updated in place).
         below: an `index` is in [0, below).
 
     Raises:
@@ -59,7 +59,7 @@ class ArgSpec:
 
     def __post_init__(self) -> None:
         if self.role == "index" and (self.below is None or self.below < 1):
-            raise ValueError(f"argument {self.name!r} is an index: say which are legal, below=1 or more; got {self.below}")
+            raise ValueError(f"argument {self.name!r} is an index and needs below=1 or more; got below={self.below}")
 
     @property
     def size(self) -> int:
@@ -71,7 +71,7 @@ class ArgSpec:
         return self.size * dtype_of(self.dtype).nbytes
 
     def strides(self, order: str) -> tuple[int, ...]:
-        """Elements between neighbours along each axis in `order`, of an array whose layout has no blocks.
+        """Elements between neighbours along each axis in `order`. The array's layout must have no blocks.
 
         Example:
             >>> ArgSpec("x", "NHWC", (1, 5, 7, 3), "float32").strides("NCHW")
@@ -90,12 +90,12 @@ class ScalarSpec:
 
 @dataclass(frozen=True)
 class Work:
-    """How much there is to do.
+    """The amount of work.
 
     Attributes:
-        flops: two per multiply-add of the definition, padding included and epilogues left out; 0 where arithmetic is not
-            the point, and then speed is shown in GB/s.
-        nbytes: of every argument read once and every output written once.
+        flops: two per multiply-add of the definition, including padding but not the epilogue; 0 if arithmetic does not
+            matter. Speed is then shown in GB/s.
+        nbytes: bytes of every argument read once and every output written once.
         reduction: products (or addends) summed into one output element; 1 if nothing is summed.
     """
 
@@ -110,7 +110,7 @@ class Parameter:
 
     Attributes:
         doc: one line.
-        schema: JSON Schema of its value. Editors get it, and `Op.normalise` judges values by the keywords `type`, `enum`,
+        schema: JSON Schema of its value. Editors use it, and `Op.normalise` checks values by the keywords `type`, `enum`,
             `minimum` and `maximum`, `items`, `minItems` and `maxItems`. The keyword `default` makes a parameter optional.
         size: given under `shape:` in a workload file.
     """
@@ -126,23 +126,23 @@ class Parameter:
 
     @classmethod
     def choice(cls, doc: str, allowed: Sequence[Any], default: Any = None) -> Parameter:
-        """One of several values; the first is the default unless another is given."""
+        """One of several values. The first is the default unless `default` names another."""
         return cls(doc, {"enum": list(allowed), "default": allowed[0] if default is None else default})
 
 
 class Op(ABC):
     """An operator: one stateless object. Methods take the parameters that `normalise` returned.
 
-    A subclass sets the class attributes and writes `parameters`, `arguments` and `outputs`; all else has a default.
+    A subclass sets the class attributes and implements `parameters`, `arguments` and `outputs`. The rest has defaults.
 
     Attributes:
         name: unique; in workloads, records and workload files.
         version: of the parameters' meaning. Raise it when the same parameters no longer describe the same computation;
             records of other versions are then refused. A new parameter with a default needs no new version.
         reference: "module:Class" of its `schedsearch.template.Reference`.
-        peers: by which other libraries `schedsearch profile --peer` can run it, library -> "module:function"; for torch see
+        peers: library -> "module:function" by which `schedsearch profile --peer` runs the operator; for torch see
             `schedsearch.integrations.torch_peer`.
-        constructor: "module:function" that makes a workload of it in Python with the parameters as keywords, or "".
+        constructor: "module:function" that takes the parameters as keywords and makes a workload, or "".
     """
 
     name: ClassVar[str]
@@ -156,19 +156,20 @@ class Op(ABC):
         """Every parameter by name, in the order in which they are shown. No name may be in `RESERVED_NAMES`."""
 
     def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The normalised value that each optional parameter takes, given the others, when it is left out.
+        """The normalised value of each optional parameter that is not given; it may depend on the other parameters.
 
-        Values equal to these are left out of a workload's identity. By default those of the schemas.
+        A workload's identity leaves out values equal to these. By default they are the defaults of the schemas.
         """
         return schema_defaults(self.parameters())
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         """Fills in defaults, expands shorthands and makes every value hashable.
 
-        By default it judges each value by its schema and then, if all are possible, asks `problems`.
+        By default it checks each value against its schema and then, if all are possible, asks `problems`.
 
         Returns:
-            The parameters in the order of `parameters()`, and every mistake found; with mistakes the first is partial.
+            The parameters in the order of `parameters()`, and every mistake. If there are mistakes, some parameters are
+            missing.
         """
         found: list[Problem] = []
         known = self.parameters()
@@ -186,7 +187,7 @@ class Op(ABC):
         return out, found
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        """What is wrong with parameters that are possible one by one; asked by the default `normalise`."""
+        """Mistakes in parameters that are possible one by one. The default `normalise` asks for them."""
         return ()
 
     @abstractmethod
@@ -195,29 +196,30 @@ class Op(ABC):
 
     @abstractmethod
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        """What a kernel writes: one array or more. Names differ from each other and from the arguments'."""
+        """The arrays that a kernel writes, at least one. Their names differ from each other and from the arguments'."""
 
     def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
         """Call-time scalars with their defaults; not part of the identity."""
         return ()
 
     def work(self, params: Mapping[str, Any]) -> Work:
-        """By default only the bytes of arguments and outputs."""
+        """The amount of work. By default it has only the bytes of arguments and outputs."""
         return Work(0, sum(array.nbytes for array in (*self.arguments(params), *self.outputs(params))))
 
     def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
-        """What it means that a kernel is right: `exact`, bit for bit what the reference gives; `rounded`, within the bound
-        of float32 accumulation in any order and one rounding to the output's format. By default exact for integer outputs.
+        """When a kernel is correct. `exact`: its result has the same bits as the reference's. `rounded`: its result
+        is within the bound of float32 accumulation in any order and one rounding to the output's format. By default integer
+        outputs are exact and all others rounded.
         """
         floats = any(dtype_of(output.dtype).is_float for output in self.outputs(params))
         return "rounded" if floats else "exact"
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """What to draw each argument from for verification, by name. By default by the arguments' roles, so that sums of
-        products are exact: see `schedsearch.ops.checks.by_role`.
+        """The domain that each argument is drawn from for verification, by name. By default the arguments' roles decide, so
+        that sums of products are exact: see `schedsearch.ops.checks.by_role`.
 
-        Override it where such numbers do not test the operator. An exponential, for one, of numbers up to 127 apart is one
-        number and zeros::
+        Override it if such numbers do not test the operator. For example, exponentials of numbers that lie up to 127 apart
+        are one number and zeros::
 
             def check_inputs(self, params):
                 return {"x": Domain(range(-8, 9))}
@@ -225,9 +227,9 @@ class Op(ABC):
         return by_role(self.arguments(params), self.outputs(params), self.work(params).reduction)
 
     def check_scalars(self, params: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
-        """Values of the call-time scalars for verification. By default their defaults.
+        """Values of the call-time scalars for verification. By default they are the scalars' defaults.
 
-        Choose others: a kernel that ignores a scalar is then found out.
+        Choose other values, so that verification finds a kernel that ignores a scalar.
 
         Args:
             spread: standard deviation of the sums that the check inputs lead to.
@@ -235,14 +237,14 @@ class Op(ABC):
         return {scalar.name: scalar.default for scalar in self.scalars(params)}
 
     def label(self, params: Mapping[str, Any]) -> str:
-        """A short text for tables. By default the name, and each parameter that differs from its default."""
+        """A short text for tables. By default it has the name and each parameter that differs from its default."""
         optional = self.defaults(params)
         words = [f"{name}={_words(value)}" for name, value in params.items() if optional.get(name) != value]
         return " ".join([self.name, *words])
 
 
 def plain(value: Any) -> Any:
-    """NumPy's whole numbers, alone or in a list, as Python's; they are equal, but not in JSON."""
+    """Turns NumPy's whole numbers, alone or in a list, into Python's: they are equal, but their JSON is not."""
     if isinstance(value, list | tuple):
         items = [plain(each) for each in value]
         return items if isinstance(value, list) else tuple(items)
@@ -273,7 +275,7 @@ def missing_parameters(params: Mapping[str, Any], required: Mapping[str, Paramet
 
 
 def one_of(name: str, value: Any, allowed: Sequence[Any]) -> list[Problem]:
-    """No problem, or the one that `value` is none of `allowed`."""
+    """A problem if `value` is not one of `allowed`."""
     if any(value == each and type(value) is type(each) for each in allowed):
         return []
     hint = did_you_mean(value, [each for each in allowed if isinstance(each, str)]) if isinstance(value, str) else ""
@@ -281,7 +283,7 @@ def one_of(name: str, value: Any, allowed: Sequence[Any]) -> list[Problem]:
 
 
 def judge(value: Any, schema: Mapping[str, Any]) -> str:
-    """Why a value is not one of a schema, as "must be ..., got ..."; empty when it is."""
+    """Why a value does not match a schema, as "must be ..., got ..."; empty if it does."""
     if "enum" in schema:
         allowed = schema["enum"]
         if any(value == each and type(value) is type(each) for each in allowed):
@@ -336,7 +338,7 @@ def _wanted(schema: Mapping[str, Any]) -> str:
 
 
 def frozen(value: Any) -> Any:
-    """The same with tuples for lists, so that it is hashable."""
+    """The same value with tuples instead of lists, so that it is hashable."""
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 

@@ -1,8 +1,8 @@
 """The numbers that kernels are verified with.
 
-They are whole numbers (and powers of two), so small and sparse that a kernel's sums are exact in whatever order it adds:
-then one missing product shows, and an error bound need not forgive it. `by_role` draws them from what an operator says about
-its arguments; an operator that needs others overrides `Op.check_inputs`.
+They are whole numbers (and powers of two), so small and sparse that a kernel's sums are exact in any order of addition.
+One missing product therefore shows; no error bound hides it. `by_role` chooses them by what an operator says about
+its arguments. An operator that needs other numbers overrides `Op.check_inputs`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SPARSEST = 2.0**-20
 
 @dataclass(frozen=True)
 class Domain:
-    """Numbers to draw from, uniformly; all but a fraction `density` of the draws become zero.
+    """Numbers to draw from, uniformly. Only a fraction `density` of the draws is kept; the others become zero.
 
     Attributes:
-        values: at least one number that the argument's format holds exactly; a `range` where they are many.
+        values: at least one number that the argument's format holds exactly; a `range` if there are many.
 
     Example:
         >>> Domain(range(-2, 3)).second_moment
@@ -65,14 +65,14 @@ class Domain:
 def by_role(arguments: Sequence[ArgSpec], outputs: Sequence[ArgSpec], reduction: int) -> dict[str, Domain]:
     """What to draw for each argument.
 
-    factor: with factors within +-a, the K products of an output sum to at most K a^2. `a` is as large as that stays exact in
-        the accumulator (2^24 in float32, 2^31 in int32), and four standard deviations of the sum stay exact in the outputs'
-        formats; where even a = 1 is too much, most factors become zero. Narrow integer outputs reach their limits at two
-        standard deviations, so that some elements saturate and most do not.
-    addend: whole numbers that matter beside the sum. They count as the summands where an operator sums without factors.
+    factor: with factors within +-a, the K products of an output sum to at most K a^2. `a` is the largest number for which
+        this sum stays exact in the accumulator (2^24 in float32, 2^31 in int32) and four standard deviations of it stay
+        exact in the outputs' formats. If even a = 1 is too much, most factors become zero. Narrow integer outputs reach
+        their limits at two standard deviations, so that some elements saturate and most do not.
+    addend: whole numbers that are not negligible beside the sum. If an operator sums without factors, they are the summands.
     scale: powers of two.
     index: every legal index, [0, `below`).
-    data: whole numbers that the format holds exactly, of the whole format for integers of eight bits.
+    data: whole numbers that the format holds exactly; the whole format for integers of eight bits.
 
     Args:
         arguments, outputs: of the workload.
@@ -88,7 +88,7 @@ def by_role(arguments: Sequence[ArgSpec], outputs: Sequence[ArgSpec], reduction:
 
 
 def sum_sigma(arguments: Sequence[ArgSpec], reduction: int, domains: Mapping[str, Domain]) -> float:
-    """Standard deviation of the sum in one output element, before scales and addends; 0 where nothing is summed."""
+    """Standard deviation of the sum in one output element, before scales and addends; 0 if nothing is summed."""
     summed = [domains[argument.name] for argument in _summands(arguments, reduction) if argument.name in domains]
     return _mean_and_sigma(summed, reduction)[1]
 

@@ -241,13 +241,13 @@ def conv2d(
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
         groups: divides c and k.
         dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors.
-        out_dtype: of y and the residual; the input's unless given.
+        out_dtype: of y and the residual; default: the input's.
         layout: axes of x and y in memory, NHWC or NCHW.
-        weight_layout: OHWI or OIHW; the one that belongs to `layout` unless given.
+        weight_layout: OHWI or OIHW; default: the one that belongs to `layout`.
         epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
 
     Raises:
-        WorkloadError: with every mistake.
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
 
     Example:
         >>> conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape

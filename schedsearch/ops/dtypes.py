@@ -1,4 +1,4 @@
-"""The one table of number formats: sizes, rounding, extreme values, and how each tool names the format.
+"""The only table of number formats: sizes, rounding, extreme values, and how each tool names the format.
 
 `dtype("float16")` gives a row; `encode` and `decode` move NumPy arrays into and out of the storage of formats that NumPy
 lacks. The float8 formats are E4M3 and E5M2 of the OCP "8-bit Floating Point Specification" (E4M3 has no infinity).
@@ -24,21 +24,21 @@ class DType:
     """One number format.
 
     Attributes:
-        name: as workloads spell it.
-        short: in labels of workloads.
-        nbytes: of one element.
+        name: the name in workloads.
+        short: the name in labels of workloads.
+        nbytes: bytes of one element.
         roundoff: largest relative error of rounding to nearest, 2 ** -(bits of the significand); 0 for integers.
         smallest: smallest positive number (subnormal); 1 for integers.
         lowest, largest: range of finite values.
         exact_integers: whole numbers up to this magnitude are exact (for integers: up to `largest`).
-        poison: bytes to fill an output with before a kernel runs. The first is NaN in every float format. An integer format
-            has no value that is always wrong, so it has several, which differ: an element that a kernel does not write
-            differs from the truth for at least one of them.
+        poison: bytes to fill an output with before a kernel runs. The first is NaN in every float format. In an integer
+            format no value is always wrong, so there are several bytes: an element that a kernel does not write differs
+            from the truth for at least one of them.
         storage: NumPy dtype that holds the format in memory: "uint16" for bfloat16, "uint8" for float8.
         decoded: NumPy dtype that `decode` returns; it holds every value of the format exactly.
         ptx: type of PTX instructions, e.g. "f16" in `cvt.f32.f16`.
-        llvm: type that LLVM loads from memory; bits for bfloat16 and float8.
-        tma: CUtensorMapDataType without its prefix; float8 and int8 travel as UINT8.
+        llvm: type that LLVM loads from memory; an integer of the same size for bfloat16 and float8.
+        tma: CUtensorMapDataType without its prefix; TMA moves float8 and int8 as UINT8.
         library: name in PyTorch, ml_dtypes and array interfaces.
     """
 
@@ -121,7 +121,7 @@ def dtype(name: str) -> DType:
     """The row of a format.
 
     Raises:
-        UsageError: there is no format of this name.
+        UsageError: no format has this name.
 
     Example:
         >>> dtype("bfloat16").nbytes
@@ -136,7 +136,7 @@ def dtype(name: str) -> DType:
 
 
 def from_library(name: str) -> str:
-    """Our name of a format that PyTorch, ml_dtypes or an array interface calls `name`; other names stay as they are.
+    """Our name of a format that PyTorch, ml_dtypes or an array interface calls `name`. Other names are returned unchanged.
 
     Example:
         >>> from_library("float8_e4m3fn")
@@ -183,7 +183,7 @@ def decode(raw: Array, name: str) -> Array:
         raw: an array of the storage type, or bytes (uint8) whose last axis holds whole elements.
 
     Returns:
-        An array of `dtype(name).decoded`; a view of `raw` where the two types are one.
+        An array of `dtype(name).decoded`; a view of `raw` if the two types are the same.
     """
     import numpy as np
 

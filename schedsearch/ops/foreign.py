@@ -1,4 +1,4 @@
-"""The operator of kernels that another tuner measured: only their names are known, so that their records can be kept."""
+"""The operator of kernels that another tuner measured. Only their names are known, which suffices to store their records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARAMETERS = {
 
 
 class Foreign(Op):
-    """Arguments, outputs and work are unknown: no template runs it, and no workload file may name it."""
+    """Its arguments, outputs and work are unknown. No template runs it, and no workload file may name it."""
 
     name: ClassVar[str] = "foreign"
     reference: ClassVar[str] = ""
@@ -37,7 +37,7 @@ class Foreign(Op):
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         raise WorkloadError(
-            f"what {self.label(params)} computes is not known here; its records can be read and replayed only"
+            f"schedsearch does not know what {self.label(params)} computes; its records can only be read and replayed"
         )
 
     def work(self, params: Mapping[str, Any]) -> Work:

@@ -6,8 +6,8 @@ A layout is one word. Each capital letter is an axis, slowest first; a number wi
     NCHW32c     channels in blocks of 32, the block innermost: shape (n, ceil(c / 32), h, w, 32)
     OIHW4o4i    4 x 4 blocks of output and input channels: shape (ceil(o / 4), ceil(i / 4), h, w, 4, 4)
 
-The last block of an axis is padded: `pack` fills the rest of it (with zeros unless told otherwise) and `unpack` drops it.
-Several blocks of one axis nest, the first named is the outer one (OIHW8i2o2i).
+The last block of an axis is padded: `pack` fills the padding (with zeros by default) and `unpack` drops it.
+Several blocks of one axis are nested; the first is the outermost (OIHW8i2o2i).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Layout:
         """The layout that a word names.
 
         Raises:
-            UsageError: the word is not a layout: it says why.
+            UsageError: the word is not a layout; the message says why.
 
         Example:
             >>> Layout.parse("NCHW32c").shape({"N": 1, "C": 48, "H": 7, "W": 7})
@@ -65,7 +65,7 @@ class Layout:
         return (*self.axes, *(axis.lower() for axis, _ in self.blocks))
 
     def block(self, axis: str) -> int:
-        """Elements of an axis that its blocks hold together; 1 where it has none."""
+        """How many elements of an axis its blocks hold together; 1 without blocks."""
         return math.prod(length for name, length in self.blocks if name == axis)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -111,8 +111,8 @@ class Layout:
 
         Args:
             array: one dimension for each axis.
-            axes: the order of its dimensions, e.g. "NCHW"; the layout's own unless given.
-            fill: goes into the padding of the last block.
+            axes: the order of its dimensions, e.g. "NCHW"; default: the layout's own.
+            fill: the value of the padding of the last block.
 
         Returns:
             A contiguous array of `shape(sizes)`, where sizes are the array's extents.
@@ -137,7 +137,7 @@ class Layout:
         Args:
             packed: an array of `shape(sizes)`.
             sizes: axis -> logical extent.
-            axes: the order of dimensions of the result; the layout's own unless given.
+            axes: the order of dimensions of the result; default: the layout's own.
 
         Raises:
             UsageError: the array has another shape, or `axes` are not the layout's.
@@ -166,7 +166,9 @@ class Layout:
         return dict(zip(axes, shape))
 
     def _split(self, sizes: Mapping[str, int]) -> tuple[list[int], list[int]]:
-        """Shape with the blocks of an axis right after it, and for each dimension in memory its place there."""
+        """The shape in which the blocks of an axis follow it directly, and the position there of each dimension in
+        memory.
+        """
         split: list[int] = []
         place_of: dict[tuple[str, int], int] = {}
         for axis in self.axes:

@@ -1,6 +1,6 @@
-"""Operators by name: those built in, and those of installed packages (entry-point group `schedsearch.ops`).
+"""Operators by name: the built-in ones and those of installed packages (entry-point group `schedsearch.ops`).
 
-An operator is imported when it is first asked for; nothing registers itself by being imported.
+An operator is imported when it is first needed. No module registers anything when it is imported.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def operator(name: str) -> Op:
     """The operator of this name, built in or installed.
 
     Raises:
-        UnknownOperatorError: there is none, its package cannot be imported or breaks the contract of `Op`, or several
-            packages claim the name. The message says what to do.
+        UnknownOperatorError: no operator has this name, its package cannot be imported or breaks the contract of `Op`, or
+            several packages claim the name. The message says what to do.
     """
     location = BUILT_IN.get(name) or RECORDED_ONLY.get(name)
     if location is not None:
@@ -42,16 +42,16 @@ def operator(name: str) -> Op:
 
 
 def operator_names() -> list[str]:
-    """The names that a workload's `op` may have, built-in ones first. Imports nothing: one may turn out to be unusable."""
+    """The names that a workload's `op` may have, built-in ones first. Imports nothing, so that some may prove unusable."""
     installed = (name for name in offers(ENTRY_POINT_GROUP) if name not in RECORDED_ONLY)
     return list(dict.fromkeys([*BUILT_IN, *installed]))
 
 
 def operators() -> tuple[dict[str, Op], tuple[str, ...]]:
-    """All operators that can be used, by name, and a message for each installed one that cannot."""
+    """All usable operators by name, and a message for each installed operator that cannot be used."""
     found: dict[str, Op] = {}
     problems = [
-        f"operator {name!r} is built in; that of {claims[0]} is not used: it must have another name"
+        f"operator {name!r} is built in; the one of {claims[0]} is not used and needs another name"
         for name, claims in offers(ENTRY_POINT_GROUP).items()
         if name in BUILT_IN or name in RECORDED_ONLY
     ]
@@ -64,7 +64,7 @@ def operators() -> tuple[dict[str, Op], tuple[str, ...]]:
 
 
 def contract_problems(op: object) -> list[str]:
-    """In what an object falls short of the contract of `Op`, as far as it can be told without parameters."""
+    """How an object breaks the contract of `Op`, as far as this can be seen without parameters."""
     if not isinstance(op, Op):
         return [f"it is a {type(op).__name__}, not an instance of schedsearch.ops.Op"]
     problems = []

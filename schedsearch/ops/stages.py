@@ -1,8 +1,8 @@
 """Epilogue stages: what an operator does with its accumulated value before it is cast and stored.
 
-A stage is an entry of `STAGES`: its operands, call-time scalars, parameters, and its definition in NumPy. An operator that
-takes an epilogue gets arguments, scalars and outputs from the list of its stages; references compute with `apply`.
-Adding a stage means adding an entry here, and then to each template that can compute it: templates refuse the others.
+A stage is an entry of `STAGES`: its operands, call-time scalars, parameters, and its definition in NumPy. An operator with
+an epilogue gets arguments, scalars and outputs from the list of its stages; references compute with `apply`.
+To add a stage, add an entry here and its device code in `templates/parts/stages.py`. Templates refuse stages without code.
 """
 
 from __future__ import annotations
@@ -64,17 +64,18 @@ def _same_bound(bound: Any, operands: Mapping[str, Any], scalars: Mapping[str, f
 
 @dataclass(frozen=True)
 class StageKind:
-    """What there is to know about one stage.
+    """The description of one stage.
 
     Attributes:
-        apply: `apply(value, operands, scalars, params) -> value`, the definition in NumPy. `value` is float64; operands are
-            float64 arrays that are gathered to the value's elements already, so that all shapes are equal.
+        apply: `apply(value, operands, scalars, params) -> value`, the definition in NumPy. `value` is float64. Operands are
+            float64 arrays that are already gathered to the value's elements, so that all shapes are equal.
         magnitude: the same for the bound on rounding errors, which starts as sum |x| |weight|: an addend adds its absolute
-            value, a factor multiplies by its own. By default a stage leaves it, as those do that bring values together.
-        output: `output(spec, params) -> spec`, what becomes of the output's shape and dtype; unchanged by default.
-        check: scalar -> its value for verification, `check(spread) -> {name: value}`, with the standard deviation of the
-            sums; by default their defaults.
-        repeatable: the stage may stand more than once; it has no operands and no scalars then.
+            value, a factor multiplies by its own. By default the bound is unchanged, which suits stages that bring values
+            closer together.
+        output: `output(spec, params) -> spec`, the output's shape and dtype after the stage; unchanged by default.
+        check: `check(spread) -> {name: value}`, the scalars' values for verification, given the standard deviation of the
+            sums; by default the scalars' defaults.
+        repeatable: the stage may occur more than once; it then has no operands and no scalars.
     """
 
     name: str
@@ -147,7 +148,7 @@ class Stage:
         return f"{self.name}({', '.join(f'{key}={value}' for key, value in form[self.name].items())})"
 
     def __repr__(self) -> str:
-        """As a program may write it in `epilogue=[...]`."""
+        """The text of the stage for `epilogue=[...]` in a program."""
         return repr(self.to_json())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -227,16 +228,16 @@ STAGES: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in 
 
 
 def epilogue_parameter(stages: Sequence[str] | None = None) -> Parameter:
-    """The parameter `epilogue` of an operator that takes these stages; all of `STAGES` unless given."""
+    """The parameter `epilogue` of an operator that takes these stages; default: all of `STAGES`."""
     names = list(STAGES if stages is None else stages)
     words = [name for name in names if not STAGES[name].parameters]
     items: dict[str, Any] = {"enum": words}
     if len(words) < len(names):
         items = {"anyOf": [items, *(STAGES[name].schema() for name in names if name not in words)]}
     repeat = ", ".join(name for name in names if STAGES[name].repeatable)
-    doc = f"stages applied in order, each at most once but {repeat}: {', '.join(names)}; default none"
+    doc = f"stages applied in order, each at most once except {repeat}: {', '.join(names)}; default none"
     if not repeat:
-        doc = doc.replace(" but ", "")
+        doc = doc.replace(" except ", "")
     return Parameter(doc, {"type": "array", "items": items, "default": []})
 
 
@@ -245,7 +246,7 @@ def parse_epilogue(value: Any, allowed: Sequence[str] | None = None) -> tuple[tu
 
     Args:
         value: a list whose items are words, {name: {parameter: value}}, or `Stage`s.
-        allowed: names that the operator takes; all of `STAGES` unless given.
+        allowed: names that the operator takes; default: all of `STAGES`.
     """
     names = list(STAGES if allowed is None else allowed)
     if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
@@ -261,14 +262,14 @@ def parse_epilogue(value: Any, allowed: Sequence[str] | None = None) -> tuple[tu
         stages.append(stage)
         if stage.name in seen and not stage.kind.repeatable:
             repeat = ", ".join(name for name in names if STAGES[name].repeatable)
-            message = f"stage {stage.name!r} stands more than once; only {repeat or 'none'} may"
+            message = f"stage {stage.name!r} occurs more than once; only {repeat or 'none'} may"
             problems.append(Problem("epilogue", message, path=(place,)))
         seen.add(stage.name)
     return tuple(stages), problems
 
 
 def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[Problem]]:
-    """A stage, or what is wrong with it; the problems' paths lead on from the item."""
+    """A stage, or the problems with it; their paths are relative to the item."""
     name: Any
     params: Any
     if isinstance(item, Stage):
@@ -306,9 +307,9 @@ def epilogue_arguments(
     """The operands of all stages, in order.
 
     Args:
-        accumulator: the output as it is before the first stage, of the output's dtype.
+        accumulator: the output before the first stage, with the output's dtype.
         channels: extent of K.
-        input_dtype: what an operand of dtype "input" has.
+        input_dtype: the dtype of operands whose dtype is "input".
     """
     output, found = accumulator, []
     for stage in stages:

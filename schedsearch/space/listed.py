@@ -1,4 +1,4 @@
-"""A configuration space whose legal configurations are given one by one, as a recorded or foreign search has them."""
+"""A configuration space that lists its legal configurations, for recorded searches and those of other tuners."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CHUNK_ROWS = 1 << 15
 
 
 class ListedSpace(ConfigSpace):
-    """Knobs and the set of their legal combinations: no rule says which, a look-up does.
+    """Knobs and the set of their legal combinations, found by look-up instead of rules.
 
-    Behaves as a `ConfigSpace` with exact size and uniform sampling, whatever share of the product is legal. Memory is one
-    integer per legal configuration.
+    Behaves like a `ConfigSpace` with exact size and uniform sampling, whatever share of the product is legal. It takes one
+    integer of memory per legal configuration.
 
     Args:
         knobs: as for `ConfigSpace`.
         rows: (n, knobs) index rows of all legal configurations, n >= 1, in any order.
 
     Raises:
-        ConfigError: no rows, a row twice, or an index that its knob does not have.
+        ConfigError: there are no rows, a row occurs twice, or an index is out of range.
     """
 
     def __init__(self, knobs: Iterable[Knob], rows: NDArray[Any]) -> None:
@@ -48,7 +48,9 @@ class ListedSpace(ConfigSpace):
     def check(self, config: Mapping[str, Value]) -> list[str]:
         if problems := self._value_problems(config):
             return problems
-        return [] if self.legal(self.indices([config]))[0] else [f"is none of the {len(self._listed)} listed configurations"]
+        if self.legal(self.indices([config]))[0]:
+            return []
+        return [f"is not one of the {len(self._listed)} listed configurations"]
 
     def legal(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
         return contains(self._listed, self.keys(rows))
@@ -67,7 +69,7 @@ class ListedSpace(ConfigSpace):
             yield self.rows(self._listed[start : start + chunk_rows])
 
     def restrict(self, values: Mapping[str, Sequence[Value]]) -> ListedSpace:
-        allowed = ConfigSpace(self.knobs).restrict(values)  # knows every mistake there can be in `values`
+        allowed = ConfigSpace(self.knobs).restrict(values)  # finds every possible mistake in `values`
         rows = self.rows(self._listed)
         kept = np.ones(len(rows), dtype=np.bool_)
         for column, (knob, fewer) in enumerate(zip(self.knobs, allowed.knobs)):
@@ -80,5 +82,5 @@ class ListedSpace(ConfigSpace):
 
 
 def _among(value: Value, values: tuple[Value, ...]) -> bool:
-    """`in`, but telling True from 1."""
+    """Like `in`, but True differs from 1."""
     return any(type(value) is type(other) and value == other for other in values)

@@ -1,10 +1,10 @@
-"""How legal index rows of a configuration space are found, counted and drawn, without ever listing the space.
+"""Finds, counts and draws the legal index rows of a configuration space, without ever listing the space.
 
-An index row has one position per knob. Three ways lead to legal ones:
+An index row has one position per knob. There are three ways to find legal rows:
 
-1. enumeration, knob by knob, where every rule prunes as soon as the last knob it reads is assigned (exact). Where it soon
-   comes to an end the legal rows are kept, as one integer each: looking one up is cheaper than judging it by the rules;
-2. rejection: draw from the cartesian product, keep what is legal (exactly uniform);
+1. enumeration, knob by knob: every rule prunes as soon as the last knob that it reads is assigned (exact). If it finishes
+   soon, the legal rows are kept as one integer each, because a look-up is cheaper than checking the rules;
+2. rejection: draw from the cartesian product and keep the legal rows (exactly uniform);
 3. a beam: an enumeration that keeps a random subset of the partial rows when there are too many (diverse, and the inverse
    of the kept share estimates the number of legal rows; Rubinstein's stochastic enumeration).
 """
@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 Rows = NDArray[np.int32]
 
 CHUNK_ROWS = 1 << 15  # rows evaluated at once: a few hundred KB per column
-_LISTING_BUDGET = 1 << 21  # rows that an enumeration may look at to be kept, which takes a tenth of a second
+_LISTING_BUDGET = 1 << 21  # rows that an enumeration whose result is kept may look at; takes a tenth of a second
 _ENUMERATION_BUDGET = 5_000_000  # rows that an enumeration may look at before it gives up
 _REJECTION_BUDGET = 1 << 17  # draws of one `sample_indices` before it turns to enumeration
-_FIRST_LOOK = 1 << 12  # draws that tell whether an enumeration is hopeless
-_FEW_HITS = 50  # fewer legal rows among the draws than this say too little about the legal share
+_FIRST_LOOK = 1 << 12  # draws that show whether an enumeration is hopeless
+_FEW_HITS = 50  # with fewer legal rows among the draws, the legal share is too uncertain
 
 
 class Sampler:
-    """Finds legal rows; knows cardinalities and rules, nothing of names and values.
+    """Finds legal rows. It knows cardinalities and rules, but no names and values.
 
     Args:
         cards: (knobs,), how many values each knob has.
         holds: (rule, rows, order) -> bool (n,): whether a rule holds for partial rows, int32 (n, m), whose columns are the
-            knobs order[0..m-1]; these include all that the rule reads.
-        knobs_read: gives, per rule, the positions of the knobs that it reads; called when first needed.
+            knobs order[0..m-1]; these include all knobs that the rule reads.
+        knobs_read: returns for each rule the positions of the knobs that it reads; called when first needed.
         legal: rows (n, knobs) -> bool (n,): whether every rule holds.
     """
 
@@ -97,7 +97,7 @@ class Sampler:
             return np.empty((0, len(self._cards)), dtype=np.int32)
         if self.listed is not None:
             return self.rows(pick(n, self.listed, rng, exclude))
-        found: dict[Any, None] = {}  # keys in the order of their finding
+        found: dict[Any, None] = {}  # keys in the order in which they were found
 
         def add(rows: Rows) -> None:
             for key in self.keys(rows).tolist():
@@ -127,7 +127,7 @@ class Sampler:
 
     @functools.cached_property
     def listed(self) -> NDArray[Any] | None:
-        """Keys of all legal rows in ascending order, where an enumeration soon comes to an end; else None."""
+        """Keys of all legal rows in ascending order if an enumeration finishes soon; else None."""
         if self.cardinality > _LISTING_BUDGET:
             hits = int(self._legal(self._draw(_FIRST_LOOK, np.random.default_rng(0))).sum())
             if hits >= _FEW_HITS and self.cardinality * hits // _FIRST_LOOK > 2 * _LISTING_BUDGET:
@@ -139,7 +139,7 @@ class Sampler:
 
     @property
     def listed_already(self) -> NDArray[Any] | None:
-        """`listed`, if that was found out before."""
+        """`listed`, if it is already known."""
         keys: NDArray[Any] | None = self.__dict__.get("listed")  # where cached_property keeps it
         return keys
 
@@ -185,7 +185,7 @@ class Sampler:
                 stack.append(extended)
 
     def _beam(self, rng: np.random.Generator) -> tuple[Rows, float]:
-        """Some legal rows and the factor by which their number estimates that of all (1.0: these are all there are).
+        """Some legal rows, and the factor between their number and the estimated number of all (1.0: these are all).
 
         Knobs are assigned in an order that completes constraints early. Keeping a uniform subset of the partial rows at
         each step makes rows x factor an unbiased estimate of the number of legal rows.
@@ -212,7 +212,7 @@ class Sampler:
         return out
 
     def _ready_after(self, order: Sequence[int]) -> list[list[int]]:
-        """For each depth the rules that can be judged once the knobs order[0..depth] are assigned."""
+        """For each depth the rules that can be checked once the knobs order[0..depth] are assigned."""
         depth_of = {column: depth for depth, column in enumerate(order)}
         ready: list[list[int]] = [[] for _ in order]
         for rule, columns in enumerate(self._reads):
@@ -221,7 +221,7 @@ class Sampler:
 
     @functools.cached_property
     def _beam_order(self) -> list[int]:
-        """Knobs of the rule with the fewest unassigned knobs first; free knobs last."""
+        """An order of knobs: first those of the rule with the fewest unassigned knobs, last those that no rule reads."""
         order: list[int] = []
         waiting = list(self._reads)
         while waiting := [columns.difference(order) for columns in waiting if columns.difference(order)]:
@@ -235,15 +235,15 @@ class Sampler:
 
 
 def contains(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of the wanted keys are among `keys`, at least one and ascending: bool (n,)."""
+    """Which of the wanted keys are among `keys`, which are ascending and at least one: bool (n,)."""
     wanted = wanted.astype(keys.dtype, copy=False)  # else all keys would be converted
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.asarray(keys[at] == wanted, dtype=np.bool_)
 
 
 def pick(n: int, keys: NDArray[Any], rng: np.random.Generator, exclude: Collection[Any]) -> NDArray[Any]:
-    """n of the keys at random, none of them in `exclude`; fewer only where there are no more."""
-    # Of this many without replacement at most len(exclude) are dropped, so n are left where there are n.
+    """n of the keys at random, none of them in `exclude`; fewer only if there are no more."""
+    # At most len(exclude) of these distinct draws are dropped, so that n are left if there are n.
     drawn = rng.choice(keys, size=min(len(keys), n + len(exclude)), replace=False)
     if exclude:
         drawn = drawn[[key not in exclude for key in drawn.tolist()]]

@@ -1,8 +1,8 @@
 """The configurations that a template offers: knobs, joint constraints with their reasons, derived quantities.
 
 A `ConfigSpace` is sampled, walked, counted and encoded in vectorised chunks over *index rows*: an int32 matrix of shape
-(n, knobs) whose entry [i, j] is a position in `knobs[j].values`. Index rows are only meaningful together with their space;
-what is stored or passed between processes is the `Config`. How legal rows are found is in `schedsearch.space.sampling`.
+(n, knobs) whose entry [i, j] is a position in `knobs[j].values`. Index rows have a meaning only together with their space.
+Databases and other processes therefore get a `Config` instead. `schedsearch.space.sampling` finds the legal rows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Knob:
 
     @property
     def ordered(self) -> bool:
-        """Whether the values are numbers, so that nearness means something."""
+        """Whether the values are numbers, so that distances between them have a meaning."""
         return _all_ints(self.values)
 
 
@@ -75,7 +75,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class SpaceSize:
-    """How many legal configurations there are; `exact` is False when that was estimated by sampling."""
+    """The number of legal configurations; `exact` is False if it was estimated by sampling."""
 
     count: int
     exact: bool
@@ -94,11 +94,11 @@ class ConfigSpace:
         knobs: in the order in which the space is walked; the last one varies fastest.
         constraints: a configuration is legal when all of them hold.
         derived: quantities computed from knobs and from earlier derived quantities, e.g. threads or shared bytes.
-            Each function takes what a predicate takes and returns an array of numbers, or one number for all.
+            Each function takes the same mapping as a predicate and returns an array of numbers, or one number for all.
             Constraints may read them; all of them are features for a cost model.
 
     Raises:
-        ConfigError: two knobs or derived quantities share a name, or there is no knob.
+        ConfigError: two knobs or derived quantities share a name, or there are no knobs.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ConfigSpace:
 
     @functools.cached_property
     def cardinality(self) -> int:
-        """Size of the cartesian product, legal or not."""
+        """Size of the cartesian product, including illegal configurations."""
         return self._sampler.cardinality
 
     # ---- configurations and index rows
@@ -139,7 +139,7 @@ class ConfigSpace:
         return [self.config(row) for row in np.asarray(rows).tolist()]
 
     def indices(self, configs: Iterable[Mapping[str, Value]]) -> Rows:
-        """Index rows, int32 (n, knobs), of configurations whose values exist; constraints are not looked at.
+        """Index rows, int32 (n, knobs), of configurations whose values exist. Constraints are not checked.
 
         Raises:
             ConfigError: a knob is missing or unknown, or a value is not one of the knob's.
@@ -152,7 +152,7 @@ class ConfigSpace:
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.knobs))
 
     def keys(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """One integer per row that no other row of this space has (its place in the cartesian product).
+        """A unique integer for each row of this space: its position in the cartesian product.
 
         int64, or Python integers in an object array when the product does not fit.
         """
@@ -165,9 +165,9 @@ class ConfigSpace:
     # ---- legality
 
     def check(self, config: Mapping[str, Value]) -> list[str]:
-        """Why a configuration is illegal: one text per mistake, empty when it is legal.
+        """Why a configuration is illegal: one text per mistake; empty if it is legal.
 
-        Broken constraints are only looked for once every knob has one of its values.
+        Constraints are checked only if every knob has one of its values.
         """
         if problems := self._value_problems(config):
             return problems
@@ -217,11 +217,11 @@ class ConfigSpace:
 
     @functools.cached_property
     def size(self) -> SpaceSize:
-        """The number of legal configurations: counted where a bounded enumeration comes to an end, else estimated."""
+        """The number of legal configurations: counted if a bounded enumeration finishes, else estimated."""
         return SpaceSize(*self._sampler.size)
 
     def sample(self, n: int, rng: np.random.Generator) -> list[Config]:
-        """At most n distinct legal configurations at random; fewer only when there are no more."""
+        """n distinct legal configurations at random; fewer only if the space has no more."""
         return self.configs(self.sample_indices(n, rng))
 
     def sample_indices(self, n: int, rng: np.random.Generator, exclude: Collection[Any] = frozenset()) -> Rows:
@@ -232,10 +232,10 @@ class ConfigSpace:
 
         Args:
             n: how many at most.
-            exclude: `keys` of rows that are not wanted; a set for speed.
+            exclude: `keys` of rows to leave out; a set for speed.
 
         Returns:
-            m = n rows, or fewer when no more are left (where enumeration is impossible: when none were found with effort).
+            m = n rows, or fewer if no more are left (or, where enumeration is impossible, if a long search found no more).
         """
         return self._sampler.sample(n, rng, exclude)
 
@@ -246,7 +246,7 @@ class ConfigSpace:
     def neighbours(self, rows: Sequence[int] | NDArray[Any]) -> Rows:
         """The legal rows that differ from `rows`, one or several, in exactly one knob: int32 (m, knobs).
 
-        Those of one row after those of another; what is a neighbour of several comes as often.
+        Neighbours of one row follow those of the row before. A row that is a neighbour of several rows occurs several times.
         """
         base = np.atleast_2d(np.asarray(rows, dtype=np.int32))
         column = np.repeat(np.arange(len(self.knobs)), self._cards)  # every value of every knob
@@ -263,7 +263,7 @@ class ConfigSpace:
         """The same space with fewer values for some knobs.
 
         Raises:
-            ConfigError: unknown knob, no list, a value that the knob does not have, or nothing legal is left.
+            ConfigError: the knob is unknown, its values are not a list, it lacks one of them, or nothing legal is left.
         """
         problems = []
         kept = {}
@@ -291,13 +291,13 @@ class ConfigSpace:
         if not len(space.sample_indices(1, np.random.default_rng(0))):
             limits = ", ".join(f"{name} in {_listing(kept[name])}" for name in kept)
             raise ConfigError(
-                f"no legal configuration is left with {limits}; allow more values. What comes nearest breaks: "
+                f"no legal configuration is left with {limits}; allow more values. The closest configurations break: "
                 + "; ".join(space._rules_nearest_to_hold())
             )
         return space
 
     def _rules_nearest_to_hold(self) -> list[str]:
-        """Of a space without legal configurations: the rules that those break which break the fewest, of many at random."""
+        """For a space without legal configurations: the fewest rules that any of many random configurations breaks."""
         rows = np.random.default_rng(0).integers(0, self._cards, (CHUNK_ROWS, len(self.knobs)), dtype=np.int32)
         columns = _Columns(self, rows, range(len(self.knobs)))
         broken = np.array([~columns.holds(constraint) for constraint in self.constraints])
@@ -316,11 +316,12 @@ class ConfigSpace:
         return (*names, *self.derived)
 
     def encode(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        """Features for a cost model: float32 (n, len(feature_names)), of a width that depends on the space alone.
+        """Features for a cost model: float32 (n, len(feature_names)). The width depends on the space alone.
 
-        A number is itself, or its log2 where the knob's values span a factor of 4 or more (tile sizes, stages), so that
-        doublings are equally far apart; with a zero among them log2(1 + value). A bool is 0 or 1, any other knob is one-hot.
-        A derived quantity d becomes sign(d) log2(1 + |d|), which needs no statistics; NaN where it is not finite.
+        A number is its own feature. If the knob's values span a factor of 4 or more (tile sizes, stages), the feature is the
+        log2 instead, so that doublings are equally far apart, or log2(1 + value) if one of the values is zero. A bool is 0
+        or 1; any other knob is one-hot. A derived quantity d becomes sign(d) log2(1 + |d|), which needs no statistics, or
+        NaN if d is not finite.
         """
         columns = _Columns(self, rows, range(len(self.knobs)))
         out = np.empty((len(rows), len(self.feature_names)), dtype=np.float32)
@@ -338,7 +339,7 @@ class ConfigSpace:
 
     @functools.cached_property
     def _feature_tables(self) -> list[NDArray[np.float32]]:
-        """Per knob the features of each of its values: (values, 1) or (values, values)."""
+        """For each knob the features of its values: (values, 1) or (values, values)."""
         tables = []
         for knob in self.knobs:
             if not _is_scalar(knob):
@@ -355,12 +356,13 @@ class ConfigSpace:
         return tables
 
     def coordinates(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Positions for a model that measures distances: float64 (n, d) within [0, 1], d >= 0 depends on the space alone.
+        """Positions for a model that measures distances: float64 (n, d) within [0, 1]. d >= 0 depends on the space alone.
 
-        A number is its feature of `encode`, scaled. An integer of three or more values that are not all powers of two has a
-        second coordinate, its alignment: log2 of the largest power of two that divides it, up to 64 (hardware is as fast as
-        the least aligned size lets it be, and 96 is nearer to 64 in that than to 97). Of any other knob with more than two
-        values each value is a corner, 1 apart from the others. Knobs with one value and derived quantities have none.
+        The coordinate of a number is its feature of `encode`, scaled. If an integer knob has three or more values that are
+        not all powers of two, it has a second coordinate, the alignment: log2 of the largest power of two that divides the
+        value, up to 64. (The least aligned size limits the hardware's speed, and in this respect 96 is closer to 64 than to
+        97.) The values of any other knob with more than two are corners at distance 1 from each other. Knobs with one value
+        and derived quantities have no coordinate.
         """
         tables = self._coordinate_tables
         parts = [table[rows[:, column]] for column, table in enumerate(tables)]
@@ -368,7 +370,7 @@ class ConfigSpace:
 
     @functools.cached_property
     def _coordinate_tables(self) -> list[NDArray[np.float64]]:
-        """Per knob the coordinates of each of its values: (values, 0 or more)."""
+        """For each knob the coordinates of its values: (values, 0 or more)."""
         tables = []
         for knob, features in zip(self.knobs, self._feature_tables):
             columns = features.astype(np.float64)
@@ -401,7 +403,7 @@ class ConfigSpace:
         return Sampler(self._cards, holds, self._knobs_read, self.legal)
 
     def _knobs_read(self) -> list[frozenset[int]]:
-        """Per constraint the positions of the knobs that it reads, through derived quantities too; found by calling it."""
+        """For each constraint the positions of the knobs that it reads, also through derived quantities; calls find them."""
         first = np.zeros((1, len(self.knobs)), dtype=np.int32)
         found = []
         for constraint in self.constraints:
@@ -415,7 +417,7 @@ class _Columns(Mapping[str, NDArray[Any]]):
     """The values of index rows by name, gathered or derived when they are first read.
 
     Args:
-        rows: (n, m) index rows, possibly of the first m knobs of `order` only.
+        rows: (n, m) index rows; they may cover only the first m knobs of `order`.
         order: positions in `space.knobs` of the columns of `rows`.
     """
 
@@ -474,7 +476,7 @@ def _all_ints(values: Iterable[Value]) -> bool:
 
 
 def _is_scalar(knob: Knob) -> bool:
-    """Whether one column holds the knob: numbers and bools."""
+    """Whether a single column can hold the knob; true for numbers and bools."""
     return knob.ordered or all(type(value) is bool for value in knob.values)
 
 
@@ -484,7 +486,7 @@ def _alignment(value: int) -> int:
 
 
 def _value_key(value: Any) -> tuple[bool, Any]:
-    """Tells True from 1, which Python takes for equal."""
+    """A key that differs for True and 1, which are equal in Python."""
     return isinstance(value, bool | np.bool_), value
 
 

@@ -1,6 +1,6 @@
-"""Templates: the contract, what they are made of, and which there are.
+"""Templates: their contract, the values that they are made of, and the set of installed ones.
 
-A template author finds everything here: what a template declares (`Knob`, `Constraint`, `ConfigSpace`), what it hands over
+A template author finds everything here: what a template declares (`Knob`, `Constraint`, `ConfigSpace`), what it returns
 (`KernelSource`, `KernelStep`, `Grid` and the kinds of parameters), and `device_op` for inline PTX.
 """
 

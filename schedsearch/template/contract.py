@@ -1,8 +1,8 @@
 """The contract of a template, and that of an operator's reference.
 
 A template says how to run one operator in many ways: which workloads it takes (`validate`), its knobs (`space`), a
-rule-based starting point (`default`), and the kernel for one configuration (`kernel`). The reference that it is judged
-by belongs to the operator, not to the template: see `Reference`.
+rule-based starting point (`default`), and the kernel for one configuration (`kernel`). The reference that verifies its
+kernels belongs to the operator, not to the template: see `Reference`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Template(ABC):
 
     Attributes:
         name: unique; in records and on the command line.
-        version: raise it when a config no longer means the same kernel; part of a record's identity.
+        version: part of a record's identity. Raise it when a config no longer means the same kernel.
         op: name of the operator.
         kind: cuda or cpu.
     """
@@ -53,10 +53,11 @@ class Template(ABC):
         """
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
-        """What somebody would write who tunes nothing: no tiles, one element or vector at a time; legal in `space`.
+        """The configuration that one would write without tuning: no tiles, one element or vector at a time; legal in
+        `space`.
 
-        Tuning races it beside the default, so that its result shows what the choice of a configuration is worth. None,
-        which is what a template returns unless it says otherwise, where it has no such configuration.
+        The final race times it beside the default, so that the result shows what the choice of a configuration is worth.
+        Returns None, also by default, if the template has no such configuration.
         """
         return None
 
@@ -66,10 +67,10 @@ class Template(ABC):
 
 
 class Reference(ABC):
-    """The independent truth about one operator, which every candidate is compared with. Stateless.
+    """The independent truth about one operator, with which every candidate is compared. Stateless.
 
-    It is computed twice, by a naive kernel for all elements and in NumPy for a few random ones, and both must agree.
-    `schedsearch.templates.parts.reference` has what such kernels share; docs/operators.md shows one.
+    It is computed twice: by a naive kernel for all elements, and in NumPy for a few random ones. Both must agree.
+    `schedsearch.templates.parts.reference` has the parts that such kernels share; docs/operators.md shows one.
     """
 
     @abstractmethod
@@ -82,7 +83,7 @@ class Reference(ABC):
         - for each output a pointer of its name, to the truth in the output's shape: float64 before rounding for a float
           format; int64 after rounding and saturation for an integer format, which must be met exactly;
         - for each output of a float format, unless the operator's equality is `exact`, a pointer to float64 that is named
-          `magnitude_of(output)`: `magnitude * reduction * 2**-24` bounds the error of a right kernel that computes in
+          `magnitude_of(output)`: `magnitude * reduction * 2**-24` bounds the error of a correct kernel that computes in
           float32. For a sum of products it is the sum of |x| |weight|, and epilogues add to it;
         - the call-time scalars (float32).
         """
@@ -96,13 +97,13 @@ class Reference(ABC):
         flat_indices: Any,
         output: str,
     ) -> Any:
-        """The truth about single elements in NumPy, by code that shares nothing with `kernel`.
+        """The truth about single elements, computed in NumPy by code that shares nothing with `kernel`.
 
         Args:
             arrays: the workload's arguments by name, in their shapes, of NumPy dtypes that hold every number exactly
                 (float32 for bfloat16 and float8).
             scalars: the call-time scalars.
-            flat_indices: int64 (p,), into the output as it lies in memory.
+            flat_indices: int64 (p,), into the output in its order in memory.
             output: name of the output.
 
         Returns:

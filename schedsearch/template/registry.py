@@ -1,4 +1,4 @@
-"""Which templates there are, built in and installed, and the set of them that a run uses."""
+"""The built-in and installed templates, and the set of templates that a run uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from schedsearch.workload import Workload
 
 ENTRY_POINT_GROUP = "schedsearch.templates"
 
-# Built-ins by name, imported when first asked for; an import has no side effect.
+# Built-in templates by name, imported when first needed; an import has no side effect.
 BUILT_IN = {
     "conv2d_wgmma": "schedsearch.templates.conv2d.wgmma:Conv2dWgmma",
     "conv2d_halo": "schedsearch.templates.conv2d.halo:Conv2dHalo",
@@ -59,16 +59,16 @@ class TemplateSet(Mapping[str, Template]):
         return len(self._templates)
 
     def why_missing(self, name: str) -> str:
-        """Why there is no template of this name here, and which there are."""
+        """Why this set has no template of this name, and which templates it has."""
         if name in self.problems:
             return self.problems[name]
         return f"no template {name!r}{did_you_mean(name, self)}; known: {', '.join(self)}"
 
     def matching(self, workload: Workload, target: Target) -> list[Template]:
-        """Those that can run the workload on the target.
+        """The templates that can run the workload on the target.
 
         Raises:
-            UnsupportedError: none can; the message gives each template's reason.
+            UnsupportedError: no template can; the message gives each template's reason.
         """
         reasons, found = [], []
         for template in self.values():
@@ -93,8 +93,8 @@ def load_template(name: str) -> Template:
     """One template, built in or installed, without importing the others.
 
     Raises:
-        UsageError: unknown name; or the package that offers it cannot be imported, breaks the contract of `Template`,
-            serves an operator that is not there, or shares the name with another package's.
+        UsageError: the name is unknown; or the package that offers it cannot be imported, breaks the contract of `Template`,
+            serves an operator that is not installed, or claims the same name as another package.
     """
     if name in BUILT_IN:
         return _built_in(BUILT_IN[name])  # type: ignore[no-any-return]
@@ -106,18 +106,18 @@ def load_template(name: str) -> Template:
 
 
 def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
-    """The templates of these names; by default all built-in ones and all installed ones that can be used.
+    """The templates of these names; by default all built-in ones and all usable installed ones.
 
-    By default a broken package does not stop the others: the set's `problems` say what is wrong with it.
+    Without `names` a broken package does not stop the others: the set's `problems` say what is wrong with it.
 
     Raises:
-        UsageError: one of `names` cannot be had; see `load_template`.
+        UsageError: one of `names` is not available; see `load_template`.
     """
     if names is not None:
         return TemplateSet(load_template(name) for name in names)
     found: list[Template] = []
     problems = {
-        name: f"template {name!r} is built in; that of {claims[0]} is not used: it must have another name"
+        name: f"template {name!r} is built in; the one of {claims[0]} is not used and needs another name"
         for name, claims in offers(ENTRY_POINT_GROUP).items()
         if name in BUILT_IN
     }
@@ -130,7 +130,7 @@ def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
 
 
 def template_names() -> list[str]:
-    """All names, built-in ones first. Imports nothing: an installed one may turn out to be unusable."""
+    """All names, built-in ones first. Imports nothing, so that an installed one may prove unusable."""
     return list(dict.fromkeys([*BUILT_IN, *offers(ENTRY_POINT_GROUP)]))
 
 
@@ -138,8 +138,8 @@ def load_reference(op: str) -> Reference:
     """The reference that an operator names.
 
     Raises:
-        UnknownOperatorError: there is no such operator.
-        UsageError: the operator names no reference, or one that cannot be imported or is not a `Reference`.
+        UnknownOperatorError: the operator does not exist.
+        UsageError: the operator names no reference, or its reference cannot be imported or is not a `Reference`.
     """
     location = operator(op).reference
     if op in BUILT_IN_OPERATORS:

@@ -1,4 +1,4 @@
-"""What a template hands to the backend: Python functions with how they are launched."""
+"""What a template gives to the backend: Python functions, and how to launch them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from schedsearch.launch import Grid, Param
 
 @dataclass(frozen=True)
 class KernelStep:
-    """One Python function to compile and how it is launched.
+    """One Python function to compile, and how to launch it.
 
     `function` takes one argument per entry of `params`: u64 for a Pointer or TensorMap (the address of the map), i32, i64,
-    f32. A `Pointer` that is `optional` is 0 where the workload lacks the buffer. A last argument `*operands` receives all
+    f32. An `optional` `Pointer` is 0 if the workload lacks the buffer. A last argument `*operands` receives all
     further params as a tuple. On the CPU two more i64 follow: the half-open range [start, stop) of work items to compute
-    (keyword arguments where there are `*operands`); the device splits the work items
-    evenly over `block_threads` threads. Knobs are closure constants.
+    (they are keyword arguments if there are `*operands`). The device divides the work items evenly among `block_threads`
+    threads. Knobs are closure constants.
 
-    A kernel may call plain Python functions that it captures or that its module holds, without decorators; they are compiled
-    into it, and so is what they call. They may take and return tuples, local arrays and functions, have default arguments
-    and return early; they cannot be recursive or take `*args`. Import module-level functions by name: a call of
-    `module.function` is not inlined.
+    A kernel may call plain Python functions, without decorators, that it captures or that its module defines. They and the
+    functions that they call are compiled into the kernel. They may take and return tuples, local arrays and functions, have
+    default arguments and return early. They cannot be recursive or take `*args`. Import module-level functions by name: a
+    call of `module.function` is not inlined.
 
-    `shaped_by` names the captured integers and booleans that decide the code's shape: lengths of local arrays, conditions
-    that leave out branches. All others are then mere numbers to the CUDA backend, and kernels that differ in nothing else
-    are built several times faster after the first. None: all of them decide. What a captured function captures is named by
-    its path: "ring.stages" for the variable `stages` of the function that the kernel calls `ring`. A name that is not
-    captured is an error. A function found in the module, not captured, always decides with all that it captures.
+    `shaped_by` names the captured integers and booleans that decide the code's shape: lengths of local arrays, and
+    conditions that leave out branches. To the CUDA backend all others are mere numbers, and kernels that differ only in
+    these are built several times faster after the first. None: all of them decide. The variables of a captured function are
+    named by their path: "ring.stages" is the variable `stages` of the function that the kernel calls `ring`. A name that is
+    not captured is an error. A function of the module that is not captured always decides, with everything that it captures.
 
-    Other fields as in `Step`.
+    The other fields are as in `Step`.
     """
 
     function: Callable[..., None]
@@ -46,7 +46,7 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """What a template hands to the backend. Fields as in `LaunchPlan`; `arch` is e.g. sm_80, sm_90a or native."""
+    """What a template gives to the backend. The fields are as in `LaunchPlan`; `arch` is e.g. sm_80, sm_90a or native."""
 
     kind: Literal["cuda", "cpu"]
     arch: str
