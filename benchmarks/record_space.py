@@ -5,9 +5,9 @@
 
 A space is n,h,w,c,k,r[,stride]: a square kernel of size r with padding r // 2. The rule-based default comes first, then
 legal configurations, each equally likely, none twice, through the builders, the verification and the timing of
-`schedsearch tune`. Everything is kept in a database, one for each space, as it is measured: the same command goes on where
-the last one stopped, and measures nothing twice. `--export` writes a Kernel Tuner cache (or T4 results) that says how it
-was made.
+`schedsearch tune`. The final race of each run measures the plain configuration, too. Everything is kept in a database, one
+for each space, as it is measured: the same command goes on where the last one stopped, and measures nothing twice outside
+of races. `--export` writes a Kernel Tuner cache (or T4 results) that says how it was made.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def record(text: str, args: argparse.Namespace, target: Target, deadline: float)
         "toolchain": toolchain(target.kind),
         "workload": workload.label,
         "template": args.template,
-        "sampling": "the rule-based default, then legal configurations uniformly at random without replacement",
+        "sampling": "the rule-based default, then legal configurations uniformly at random without replacement; "
+        "and the plain configuration",
         "seed": args.seed,
         "stopped": summary.stopped,
         "outcomes": dict(task.outcomes),

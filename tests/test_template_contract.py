@@ -28,7 +28,7 @@ def conv2d(n: int, h: int, w: int, c: int, k: int, r: int, **more: Any) -> Workl
 class OwnTemplates(TemplateContract):
     """Other tests compile random configurations of these templates."""
 
-    compiled = 0
+    compiled = 1
 
 
 class TestWgmma(OwnTemplates):

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from typing import ClassVar
@@ -36,7 +37,8 @@ class TemplateContract:
         accepted: workloads that it must take.
         refused: workloads that it must refuse, each with a word that the reason has to contain.
         samples: random configurations of each workload whose kernels are made.
-        compiled: how many of these are compiled, after the default.
+        compiled: how many configurations are compiled in all: the default of the first accepted workload, then random ones
+            of the accepted workloads in turn, beginning with the second.
     """
 
     template: ClassVar[Template]
@@ -44,7 +46,7 @@ class TemplateContract:
     accepted: ClassVar[Sequence[Workload]]
     refused: ClassVar[Sequence[tuple[Workload, str]]] = ()
     samples: ClassVar[int] = 10
-    compiled: ClassVar[int] = 1
+    compiled: ClassVar[int] = 2
 
     def spaces(self) -> list[tuple[Workload, ConfigSpace]]:
         """The accepted workloads with their spaces."""
@@ -123,11 +125,11 @@ class TemplateContract:
         """Needs the compiler of the template's kind, no device. A kernel that is rejected (spills, ...) fails, too."""
         if self.template.kind == "cuda":
             pytest.importorskip("numba_cuda", reason="needs numba-cuda: install the extra cu12 or cu13")
-        for workload, space in self.spaces():
-            chosen = space.sample(self.compiled, np.random.default_rng(1))
-            for config in [self.template.default(workload, self.target, space), *chosen]:
-                built = compile_source(self.template.kernel(workload, self.target, config), self.target)
-                assert built.artifact.code and built.resources.spill_bytes == 0
+        rng = np.random.default_rng(1)
+        for number, (workload, space) in zip(range(self.compiled), itertools.cycle(self.spaces())):
+            config = space.sample(1, rng)[0] if number else self.template.default(workload, self.target, space)
+            built = compile_source(self.template.kernel(workload, self.target, config), self.target)
+            assert built.artifact.code and built.resources.spill_bytes == 0, f"{workload.label} with {config}"
 
 
 def _launch(source: KernelSource) -> object:
