@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,31 +84,34 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_shapes_in_both_layouts(device, shape, layout):
+# Layout, and whether the default is run or a random configuration, so that each shape and each of these four pairs occurs.
+VARIANTS = [("NHWC", "default"), ("NCHW", "random"), ("NHWC", "random"), ("NCHW", "default")]
+IN_BOTH_LAYOUTS = ("asymmetric padding", "stride and dilation", "groups with a tail", "depthwise")
+
+
+def variants() -> list[Any]:
+    """Every shape once, and some of them in the other layout with the other configuration."""
+    pairs = list(zip(SHAPES, itertools.cycle(VARIANTS)))
+    other = {"NHWC": "NCHW", "NCHW": "NHWC", "default": "random", "random": "default"}
+    pairs += [(name, (other[layout], other[config])) for name, (layout, config) in pairs if name in IN_BOTH_LAYOUTS]
+    return [pytest.param(SHAPES[name], *rest, id="-".join([name, *rest])) for name, rest in pairs]
+
+
+@pytest.mark.parametrize(("shape", "layout", "config"), variants())
+def test_shapes_in_both_layouts(device, shape, layout, config):
     workload = Workload.conv2d(**shape, dtype="float32", layout=layout)
-    check(device, workload, some_configs(workload, 1)[layout == "NCHW" :])
+    check(device, workload, [some_configs(workload, 1)[config == "random"]])
 
 
 @pytest.mark.parametrize("layouts", [("NHWC", "OIHW"), ("NCHW", "OHWI")])
 def test_weights_in_the_other_layout(device, layouts):
     workload = Workload.conv2d(**SHAPES["3x3"], dtype="float32", layout=layouts[0], weight_layout=layouts[1])
-    check(device, workload, some_configs(workload, 1))
+    check(device, workload, some_configs(workload, 1)[layouts[0] == "NCHW" :][:1])
 
 
-@pytest.mark.parametrize(
-    "epilogue",
-    [
-        ("bias", "relu"),
-        ("scale_shift", "leaky_relu"),
-        ("bias", "residual", "relu"),
-        ("residual", "leaky_relu", "scale_shift", "relu", "bias", "clip", "relu"),
-    ],
-    ids="+".join,
-)
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_epilogues_are_fused_in_order(device, epilogue, layout):
+def test_epilogues_are_fused_in_order(device, layout):
+    epilogue = ("residual", "leaky_relu", "scale_shift", "relu", "bias", "clip", "relu")
     workload = Workload.conv2d(n=1, h=7, w=6, c=5, k=20, r=3, s=3, dtype="float32", layout=layout, epilogue=epilogue)
     check(device, workload, some_configs(workload, 1)[1:])
 
@@ -120,10 +125,10 @@ def test_every_stage_has_an_epilogue(device, stage):
 def test_a_depthwise_tile_reads_nhwc_in_place(device):
     workload = Workload.conv2d(**SHAPES["depthwise without padding"], dtype="float32")
     space = TEMPLATE.space(workload, HOST).restrict({"x_layout": ["direct"]})
-    check(device, workload, space.sample(2, np.random.default_rng(0)))
+    check(device, workload, space.sample(1, np.random.default_rng(0)))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_small_workload_with_any_config(device, data):
     draw = data.draw
@@ -153,7 +158,7 @@ def test_any_small_workload_with_any_config(device, data):
 
 KINDS = ("conv2d_nchw (cuda float)", "group_conv2d_nchw", "group_conv2d_nhwc")
 MAX_FLOPS = 3e7
-MAX_CASES = 8
+MAX_CASES = 4
 
 
 def tvm_workload(kind: str, case: dict) -> Workload:  # type: ignore[type-arg]
