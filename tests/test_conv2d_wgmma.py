@@ -26,7 +26,7 @@ from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dWgmma()
-RANDOM_SHAPES, SHARDS = 64, 8
+RANDOM_SHAPES, SHARDS = 64, 5
 GPU_SHAPES = 60
 
 # Opcodes of sm_90 machine code: the low 12 bits of a 16-byte instruction (as nvdisasm names them).
@@ -97,13 +97,16 @@ def tiles_of_cluster(config: Config) -> int:
 
 @functools.cache
 def random_candidates() -> list[tuple[Workload, Config]]:
-    """Those in which every way to share tiles and operands occurs with every schedule and kind of output."""
+    """Those in which every way to share tiles and operands occurs with every schedule, and split K with every kind of output.
+
+    The number of stages and the order of tiles are numbers in the same code: not every value of these occurs.
+    """
 
     def sharing(workload: Workload, config: Config) -> set[Any]:
-        cluster = config["split_k"], config["cluster_m"] > 1, config["cluster_n"] > 1
-        return {(cluster, config["schedule"]), (cluster, workload.out_dtype == "float32")}
+        cluster = config["split_k"] > 1, config["cluster_m"] > 1, config["cluster_n"] > 1
+        return {(cluster, config["schedule"]), ("split", config["split_k"] > 1, workload.out_dtype == "float32")}
 
-    return covering(map(random_candidate, range(RANDOM_SHAPES)), sharing)
+    return covering(map(random_candidate, range(RANDOM_SHAPES)), sharing, but=("stages", "group_m"))
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -140,8 +143,10 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         assert built.resources.local_bytes == 0 and not found[LOCAL_STORE] and not found[LOCAL_LOAD]
 
 
-@pytest.mark.parametrize(("bn", "split_k", "cluster_m"), [(192, 1, 2), (256, 1, 1), (256, 2, 2)])
-@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("bn", "split_k", "cluster_m", "out_dtype"),
+    [(192, 1, 2, "bfloat16"), (256, 1, 1, "float32"), (256, 2, 2, "bfloat16"), (256, 2, 2, "float32")],
+)
 def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
     bn: int, split_k: int, cluster_m: int, out_dtype: str
 ) -> None:
@@ -156,8 +161,9 @@ def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
     assert compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources.local_bytes == 0
 
 
-@pytest.mark.parametrize(("groups", "bn", "cluster_m"), [(2, 224, 1), (4, 96, 2)])
-@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("groups", "bn", "cluster_m", "out_dtype"), [(2, 224, 1, "float32"), (2, 224, 1, "bfloat16"), (4, 96, 2, "bfloat16")]
+)
 def test_accumulators_of_groups_in_turn_stay_in_registers(groups: int, bn: int, cluster_m: int, out_dtype: str) -> None:
     workload = Workload.conv2d(n=32, h=28, w=28, c=256, k=512, r=1, s=1, dtype="bfloat16", out_dtype=out_dtype,
                                epilogue=["bias", "residual", "relu"])  # fmt: skip

@@ -133,40 +133,36 @@ def test_operands_are_what_follows_the_named_arguments() -> None:
     assert compiled(variadic, present) == compiled(named, present) == compiled(variadic, absent)
 
 
-@pytest.mark.parametrize("template", [Conv2dWgmma(), Conv2dMma()], ids=lambda template: template.name)
-def test_candidates_of_a_template_are_the_same_with_and_without_sharing(template: Template) -> None:
-    """Of one tile size, so that the second shares with the first; with other tensors and another epilogue, too."""
-    shapes = [dict(n=4, h=28, w=28, c=64, k=96, r=3, s=3, padding=1), dict(n=2, h=17, w=9, c=256, k=72, r=1, s=1)]
-    epilogues: list[list[str]] = [["bias", "relu"], ["residual"]]
-    tile = (
-        dict(bn=32, bk=64, cluster_m=2, split_k=2)
-        if template.name == "conv2d_wgmma"
-        else dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)
-    )
+# Of each template two workloads and the tile that makes kernels of the same shape of them.
+GROUPED = dict(n=2, h=24, w=24, c=64, k=64, r=3, s=3, padding=1, groups=16, stride=2)
+STEM = dict(n=2, h=24, w=24, c=4, k=64, r=3, s=3, padding=1)
+DENSE: tuple[dict[str, int], dict[str, int]] = (
+    dict(n=4, h=28, w=28, c=64, k=96, r=3, s=3, padding=1),
+    dict(n=2, h=17, w=9, c=256, k=72, r=1, s=1),
+)
+SAME_SHAPE: list[tuple[Template, tuple[dict[str, int], dict[str, int]], dict[str, Any]]] = [
+    (Conv2dWgmma(), DENSE, dict(bn=32, bk=64, cluster_m=2, split_k=2)),
+    (Conv2dMma(), DENSE, dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)),
+    (Conv2dHalo(), (GROUPED, {**GROUPED, "n": 5, "h": 23}), dict(tile_h=12, tile_w=12, merged=2, schedule="together")),
+    (Conv2dStem(), (STEM, {**STEM, "n": 5, "h": 30}), dict(tile_w=16, patches=1)),
+    (Conv2dUnfold(), (STEM, {**STEM, "n": 5, "h": 30}), dict(bn=16, bk=16, cluster_m=2, split_k=1)),
+]
+
+
+@pytest.mark.parametrize(("template", "shapes", "tile"), SAME_SHAPE, ids=[template.name for template, *_ in SAME_SHAPE])
+def test_a_candidate_that_shares_with_another_is_as_if_compiled_alone(
+    template: Template, shapes: tuple[dict[str, int], dict[str, int]], tile: dict[str, Any]
+) -> None:
+    """The first differs in its tensors, its other knobs and its epilogue."""
     _front_end.cache_clear()
-    for shape, epilogue in zip(shapes, epilogues):
+    epilogues: list[list[str]] = [["residual"], ["bias", "relu"]]
+    for number, (shape, epilogue) in enumerate(zip(shapes, epilogues)):
         workload = Workload.conv2d(**shape, epilogue=epilogue)
         space = template.space(workload, H200).restrict({name: [value] for name, value in tile.items()})
-        source = template.kernel(workload, H200, space.sample(1, np.random.default_rng(0))[0])
-        assert compile_source(source, H200).artifact == compile_source(without_sharing(source), H200).artifact
-    assert _front_end.cache_info().misses == 1
-
-
-@pytest.mark.parametrize(
-    ("template", "shape", "configs"),
-    [(Conv2dHalo(), dict(c=64, groups=16, stride=2), 1), (Conv2dStem(), dict(c=4), 2), (Conv2dUnfold(), dict(c=4), 2)],
-    ids=["conv2d_halo", "conv2d_stem", "conv2d_unfold"],
-)
-def test_sampled_candidates_are_the_same_with_and_without_sharing(
-    template: Template, shape: dict[str, int], configs: int
-) -> None:
-    workload = Workload.conv2d(**{**dict(n=2, h=24, w=24, k=64, r=3, s=3, padding=1), **shape}, epilogue=["bias", "relu"])
-    for config in template.space(workload, H200).sample(configs, np.random.default_rng(0)):
-        source = template.kernel(workload, H200, config)
-        _front_end.cache_clear()
+        source = template.kernel(workload, H200, space.sample(1, np.random.default_rng(number))[0])
         shared = compile_source(source, H200).artifact
-        assert _front_end.cache_info().currsize == len(source.steps), "a step was compiled on its own"
-        assert shared == compile_source(without_sharing(source), H200).artifact
+    assert _front_end.cache_info().misses == len(source.steps), "all steps were compiled by sharing, and once"
+    assert shared == compile_source(without_sharing(source), H200).artifact
 
 
 @pytest.mark.parametrize("cached", [True, False])
