@@ -97,7 +97,7 @@ def tiles_of_cluster(config: Config) -> int:
 
 @functools.cache
 def random_candidates() -> list[tuple[Workload, Config]]:
-    """Those in which every way to share tiles and operands occurs with every schedule, and split K with every kind of output.
+    """Those in which every way to share tiles and operands meets every schedule, and split K both kinds of output.
 
     The number of stages and the order of tiles are numbers in the same code: not every value of these occurs.
     """
