@@ -1,17 +1,17 @@
-"""Several tasks, one budget: what the scheduler of `tune` buys against equal shares, replayed over recorded spaces.
+"""Compares the scheduler of `tune` with equal shares of one budget over several tasks, replayed over recorded spaces.
 
     python benchmarks/budget.py ../shared/replay/*.json.gz --draw 6 --jobs 8 --out budget_alike.json
     python benchmarks/budget.py network.db --weights 3,4,6,3 --jobs 8
 
-The spaces of the files (whatever `schedsearch replay` takes) are the tasks of one run. Each is searched alone first, with
-every seed. Then `schedsearch.session.arms.choose_arm`, the function that `tune` calls, hands out the budget in batches, and
-an arm that gets n trials goes n evaluations further on its task's recorded search. Both ways of sharing so see the same
-searches, seed by seed, and differ in nothing but the shares.
+The spaces of the files (any files that `schedsearch replay` takes) are the tasks of one run. The benchmark first searches
+each space alone, with every seed. Then `schedsearch.session.arms.choose_arm`, the function that `tune` calls, hands out the
+budget in batches. An arm that gets n trials moves n evaluations further in its task's recorded search. Both ways of sharing
+therefore see the same searches, seed by seed, and differ only in the shares.
 
-What is judged is the sum over the tasks of weight x best time / optimum, smaller is better; the scheduler has the weights,
-and equal shares do not use them. With `--weights random` the weights are drawn anew for every run from 1, 1, 1, 2, 3, 6 and
-10, as layers occur in networks. With `--draw N` a run has N tasks drawn from the spaces and seeds, in `--runs` different
-ways, which tells more than one fixed set of tasks. Prints by how much the sum exceeds that of the optima, for equal shares
+The score is the sum over the tasks of weight x best time / optimum; smaller is better. The scheduler knows the weights, and
+equal shares do not use them. With `--weights random` every run draws new weights from 1, 1, 1, 2, 3, 6 and 10, as layers
+occur in networks. With `--draw N` a run has N tasks drawn from the spaces and seeds, in `--runs` different ways, which
+tells more than one fixed set of tasks. The program prints by how much the sum exceeds that of the optima, for equal shares
 and for the scheduler, and the difference with a bootstrap interval over the runs.
 """
 
@@ -43,7 +43,7 @@ from schedsearch.workload import Workload
 Choose = Callable[[Sequence[TaskState], int], "tuple[TaskState, Arm] | None"]
 REACH = 3  # a task's search is known up to this many times the greatest budget per task
 BATCH = 8
-NOTHING = 10.0  # a task without a valid configuration counts as so many times its optimum
+NOTHING = 10.0  # a task without a valid configuration counts as this many times its optimum
 RANDOM_WEIGHTS = (1, 1, 1, 2, 3, 6, 10)
 
 
@@ -82,12 +82,12 @@ def equal_shares(tasks: Sequence[TaskState], warm_trials: int) -> tuple[TaskStat
 def share(
     searches: Sequence[NDArray[np.float64]], weights: Sequence[float], trials: int, choose: Choose
 ) -> NDArray[np.int64]:
-    """Hands out trials one batch after the other.
+    """Hands out trials batch by batch.
 
     Args:
-        searches: of each task the time in ns of every evaluation, NaN for a failure.
-        weights: of the tasks.
-        trials: of the whole run.
+        searches: for each task, the time in ns of every evaluation, NaN for a failure.
+        weights: one per task.
+        trials: for the whole run.
         choose: `choose_arm` or another rule.
 
     Returns:
@@ -115,7 +115,7 @@ def share(
 
 
 def _answer(arm: Arm, left: int) -> Answer:
-    """What the arm's tuner proposes next, of so many trials that are left."""
+    """The arm's next proposals, given the number of trials left."""
     assert arm.tuner is not None
     n = arm.portion(left, WARM_TRIALS)
     lesson = Lesson() if arm.taught else arm.lesson(COLD)
@@ -128,7 +128,7 @@ def _answer(arm: Arm, left: int) -> Answer:
 def _task(index: int, length: int, weight: float) -> TaskState:
     space = ConfigSpace([Knob("evaluation", tuple(range(length)))])
     template: Any = SimpleNamespace(name="recorded", version=1)
-    workload = Workload.conv2d(n=index + 1, h=8, w=8, c=8, k=8, r=3, s=3)  # tells the tasks apart, nothing else
+    workload = Workload.conv2d(n=index + 1, h=8, w=8, c=8, k=8, r=3, s=3)  # only tells the tasks apart
     state = TaskState(index, TaskPlan(Task(workload, weight), (ArmPlan(template, space, Config(evaluation=0)),)))
     state.arms[0].start(lambda *_, **__: Playback(length), "", 0, workload)
     return state
@@ -143,7 +143,7 @@ class Run:
     weights: NDArray[np.float64]
 
     def excess(self, budgets: Sequence[int], choose: Choose) -> NDArray[np.float64]:
-        """(budgets,): by how much the weighted sum exceeds that of the optima, after so many trials per task."""
+        """(budgets,): by how much the weighted sum exceeds that of the optima, for each number of trials per task."""
         at = np.array(budgets) * len(self.searches) - 1
         had = share(self.searches, self.weights.tolist(), int(at[-1]) + 1, choose)[at]
         ratios = np.empty(had.shape)
@@ -186,7 +186,7 @@ def search(
 def make_runs(
     times: NDArray[np.float64], optima: NDArray[np.float64], weights: Sequence[float] | None, draw: int, runs: int
 ) -> list[Run]:
-    """One run per seed, or `runs` of `draw` tasks drawn from all spaces and seeds; no weights: they are drawn."""
+    """One run per seed, or `runs` of `draw` tasks drawn from all spaces and seeds. Without weights, they are drawn too."""
     rng = np.random.default_rng(0)
     seeds, tasks, _ = times.shape
     if draw:
@@ -205,7 +205,7 @@ def make_runs(
 def show(figures: dict[str, Any]) -> str:
     rows = [
         [
-            f"{budget} trials a task",
+            f"{budget} trials per task",
             f"{f['equal']:.1%}",
             f"{f['scheduler']:.1%}",
             f"{f['difference']:+.1%} [{f['low']:+.1%} {f['high']:+.1%}]",

@@ -1,14 +1,14 @@
-"""How many candidates a core builds in a second, and where the time goes: random ones of a template, in one process.
+"""How many candidates a core builds per second, and where the time goes: random ones of a template, in one process.
 
-CPU seconds, so that it can run beside other work. Each way of building gets the same candidates; the first three warm
-up and are not counted:
+The unit is CPU seconds, so other work may run at the same time. Each way of building gets the same candidates; the first
+three warm up and are not counted:
 
-- `alone`: nothing is shared (10 candidates say enough);
-- `shared`: Numba's work is shared among candidates, the build cache is empty at first;
-- `cached`: the same again, as in a later run: the build cache holds what `shared` left there.
+- `alone`: nothing is shared (10 candidates are enough);
+- `shared`: candidates share Numba's work, and the build cache is empty at first;
+- `cached`: the same again, as in a later run: the build cache has the output of `shared`.
 
-The stages are means: the template's `kernel()`, Numba, NVVM, the linker, and what is left (keys and the cache among it). On
-the CPU, Numba and LLVM are one stage. Needs the CUDA wheels for templates of a GPU, and no GPU.
+The stages are means: the template's `kernel()`, Numba, NVVM, the linker, and the rest (including keys and the cache). On
+the CPU, Numba and LLVM are one stage. Templates for a GPU need the CUDA wheels, but no GPU.
 
 Run: python benchmarks/build_speed.py [--template conv2d_wgmma conv2d_cpu] [--candidates 100] [--json FILE]
 """
@@ -57,7 +57,7 @@ def without_sharing(source: KernelSource) -> KernelSource:
 
 
 class Clock:
-    """CPU seconds spent in functions of modules, by the stage that each stands for."""
+    """CPU seconds spent in functions of modules, added up by stage."""
 
     def __init__(self) -> None:
         self.spent_s: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: cold timing in a CUDA graph, the facts of a run, tables and data files."""
+"""Functions that the benchmarks share: cold timing in a CUDA graph, the facts of a run, tables and data files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _machine() -> dict[str, Any]:
 
 
 def write(path: str | None, data: dict[str, Any]) -> None:
-    """Writes data with the facts of the run as JSON, when a path is given. A reader sees the old file or the new one."""
+    """Writes data with the facts of the run as JSON if a path is given. A reader sees the old file or the new one."""
     if path:
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -81,12 +81,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def sets_needed(bytes_per_set: int, l2_bytes: int) -> int:
-    """How many sets of operands exceed L2_FACTOR times L2."""
+    """The number of sets of operands that together exceed L2_FACTOR times L2."""
     return max(1, math.ceil(L2_FACTOR * l2_bytes / bytes_per_set))
 
 
 def cold_graph_us(calls: Sequence[Callable[[], object]]) -> float:
-    """Microseconds per call inside a CUDA graph that rotates over `calls`, one a set of operands; median of the replays."""
+    """Microseconds per call in a CUDA graph that rotates over `calls`, one per set of operands; median of the replays."""
     import torch
 
     stream = torch.cuda.Stream()

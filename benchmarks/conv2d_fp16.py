@@ -7,15 +7,15 @@
     python benchmarks/conv2d_fp16.py --suite grouped         grouped layers of ResNeXt and RegNet, and each template's best
     python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64
     python benchmarks/conv2d_fp16.py --suite networks --networks networks.json --trials 64 \\
-        --network "resnet50 batch 32" --add --out networks_h200.json     one network; --out keeps what it has of the others
+        --network "resnet50 batch 32" --add --out networks_h200.json     one network; --out keeps its data of the others
 
-Needs a CUDA device and PyTorch. cuDNN runs in benchmark mode; its fastest way counts, the output in that way's layout.
-Without an epilogue these are NCHW and NHWC; with bias and relu, in each layout, cuDNN's fused convolution, torch.compile in
-its default mode, and one operator after the other. Everything is timed cold: all operands rotate over sets that together
-exceed 2.5x L2, inside a CUDA graph.
+Needs a CUDA device and PyTorch. cuDNN runs in benchmark mode. We compare with its fastest way, whose output has that way's
+layout. Without an epilogue the ways are NCHW and NHWC. With bias and relu they are, in each layout, cuDNN's fused
+convolution, torch.compile in its default mode, and one operator after the other. Everything is timed cold: all operands
+rotate over sets that together exceed 2.5x L2, inside a CUDA graph.
 
-Trials count across runs with one database: another run with the same --trials goes on where the last one stopped. --out is
-written after every layer.
+Trials count across runs with one database: another run with the same --trials continues where the last one stopped. --out
+is written after every layer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SHAPES = [
 
 # n, h, w, c, k, kernel, stride, padding, groups
 GROUPED = [
-    (32, 56, 56, 128, 128, 3, 1, 1, 32),  # ResNeXt-50 32x4d: all its grouped shapes but those of 512 channels at stride 2
+    (32, 56, 56, 128, 128, 3, 1, 1, 32),  # ResNeXt-50 32x4d: all its grouped shapes except those of 512 channels at stride 2
     (32, 56, 56, 256, 256, 3, 2, 1, 32),
     (32, 28, 28, 256, 256, 3, 1, 1, 32),
     (32, 14, 14, 512, 512, 3, 1, 1, 32),
@@ -84,7 +84,7 @@ def square(
 
 
 def draw(seed: int, count: int) -> list[schedsearch.Workload]:
-    """Shapes that nobody chose: sizes 7 to 224, channels 16 to 1024 in multiples of 8, batch 1 to 64; not the largest."""
+    """Random shapes: sizes 7 to 224, channels 16 to 1024 in multiples of 8, batch 1 to 64, without the largest ones."""
     rng, found = random.Random(seed), []
     while len(found) < count:
         kernel, size = rng.choice((1, 3, 5, 7)), rng.randint(7, 224)
@@ -96,7 +96,7 @@ def draw(seed: int, count: int) -> list[schedsearch.Workload]:
 
 
 def network_layers(path: str) -> list[Layer]:
-    """(workload, network, multiplicity) of every convolution at batch 1, and of ResNet-50 at batch 32 too.
+    """(workload, network, multiplicity) of every convolution at batch 1, and also of ResNet-50 at batch 32.
 
     The file is a JSON object with resnet50, vgg16 and inception_v3, each {"layers": [[H, W, Cin, Cout, KH, KW, stride_h,
     stride_w, pad_h, pad_w, dil_h, dil_w, groups, how often the network has the layer], ...]}; H and W are the input's.
@@ -136,7 +136,7 @@ def compare(workload: schedsearch.Workload, db: str, l2_bytes: int) -> dict[str,
                 with peers.time_limit(peers.WAY_LIMIT_S):
                     times[name] = common.cold_graph_us([functools.partial(way, *tensors) for tensors in operands])
                 row[f"{name}_us"] = times[name]
-            except Exception as error:  # torch.compile raises what it likes; the other ways are still worth their time
+            except Exception as error:  # torch.compile may raise anything; the other ways are still timed
                 row.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"[:500]
     if not times:
         raise ValueError(f"no way of PyTorch works: {row['failed']}")
@@ -169,10 +169,10 @@ def fastest_by_template(workload: schedsearch.Workload, db: str) -> dict[str, fl
 
 
 def kept(path: str | None, suite: str) -> dict[str, Any]:
-    """What --add finds in the file of earlier runs: `rows` and `runs`, both empty when there is no file.
+    """The data of earlier runs for --add: `rows` and `runs`, both empty if there is no file.
 
     Raises:
-        SystemExit: it is of another suite, another machine or other versions.
+        SystemExit: the file has another suite, another machine or other versions.
     """
     if not path or not Path(path).exists():
         return {"rows": [], "runs": []}
@@ -185,11 +185,11 @@ def kept(path: str | None, suite: str) -> dict[str, Any]:
 
 
 def report(suite: str, earlier: dict[str, Any], rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:
-    """The data of a file: rows by workload, where a new one replaces an earlier one, and totals over all runs.
+    """The data of a file: rows by workload (a new row replaces an earlier one), and totals over all runs.
 
     Args:
-        earlier: what `kept` returns.
-        rows: of this run.
+        earlier: the result of `kept`.
+        rows: the rows of this run.
         run: its command, tuning_s, new_trials and shares.
     """
     merged = {row["workload"]: row for row in (*earlier["rows"], *rows)}
@@ -229,9 +229,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--suite", choices=("targets", "random", "grouped", "networks"), default="targets")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16", help="of all operands and outputs")
     parser.add_argument("--epilogue", choices=("", "bias,relu"), default="", help="fused, on both sides")
-    parser.add_argument("--seed", type=int, default=0, help="of the tuner, and of the shapes of --suite random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tuner and of the shapes of --suite random")
     parser.add_argument("--count", type=int, default=20, help="shapes of --suite random")
-    parser.add_argument("--trials", type=int, default=200, help="a shape, those of earlier runs with this --db included")
+    parser.add_argument(
+        "--trials", type=int, default=200, help="trials per shape, including those of earlier runs with this --db"
+    )
     parser.add_argument("--time", type=float, help="seconds of tuning over all shapes")
     parser.add_argument(
         "--limit", type=float, default=1e9, help="seconds from the start, after which no further shape is timed"
@@ -239,10 +241,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--networks", metavar="FILE", help="JSON file with the layers of --suite networks; `network_layers` has its form"
     )
-    parser.add_argument("--network", action="append", help="of --suite networks, only this one; may be given several times")
+    parser.add_argument(
+        "--network", action="append", help="with --suite networks: only this network; may be given several times"
+    )
     parser.add_argument("--db", default="benchmark.db")
     parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--add", action="store_true", help="keep what --out has of shapes that this run does not time")
+    parser.add_argument("--add", action="store_true", help="keep the data in --out of shapes that this run does not time")
     options = parser.parse_args(words)
     if (options.suite == "networks") != bool(options.networks) or (options.network and not options.networks):
         parser.error("--suite networks and --networks FILE belong together, and --network to them")
@@ -250,7 +254,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], list[Layer]]:
-    """The workloads to time, each once; and the layers of all networks, of which these are some."""
+    """The workloads to time, each once, and the layers of all networks that they come from."""
     kind = {
         "epilogue": tuple(filter(None, options.epilogue.split(","))),
         "dtype": options.dtype,
@@ -302,7 +306,11 @@ def main() -> None:
         try:
             row = compare(workload, options.db, l2_bytes)
             row["template_us"] = fastest_by_template(workload, options.db)
-        except (SchedsearchError, RuntimeError, ValueError) as error:  # RuntimeError: torch's, out of memory among them
+        except (
+            SchedsearchError,
+            RuntimeError,
+            ValueError,
+        ) as error:  # RuntimeError: torch's errors, including out of memory
             row = {"workload": workload.label, "error": f"{type(error).__name__}: {error}"}
         row["trials"], row["default_us"] = task.trials, task.default_ns and task.default_ns / 1e3
         rows.append(row)
@@ -327,7 +335,7 @@ def main() -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row in words, as it is done."""
+    """A row in words, printed as soon as it is measured."""
     if "error" in row:
         return f"{row['workload']}: {row['error']}"
     ways = ", ".join(f"{name.removesuffix('_us')} {row[name]:.2f}" for name in row if name.endswith(PEER_FIELDS))

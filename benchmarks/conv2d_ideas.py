@@ -1,9 +1,9 @@
-"""What single knobs of conv2d_wgmma bought: the fastest measured configurations without and with, and what was predicted.
+"""The gain of single knobs of conv2d_wgmma: the fastest configurations without and with each, measured and predicted.
 
     python benchmarks/conv2d_ideas.py
 
-prints the table of docs/kernels/conv2d.md; `render_tables.py` puts it there. Configurations and times are those of
-benchmarks/results/conv2d_configurations_h200.json.gz; a row is of one of its runs, so that both sides are of one day.
+prints the table of docs/kernels/conv2d.md; `render_tables.py` writes it there. Configurations and times come from
+benchmarks/results/conv2d_configurations_h200.json.gz. Each row uses one of its runs, so both sides are from the same day.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from schedsearch.workload import Workload
 DATA = Path(__file__).parent / "results" / "conv2d_configurations_h200.json.gz"
 H200 = PRESETS["h200"]
 TEMPLATE = "conv2d_wgmma"
-LATER_KNOBS = {"schedule": "together"}  # what configurations of versions without the knob mean
+LATER_KNOBS = {"schedule": "together"}  # the meaning of configurations from versions without the knob
 POWERS_OF_TWO = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Idea:
-    """`uses` says whether a configuration does; `layers` are (number of the run in DATA, label as in the page's tables)."""
+    """`uses` says whether a configuration uses it. `layers` are (number of the run in DATA, label in the page's tables)."""
 
     name: str
     uses: Callable[[Mapping[str, Any]], bool]
@@ -41,9 +41,9 @@ class Idea:
 IDEAS = (
     Idea("blocks of a cluster share a tile's reduction (`split_k`)", lambda c: c["split_k"] > 1,
          ((3, "1x7x7x512 k512 3x3 p1"), (3, "1x14x14x256 k256 3x3 p1"), (3, "1x28x28x512 k512 3x3 p1"))),
-    Idea("loads shared in a cluster, by multicast (`cluster_m`, `cluster_n`)", lambda c: c["cluster_m"] * c["cluster_n"] > 1,
+    Idea("a cluster shares loads by multicast (`cluster_m`, `cluster_n`)", lambda c: c["cluster_m"] * c["cluster_n"] > 1,
          ((0, "12x100x100x488 k448 5x5 s2 p2"), (3, "6x70x70x136 k648 3x3 s2 p1"), (3, "1x28x28x512 k512 3x3 p1"))),
-    Idea("a persistent grid: the next tile's loads during a store (`grid`)", lambda c: c["grid"] == "persistent",
+    Idea("a persistent grid loads the next tile during a store (`grid`)", lambda c: c["grid"] == "persistent",
          ((2, "32x28x28x512 k128 1x1"), (0, "14x88x88x528 k984 1x1"), (0, "32x28x28x128 k128 3x3 p1"))),
     Idea("k steps of 16 or 32 channels (`bk`)", lambda c: c["bk"] < 64,
          ((3, "6x70x70x136 k648 3x3 s2 p1"), (3, "14x88x88x528 k984 1x1"))),
@@ -62,7 +62,7 @@ IDEAS = (
 
 @functools.cache
 def runs() -> list[dict[str, list[tuple[Workload, list[str], list[list[Any]]]]]]:
-    """Of each run, template -> (layer, its knobs, configurations as their values and then the time in us)."""
+    """For each run: template -> (layer, its knobs, configurations as their values followed by the time in us)."""
     with gzip.open(DATA, "rt", encoding="utf-8") as file:
         sources = json.load(file)["sources"]
     found: list[dict[str, list[tuple[Workload, list[str], list[list[Any]]]]]] = []

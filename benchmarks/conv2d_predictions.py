@@ -2,9 +2,8 @@
 
     python benchmarks/conv2d_predictions.py
 
-prints the table that `render_tables.py` puts into docs/kernels/conv2d.md, and the same figures of conv2d_halo. It covers
-fp16 and bf16 layers without epilogue and groups. A configuration that was measured in several runs counts with its last
-time.
+prints the table that `render_tables.py` writes to docs/kernels/conv2d.md, and the same figures for conv2d_halo. It covers
+fp16 and bf16 layers without epilogue and groups. If several runs measured a configuration, its last time counts.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Layer:
 
     @property
     def chosen_us(self) -> float:
-        """The measured time of the configuration with the least predicted time; the mean when several have it."""
+        """The measured time of the configuration with the least predicted time; the mean if several share it."""
         return float(self.measured[self.predicted < self.predicted.min() + 1e-3].mean())
 
     @property
@@ -56,7 +55,7 @@ class Layer:
 
     @property
     def rank_correlation(self) -> float:
-        """Spearman's. Configurations of the same time share the mean of their ranks: many have the same predicted time."""
+        """Spearman's rank correlation. Equal times share the mean of their ranks, because many predicted times are equal."""
         correlation = RankAgreement.of([list(zip(self.predicted, self.measured))]).correlation
         return math.nan if correlation is None else correlation
 

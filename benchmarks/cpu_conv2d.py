@@ -3,7 +3,7 @@
     python benchmarks/cpu_conv2d.py [--configs N] [--seed N] [--threads N] [--out FILE.json]
 
 Every configuration is checked against float64 NumPy before it is timed. Times are the best of `--repeats` launches with
-warm caches, packing included; PyTorch's, where it is installed, likewise, with weights in PyTorch's own layout.
+warm caches and include packing. PyTorch, if it is installed, is timed in the same way, with weights in its own layout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COLUMNS = ("workload", "best us", "GFLOP/s", "default us", "/best", "plain us", 
 
 @njit
 def seven_loops(x, weight, y, stride, padding):  # type: ignore[no-untyped-def]
-    """x (n, h, w, c), weight (k, r, s, c), y (n, p, q, k), float32: what one writes first."""
+    """The kernel that one writes first: x (n, h, w, c), weight (k, r, s, c), y (n, p, q, k), float32."""
     for n in range(y.shape[0]):
         for p in range(y.shape[1]):
             for q in range(y.shape[2]):
@@ -84,7 +84,7 @@ class Bench:
         self.expected = load_reference(workload.op).points(workload, self.arrays, {}, self.points)
 
     def seconds(self, config: Config) -> tuple[float, float]:
-        """Best seconds of a launch, and seconds to compile. Raises AssertionError when the result is wrong."""
+        """Best seconds of a launch, and seconds to compile. Raises AssertionError if the result is wrong."""
         built = compile_source(self.template.kernel(self.workload, self.target, config), self.target)
         kernel = self.device.load(built.artifact)
         self.device.fill(self.buffers["y"], 0xFF, self.workload.output.nbytes)
@@ -127,7 +127,7 @@ def measure(shape: tuple[int, ...], target: Target, options: argparse.Namespace)
     )
     sampled = space.sample(options.configs, np.random.default_rng(options.seed))
     results = {config: bench.seconds(config) for config in dict.fromkeys([default, *sampled])}
-    # Once more, side by side, so that a passing disturbance decides nothing.
+    # Once more, side by side, so that a passing disturbance does not decide the comparison.
     leaders = sorted(results, key=lambda config: results[config][0])[:3]
     raced = {config: bench.seconds(config)[0] for config in dict.fromkeys([default, *leaders])}
     best = min(raced, key=lambda config: raced[config])
@@ -153,13 +153,15 @@ def measure(shape: tuple[int, ...], target: Target, options: argparse.Namespace)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", type=int, default=30, help="random configurations per shape (default 30)")
-    parser.add_argument("--repeats", type=int, default=50, help="launches, of which the best counts (default 50)")
+    parser.add_argument("--repeats", type=int, default=50, help="launches; the best one counts (default 50)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=detect("cpu").sms, help="default: all that this process may use")
+    parser.add_argument(
+        "--threads", type=int, default=detect("cpu").sms, help="threads; default: all that this process may use"
+    )
     parser.add_argument("--out", type=Path, help="write the data as JSON")
     options = parser.parse_args()
     target = detect("cpu")
-    print(f"{target.key}, {options.threads} threads, {options.configs} random configurations a shape, seed {options.seed}")
+    print(f"{target.key}, {options.threads} threads, {options.configs} random configurations per shape, seed {options.seed}")
     print("{:42}{:>9}{:>9}{:>11}{:>7}{:>10}{:>7}{:>10}{:>11}".format(*COLUMNS))
     rows = []
     for shape in SHAPES:

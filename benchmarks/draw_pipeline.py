@@ -1,9 +1,9 @@
-"""Draws how conv2d_wgmma's steps follow one another: two grids, and a reduction shared by a cluster.
+"""Draws the order of conv2d_wgmma's steps: two kinds of grids, and a reduction that a cluster shares.
 
     python benchmarks/draw_pipeline.py --out docs/images/conv2d-pipeline.svg
 
-Durations are made up, the order is that of the kernel: a buffer is loaded once it is free, one transfer after the other; it
-is multiplied once it has landed and the step before it is done, and is free again after that.
+The durations are invented. The order is that of the kernel: a buffer is loaded once it is free, one transfer after the
+other. It is multiplied once it has arrived and the previous step is done. After that it is free again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TITLE, GAP = 46, 16  # height of a panel's title, distance between panels
 
 @dataclass(frozen=True)
 class Bar:
-    """What a lane does from `start` to `end`, in units of time; `label` is the number of the step."""
+    """The work of a lane from `start` to `end`, in units of time; `label` is the number of the step."""
 
     lane: str
     kind: str
@@ -34,7 +34,7 @@ class Bar:
 
 
 def ring(tiles: int, persistent: bool) -> list[Bar]:
-    """One multiprocessor computes tiles one after the other, by one block or by a block each."""
+    """One multiprocessor computes tiles one after the other, with one persistent block or one block per tile."""
     bars: list[Bar] = []
     free = [START] * STAGES
     link = multiplied = START
@@ -51,14 +51,14 @@ def ring(tiles: int, persistent: bool) -> list[Bar]:
         stored = multiplied + STORE
         bars.append(Bar("warpgroups", "epilogue, store", multiplied, stored))
         multiplied = stored
-        if not persistent:  # the next block starts when this one has ended
+        if not persistent:  # the next block starts when this one ends
             link = multiplied = stored + START
             free = [link] * STAGES
     return bars
 
 
 def cluster(ranks: int) -> list[Bar]:
-    """The blocks of a cluster share the steps of one tile, add up, and store a part of it each. Of loads only the first."""
+    """The blocks of a cluster share the steps of one tile, add up, and store a part each. Shows only the first's loads."""
     bars: list[Bar] = []
     share = STEPS // ranks
     for rank in range(ranks):

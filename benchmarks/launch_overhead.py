@@ -1,10 +1,10 @@
-"""Host time of calling a deployed kernel with torch tensors, output allocation included.
+"""Host time of calling a deployed kernel with torch tensors, including the allocation of the output.
 
     python benchmarks/launch_overhead.py --db benchmark.db --out launch_overhead.json
 
-Needs a CUDA device and PyTorch. The kernel is a 1x1 convolution of a 7x7 image, so that the device keeps up with the host;
-it is built by the rule-based default when the database has no record of it. Times are host microseconds per call of a loop
-that only enqueues (median of rounds).
+Needs a CUDA device and PyTorch. The kernel is a 1x1 convolution of a 7x7 image, so the device keeps up with the host. If the
+database has no record of it, the rule-based default is built. Times are host microseconds per call of a loop that only
+enqueues (median of rounds).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALLS, ROUNDS = 1000, 15
 
 
 def host_us(call: Callable[[], object]) -> float:
-    """Median over rounds of the host time per call; the device is idle before each round and its queue does not fill."""
+    """Median over rounds of the host time per call. The device is idle before each round, and its queue does not fill."""
     times = []
     for _ in range(ROUNDS):
         torch.cuda.synchronize()

@@ -1,14 +1,14 @@
-"""How long deployment takes to find a kernel in a large database.
+"""The time that deployment takes to find a kernel in a large database.
 
     python benchmarks/lookup_latency.py [--records 100000] [--seed 0] [--out FILE.json]
 
 Builds a database of the real schema (bulk inserts of real rows: by default 100,000 records of 2,000 workloads, each workload
 with a best and its code), then measures
 
-- open plus first lookup, in fresh processes (the import of the module apart),
-- an uncached lookup: every workload once, in random order, launch plan included,
+- open plus first lookup, in fresh processes (without the import of the module),
+- an uncached lookup: every workload once, in random order, including the launch plan,
 - a cached lookup: the same workload again,
-- a look for new records (`Lookup.version`), which `KernelCache` takes in every call.
+- a look for new records (`Lookup.version`), which `KernelCache` does in every call.
 
 Prints a table and writes the data.
 """
@@ -68,7 +68,7 @@ def workloads(count: int) -> list[Workload]:
 
 
 def records(workload: Workload, rng: random.Random, count: int) -> Iterator[Record]:
-    """One of ten failed; the others with twenty repeats each."""
+    """One measurement in ten is a failure; the others have twenty repeats each."""
     for i in range(count):
         failed = i % 10 == 9
         middle = rng.uniform(1e4, 1e6)

@@ -1,8 +1,9 @@
-"""Whether the templates still compile to the same machine code: sha256 of candidates' cubins, before and after a change.
+"""Checks that the templates still compile to the same machine code: sha256 of cubins, before and after a change.
 
-Writes the hashes of a fixed choice of candidates (12 of each CUDA template: defaults and random ones of layers that differ
-in size, dtype, epilogue, stride and groups), or compiles the candidates of an earlier file again and compares. Needs the
-CUDA wheels of that file, no GPU. A difference after a change of compiler is none of the template; versions are in the file.
+It writes the hashes of fixed candidates (12 of each CUDA template: defaults and random ones for layers that differ in size,
+dtype, epilogue, stride and groups), or compiles the candidates of an earlier file again and compares. It needs the CUDA
+wheels of that file and no GPU. The file has the versions: another compiler may change the code without any change of the
+template.
 
 Run: python benchmarks/machine_code.py --json FILE
      python benchmarks/machine_code.py --against FILE [--json FILE]
@@ -40,7 +41,7 @@ LAYERS: list[dict[str, Any]] = [
 
 
 def candidates() -> list[dict[str, Any]]:
-    """As plain data: template, parameters of the workload, configuration. Always the same."""
+    """The candidates as plain data: template, parameters of the workload, configuration. They are always the same."""
     target, rng = PRESETS["h200"], np.random.default_rng(0)
     rows = []
     for template in load_templates().values():
@@ -59,7 +60,7 @@ def candidates() -> list[dict[str, Any]]:
 
 
 def compiled(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with the cubin's sha256, or with what the compiler refused it for."""
+    """The row with the cubin's sha256, or with the compiler's reason for refusing it."""
     target = PRESETS["h200"]
     template = load_templates([row["template"]])[row["template"]]
     workload = Workload("conv2d", row["params"])
@@ -76,7 +77,7 @@ def outcome(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", metavar="FILE", type=Path, help="what an earlier version wrote")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="a file that an earlier version wrote")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     before = json.loads(args.against.read_text())["rows"] if args.against else None

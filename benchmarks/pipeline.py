@@ -1,7 +1,7 @@
-"""How well the tuning loop keeps builders and device busy: a run with pretended ones, the real loop and the real tuner.
+"""How well the tuning loop keeps builders and device busy: a run with simulated ones, the real loop and the real tuner.
 
-The pretended host has builders that take a given time a candidate after a cold start, and a device that takes a given time
-a measurement. No GPU is needed. `bound` is what the builders (or the device) could do at most.
+The simulated host has builders that take a given time per candidate after a cold start, and a device that takes a given
+time per measurement. No GPU is needed. `bound` is the most that the builders (or the device) could do.
 
 Run: python benchmarks/pipeline.py [--builders 15] [--build-s 0.7] [--measure-s 0.012] [--one-thread] [--json FILE]
 """
@@ -64,7 +64,7 @@ class TiledOne(Template):
         return Config({**{f"tile{i}": 8 for i in range(6)}, "order": "x", "stages": 2})
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        raise NotImplementedError("nothing is compiled here")
+        raise NotImplementedError("this benchmark compiles nothing")
 
 
 class TiledTwo(TiledOne):
@@ -79,7 +79,7 @@ def time_ns(workload: Workload, config: Config) -> float:
 
 
 class PretendedBuilder:
-    """`workers` slots that go on by themselves; candidates reach them in order of submission."""
+    """`workers` slots that run by themselves. Candidates reach them in the order of submission."""
 
     def __init__(self, workers: int, build_s: float, start_s: float) -> None:
         self.workers, self.busy_s = workers, 0.0
@@ -179,7 +179,7 @@ class NoStore:
 
 
 class FirstTrial(Observer):
-    """When the search's outcomes came."""
+    """The times at which the search's outcomes arrived."""
 
     def __init__(self) -> None:
         self.at_s: list[float] = []
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=13)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--tuner", default="xgb")
-    parser.add_argument("--one-thread", action="store_true", help="tuners think in the loop's own thread")
+    parser.add_argument("--one-thread", action="store_true", help="tuners run in the loop's own thread")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
 

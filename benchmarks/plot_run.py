@@ -1,10 +1,10 @@
 """Draws a tuning run: every trial of one task, and best-so-far over trials of all tasks.
 
     python benchmarks/plot_run.py records.db --out run.svg                       the last run of a database
-    python benchmarks/plot_run.py records.db --task 2 --data run.json            also keep what was drawn
+    python benchmarks/plot_run.py records.db --task 2 --data run.json            also keep the data of the picture
     python benchmarks/plot_run.py benchmarks/results/tuning_run_h200.json --out docs/images/tuning-run.svg
 
-Writes SVG by hand: no plotting library is needed. Times are those of the search; repetitions in the final race are left out.
+It writes SVG itself and needs no plotting library. Times are those of the search, without repetitions in the final race.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def best_so_far(trials: Iterable[Sequence[Any]]) -> list[float]:
-    """After each trial the best time in ns, infinity until one is ok."""
+    """The best time in ns after each trial; infinity until one is ok."""
     return list(accumulate((trial[2] or math.inf for trial in trials), min))
 
 
@@ -128,7 +128,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def step(most: float, marks: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that leaves at most so many marks up to `most`."""
+    """The smallest of 1, 2, 5 times a power of ten that gives at most this many marks up to `most`."""
     return next(v for p in range(-3, 9) for m in (1, 2, 5) if most / (v := m * 10.0**p) <= marks)
 
 
@@ -146,7 +146,7 @@ def frame(svg: Svg, x: Axis, y: Axis, y_ticks: Sequence[float], title: str, subt
 
 
 def every_trial(svg: Svg, task: dict[str, Any]) -> None:
-    """Left: one dot a trial, coloured by template, and the best so far; microseconds on a logarithmic scale."""
+    """Left: one dot per trial, coloured by template, and the best so far; microseconds on a logarithmic scale."""
     trials = task["trials"]
     times = [trial[2] / 1e3 for trial in trials if trial[2]]
     x = Axis(0, len(trials) + 1, *LEFT_PANEL)
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("source", help="a record database, or a JSON file written by --data")
     parser.add_argument("--run", help="id of the run in the database; the last finished one by default")
     parser.add_argument("--task", type=int, default=1, help="the task whose trials are shown, counted from 1")
-    parser.add_argument("--data", help="JSON file to write with what is drawn")
+    parser.add_argument("--data", help="JSON file to write with the data of the picture")
     parser.add_argument("--out", help="SVG file to write")
     options = parser.parse_args()
     data = read(options.source, options.run)

@@ -1,13 +1,13 @@
-"""Records large spaces for replay: so many configurations of a template drawn at random, each built, verified and timed.
+"""Records large spaces for replay: random configurations of a template, each of them built, verified and timed.
 
     python benchmarks/record_space.py 32,56,56,256,256,3 --template conv2d_wgmma --configurations 2500 --time 10m \\
         --db '{space}.db' --export 'benchmarks/spaces/{space}.json.gz'
 
-A space is n,h,w,c,k,r[,stride]: a square kernel of size r with padding r // 2. The rule-based default comes first, then
-legal configurations, each equally likely, none twice, through the builders, the verification and the timing of
-`schedsearch tune`. The final race of each run measures the plain configuration, too. Everything is kept in a database, one
-for each space, as it is measured: the same command goes on where the last one stopped, and measures nothing twice outside
-of races. `--export` writes a Kernel Tuner cache (or T4 results) that says how it was made.
+A space is n,h,w,c,k,r[,stride]: a square kernel of size r with padding r // 2. The rule-based default comes first. Random
+legal configurations follow, each equally likely and none twice. All pass through the builders, the verification and the
+timing of `schedsearch tune`. The final race of each run also measures the plain configuration. A database for each space
+keeps every result as soon as it is measured: the same command continues where the last one stopped, and measures nothing
+twice outside of races. `--export` writes a Kernel Tuner cache (or T4 results) that says how it was made.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Progress(Observer):
 
 
 def convolution(text: str, dtype: str) -> schedsearch.Workload:
-    """The workload of n,h,w,c,k,r[,stride]. Raises ValueError when the text is something else."""
+    """The workload of n,h,w,c,k,r[,stride]. Raises ValueError if the text has another form."""
     numbers = [int(word) for word in text.split(",")]
     if len(numbers) not in (6, 7):
         raise ValueError(f"a space is n,h,w,c,k,r[,stride], got {text!r}")
@@ -66,7 +66,7 @@ def space_name(text: str, template: str) -> str:
 def rounds(
     workload: schedsearch.Workload, template: str, wanted: int, db: str, target: Target, deadline: float, **options: Any
 ) -> Iterator[RunSummary]:
-    """Runs of random search until `wanted` configurations are verified: failures are made up for by the next one."""
+    """Runs random searches until `wanted` configurations are verified. A further run makes up for failures."""
     trials, verified = wanted, -1
     while True:
         time_s = None if deadline == float("inf") else max(deadline - time.monotonic(), 0.001)
@@ -81,7 +81,7 @@ def rounds(
 
 
 def record(text: str, args: argparse.Namespace, target: Target, deadline: float) -> None:
-    """Records one space, and exports it where that is asked for; what came of it goes to standard output."""
+    """Records one space and exports it if `--export` is given. It prints the outcome to standard output."""
     workload = convolution(text, args.dtype or ("float16" if target.kind == "cuda" else "float32"))
     name = space_name(text, args.template)
     db = args.db.format(space=name)
@@ -123,17 +123,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("spaces", nargs="+", metavar="n,h,w,c,k,r[,stride]")
     parser.add_argument("--template", required=True)
-    parser.add_argument("--configurations", type=int, default=2000, help="verified ones, for each space (%(default)s)")
-    parser.add_argument("--dtype", help="float16 on a GPU, float32 on a CPU unless given")
+    parser.add_argument(
+        "--configurations", type=int, default=2000, help="verified configurations for each space (%(default)s)"
+    )
+    parser.add_argument("--dtype", help="default: float16 on a GPU, float32 on a CPU")
     parser.add_argument("--target", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, help="builder processes")
-    parser.add_argument("--time", help="stop all after this time, e.g. 10m; what is there is kept and exported")
+    parser.add_argument("--time", help="stop everything after this time, e.g. 10m; the results so far are kept and exported")
     parser.add_argument(
         "--db", default="{space}.db", help="record store of a space; {space} stands for its name (%(default)s)"
     )
     parser.add_argument("--export", help="file to write, e.g. {space}.json.gz")
-    parser.add_argument("--format", choices=["kernel-tuner", "t4"], default="kernel-tuner", help="of --export (%(default)s)")
+    parser.add_argument(
+        "--format", choices=["kernel-tuner", "t4"], default="kernel-tuner", help="format of --export (%(default)s)"
+    )
     args = parser.parse_args()
     try:
         for text in args.spaces:
@@ -144,13 +148,15 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     if len(args.spaces) > 1 and not all("{space}" in name for name in (args.db, args.export) if name):
-        parser.error("several spaces need {space} in --db and --export: one database each, so that none hints at another")
+        parser.error(
+            "several spaces need {space} in --db and --export: with a database of its own, none gets hints from another"
+        )
     try:
         target = detect(args.target)
         for text in args.spaces:
             record(text, args, target, deadline)
     except Interrupted as error:
-        print(f"{error}; give the same command to go on", file=sys.stderr)
+        print(f"{error}; run the same command again to continue", file=sys.stderr)
         sys.exit(error.exit_code)
     except SchedsearchError as error:
         sys.exit(f"record_space: {error}")

@@ -2,7 +2,7 @@
 
     python benchmarks/render_tables.py
 
-What stands between `<!-- table: NAME -->` and `<!-- end -->` is replaced; where there are no data yet, by the command that
+It replaces the text between `<!-- table: NAME -->` and `<!-- end -->`. If there are no data yet, it writes the command that
 makes them. A test compares the pages with the data.
 """
 
@@ -35,7 +35,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def origin(data: dict[str, Any], name: str) -> str:
-    """Machine, versions and commands, one a line, as a paragraph."""
+    """Machine, versions and commands as a paragraph, one per line."""
     command = re.sub(r"\S*benchmarks/(?=\w+\.py)", "benchmarks/", re.sub(_MACHINE_OPTIONS, "", data["command"]))
     command = re.sub(r"(?<=--networks )\S+/", "", command)
     command = command.replace("\n", "\n    ")
@@ -54,18 +54,18 @@ def _machine(data: dict[str, Any]) -> str:
 
 
 def _layer(label: str) -> str:
-    """'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC+relu' without what all rows share."""
+    """'conv2d 32x56x56x64 k64 3x3 p1 f16 NHWC+relu' without the parts that all rows share."""
     return label.removeprefix("conv2d ").partition("+")[0].removesuffix(" NHWC").rpartition(" ")[0]
 
 
 def _us(row: dict[str, Any], *names: str) -> str:
-    """The shortest of the times named; nothing when none was taken."""
+    """The shortest of the named times; empty if none was measured."""
     times = [row[f"{name}_us"] for name in names if row.get(f"{name}_us") is not None]
     return f"{min(times):.2f}" if times else ""
 
 
 def conv2d_fp16(data: dict[str, Any]) -> str:
-    """One row a workload: both of cuDNN's layouts, the rule-based default, the tuned kernel."""
+    """One row per workload: both of cuDNN's layouts, the rule-based default, the tuned kernel."""
     return _conv2d(data, CUDNN)
 
 
@@ -82,7 +82,7 @@ def conv2d_fused(data: dict[str, Any]) -> str:
 
 
 def _conv2d(data: dict[str, Any], peers: dict[str, tuple[str, ...]]) -> str:
-    """`peers`: heading of a column -> the times of which it shows the shortest."""
+    """`peers`: heading of a column -> the times; the column shows the shortest of them."""
     rows = [
         (
             _layer(row["workload"]), *(_us(row, *names) for names in peers.values()),
@@ -138,7 +138,7 @@ def networks(data: dict[str, Any]) -> str:
 
 
 def resnet50_chain(data: dict[str, Any]) -> str:
-    """One row a way to compute the chain."""
+    """One row per way to compute the chain."""
     named = {
         "schedsearch": "ours, tuned", "cudnn_fused": "PyTorch, cuDNN fused", "cudnn_separate": "PyTorch, conv, bias, relu",
         "torch_compile": "PyTorch, torch.compile",
@@ -186,7 +186,7 @@ def profile(data: dict[str, Any]) -> str:
 
 
 def conv2d_ideas_table(data: dict[str, Any]) -> str:
-    """What single knobs bought; reads its data itself, which are packed."""
+    """The gain of single knobs. It reads its packed data itself."""
     header = ("knob", "layer", "predicted, µs", "measured, µs", "configurations")
     return markdown(header, conv2d_ideas.rows())
 
@@ -202,7 +202,7 @@ FASTEST_LAYERS = (
 
 
 def conv2d_fastest(data: dict[str, Any]) -> str:
-    """Each template's fastest configuration in the searches behind the tables, which are the last of the runs."""
+    """Each template's fastest configuration in the searches behind the tables, the last of the runs."""
     run = conv2d_ideas.runs()[-1]
     times = {
         (workload.label, template): min(row[-1] for row in rows) for template in run for workload, _, rows in run[template]
@@ -216,7 +216,7 @@ def conv2d_fastest(data: dict[str, Any]) -> str:
 
 
 def conv2d_predictions_table(data: dict[str, Any]) -> str:
-    """Measured and predicted times of conv2d_wgmma; reads its data itself, too."""
+    """Measured and predicted times of conv2d_wgmma. It reads its packed data itself."""
     header = ("layer", "measured", "the fastest", "predicted for it", "chosen", "predicted for it", "rank correlation")
     return f"{markdown(header, conv2d_predictions.rows())}\n\n{conv2d_predictions.summary('conv2d_wgmma')}"
 
@@ -264,9 +264,9 @@ def _goal(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """`data` names a file of benchmarks/results/, or nothing where `draw` reads its own; `command` makes it.
+    """`data` names a file of benchmarks/results/; it is empty if `draw` reads its own. `command` makes the file.
 
-    With `origin` the page gives machine and command.
+    With `origin` the page states machine and command.
     """
 
     data: str
@@ -306,7 +306,7 @@ TABLES = {
 
 
 def render(text: str) -> str:
-    """The page with every marked table made anew."""
+    """The page with every marked table rendered again."""
     return MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]].render()}\n{match[3]}", text)
 
 

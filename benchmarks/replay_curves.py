@@ -1,12 +1,12 @@
-"""Draws replayed searches: fraction of the optimum against evaluations, a panel per space and one for the geometric mean.
+"""Draws replayed searches: fraction of the optimum over evaluations, one panel per space and one for the geometric mean.
 
     schedsearch replay *.json.gz --tuner xgb --evaluations 8,11,16,23,32,45,64,91,128,181,256,400 --json > xgb.json
     python benchmarks/replay_peers.py *.json.gz --evaluations 8,11,16,...,400 --out peers.json
     python benchmarks/replay_curves.py xgb.json peers.json --out docs/images/replay.svg
 
-FILE has what `schedsearch replay --json` prints, or what `replay_peers.py --out` writes, which holds several of these. All
-must be of the same spaces. A tuner that comes twice is drawn once, as it came first. The evaluations are those at which the
-replays looked, so give many of them. Bands are the 95 % bootstrap intervals over the seeds.
+FILE is the output of `schedsearch replay --json`, or of `replay_peers.py --out`, which holds several such reports. All
+reports must have the same spaces. A tuner that occurs twice is drawn once, from its first report. The curves have the
+evaluations that the replays reported, so ask for many. Bands are the 95 % bootstrap intervals over the seeds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
         found = data.get("reports", [data]) if isinstance(data, dict) else []
         for report in found:
             if not {"tuner", "spaces", "geomean", "geomean_low", "geomean_high"} <= set(report):
-                raise SystemExit(f"{path} is neither of `schedsearch replay --json` nor of `replay_peers.py --out`")
+                raise SystemExit(f"{path} is not the output of `schedsearch replay --json` or `replay_peers.py --out`")
             reports.setdefault(report["tuner"], report)
     chosen = list(reports.values())
     for report in chosen:
@@ -68,7 +68,7 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def panels(reports: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
-    """Title -> curves, one per report; the geometric mean last, where there is more than one space."""
+    """Title -> curves, one per report; the geometric mean comes last if there are several spaces."""
     drawn: dict[str, list[Curve]] = {}
     for report in reports:
         for space in report["spaces"]:
@@ -96,7 +96,9 @@ def draw(reports: Sequence[dict[str, Any]]) -> str:
     svg = Svg(width, rows * PANEL_HEIGHT + head + 6)
     svg.add("rect", width=svg.width, height=svg.height, rx=8, fill="#ffffff")
     seeds = " or ".join(str(number) for number in sorted({report["seeds"] for report in reports}))
-    svg.text(LEFT, 20, f"fraction of the optimum after so many evaluations; mean of {seeds} runs, 95 % interval", fill=MUTED)
+    svg.text(
+        LEFT, 20, f"fraction of the optimum over the number of evaluations; mean of {seeds} runs, 95 % interval", fill=MUTED
+    )
     for report, colour, (at, line) in zip(reports, _colours(len(reports)), legend):
         svg.add("rect", x=at, y=32 + line * LEGEND_LINE, width=14, height=4, fill=colour)
         svg.text(at + 19, 39 + line * LEGEND_LINE, report["tuner"])
@@ -112,7 +114,7 @@ def draw(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def _legend(names: Sequence[str], width: int) -> list[tuple[int, int]]:
-    """Where each name begins, and on which line."""
+    """The start and the line of each name."""
     places, at, line = [], LEFT, 0
     for name in names:
         space = 34 + round(6.7 * len(name))

@@ -2,14 +2,14 @@
 
     python benchmarks/replay_peers.py ../shared/replay/*.json.gz --jobs 8 --out replay_peers.json
 
-FILE is whatever `schedsearch replay` takes; the same data twice counts once. Kernel Tuner runs in its simulation mode, from
-a cache that holds the same configurations and times. As in `schedsearch replay` an evaluation is one unique legal
-configuration, failed ones count, and each run has objects of its own (search space, runner, strategy; the random generators
-are seeded anew). Its strategies keep their default options. One run of the greatest budget serves all budgets.
+FILE is any file that `schedsearch replay` takes; the same data twice counts once. Kernel Tuner runs in its simulation mode,
+from a cache with the same configurations and times. As in `schedsearch replay`, an evaluation is one unique legal
+configuration, and failures count. Each run has its own objects (search space, runner, strategy) and seeds the random
+generators again. Kernel Tuner's strategies keep their default options. One run with the greatest budget serves all budgets.
 
-Prints fractions of the optimum per space and as a geometric mean, with bootstrap intervals over the seeds, and for each
-strategy by how much ours exceed it, with an interval in which runs of the same seed stay together. `--out` keeps every
-figure; the list `reports` in it has the objects that `schedsearch replay --json` prints.
+The program prints fractions of the optimum per space and as a geometric mean, with bootstrap intervals over the seeds. For
+each strategy it prints by how much ours exceeds it, with an interval that keeps runs of the same seed together. `--out`
+keeps every figure; its list `reports` has the objects that `schedsearch replay --json` prints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KERNEL = "recorded"
 
 
 def write_cache(space: RecordedSpace, path: Path) -> Path:
-    """The space as a cache file of Kernel Tuner, with the times only: parsing one is part of every run."""
+    """The space as a cache file of Kernel Tuner, with the times only, because every run parses the file."""
     names = [knob.name for knob in space.knobs]
     entries = {}
     for config, time_ns in zip(space.space().configs(space.rows), space.times_ns.tolist()):
@@ -61,7 +61,7 @@ def write_cache(space: RecordedSpace, path: Path) -> Path:
 
 
 def run_strategy(cache: Path, strategy: Any, seed: int, evaluations: int) -> Run:
-    """Searches a cache once with new objects; fractions of the fastest time in it, see `schedsearch.replay.Run`.
+    """Searches a cache once with new objects. Returns fractions of its fastest time, see `schedsearch.replay.Run`.
 
     `strategy` is what `tune_kernel` takes: a name, or an object with a method `tune`.
     """
@@ -109,7 +109,7 @@ def run_strategy(cache: Path, strategy: Any, seed: int, evaluations: int) -> Run
 
 
 def _one(tuner: str | None, strategy: str, space: RecordedSpace | Path, seed: int, evaluations: int) -> Run:
-    """No tuner: a strategy of Kernel Tuner."""
+    """Not a tuner but a strategy of Kernel Tuner."""
     if isinstance(space, RecordedSpace):
         assert tuner is not None
         return replay.run(space, tuner, seed, evaluations)
@@ -160,7 +160,7 @@ def compare(
 
 
 def show(data: dict[str, Any]) -> str:
-    """The tables of what `compare` returns."""
+    """The tables for the result of `compare`."""
     budgets = [str(budget) for budget in data["budgets"]]
     header = ["", *(f"at {budget}" for budget in budgets)]
     rows = []

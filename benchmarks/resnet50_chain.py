@@ -1,15 +1,15 @@
-"""ResNet-50's 53 convolutions at batch 1, each with bias and relu, in one CUDA graph: total time beside PyTorch's.
+"""ResNet-50's 53 convolutions at batch 1, each with bias and relu, in one CUDA graph: total time compared with PyTorch.
 
     python benchmarks/resnet50_chain.py --db benchmark.db --trials 64 --out resnet50_chain.json
 
-Needs a CUDA device and PyTorch. The convolutions run in the order of the network, and each reads the output of the one that
-the network says: the downsampling of a stage reads the input of the stage. Every one is followed by bias and relu; the
-residual additions are left out, so that nobody reads the outputs of the 4 downsampling layers. The max pool behind the first
-layer is computed once, ahead of the graph.
+Needs a CUDA device and PyTorch. The convolutions run in the order of the network, and each reads the same output as in the
+network: the downsampling of a stage reads the input of the stage. Bias and relu follow every convolution. The residual
+additions are left out, so nothing reads the outputs of the 4 downsampling layers. The max pool after the first layer is
+computed once, before the graph.
 
-PyTorch runs the same layers in channels_last: cuDNN's fused convolution, bias and relu; one operator after the other; the
-whole chain by torch.compile in its default mode. Times are those of a whole chain. "cold": a graph of chains that take
-turns with sets of weights and activations which together exceed 2.5x L2; "hot": one set, as a deployed network runs.
+PyTorch runs the same layers in channels_last: cuDNN's fused convolution, bias and relu; one operator after the other; and
+the whole chain with torch.compile in its default mode. Times are those of a whole chain. "cold": a graph of chains that
+rotate over sets of weights and activations which together exceed 2.5x L2; "hot": one set, as a deployed network runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAY_LIMIT_S = 150.0  # of one way, compilation included
 
 @dataclass(frozen=True)
 class Layer:
-    """`reads` is the name of the layer whose output is its input; the image for the first, `pooled` behind the pool."""
+    """`reads` names the layer whose output is the input: `image` for the first layer, `pooled` after the pool."""
 
     name: str
     reads: str
@@ -68,13 +68,13 @@ def layers() -> list[Layer]:
 
 
 def sources(chain: Sequence[Layer]) -> list[int]:
-    """Of each layer, which of (image, pooled, output of the first layer, of the second, ...) it reads."""
+    """The index of each layer's input in (image, pooled, output of the first layer, of the second, ...)."""
     names = ["image", POOLED, *(layer.name for layer in chain)]
     return [names.index(layer.reads) for layer in chain]
 
 
 def unread(chain: Sequence[Layer]) -> list[int]:
-    """Numbers of the layers whose output no layer and no pool reads; the last one's is the result of the chain."""
+    """Numbers of the layers whose output no layer and no pool reads. The last one's output is the result of the chain."""
     read = {layer.reads for layer in chain} | {STEM}
     return [number for number, layer in enumerate(chain) if layer.name not in read]
 
@@ -88,14 +88,14 @@ def run(chain: Sequence[Layer], inputs: Sequence[Any], call: Callable[[int, Any]
 
 
 def bytes_of(chain: Sequence[Layer]) -> int:
-    """Of all weights, biases and outputs, and the image."""
+    """Bytes of all weights, biases and outputs, and of the image."""
     own = sum(layer.workload.min_bytes - layer.workload.signature[0].nbytes for layer in chain)
     return own + chain[0].workload.signature[0].nbytes
 
 
 @dataclass(frozen=True)
 class Data:
-    """What one pass reads: (weight, bias) a layer; image, and what the pool makes of the first layer's output in float32."""
+    """The inputs of one pass: (weight, bias) per layer, the image, and the pooled output of the first layer in float32."""
 
     weights: list[tuple[torch.Tensor, ...]]
     inputs: tuple[torch.Tensor, torch.Tensor]
@@ -117,7 +117,7 @@ Pass = Callable[[], "Sequence[torch.Tensor]"]  # one pass over the chain; return
 
 
 def ours(chain: Sequence[Layer], kernels: dict[schedsearch.Workload, schedsearch.Kernel], data: Data) -> Pass:
-    """All launches packed beforehand, over outputs that stay where they are."""
+    """All launches packed in advance, with outputs at fixed addresses."""
     steps: list[Any] = []
 
     def bind(number: int, x: torch.Tensor) -> torch.Tensor:
@@ -137,12 +137,12 @@ def ours(chain: Sequence[Layer], kernels: dict[schedsearch.Workload, schedsearch
 
 
 def one_by_one(chain: Sequence[Layer], ways: Sequence[Callable[..., torch.Tensor]], data: Data) -> Pass:
-    """A call of PyTorch a layer."""
+    """One call of PyTorch per layer."""
     return lambda: run(chain, data.inputs, lambda i, x: ways[i](x, *data.weights[i]))
 
 
 def compiled(chain: Sequence[Layer]) -> Callable[[Data], Pass]:
-    """The chain as one function by torch.compile; it returns the outputs that nobody reads, so that none is left out."""
+    """The chain as one function under torch.compile. It returns the outputs that nothing reads, so that all are computed."""
     import torch
     import torch_conv2d as peers
 
@@ -180,9 +180,9 @@ def measure(passes: Sequence[Pass], numbers: Sequence[int], truth: Sequence[torc
     """Microseconds of a pass, cold and hot, kernels launched, and relative errors of the outputs of the first set.
 
     Args:
-        passes: one a set of data.
-        numbers: of the layers whose outputs a pass returns, the last of the chain at the end.
-        truth: every layer's output.
+        passes: one per set of data.
+        numbers: those of the layers whose outputs a pass returns, the last of the chain at the end.
+        truth: every layer's correct output.
     """
     import torch_conv2d as peers
 
@@ -199,7 +199,9 @@ def measure(passes: Sequence[Pass], numbers: Sequence[int], truth: Sequence[torc
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=64, help="a layer, those of earlier runs with this --db included")
+    parser.add_argument(
+        "--trials", type=int, default=64, help="trials per layer, including those of earlier runs with this --db"
+    )
     parser.add_argument("--time", type=float, help="seconds of tuning over all layers")
     parser.add_argument("--seed", type=int, default=0, help="of the tuner")
     parser.add_argument("--db", default="benchmark.db")
@@ -264,7 +266,7 @@ def main() -> None:
         try:
             with peers.time_limit(WAY_LIMIT_S):
                 row = {"way": name, **measure(make(), numbers, truth)}
-        except Exception as error:  # torch.compile raises what it likes; the other ways are still worth their time
+        except Exception as error:  # torch.compile may raise anything; the other ways are still timed
             row = {"way": name, "error": f"{type(error).__name__}: {error}"[:500]}
         result["rows"].append(row)
         times = {row["way"]: row for row in result["rows"] if "us" in row}

@@ -1,4 +1,4 @@
-"""Convolutions by PyTorch, which are compared with ours: operands, the ways to compute one, and a limit on their time."""
+"""PyTorch's convolutions, to compare ours with: operands, the ways to compute one, and a limit on their time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 import schedsearch
 
 MEMORY = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
-WAY_LIMIT_S = 90.0  # of one way to compute one convolution: torch.compile is in it
+WAY_LIMIT_S = 90.0  # limit for one way to compute one convolution, including torch.compile
 
-Way = Callable[..., torch.Tensor]  # called with x, weight and, where the workload has one, bias
+Way = Callable[..., torch.Tensor]  # called with x, weight and the bias, if the workload has one
 
 
 def operands(workload: schedsearch.Workload, layout: str) -> tuple[torch.Tensor, ...]:
-    """x and weight as logical NCHW and OIHW tensors, in memory as `layout` says; with a bias the bias too.
+    """x and weight as logical NCHW and OIHW tensors, with `layout` in memory, and the bias if there is one.
 
-    y is of about the magnitude of x, so that a chain neither grows nor fades.
+    y has about the magnitude of x, so values along a chain neither grow nor fade.
     """
     w, stages = workload, [stage.name for stage in workload.epilogue]
     random = functools.partial(torch.randn, device="cuda", dtype=getattr(torch, workload.dtype))
@@ -58,7 +58,7 @@ def fused(workload: schedsearch.Workload) -> Way:
 
 def compiled(workload: schedsearch.Workload) -> Way:
     """Convolution, bias and relu by torch.compile in its default mode."""
-    torch._dynamo.reset()  # what it compiled before counts: after 8 shapes of one function it gives up
+    torch._dynamo.reset()  # earlier compilations count: after 8 shapes of one function it gives up
     arguments = geometry(workload)
     return torch.compile(
         lambda x, weight, bias: torch.nn.functional.conv2d(x, weight, bias, *arguments).relu(), fullgraph=True, dynamic=False
@@ -66,10 +66,10 @@ def compiled(workload: schedsearch.Workload) -> Way:
 
 
 def ways(workload: schedsearch.Workload, layout: str) -> Iterator[tuple[str, Way]]:
-    """Every way of PyTorch, by name; use one before asking for the next.
+    """Every way of PyTorch, by name. Use one before you ask for the next.
 
     Raises:
-        ValueError: for epilogues other than none, and bias with relu.
+        ValueError: the epilogue is neither empty nor bias with relu.
     """
     layout = layout.lower()
     separate = functools.partial(convolve, workload)
@@ -84,13 +84,13 @@ def ways(workload: schedsearch.Workload, layout: str) -> Iterator[tuple[str, Way
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of all elements together, in the Euclidean norm."""
+    """The relative error of all elements together, in the Euclidean norm."""
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError inside when the time is up. In the main thread only, and not within a call into C."""
+    """Raises TimeoutError in its block when the time is up. It works only in the main thread, and not inside a call to C."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"not done in {seconds:.0f} s")

@@ -1,10 +1,10 @@
-"""What a tuner costs per 64 proposals: CPU seconds (all threads) of ask and tell, fits included, nothing measured.
+"""The cost of a tuner per 64 proposals: CPU seconds (all threads) of ask and tell, including fits. Nothing is measured.
 
-Once in a space too large to be listed, and once in those of our own templates, whose many rules leave a hundredth of the
-points; the first ask in a space finds out what is legal there. What comes out is made up: smooth, and repeatable.
+It runs in a space that is too large to be listed, and in those of our own templates, whose many rules leave a hundredth of
+the points. The first ask in a space finds its legal points. The times are invented: smooth and repeatable.
 
-What is imported once a process, scipy and xgboost, is counted apart: where scikit-learn is installed xgboost imports that
-too, which takes longer than all the rest.
+Imports that happen once per process (scipy and xgboost) are counted separately. If scikit-learn is installed, xgboost
+imports it too, which takes longer than everything else.
 
 Run: python benchmarks/tuner_overhead.py [--tuners xgb,ga,annealing,random,grid] [--trials 512] [--json FILE]
 """
@@ -41,7 +41,7 @@ TEMPLATE_SPACES = (  # as `record_space.py` names them
 
 
 def tiled_space() -> ConfigSpace:
-    """1.3e9 points, about 5e8 of them legal, shaped like that of a tiled kernel."""
+    """A space like that of a tiled kernel: 1.3e9 points, about 5e8 of them legal."""
     return ConfigSpace(
         [
             *(Knob(f"tile{i}", POWERS) for i in range(8)),
@@ -66,7 +66,7 @@ def template_space(template: str, shape: str) -> ConfigSpace:
 
 
 def of_features(space: ConfigSpace) -> Callable[[Config], float]:
-    """Times in ns that are smooth in the features: a random quadratic form of them, the same each time."""
+    """Times in ns that are smooth in the features: a fixed random quadratic form of them."""
     weights = np.random.default_rng(0).normal(size=(3, len(space.feature_names)))
 
     def time_ns(config: Config) -> float:
@@ -85,7 +85,7 @@ def of_tiles(config: Config) -> float | None:
 
 
 def imports_cpu_s(name: str) -> float:
-    """CPU seconds for what a tuner imports, itself included."""
+    """CPU seconds of a tuner's imports, including itself."""
     started = time.process_time()
     importlib.import_module(TUNERS[name].partition(":")[0])
     if name == "xgb":

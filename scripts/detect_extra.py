@@ -1,4 +1,4 @@
-"""Prints the extra that this machine's NVIDIA driver can use: cu13, cu12, or nothing where there is no driver.
+"""Prints the extra that this machine's NVIDIA driver can use: cu13, cu12, or nothing if there is no driver.
 
 Standard library only: it runs before anything is installed.
 """
@@ -13,7 +13,7 @@ CUDA_13_DRIVER = 580  # the first driver branch of CUDA 13 (NVIDIA's "CUDA Compa
 
 
 def driver_version() -> str:
-    """As nvidia-smi or the kernel module gives it, e.g. '580.65.06'; '' when there is neither."""
+    """The version from nvidia-smi or the kernel module, e.g. '580.65.06'; '' if there is neither."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30)

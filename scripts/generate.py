@@ -1,4 +1,4 @@
-"""Writes the files that are made from the code: the JSON Schema of workload files. A test compares them."""
+"""Writes the files that are generated from the code: the JSON Schema of workload files. A test compares them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints the programs in benchmarks/ with the first line of what each says about itself."""
+"""Prints the programs in benchmarks/ with the first line of each docstring."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Writes the table of docs/architecture.md about the size of the templates.
 
-A line counts when it holds code: no blank lines, comments and docstrings. A template's own modules are named after it; all
-others that it imports, directly or through another module, are shared. A function's length is from its `def` to its last
-line, functions inside of it included.
+A line counts if it has code; blank lines, comments and docstrings do not count. A template's own modules are named after it.
+All others that it imports, directly or through another module, are shared. A function's length counts the lines from its
+`def` to its last line, including nested functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 MARKED = re.compile(r"(<!-- template lines -->\n).*?(<!-- end -->)", re.DOTALL)
 PACKAGE = "schedsearch.templates."
-TEMPLATES = {  # template -> the module that has it; its other modules are called {module}_...
+TEMPLATES = {  # template -> its module; its other modules are named {module}_...
     name: f"conv2d.{name.removeprefix('conv2d_')}"
     for name in ("conv2d_wgmma", "conv2d_halo", "conv2d_stem", "conv2d_unfold", "conv2d_mma", "conv2d_cpu")
 }
@@ -65,7 +65,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def closure(name: str, modules: dict[str, Module]) -> set[str]:
-    """The names of the module and of all that it imports, directly or through others; adds them to `modules`."""
+    """The names of the module and of all modules that it imports, also indirectly. It adds them to `modules`."""
     found, waiting = set(), [name]
     while waiting:
         current = waiting.pop()
