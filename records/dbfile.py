@@ -179,7 +179,7 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
         )
     if code == sqlite3.SQLITE_FULL:
         return DatabaseError(
-            f"the disk of {path} is full; nothing of this write was kept, all that was committed before is safe; free some "
+            f"the disk of {path} is full; nothing of this write was kept, but earlier commits are safe; free some "
             "space (schedsearch records prune drops stored code) and run the same command again"
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
@@ -194,7 +194,7 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
         return DatabaseError(f"{path} cannot be written ({error}); make file and folder writable or give another --db")
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_PROTOCOL):
         return DatabaseError(
-            f"the disk or file system failed under {path} ({error}); what was committed before is kept; check free space, "
+            f"the disk or file system failed under {path} ({error}); earlier commits are kept; check free space, "
             "quotas and the mount, then run the same command again"
         )
     return None

@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """This process's environment with the tests' folder put before whatever is on PYTHONPATH."""
+    """This process's environment, with the tests' folder first on PYTHONPATH."""
     path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **more}

@@ -1,4 +1,4 @@
-"""A tiny workload for the tests of the command line, and how they call it."""
+"""A tiny workload for the tests of the command line, and functions that call the command."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def isolate(folder: Path, patch: pytest.MonkeyPatch) -> None:
     (folder / "tmp").mkdir(exist_ok=True)
     patch.setenv("SCHEDSEARCH_STATE_DIR", str(folder / "state"))
     patch.setenv("TMPDIR", str(folder / "tmp"))
-    patch.setattr(tempfile, "tempdir", None)  # look at TMPDIR again
+    patch.setattr(tempfile, "tempdir", None)  # makes tempfile read TMPDIR again
 
 
 def schedsearch(*arguments: str | Path) -> Result:
-    """The command in this process; standard output and standard error apart."""
+    """Runs the command in this process, with separate standard output and standard error."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
-    """The command in a process of its own, as a user starts it."""
+    """Runs the command in its own process, as a user does."""
     return subprocess.Popen(
         [sys.executable, "-c", "from schedsearch.cli.main import main; main()", *map(str, arguments)],
         cwd=cwd,
@@ -51,13 +51,13 @@ def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell that starts the tests in the background makes them, and so their children, ignore Ctrl-C.
+        # If a shell starts the tests in the background, they and their children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
 def events(text: str) -> list[dict[str, Any]]:
-    """The JSON events of `tune --json`; fails when anything else is mixed in."""
+    """The JSON events of `tune --json`. Fails if the output has anything else."""
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -23,7 +23,7 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A build cache that begins empty: what processes of this run compile, they compile once."""
+    """A build cache that is empty at first, so that the processes of this run compile everything only once."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "builds"
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +33,7 @@ def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with operator cases, recorded spaces and tools, beside the project; skips where it is missing."""
+    """The folder beside the project with operator cases, recorded spaces and tools. Skips the test if it is missing."""
     folder = Path(__file__).resolve().parents[2] / "shared"
     if not folder.is_dir():
         pytest.skip("needs the folder shared/ beside the project, which is missing here")
@@ -47,7 +47,7 @@ def _has_gpu() -> bool:
         return False
     try:
         return driver.cuInit(0)[0] == 0 and driver.cuDeviceGetCount()[1] > 0
-    except RuntimeError:  # the bindings raise when libcuda itself is missing
+    except RuntimeError:  # the bindings raise if libcuda itself is missing
         return False
 
 
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if {"torch", "kernel_tuner_package"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("integrations")
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
-        skip = pytest.mark.skip(reason="needs a CUDA device, none is here")
+        skip = pytest.mark.skip(reason="needs a CUDA device, and there is none")
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
@@ -77,7 +77,7 @@ def kernel_tuner_package() -> Any:
 
 @pytest.fixture(scope="session")
 def hopper() -> Target:
-    """The GPU, of compute capability 9.0."""
+    """A GPU of compute capability 9.0."""
     target = detect("cuda")
     if target.compute_capability != (9, 0):
         pytest.skip(f"needs compute capability 9.0, found {target.compute_capability}")

@@ -1,7 +1,7 @@
-"""conv2d in NumPy, and running a template's kernel on the GPU against it. Shared by the tests of the conv2d templates.
+"""conv2d in NumPy, and comparing a template's kernel on the GPU with it. The tests of the conv2d templates share it.
 
-Data of the GPU's tests are small integers, so that every sum is exact in float32 and the only rounding is the output's:
-results must be equal bit for bit. 16-bit floats travel as uint16 (`to_bits`), since NumPy has no bfloat16.
+The GPU tests use small integers. Every sum is then exact in float32, and only the output is rounded, so results must be
+equal bit for bit. 16-bit floats travel as uint16 (`to_bits`), because NumPy has no bfloat16.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def numpy_conv2d(
     absolute: bool = False,
     epilogue: bool = True,
 ) -> Array:
-    """The definition: one matrix product a tap and group over whole padded images, float64, in the output's layout.
+    """The definition: one matrix product per tap and group over whole padded images, float64, in the output's layout.
 
     Args:
         arrays: float arrays in the workload's layouts; bfloat16 as its uint16 bits.
         scalars: call-time scalars that are not at their default.
-        absolute: |x| and |weight| are convolved, and the epilogue is left out.
-        epilogue: whether it is applied.
+        absolute: convolve |x| and |weight|, without the epilogue.
+        epilogue: whether to apply the epilogue.
     """
     values = {name: _as_float64(array) for name, array in arrays.items()}
     x = values["x"].transpose([workload.layout.index(axis) for axis in "NHWC"])
@@ -102,7 +102,7 @@ def expected(workload: Workload, arrays: Mapping[str, Array]) -> Array:
 
 
 def to_bits(values: Array, dtype: str) -> Array:
-    """Numbers that float32 holds exactly -> what memory holds, rounded to nearest even; 16-bit floats as uint16."""
+    """Float32 numbers -> the contents of memory, rounded to nearest even; 16-bit floats as uint16."""
     values = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return values
@@ -162,7 +162,7 @@ def exactly(template: Template, workload: Workload, target: Target, seed: int = 
 def check_schedules(
     check: Callable[[Config], None], template: Template, workload: Workload, target: Target, rng: np.random.Generator
 ) -> None:
-    """Checks the default and two sampled configurations; one that this machine's compiler rejects gives its place away."""
+    """Checks the default and two sampled configurations. If this machine's compiler rejects one, it takes another."""
     from schedsearch.backend import RejectedError
 
     check(template.default(workload, target, template.space(workload, target)))

@@ -1,4 +1,4 @@
-"""Helpers of the convolutions' tests: random arguments, running a kernel on the CPU, a few candidates that cover many.
+"""Helpers for the tests of convolutions: random arguments, running a kernel on the CPU, few candidates that cover many.
 
 The convolution in NumPy is `conv2d_numpy`'s.
 """
@@ -26,7 +26,7 @@ def integer_arguments(workload: Workload) -> dict[str, Any]:
 
 
 def as_dtype(values: Any, dtype: str) -> Any:
-    """An array in a storable form; bfloat16 as its bits (exact for the small integers of these tests)."""
+    """An array in a form that memory can hold: bfloat16 as its bits (exact for the small integers of these tests)."""
     if dtype == "bfloat16":
         return (np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return np.ascontiguousarray(values, dtype=NUMPY_DTYPES[dtype])
@@ -40,7 +40,7 @@ def run_on_cpu(
     scalars: Mapping[str, float] | None = None,
     launches: int = 1,
 ) -> dict[str, Any]:
-    """Compiles, loads and launches; every byte of outputs and workspaces is poisoned (NaN) first."""
+    """Compiles, loads and launches. It first poisons every byte of outputs and workspaces (NaN)."""
     artifact = compile_source(source, device.target).artifact
     buffers, results = {}, {name: np.empty(shape, dtype) for name, (shape, dtype) in outputs.items()}
     try:
@@ -69,8 +69,8 @@ def covering(
     also: Callable[[Workload, Config], set[Any]] = lambda *_: set(),
     but: Collection[str] = (),
 ) -> list[tuple[Workload, Config]]:
-    """A few of the candidates in which every knob value, dtype and epilogue stage of all of them occurs, and what `also`
-    says of them. Knobs in `but`, whose values are sizes that depend on the layer, do not count."""
+    """A few of the candidates that together have every knob value, dtype and epilogue stage of all candidates, and every
+    value of `also`. Knobs in `but` do not count: their values are sizes that depend on the layer."""
     facets = {
         candidate: {(knob, value) for knob, value in candidate[1].items() if knob not in but}
         | {*candidate[0].epilogue, not candidate[0].epilogue}

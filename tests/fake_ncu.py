@@ -1,7 +1,7 @@
 """A stand-in for Nsight Compute: an executable that checks how it is called and prints what `ncu` prints.
 
-The text follows the manual and logs of real runs: lines of its own that begin with ==, and between them, with
-`--csv --page raw`, a header, a row of units and one row a launch.
+The text follows the manual and logs of real runs: ncu's own lines begin with ==. With `--csv --page raw` there are a
+header, a row of units and one row per launch between them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-# It is run once for every metric that the card lacks: so no packages are looked for, and the request's classes not imported.
+# It runs once for every metric that the card lacks. To be fast, it looks for no packages and imports no request classes.
 _PROGRAM = """#!{python} -IS
 import json, pickle, sys
 from pathlib import Path
@@ -78,7 +78,7 @@ UNITS = {
     "dram__bytes_write": "byte",
     "sm__inst_executed_pipe_tensor_op_gmma": "inst",
 }
-# What a Hopper card counts, as text with thousands separators.
+# Counters of a Hopper card, as text with thousands separators.
 HOPPER = {
     "gpu__time_duration.sum": "12,345",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "71.25",
@@ -103,12 +103,12 @@ def write(
     refuses: bool = True,
     error: str = "",
 ) -> Path:
-    """Writes the program into a folder, and beside it `calls`, one JSON list of arguments a line, when it is run.
+    """Writes the program into a folder. Each run of it appends its arguments to the file `calls`, one JSON list per line.
 
     Args:
-        values: of the metrics that the card has: text of every launch, or of each.
+        values: metric -> its text for all launches, or a list with one per launch.
         refuses: whether asking for another metric is an error, as in most versions, or prints n/a.
-        error: printed instead of any result.
+        error: text to print instead of any result.
     """
     program = folder / "ncu"
     program.write_text(
@@ -127,6 +127,6 @@ def write(
 
 
 def calls(folder: Path) -> list[list[str]]:
-    """The arguments of every run so far, but for --version."""
+    """The arguments of every run so far, except --version."""
     lines = (folder / "calls").read_text().splitlines()
     return [arguments for line in lines if (arguments := json.loads(line)) != ["--version"]]

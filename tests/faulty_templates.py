@@ -1,6 +1,6 @@
 """Candidates that misbehave, one template each, for the fault tests. All run 1x1 convolutions of float32 NHWC.
 
-`PointwiseCpu` and `PointwiseCuda` are right; the others do as they do but for one fault.
+`PointwiseCpu` and `PointwiseCuda` are right. The others copy them and have one fault each.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def pointwise_function(workload: Workload, step: int, channels: int | None = Non
 
 
 class PackedCpu(PointwiseCpu):
-    """Right: copies the weight into a workspace in a step of its own, and multiplies out of that."""
+    """Right: one step copies the weight into a workspace, and the next step multiplies from there."""
 
     name = "packed_cpu"
-    constant = "weight"  # what the constant step reads
+    constant = "weight"  # the argument that the constant step reads
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         from numba import types
@@ -108,7 +108,7 @@ class PackedCpu(PointwiseCpu):
 
 
 class FalseConstantCpu(PackedCpu):
-    """Calls a step constant that reads x."""
+    """Marks a step as constant although it reads x."""
 
     name = "false_constant_cpu"
     constant = "x"
@@ -156,7 +156,7 @@ class MissingProduct(PointwiseCpu):
 
 
 class _StrayWrite(PointwiseCpu):
-    """Right, and writes one element where it must not: at y + `where(workload)` elements."""
+    """Right, except that it writes one forbidden element, at y + `where(workload)` elements."""
 
     @staticmethod
     def where(workload: Workload) -> int:
@@ -236,7 +236,7 @@ class EndlessKernel(PointwiseCpu):
 
 
 class WrongWhenHot(PointwiseCpu):
-    """Right for the first launches after loading, wrong from the 30th on, as a race may be. Counts in a workspace."""
+    """Right for the first launches after loading and wrong from the 30th on, like a data race. It counts in a workspace."""
 
     name = "wrong_when_hot"
 
@@ -297,7 +297,7 @@ class PointwiseCuda(_Pointwise):
                 store(types.uint64(address), total)
             if offset and index == 0:
                 store(types.uint64(types.int64(y) + types.int64(offset)), types.float32(77.0))
-            while endless and load(x) < types.float32(1e30):  # a condition that only the device can know
+            while endless and load(x) < types.float32(1e30):  # a condition that is known only on the device
                 store(y + types.uint64(4 * index), total)
 
         return pointwise
@@ -329,7 +329,7 @@ class WriteBeforeStartCuda(PointwiseCuda):
 
 
 class _Minefield(Template):
-    """The knob `fault` chooses which of the templates above a configuration is made by."""
+    """The knob `fault` chooses the template above that makes a configuration."""
 
     templates: ClassVar[dict[str, Template]]
     op = "conv2d"

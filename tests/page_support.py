@@ -1,7 +1,8 @@
-"""Pages of docs/ that hold a package of one's own: their files and commands, run as they stand.
+"""Runs the files and commands of pages in docs/ that show a package of one's own, as they stand.
 
-The page's blocks are written to a folder and its commands run there, in processes that find the new package only by its
-installation. Changed are the installation (into a folder, from no registry) and how `schedsearch` and `python` are found.
+The blocks of a page are written to a folder, and its commands run there, in processes that find the new package only through
+its installation. Two things differ: the package is installed into a folder without a registry, and `schedsearch` and
+`python` are found in another way.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Page:
         return re.findall(rf"^```{language}\n(.*?)^```$", self._text, re.DOTALL | re.MULTILINE)
 
     def files(self) -> dict[str, str]:
-        """The blocks that a paragraph beginning with a file name in backticks introduces. Several may introduce a block in
-        one paragraph; the last counts."""
+        """The blocks after a paragraph that begins with a file name in backticks, by file name. If a name
+        occurs twice, the last block counts."""
         found = re.findall(r"^`([\w.]+)` (?:(?!```).)*?^```\w+\n(.*?)^```$", self._text, re.DOTALL | re.MULTILINE)
         return dict(found)
 
@@ -53,10 +54,10 @@ class Package:
         self.folder, self.site = folder, folder / "site"
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        (folder / "tmp").mkdir()  # the lock of the CPU lies there: other runs on this machine need not be waited for
+        (folder / "tmp").mkdir()  # the CPU's lock is there, so the test need not wait for other runs on this machine
 
     def environment(self, installed: bool = True) -> dict[str, str]:
-        """Of a process that finds the package, and nothing in the folder itself."""
+        """The environment of a process that finds the package, and nothing in the folder itself."""
         paths = [str(self.site)] if installed else []
         return {
             **os.environ,
@@ -66,7 +67,7 @@ class Package:
         }
 
     def run(self, *command: str, installed: bool = True) -> str:
-        """What a command that ends well prints."""
+        """The output of a command that succeeds."""
         environment = self.environment(installed)
         result = subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False

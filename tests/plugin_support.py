@@ -1,4 +1,4 @@
-"""Packages of others, as an installer leaves them: modules and the metadata of entry points, in a folder on `sys.path`."""
+"""Third-party packages as an installer leaves them: modules and entry-point metadata, in a folder on `sys.path`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 OPERATORS, TEMPLATES = "schedsearch.ops", "schedsearch.templates"
 
-# Two small operators: `copy`, without weight and without arithmetic, and `min_max`, with two outputs.
+# Two small operators: `copy` has no weight and no arithmetic, `min_max` has two outputs.
 TOY_OPS = '''
 from schedsearch.ops import ArgSpec, Op, Parameter
 

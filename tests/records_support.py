@@ -1,4 +1,4 @@
-"""What the tests of the record store share: records of every outcome, artifacts, and a way to lose root's rights."""
+"""Shared by the tests of the record store: records of every outcome, artifacts, and a way to give up root's rights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def before_version_3(record: Record) -> Record:
-    """The same record without the fields that schema version 3 brought."""
+    """The same record without the fields that schema version 3 added."""
     return replace(record, measurement=replace(record.measurement, host="", device_uuid=""), model=None, anchor=None)
 
 
@@ -32,7 +32,7 @@ def python(code: str, *arguments: str | Path, **options: Any) -> subprocess.Pope
 
 
 def forked(action: Callable[[], str], *, drop_root: bool = False) -> str:
-    """Runs `action` in a forked process, which may not override file permissions if wanted, and returns its text."""
+    """Runs `action` in a forked process and returns its text. The process can give up the right to override permissions."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

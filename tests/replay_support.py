@@ -1,4 +1,4 @@
-"""Tiny recorded spaces in the formats of other tuners, written from the formats' descriptions and not by our own writers."""
+"""Tiny recorded spaces in the formats of other tuners, written from the formats' descriptions, not with our own writers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAILED = {(128, 4): "RuntimeFailedConfig", (128, 2): "CompilationFailedConfig"} 
 
 
 def time_ms(bx: int, unroll: int, order: str) -> float:
-    """The truth of the synthetic kernel: (32, 4, row) is the fastest with 1 ms."""
+    """The true times of the synthetic kernel: (32, 4, row) is the fastest with 1 ms."""
     return 1.0 + abs(bx - 32) / 16 + (4 - unroll) / 2 + (0.75 if order == "column" else 0.0)
 
 
@@ -50,7 +50,7 @@ def t1(*conditions: str, params: dict[str, list[Any]] = PARAMS) -> dict[str, Any
 
 
 def t4(data: dict[str, Any], unit: str = "miliseconds", per_ms: float = 1.0) -> dict[str, Any]:
-    """The same data as a cache as T4 results."""
+    """The data of a cache as T4 results."""
     words = {"RuntimeFailedConfig": "runtime", "CompilationFailedConfig": "compile"}
     results = []
     for fields in data["cache"].values():

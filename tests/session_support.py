@@ -1,4 +1,4 @@
-"""A pretended world to tune in: builder, runner, store and tuner whose answers are functions of the configuration."""
+"""A simulated world to tune in: builder, runner, store and tuner answer with functions of the configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER = Workload.conv2d(n=2, h=8, w=8, c=8, k=8, r=3, s=3)
 
 
 class Square(Template):
-    """256 configurations; the time is (x - 11)^2 + (y - 5)^2 + 100 ns in most tests, the default 346 ns."""
+    """256 configurations. In most tests the time is (x - 11)^2 + (y - 5)^2 + 100 ns, and the default takes 346 ns."""
 
     name = "square"
     op = "conv2d"
@@ -69,7 +69,7 @@ class CpuSquare(Square):
 
 
 class Counted(CpuSquare):
-    """Counts how often each workload's space and default were computed."""
+    """Counts how often the space and the default of each workload are computed."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -92,7 +92,7 @@ Behaviour = Callable[[Candidate], "float | Outcome"]
 
 
 class FakeBuilder:
-    """Everything is built by the next poll. `code` says which machine code a configuration becomes."""
+    """Everything is built by the next poll. `code` maps a configuration to its machine code."""
 
     def __init__(self, behaviour: Behaviour, code: Callable[[Config], str], log: list[str]) -> None:
         self._behaviour, self._code, self._log = behaviour, code, log
@@ -129,7 +129,7 @@ class FakeBuilder:
 
 @dataclass
 class FakeRunner:
-    """Measures what `behaviour` says; the race too unless `race_behaviour` says otherwise."""
+    """Returns the measurements of `behaviour`, also in the race unless there is a `race_behaviour`."""
 
     behaviour: Behaviour
     template_of: Callable[[Config], Template]
@@ -184,7 +184,7 @@ class MemoryStore:
 
     def promote(self, record_id: int, artifact: Artifact, *, if_faster: bool) -> bool:
         record = self.records[record_id]
-        assert record.measurement.ok, "what is not ok is never best"
+        assert record.measurement.ok, "only a record that is ok can be best"
         assert artifact.code.decode() == record.config.json
         best = self.best(record.workload, record.target, record.measurement.mode)
         if if_faster and best is not None and best.measurement.time_ns <= record.measurement.time_ns:
@@ -285,7 +285,7 @@ class RandomTuner:
 
 @dataclass
 class World:
-    """A session's collaborators, and what they saw."""
+    """A session's collaborators, and the calls that they saw."""
 
     behaviour: Behaviour = square_ns
     code: Callable[[Config], str] = lambda config: config.json

@@ -1,4 +1,4 @@
-"""Operators that are not convolutions are verified, tuned and deployed like one: `toy_package` has one of each kind."""
+"""Operators that are not convolutions are verified, tuned and deployed like convolutions: `toy_package` has all kinds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def problem(device: Device, workload: Workload, kernel: KernelSource | None = No
 
 
 def with_kernel(workload: Workload, function: Callable[..., None]) -> KernelSource:
-    """A kernel of one thread that takes the arguments, then the outputs."""
+    """A kernel with one thread that takes the arguments, then the outputs."""
     pointers = tuple(Pointer(spec.name) for spec in (*workload.signature, *workload.outputs))
     return KernelSource("cpu", "native", (KernelStep(function, pointers, Grid(1), 1),))
 
@@ -127,7 +127,7 @@ def test_addends_of_integer_sums_matter_beside_them() -> None:
 
 
 def test_a_largest_element_is_rarely_a_tie_of_many() -> None:
-    """With numbers within +-8 a kernel that skips half of a row would find the same maximum."""
+    """If all numbers were within +-8, a kernel that skips half of a row would find the same maximum."""
     domain = check_domains(Workload("extreme", {"rows": 4, "columns": 50}))["x"]
     rows = draw(domain, 100 * 50, np.random.default_rng(2)).reshape(100, 50)
     assert np.mean(rows.max(axis=1) != rows[:, ::2].max(axis=1)) > 0.3
@@ -196,7 +196,7 @@ def test_each_wrong_output_is_named(device: Device) -> None:
 
 @pytest.mark.parametrize("offset", [40, 64 + 63])
 def test_a_write_between_two_outputs_is_seen(device: Device, offset: int) -> None:
-    """top is 160 bytes, then come 96 bytes of alignment and 256 of guard."""
+    """top has 160 bytes, followed by 96 bytes of alignment and 256 bytes of guard."""
     workload = Workload("extreme", WORKLOADS["extreme"])
     right = source(workload).steps[0].function
     put = toy_package._store("cpu", "float32")
@@ -215,7 +215,7 @@ def test_a_write_between_two_outputs_is_seen(device: Device, offset: int) -> Non
 def test_an_integer_that_is_not_written_is_found_even_if_it_held_the_truth(
     device: Device, monkeypatch: pytest.MonkeyPatch, poison: int
 ) -> None:
-    """All elements must become what the memory holds before one of the launches, and the kernel writes nothing."""
+    """The right result equals the contents of the memory before one of the launches, and the kernel writes nothing."""
     held = int(np.uint8(poison).view(np.int8))
     monkeypatch.setattr(toy_package.Copy, "check_inputs", lambda self, params: {"x": Domain((held,))})
     workload = Workload("copy", WORKLOADS["copy"])
@@ -230,7 +230,7 @@ def test_an_integer_that_is_not_written_is_found_even_if_it_held_the_truth(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_references_read_every_dtype_exactly(device: Device, dtype: str) -> None:
-    """Bits from 0 up, NaN left out, as the reference's kernel and as NumPy reads them."""
+    """All bit patterns from 0 up, without NaN: the reference's kernel and NumPy read the same values."""
     if dtype == "uint32":
         pytest.skip("copy does not take it")
     workload = Workload("copy", {"rows": 120, "dtype": dtype})
@@ -320,7 +320,7 @@ class Hollow(Op):
 
 
 def test_a_runner_hands_the_error_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The reference is asked in the runner's process, and there is no bug of ours either."""
+    """The runner's process calls the reference, and its faults are not reported as bugs of ours."""
     points = {plugin_support.OPERATORS: {"hollow": "hollow_package:Hollow"}}
     modules = {"hollow_package": HOLLOW, "hollow_reference": "raise ImportError('no such library')"}
     plugin_support.install(monkeypatch, tmp_path / "hollow", "hollow-package", points, modules)
@@ -350,7 +350,7 @@ def arguments_of(workload: Workload) -> dict[str, Any]:
 
 
 def tune_and_use(target: Target, db: Path) -> None:
-    """All operators in one run; what is deployed computes what NumPy does."""
+    """One run tunes all operators, and the deployed kernels compute the same as NumPy."""
     workloads = [Workload(op, params) for op, params in WORKLOADS.items()]
     summary = tune(workloads, db, target=target, trials=2 * len(workloads))
     assert all(task.best_ns for task in summary.tasks)

@@ -176,7 +176,7 @@ def test_presets_are_compiled_for_their_own_architecture(preset: str) -> None:
 
 
 def test_without_numba_cuda_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba brings a `numba.cuda` of its own, which fails with an unknown argument."""
+    """Numba has its own `numba.cuda`, which fails with an unknown argument."""
 
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)

@@ -1,4 +1,4 @@
-"""How tasks share a budget: the scheduler on searches whose course is known, and the benchmark over recorded ones."""
+"""How tasks share a budget: the scheduler on searches with a known course, and the benchmark over recorded searches."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class TestScheduler:
 
 class TestBenchmark:
     def test_the_excess_by_hand(self, budget: ModuleType) -> None:
-        """Two tasks with 10 trials each: one is at twice its optimum then and weighs 3, the other has nothing valid."""
+        """Two tasks with 10 trials each: one then is at twice its optimum with weight 3, the other has no valid result."""
         one = budget.Run([np.full(30, 200.0), np.full(30, np.nan)], np.array([100.0, 50.0]), np.array([3.0, 1.0]))
         expected = (3 * 2.0 + 1 * budget.NOTHING) / 4 - 1
         assert one.excess([10], budget.equal_shares).tolist() == pytest.approx([expected])
 
     def test_equal_shares_are_the_searches_alone(self, budget: ModuleType, tmp_path: Path) -> None:
-        """After n trials a task is where its own replay is after n evaluations."""
+        """After n trials a task has the same best as its own replay after n evaluations."""
         spaces = load([support.write(tmp_path / "one.json", support.cache())]).spaces
         times = budget.search(spaces, "ga", 12, seeds=2, jobs=1)
         (first, second) = budget.make_runs(times, np.array([spaces[0].best_ns]), [1.0], 0, 0)

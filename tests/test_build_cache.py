@@ -1,4 +1,4 @@
-"""Pieces kept between runs: the right one or none, whatever happened to the files."""
+"""Compiled pieces are kept between runs. The cache returns the right one or none, even if files are damaged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def foreign(path: Path) -> None:
 
 
 def renamed(path: Path) -> None:
-    """A sound piece under a name that is not its own."""
+    """A sound piece under the name of another one."""
     BuildCache(path.parent).store(OTHER, b"another piece")
     (path.parent / f"{OTHER}.piece").replace(path)
 
@@ -141,7 +141,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     assert cache_state().problem == "it belongs to another user"
 
 
-# --- What decides the code ----------------------------------------------------------------------------------------------
+# --- The key covers everything that decides the code ---------------------------------------------------------------------
 
 MODULE = """
 import math

@@ -1,4 +1,4 @@
-"""Plain functions that a kernel captures are compiled into it: the same machine code as if they stood inside."""
+"""Plain functions that a kernel captures are compiled into it, to the same machine code as if they were written inside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Kernel = Callable[..., None]
 store = device_op("store", "st.global.u32 [$address], $value;", ins={"address": "u64", "value": "u32"})
 
 
-FLIPS = frozenset({"step.flip", "other.flip"})  # of `ringed`: they decide whether a branch exists
+FLIPS = frozenset({"step.flip", "other.flip"})  # names of `ringed` that decide whether a branch exists
 
 
 def operation(name: str) -> Any:
@@ -48,7 +48,7 @@ def ring_step(stages: int, flip: bool = True) -> Any:
 
 
 def ringed(stages: int, add: str, offset: float) -> Kernel:
-    """Steps of two rings, an operation, and arithmetic, all of it in captured functions; one of them captures others."""
+    """Steps of two rings, an operation, and arithmetic, all in captured functions. One of them captures others."""
     step, other, combine = ring_step(stages), ring_step(stages + 2, False), operation(add)
 
     def shifted(value):  # type: ignore[no-untyped-def]
@@ -122,7 +122,7 @@ def test_shaped_by_names_a_captured_value_of_a_captured_function_by_its_path() -
     front_end._front_end.cache_clear()
     for stages in (3, 4):
         assert ptx(ringed(stages, "add", 0.5), FLIPS | {"step.stages"}) == ptx(ringed(stages, "add", 0.5))
-    assert front_end._front_end.cache_info().misses == 2  # `other.stages` is a mere number, `step.stages` decides
+    assert front_end._front_end.cache_info().misses == 2  # `other.stages` is only a number, `step.stages` decides
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.0, -0.0), (1.0, 1.5)])
@@ -139,7 +139,7 @@ def test_a_name_in_shaped_by_that_nothing_captures_is_an_error(unknown: str) -> 
 
 
 def filling(count: int) -> Kernel:
-    """A captured function that writes into a local array of the kernel's, and one with a loop and a default argument."""
+    """A captured function that writes to a local array of the kernel, and one with a loop and a default argument."""
 
     def fill(values, first):  # type: ignore[no-untyped-def]
         for i in range(count):
@@ -197,7 +197,7 @@ def test_functions_of_the_module_and_functions_as_arguments_are_compiled_in() ->
 
 
 def test_an_inner_function_of_another_module_sees_its_own_module() -> None:
-    """`applied` comes from a module in which `doubled` means something else."""
+    """`applied` comes from another module, in which `doubled` is a different function."""
     module: dict[str, Any] = {"__name__": "elsewhere", "types": types}
     exec(
         "def doubled(value):\n    return value * 5\n"
@@ -258,7 +258,7 @@ def test_functions_of_one_factory_may_call_each_other() -> None:
 
 
 def test_what_stands_behind_a_call_of_a_captured_function_is_stored() -> None:
-    """Numba takes stores into arrays that nobody reads for dead code, where it inlines."""
+    """Where Numba inlines, it treats stores to arrays that nothing reads as dead code."""
 
     def fill(y, start, stop):  # type: ignore[no-untyped-def]
         out = as_array(y, (4,), types.float32)
@@ -300,7 +300,7 @@ def test_what_is_wrong_in_a_captured_function_is_said_in_numbas_words() -> None:
 
 
 def test_a_shape_that_needs_its_numbers_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A static index: Numba needs `place`, which `shaped_by` forgets. Later kernels do not try again."""
+    """A static index: Numba needs `place`, and `shaped_by` does not name it. Later kernels do not try again."""
     tried = []
 
     def run(shape: Any, original: Callable[[Any], str] = front_end._run_numba) -> str:
@@ -323,7 +323,7 @@ def test_a_shape_that_needs_its_numbers_is_tried_once(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("core", ["numba.core", "numba.cuda.core"])
 def test_the_private_name_that_inlining_rests_on_is_there(core: str) -> None:
-    """Numba calls it for every call in a function, and takes True for "inlined"."""
+    """Numba calls it for every call in a function, and True means "inlined"."""
     closures = importlib.import_module(f"{core}.inline_closurecall")
     method = closures.InlineClosureCallPass._inline_closure
     assert list(inspect.signature(method).parameters) == ["self", "work_list", "block", "i", "func_def"]

@@ -205,7 +205,7 @@ def test_an_unknown_target_is_told_every_one_that_the_command_takes(tmp_path: Pa
 
 
 def test_without_a_driver_nobody_is_told_to_install_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither with CUDA's bindings, which cannot find libcuda, nor without them."""
+    """It works without a driver, both with CUDA's bindings, which cannot find libcuda, and without them."""
     from schedsearch.device import cuda
 
     monkeypatch.setattr(cuda, "_has_driver", lambda: False)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, given its events."""
+"""The display of a live run, given its events."""
 
 from __future__ import annotations
 

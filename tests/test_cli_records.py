@@ -192,7 +192,7 @@ def test_prune_keeps_the_measurements_and_the_best_code(folder: Path) -> None:
     fastest = min((entry for entry in json.loads(before) if entry["outcome"] == "ok"), key=lambda entry: entry["time_ns"])
     with Store.open("tuned.db", readonly=True) as store:
         (best,) = store.bests()
-        # The best won the last race; the fastest single reading may be another configuration's.
+        # The best won the last race. Another configuration may have the fastest single reading.
         wanted = {best.artifact_sha256, store.row(fastest["id"]).artifact} - {None}
     counts = json.loads(ok("records", "prune", "--db", "tuned.db", "--keep", "1", "--json"))
     assert counts["artifacts_kept"] == len(wanted)
@@ -215,7 +215,7 @@ def test_a_record_that_is_not_there_is_a_usage_error(folder: Path) -> None:
 
 class TestVerify:
     def claim_a_time(self, factor: float) -> None:
-        """Makes a record best that claims `factor` times the best's time."""
+        """Adds a record that claims `factor` times the best's time, and makes it the best."""
         with Store.open("tuned.db") as store:
             (best,) = store.bests()
             times = tuple(time * factor for time in best.record.measurement.times_ns)
@@ -224,7 +224,7 @@ class TestVerify:
             store.promote(store.append(record), store.artifact(best.artifact_sha256))
 
     def test_what_is_as_fast_as_recorded_passes_and_is_recorded(self, folder: Path) -> None:
-        self.claim_a_time(1000.0)  # whatever this machine is busy with
+        self.claim_a_time(1000.0)  # independent of the load on this machine
         records = len(json.loads(ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100)))
         assert ok("records", "verify", "--db", "tuned.db", "--target", "cpu").lstrip().startswith("ok")
         listed = json.loads(ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100))
@@ -244,7 +244,7 @@ class TestVerify:
         assert entry["regressed"] and entry["ratio"] > 1.1
 
     def test_what_is_wrong_exits_with_1_and_is_best_no_more(self, folder: Path) -> None:
-        """The stored code is that of another workload: a tile that leaves the second half of the channels out."""
+        """The stored code belongs to another workload: its tile leaves out the second half of the channels."""
         other = Workload.conv2d(n=1, h=8, w=8, c=4, k=8, r=3, s=3, dtype="float32")
         (folder / "half.yaml").write_text(TINY.replace("c: 8", "c: 4"))
         ok("tune", "half.yaml", "--db", "half.db")

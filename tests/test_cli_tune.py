@@ -1,4 +1,4 @@
-"""`schedsearch tune` on this machine's CPU: output, exit codes, and what an interruption or a kill leaves behind."""
+"""`schedsearch tune` on this machine's CPU: output, exit codes, and the state after an interruption or a kill."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from schedsearch.session.plan import TaskPlan
 from schedsearch.template import TemplateSet, registry
 from schedsearch.workload import Workload
 
-PATIENCE_S = 240.0  # with a busy machine; what is waited for takes seconds
+PATIENCE_S = 240.0  # enough for a busy machine; the events usually take seconds
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with tiny.yaml, and nothing outside it touched."""
+    """A working folder with tiny.yaml. The test touches nothing outside of it."""
     monkeypatch.chdir(tmp_path)
     isolate(tmp_path, monkeypatch)
     (tmp_path / "tiny.yaml").write_text(TINY)
@@ -219,7 +219,7 @@ class TestRun:
         assert "2 new trials" in more.stdout and "device busy" in more.stdout
         assert "schedsearch records best --db t.db" in more.stdout
         assert "schedsearch compile auto.yaml --db t.db --target cpu --output" in more.stdout, (
-            "what was tuned, also beside a GPU"
+            "the tuned target, even on a machine with a GPU"
         )
         assert "kernel = schedsearch.compile(workload, db='t.db', target='cpu')" in more.stdout
         assert "going on after 4 trials" in more.stderr
@@ -280,7 +280,7 @@ class TestInterruption:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_before_the_search_begins_is_an_interruption_too(self, folder: Path, number: signal.Signals) -> None:
-        lock = DeviceLock(detect("cpu"))  # so that the command waits where it starts
+        lock = DeviceLock(detect("cpu"))  # makes the command wait at its start
         try:
             process = start("tune", "tiny.yaml", "--db", "t.db", "--json", cwd=folder)
             assert process.stderr is not None
@@ -304,7 +304,7 @@ class TestInterruption:
         reported = {Config(event["config"]) for event in told if event["event"] == "trial" and event["outcome"] == "ok"}  # type: ignore[arg-type]
         with Store.open(folder / "t.db") as store:
             stored = {record.config for record in store.history() if record.measurement.ok}
-        assert reported <= stored, "what was reported had been saved"
+        assert reported <= stored, "every reported trial had been saved"
         assert len(stored) <= len(reported) + 1
         deadline = time.monotonic() + PATIENCE_S
         while any(alive(worker) for worker in workers) and time.monotonic() < deadline:
@@ -319,7 +319,7 @@ class TestInterruption:
 
 
 def test_what_to_do_next_names_the_timing_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    """Otherwise the commands would look for records of another mode; prepared times need prepared constants."""
+    """Each mode has its own commands, because records of another mode do not count and prepared times need preparation."""
     workload = Workload("conv2d", {"n": 1, "h": 4, "w": 4, "c": 8, "k": 8, "r": 1, "s": 1, "epilogue": ["bias"]})
     summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)])
     file: Any = SimpleNamespace(path="my.yaml", target="auto", measure=SimpleNamespace(mode=COLD_GRAPH))

@@ -1,4 +1,4 @@
-"""Conditions of T1 descriptions: they mean what Python means, and can do nothing else."""
+"""Conditions of T1 descriptions have the same meaning as in Python and can do nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def holds(text: str) -> list[bool]:
 
 
 def python(text: str) -> list[bool]:
-    """What Python itself says; a division by zero must be covered by an `and` or `or` that comes first."""
+    """Python's own result. An `and` or `or` must cover a division by zero."""
     code = compile(text.strip(), "<condition>", "eval")
     return [bool(eval(code, {"__builtins__": {}, "min": min, "max": max}, dict(zip(NAMES, point)))) for point in POINTS]
 
@@ -145,7 +145,7 @@ def test_the_command_names_file_place_and_call_and_exits_with_2(tmp_path: Path, 
     ],
 )
 def test_calculating_with_texts_is_a_clear_error(text: str) -> None:
-    """Also where the result would fill the memory."""
+    """This holds even if the result would fill the memory."""
     with pytest.raises(UsageError, match=re.escape(f"some_T1.json: {text!r} cannot be computed: texts can be compared")):
         holds(text)
 
@@ -158,7 +158,7 @@ def test_an_operation_that_is_not_allowed_is_named(text: str, name: str) -> None
 
 @pytest.mark.parametrize("factors", [[2**32, 2**32], [2**62, 3], [999_999_999_999] * 90, [-(10**18)] * 7])
 def test_products_of_constants_are_of_64_bits_as_those_of_columns_are(factors: list[int]) -> None:
-    """Of Python's whole numbers they would grow without limit; here they wrap around."""
+    """Python's whole numbers would grow without limit; here they wrap around."""
     wrapped = (math.prod(factors) + 2**63) % 2**64 - 2**63
     text = "*".join(map(str, factors))
     assert holds(f"{text} == {wrapped}") == [True] * len(POINTS)

@@ -1,4 +1,4 @@
-"""The convolution benchmarks, as far as they need no GPU: what they time, how runs add up, how data become tables."""
+"""The convolution benchmarks without a GPU: the shapes that they time, how runs add up, and how data become tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def chain(benchmark_module: Any) -> ModuleType:
 
 @pytest.fixture
 def networks(tmp_path: Path) -> str:
-    """A file like networks.json with one layer a network, that occurs twice."""
+    """A file like networks.json with one layer per network, which occurs twice."""
     data = {
         name: {"layers": [[size, size, 16, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1, 2]]}
         for size, name in enumerate(("resnet50", "vgg16", "inception_v3"), 7)
@@ -56,8 +56,8 @@ def networks(tmp_path: Path) -> str:
 
 # --- The chain ---------------------------------------------------------------------------------------------------------
 def test_the_chain_has_the_layers_of_resnet50(chain: ModuleType) -> None:
-    """torchvision's resnet50 has 25,557,032 parameters, 53,120 of them of batch norms and 2,049,000 of the classifier, and
-    4.09 G multiply-adds."""
+    """torchvision's resnet50 has 4.09 G multiply-adds and 25,557,032 parameters: 53,120 of them belong to batch norms and
+    2,049,000 to the classifier."""
     layers = chain.layers()
     assert len(layers) == 53
     assert sum(layer.workload.signature[1].size for layer in layers) == 25_557_032 - 53_120 - 2_049_000
@@ -91,7 +91,7 @@ def test_a_pass_hands_outputs_on(chain: ModuleType) -> None:
     assert made["layer2.1.conv1"] == f"layer2.1.conv1({made['layer2.0.conv3']})"
 
 
-# --- What is chosen ----------------------------------------------------------------------------------------------------
+# --- The choice of shapes ----------------------------------------------------------------------------------------------
 def test_the_dtype_is_that_of_every_shape_and_output(conv2d: ModuleType) -> None:
     halves, _ = conv2d.chosen(conv2d.arguments(["--dtype", "bfloat16"]))
     assert [workload.replace(dtype="float16", out_dtype="float16") for workload in halves] == conv2d.chosen(
@@ -108,7 +108,7 @@ def test_the_epilogue_is_that_of_every_shape(conv2d: ModuleType) -> None:
 
 
 def test_the_grouped_layers_are_those_of_known_networks(conv2d: ModuleType) -> None:
-    """(groups, channels of each, pixels): ResNeXt doubles channels from stage to stage, RegNet keeps its groups' width."""
+    """(groups, channels of each, pixels): ResNeXt doubles channels from stage to stage, RegNet keeps the width of groups."""
     workloads, layers = conv2d.chosen(conv2d.arguments(["--suite", "grouped"]))
     assert layers == [] and len(workloads) == len(conv2d.GROUPED)
     assert {workload.n for workload in workloads} == {1, 32}
@@ -140,7 +140,7 @@ def test_networks_and_their_file_belong_together(conv2d: ModuleType, words: list
 
 
 def test_the_networks_are_those_of_torchvision(conv2d: ModuleType, chain: ModuleType, shared: Path) -> None:
-    """Its documentation has 4.09, 15.47 and 5.71 G multiply-adds, linear layers of 0.002, 0.124 and 0.002 G among them."""
+    """torchvision documents 4.09, 15.47 and 5.71 G multiply-adds, including linear layers of 0.002, 0.124 and 0.002 G."""
     _, layers = conv2d.chosen(conv2d.arguments(["--suite", "networks", "--networks", str(shared / "cases/networks.json")]))
     linear = {"resnet50": 0.002, "vgg16": 0.124, "inception_v3": 0.002}
     for name, total, count in (("resnet50", 4.09, 53), ("vgg16", 15.47, 13), ("inception_v3", 5.71, 94)):
@@ -238,7 +238,7 @@ def test_the_chains_table_compares_with_the_fastest_way(benchmark_module: Any) -
 
 # --- The picture of the pipeline ---------------------------------------------------------------------------------------
 def test_the_picture_of_the_pipeline_is_drawn_by_the_program(benchmark_module: Any) -> None:
-    """To draw it anew: python benchmarks/draw_pipeline.py --out docs/images/conv2d-pipeline.svg"""
+    """To draw it again: python benchmarks/draw_pipeline.py --out docs/images/conv2d-pipeline.svg"""
     pipeline = benchmark_module("draw_pipeline")
     kept = BENCHMARKS.parent / "docs" / "images" / "conv2d-pipeline.svg"
     assert pipeline.draw() == kept.read_text(encoding="utf-8")
@@ -251,7 +251,7 @@ def test_in_the_picture_a_buffer_does_one_thing_at_a_time(benchmark_module: Any,
         ordered = sorted((bar for bar in bars if bar.lane == lane), key=lambda bar: bar.start)
         assert all(before.end <= after.start for before, after in pairwise(ordered)), lane
     busy = sorted((bar for bar in bars if bar.kind != "load"), key=lambda bar: bar.start)
-    assert all(before.end <= after.start for before, after in pairwise(busy))  # one set of tensor cores
+    assert all(before.end <= after.start for before, after in pairwise(busy))  # there is one set of tensor cores
 
 
 def test_the_rank_correlation_of_predictions_does_not_depend_on_the_order_of_equal_ones(benchmark_module: Any) -> None:

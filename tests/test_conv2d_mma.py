@@ -1,4 +1,4 @@
-"""conv2d_mma takes everything: it is emulated, compiled for three architectures, and run on a GPU where there is one."""
+"""conv2d_mma supports every convolution: it is emulated, compiled for three architectures, and run on a GPU if present."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEMPLATE = Conv2dMma()
 H200 = PRESETS["h200"]
 ALL_STAGES = ("bias", "scale_shift", "residual", "leaky_relu", "clip")
 
-# One for each way of loading and storing, with tails along every axis.
+# One workload for each way of loading and storing, with tails along every axis.
 SHAPES: dict[str, dict[str, Any]] = {
     "c32": dict(n=1, h=6, w=5, c=32, k=24, r=3, s=3, padding=1),
     "c8 of 16-byte chunks across taps": dict(n=2, h=7, w=6, c=8, k=24, r=3, s=2, padding=(1, 0, 2, 1), stride=(2, 1)),
@@ -53,7 +53,7 @@ SCHEDULES = [
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], late: bool, sms: int = 2) -> Any:
-    """y of one configuration, in `to_bits` form, and the arrays that it was computed from. No epilogue."""
+    """y of one configuration without an epilogue, in `to_bits` form, and the arrays that it was computed from."""
     memory = Memory()
     emulator = Emulator(memory, lambda value, *_: value, late)
     emulator.stand_in(monkeypatch, mma_kernel)
@@ -107,7 +107,7 @@ COMPILED: list[dict[str, Any]] = [
     dict(n=32, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3, epilogue=ALL_STAGES),
     dict(n=32, h=14, w=14, c=36, k=21, r=3, s=3, padding=1, out_dtype="float32", epilogue=ALL_STAGES),
     dict(n=8, h=28, w=28, c=96, k=96, r=3, s=3, padding=1, groups=96, epilogue=("relu",)),
-    dict(n=2**22, h=32, w=32, c=8, k=8, r=1, s=1),  # 2**32 pixels: counted in 64 bits
+    dict(n=2**22, h=32, w=32, c=8, k=8, r=1, s=1),  # 2**32 pixels need 64-bit counts
 ]
 
 
@@ -147,7 +147,7 @@ def test_the_fast_path_is_made_of_tensor_core_and_asynchronous_copy_instructions
     assert "st.global.v4" in text and "st.global.b16" not in text
 
 
-# --- What it takes ---------------------------------------------------------------------------------------------------
+# --- Supported workloads ---------------------------------------------------------------------------------------------
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     groups = draw(st.sampled_from([1, 1, 1, 2, 3, 32]))

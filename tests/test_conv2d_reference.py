@@ -1,4 +1,4 @@
-"""The reference of conv2d: its kernel and its NumPy points against an independent convolution."""
+"""The reference of conv2d: its kernel and its NumPy points are compared with an independent convolution."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_epilogue_stages_apply_in_order(device, epilogue, layout):
 
 
 def test_the_magnitude_adds_and_multiplies_absolute_values(device):
-    # One product, by hand: |2 * -3| = 6; bias -4: 10; scale -2, shift 1: 21; residual -5: 26; slope -3: 78.
+    # One product, by hand: |2 * -3| = 6; then bias -4: 10; scale -2, shift 1: 21; residual -5: 26; slope -3: 78.
     workload = Workload.conv2d(
         n=1, h=1, w=1, c=1, k=1, r=1, s=1, dtype="float32", epilogue=("bias", "scale_shift", "residual", "leaky_relu")
     )
@@ -135,7 +135,7 @@ def test_points_of_random_real_numbers(seed):
 
 
 def test_points_of_arrays_that_fill_the_memory():
-    """2 TB of pixels, all of them the same 2 in memory."""
+    """2 TB of pixels, all with the same two in memory."""
     workload = Workload.conv2d(n=1_000_000, h=512, w=512, c=4, k=1, r=1, s=1, dtype="bfloat16")
     two = np.array(0x4000, dtype=np.uint16)
     arrays = {"x": np.broadcast_to(two, (1_000_000, 512, 512, 4)), "weight": np.broadcast_to(two, (1, 1, 1, 4))}
@@ -143,7 +143,7 @@ def test_points_of_arrays_that_fill_the_memory():
 
 
 def test_points_are_computed_in_bounded_pieces():
-    """512 channels at every pixel at once would be 1.8 GB."""
+    """512 channels at every pixel at once would need 1.8 GB."""
     workload = Workload.conv2d(n=1, h=14, w=14, c=512, k=64, r=3, s=3, padding=1, dtype="float32")
     arrays = integer_arguments(workload)
     indices = np.arange(0, workload.output.size, 13)
@@ -167,4 +167,4 @@ def test_the_cuda_grid_never_overflows():
     workload = Workload.conv2d(n=100_000, h=14, w=14, c=64, k=512, r=1, s=1)
     (step,) = REFERENCE.kernel(workload, PRESETS["h200"]).steps
     assert step.grid.blocks(sms=132) * step.block_threads < workload.output.size
-    assert step.params[-1].value == workload.output.size // 4  # items that the threads loop over
+    assert step.params[-1].value == workload.output.size // 4  # the threads loop over items

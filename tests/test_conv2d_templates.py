@@ -1,4 +1,4 @@
-"""What holds for every template that takes a convolution, on layers drawn at random."""
+"""Properties of every template for convolutions, on random layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The convolution of unfolded columns: what it takes, its unfolding emulated thread by thread, that what is left is the same
-convolution, that every schedule compiles well, and exact results on a GPU."""
+"""The convolution of unfolded columns: the supported workloads, its unfolding emulated thread by thread, the remaining
+convolution gives the same result, every schedule compiles well, and results on a GPU are exact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = Workload.conv2d(n=2, h=6, w=7, c=3, k=16, r=3, s=3, padding=1)
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
-    """A small convolution of any kind that the template takes."""
+    """A small convolution of any kind that the template supports."""
     while True:
         r, s = (int(v) for v in rng.integers(1, 8, 2))
         h, w = (int(v) for v in rng.integers(1, 40, 2))
@@ -61,7 +61,7 @@ def config_with(workload: Workload, unfold_threads: int, unfold_chunks: int) -> 
 
 
 def inner_workload(w: Workload) -> Workload:
-    """The convolution that is left, from the definition: columns of the kernel are channels of one output column each."""
+    """The remaining convolution, from the definition: columns of the kernel are channels of one output column each."""
     channels = math.ceil(w.s * w.c / 8) * 8
     return Workload.conv2d(
         n=w.n, h=w.h, w=w.output.shape[2], c=channels, k=w.k, r=w.r, s=1, stride=(w.stride[0], 1),
@@ -74,7 +74,7 @@ def inner_workload(w: Workload) -> Workload:
 
 
 class UnfoldEmulator(Emulator):
-    """With the loads of this template: an element that is not valid must not be read."""
+    """Emulates the loads of this template: it must not read an element that is not valid."""
 
     def __init__(self, memory: Any) -> None:
         super().__init__(memory, lambda value, *_: value, late_copies=False)
@@ -98,7 +98,7 @@ def unfolding_step(
 
 EMULATED: dict[str, tuple[Workload, int]] = {
     "rgb, one row of padding": (SMALL, 1),
-    "rgb, four chunks a thread": (SMALL, 4),
+    "rgb, four chunks per thread": (SMALL, 4),
     "the stem of a network": (SMALL.replace(n=1, h=5, w=20, r=7, s=7, stride=2, padding=3), 2),
     "dilated": (SMALL.replace(dilation=(1, 2), padding=(1, 3, 1, 0)), 1),
     "dilated, an even number of channels": (SMALL.replace(c=6, dilation=(2, 3), padding=(2, 4, 2, 5)), 1),
@@ -133,7 +133,7 @@ def test_unfolding_and_the_convolution_that_is_left_compute_the_convolution(
 
 
 class CountingMemory:
-    """x of any size whose element i holds i modulo a prime, and what a block writes, by address."""
+    """x of any size, with element i equal to i modulo a prime, and the values that a block writes, by address."""
 
     PRIME = 65521
     X, UNFOLDED = 1 << 50, 1 << 54
@@ -201,7 +201,7 @@ def test_what_follows_is_conv2d_wgmma_over_the_workspaces(number: int) -> None:
         assert source.alignments[name] == (4 if workload.c % 2 == 0 else 2)
 
 
-# --- What it takes, and its space ---------------------------------------------------------------------------------------
+# --- Supported workloads, and the space --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def add_scaled(x, y, factor, start, stop):
 
 
 def reverse(y, z, start, stop):
-    """Reads what other threads wrote in the step before."""
+    """Reads the values that other threads wrote in the previous step."""
     source, target = as_array(y, (N,), F32), as_array(z, (N,), F32)
     for i in range(start, stop):
         target[i] = source[N - 1 - i]
@@ -121,7 +121,7 @@ def test_a_bound_kernel_takes_new_pointers_and_scalars(device):
 
 
 def test_poison_stays_nan(device):
-    """Fast-math must not assume that there are no NaN: verification poisons outputs and workspaces with them."""
+    """Fast-math must not assume that there are no NaNs: verification poisons outputs and workspaces with NaN."""
 
     def clamp(x, y, start, stop):
         source, target = as_array(x, (2,), F32), as_array(y, (2,), F32)
@@ -182,12 +182,12 @@ print(out[0], out[999])
 
 @pytest.mark.skipif(sys.platform != "linux", reason="arranges memory by Linux's flags of mmap")
 def test_code_is_loaded_wherever_memory_is_free(tmp_path):
-    """Also where a free gap takes the code, and its constants come gigabytes further on."""
+    """This also holds if a free gap takes the code and its constants are gigabytes further on."""
 
     def count(x, y, start, stop):
         source, target = as_array(x, (N,), F32), as_array(y, (N,), F32)
         for i in range(start, stop):
-            target[i] = source[i] + F32(i)  # i of a whole vector at once, from the constants 0, 1, 2 ...
+            target[i] = source[i] + F32(i)  # a whole vector of i at once, from the constants 0, 1, 2 ...
 
     artifact = compile_source(simple(count, (Pointer("x"), Pointer("y")), items=N), TARGET).artifact
     (tmp_path / "code").write_bytes(artifact.code)
@@ -251,7 +251,7 @@ def test_what_a_kernel_may_not_do_is_a_compile_error(function):
 
 
 def test_an_exception_in_a_kernel_is_a_device_error(device):
-    """Raising with constant arguments needs nothing of the Python runtime, so it compiles; the launch reports it."""
+    """Raising with constant arguments does not need the Python runtime, so it compiles. The launch reports the exception."""
     artifact = compile_source(simple(raises, items=40, threads=2), TARGET).artifact
     bound = device.load(artifact).bind({"y": device.allocate(4)}, {})
     for _ in range(2):
@@ -275,7 +275,7 @@ def test_code_for_something_else_is_refused(device):
 def test_code_that_needs_other_instructions_is_refused(device, monkeypatch):
     artifact = compile_source(two_steps(1), TARGET).artifact
     monkeypatch.setattr("schedsearch.device.cpu._host_features", lambda: frozenset({"sse2"}))
-    with pytest.raises(DeviceError, match="uses what this CPU lacks"):
+    with pytest.raises(DeviceError, match="uses instructions that this CPU lacks"):
         device.load(artifact)
 
 

@@ -38,7 +38,7 @@ def device() -> Iterator[CpuDevice]:
 
 
 def check(device: CpuDevice, workload: Workload, configs: list[Config]) -> None:
-    """Every configuration gives exactly what NumPy gives."""
+    """Every configuration gives exactly NumPy's result."""
     arrays = integer_arguments(workload)
     scalars = {scalar.name: SCALARS[scalar.name] for scalar in workload.scalars}
     expected = numpy_conv2d(workload, arrays, scalars)
@@ -180,7 +180,7 @@ def test_a_share_of_tvms_operator_cases(device, shared):
     cases = json.loads((shared / "cases" / "operator_cases.json").read_text())["cases"]
     workloads = {tvm_workload(kind, case): kind for kind in KINDS for case in cases[kind]}
     small = sorted((w for w in workloads if w.flops <= MAX_FLOPS), key=lambda w: w.flops)
-    # Of each kind evenly over sizes.
+    # A few cases of each kind, evenly over sizes.
     by_kind = [[w for w in small if workloads[w] == kind] for kind in KINDS]
     chosen = {w for each in by_kind for w in each[:: max(len(each) * len(KINDS) // MAX_CASES, 1)]}
     assert len(chosen) >= MAX_CASES
@@ -243,7 +243,7 @@ def test_the_template_is_found_by_name():
 
 
 def test_what_is_packed_is_charged_to_every_launch():
-    """Packing is a step of the plan, so it is measured; that of the weight can be done once by those who call."""
+    """Packing is a step of the plan, so it is measured. A caller can pack the weight once."""
     workload = Workload.conv2d(**SHAPES["3x3"], dtype="float32")
     source = TEMPLATE.kernel(workload, HOST, TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)))
     assert [(step.function.__name__, step.constant) for step in source.steps] == [
@@ -251,7 +251,7 @@ def test_what_is_packed_is_charged_to_every_launch():
     ]  # fmt: skip
 
 
-@pytest.mark.skipif(HOST.simd_bits < 256, reason="looks for x86 vector instructions, this CPU has none")
+@pytest.mark.skipif(HOST.simd_bits < 256, reason="looks for x86 vector instructions, and this CPU has none")
 def test_the_inner_loop_is_vector_fused_multiply_adds():
     from llvmlite import binding as llvm
 

@@ -1,4 +1,4 @@
-"""The driver API as schedsearch uses it, on a driver of our own; what needs a device is in test_measure_gpu.py."""
+"""The driver API as schedsearch uses it, on a fake driver. test_measure_gpu.py has the tests that need a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Scalar, Step
 from schedsearch.target import PRESETS
 
-CLUSTERS_AT_ONCE = 31  # of 4 blocks, where 132 multiprocessors would be 33
+CLUSTERS_AT_ONCE = 31  # clusters of 4 blocks; 132 multiprocessors would fit 33
 OURS, THEIRS = 100, 200  # contexts
 
 
@@ -32,15 +32,15 @@ class FakeDriver:
     """The calls of the driver that `schedsearch.device.cuda` makes, with a stack of contexts in each thread.
 
     Attributes:
-        memory: address -> bytes of what is allocated.
+        memory: address -> bytes of the allocations.
         retained: how often the primary context is retained.
         launches: (blocks, parameters as 64-bit words) of every launch that was accepted.
-        launch_code: what a launch in our context returns.
+        launch_code: the return value of a launch in our context.
     """
 
     CUresult = Result
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
-    PARAMETERS = 2  # of every kernel
+    PARAMETERS = 2  # the same for every kernel
 
     def __init__(self) -> None:
         self._threads = threading.local()
@@ -123,7 +123,7 @@ class FakeDriver:
     def cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> tuple[Result]:
         return (self._require_context(),)
 
-    # The calls below go through ctypes: they return a plain number, and take references.
+    # The calls below go through ctypes: they return a plain number and take references.
     def _launch(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
         code = self._require_context() or self.launch_code
         if not code:
@@ -175,7 +175,7 @@ def test_the_current_context_stays_what_it_was(driver: FakeDriver, before: list[
 
 
 def test_a_launch_works_in_a_thread_without_a_context_and_beside_another_one(driver: FakeDriver) -> None:
-    """PyTorch's autograd calls in threads of its own."""
+    """PyTorch's autograd calls from its own threads."""
     bound = open_device(PRESETS["h200"]).load(pointwise()).bind({"x": 1, "y": 2}, {})
     left = []
 
@@ -214,7 +214,7 @@ def test_a_device_that_nobody_uses_any_more_gives_its_context_back(driver: FakeD
     bound = device.load(pointwise()).bind({"x": 1, "y": 2}, {})
     del device
     gc.collect()
-    assert driver.retained == 1  # what is bound needs it
+    assert driver.retained == 1  # the bound launch needs it
     bound.launch()
     del bound
     gc.collect()
@@ -251,7 +251,7 @@ def test_each_prepared_set_of_constants_has_memory_of_its_own(driver: FakeDriver
     step = kernel.bind({"y": 2}, {}, other)
     del one, other
     gc.collect()
-    assert len(driver.memory) == 1  # what is bound keeps it
+    assert len(driver.memory) == 1  # the bound launch keeps it
     del step
     gc.collect()
     assert not driver.memory
@@ -278,7 +278,7 @@ def test_what_a_step_needs_must_be_given_unless_it_is_optional(driver: FakeDrive
 @pytest.mark.parametrize(
     ("grid", "cluster", "blocks"),
     [
-        (Grid(1000, blocks_per_sm=1), 4, 4 * CLUSTERS_AT_ONCE),  # those left over would run after all others
+        (Grid(1000, blocks_per_sm=1), 4, 4 * CLUSTERS_AT_ONCE),  # the remaining clusters would run after all others
         (Grid(40, blocks_per_sm=1), 4, 40),
         (Grid(1000, blocks_per_sm=1), 1, 132),
         (Grid(1000), 4, 1000),

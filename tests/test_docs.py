@@ -1,4 +1,4 @@
-"""The pages are true: links lead somewhere, code runs, and every name that a user can meet is explained."""
+"""The pages are correct: links have targets, code runs, and every name that a user can meet is explained."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_python_snippets_compile_and_import_what_exists(block: str) -> None:
 def test_the_cpu_snippet_of_the_readme_runs(tmp_path: Path) -> None:
     (block,) = [block for key, block in snippets("python") if key.startswith("README") and "np.ones" in block]
     (tmp_path / "snippet.py").write_text(block, encoding="utf-8")
-    (tmp_path / "tmp").mkdir()  # the lock of the CPU: other runs on this machine need not be waited for
+    (tmp_path / "tmp").mkdir()  # the CPU's lock is there, so the test need not wait for other runs on this machine
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     result = subprocess.run(
         [sys.executable, "-P", "snippet.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
@@ -136,7 +136,7 @@ def section(page: str, heading: str) -> str:
 
 
 def spaces_of(template_name: str) -> list[ConfigSpace]:
-    """Of those convolutions that the template takes: of many channels, of small groups of them, of three."""
+    """The knobs of convolutions that the template supports: with many channels, small groups, or three channels."""
     template = load_template(template_name)
     target = CPU if template.kind == "cpu" else PRESETS["h200"]
     dtype = "float32" if template.kind == "cpu" else "float16"
@@ -156,7 +156,7 @@ def test_every_knob_is_explained(template_name: str) -> None:
 
 @pytest.mark.parametrize("template_name", BUILT_IN)
 def test_the_knobs_on_the_page_are_those_of_the_template(template_name: str) -> None:
-    """No more and no fewer, in the table of the template's section."""
+    """The table of the template's section has exactly its knobs."""
     rows = re.findall(r"^\| (`.+?) \|", section(text(DOCS / "templates.md"), template_name), re.MULTILINE)
     assert sorted(knob for row in rows for knob in re.findall(r"`(\w+)`", row)) == sorted(knobs_of(template_name))
 
@@ -182,13 +182,13 @@ def program(file: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
 
 def test_the_tables_show_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To write them anew: python benchmarks/render_tables.py"""
+    """To write them again: python benchmarks/render_tables.py"""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     tables = program("render_tables.py")
     for page in tables.PAGES:

@@ -60,8 +60,8 @@ def test_every_value_survives_storage(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3", "float8_e5m2"])
 def test_rounding_is_to_the_nearest_with_ties_to_even(name: str) -> None:
-    """Every midpoint of two neighbours, and the numbers just beside it."""
-    count = 0x7F80 if name == "bfloat16" else 0x7F if name == "float8_e4m3" else 0x7C  # the first that is not finite
+    """Every midpoint between two neighbours, and the numbers next to it."""
+    count = 0x7F80 if name == "bfloat16" else 0x7F if name == "float8_e4m3" else 0x7C  # the first value that is not finite
     bits = np.arange(count).astype(dtype(name).storage)
     values = decode(bits, name).astype(np.float64)
     middle = (values[:-1] + values[1:]) / 2
@@ -69,7 +69,7 @@ def test_rounding_is_to_the_nearest_with_ties_to_even(name: str) -> None:
     exact = np.float32(middle).astype(np.float64) == middle
     assert exact.mean() > 0.9
     assert (encode(middle, name) == even)[exact].all()
-    wide = np.abs(middle) > 1e-30  # encode goes through float32 for bfloat16, and there is room beside the middle
+    wide = np.abs(middle) > 1e-30  # encode goes through float32 for bfloat16, which has values next to the midpoint
     assert (encode(np.nextafter(middle.astype(np.float32), np.float32(0)), name) == bits[:-1])[exact & wide].all()
     assert (encode(np.nextafter(middle.astype(np.float32), np.float32(np.inf)), name) == bits[1:])[exact & wide].all()
     assert (decode(encode(-middle, name), name) == -decode(encode(middle, name), name)).all()

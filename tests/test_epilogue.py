@@ -1,4 +1,4 @@
-"""The fused epilogue: what it asks of a launch, the PTX of each stage, and its arithmetic on a GPU."""
+"""The fused epilogue: its launch parameters, the PTX of each stage, and its arithmetic on a GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def step(workload: Workload, form: str) -> KernelStep:
 
 
 def fragments_step(workload: Workload, octets: int) -> KernelStep:
-    """A kernel that applies `fragments` to zeros and stores what the last pair of the second row becomes."""
+    """A kernel that applies `fragments` to zeros and stores the last pair of the second row."""
     epilogue = Epilogue(workload)
     size = 4 * octets
     fuse = epilogue.fragments(octets, 8 * workload.k)
@@ -65,7 +65,7 @@ def fragments_step(workload: Workload, octets: int) -> KernelStep:
 
 
 def transposed_step(workload: Workload, octets: int) -> KernelStep:
-    """A kernel that applies `transposed` to zeros and stores what the last pair of the second channel becomes."""
+    """A kernel that applies `transposed` to zeros and stores the last pair of the second channel."""
     epilogue = Epilogue(workload)
     size = 4 * octets
     fuse = epilogue.transposed(octets, TileRows(10, 20 * workload.k, workload.k))
@@ -84,7 +84,7 @@ def ptx_of(workload: Workload, form: str = "pair") -> str:
     return _compile_to_ptx(step(workload, form), "kernel", "sm_80")
 
 
-# --- What a launch has to pass ---------------------------------------------------------------------------------------
+# --- Launch parameters -----------------------------------------------------------------------------------------------
 def test_parameters_are_seven_whatever_the_stages() -> None:
     assert Epilogue(conv()).params == (*map(absent, ("bias", "scale", "shift", "residual")), ZERO, ZERO, ZERO)
     assert Epilogue(conv(*ALL_STAGES)).params == (
@@ -143,7 +143,7 @@ def test_rows_of_a_fragment_share_what_belongs_to_a_channel(stage: str, loads_of
 def test_transposed_fragments_load_what_belongs_to_a_channel_once(
     stage: str, out_dtype: str, channel_loads: int, residual_loads: int
 ) -> None:
-    """5 octets of 8 positions, two channels a thread: a residual of 32 bits is 4 loads an octet, one of 16 is ldmatrix's."""
+    """5 octets of 8 positions, two channels per thread: a 32-bit residual takes 4 loads per octet, a 16-bit one ldmatrix."""
     text = _compile_to_ptx(transposed_step(conv(stage, k=64, out_dtype=out_dtype), 5), "kernel", "sm_90a")
     lines = text.splitlines()
     loads = [line for line in lines if "ld.global" in line]
@@ -155,7 +155,7 @@ def test_transposed_fragments_load_what_belongs_to_a_channel_once(
 
 
 def test_transposed_float32_is_stored_where_it_lies_inside() -> None:
-    """4 values an octet: two neighbouring positions of channels k and k + 8, which lie 32 bytes further."""
+    """4 values per octet: two neighbouring positions of channels k and k + 8, which are 32 bytes apart."""
     store = store_transposed(5, TileRows(10, 20 * 64, 64))
 
     def kernel(y: Any, rows: Any) -> None:

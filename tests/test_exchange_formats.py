@@ -34,7 +34,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def records() -> list[Record]:
-    """Every outcome once, one configuration measured three times, the last time in a final race."""
+    """Records of every outcome. One configuration was measured three times, the last time in a final race."""
     made = [
         make_record(1000.0 + i, outcome, number=i, config=Config(bm=2**i, order="row", swizzle=i % 2 == 0))
         for i, outcome in enumerate(Outcome)
@@ -59,7 +59,7 @@ class TestOurRecords:
     @pytest.mark.parametrize("form", FORMATS)
     @pytest.mark.parametrize("name", ["some.json", "some.json.gz"])
     def test_they_come_back_as_they_were(self, store: Store, tmp_path: Path, form: str, name: str) -> None:
-        """Every repetition, message, stamp and failure; twice adds nothing; the format is recognised."""
+        """Every repetition, message, stamp and failure comes back. A second import adds nothing. The format is found."""
         path = tmp_path / name
         counts = export_file(store, path, form)
         assert (counts["configurations"], counts["records"]) == (8, 10)
@@ -185,7 +185,7 @@ class TestFilesOfOthers:
         assert (failed.outcome, failed.message) == (Outcome.COMPILE_ERROR, "CompilationFailedConfig")
 
     def test_files_that_do_not_name_their_device_are_never_taken_for_one(self, tmp_path: Path) -> None:
-        """T4 results of Kernel Tuner have no device, nor have its caches where it could not ask for it."""
+        """Kernel Tuner's T4 results have no device. Its caches have none if it could not ask for it."""
         other = support.cache()
         for fields in other["cache"].values():
             if not isinstance(fields["time"], str):
@@ -213,7 +213,7 @@ class TestFilesOfOthers:
         assert [entry.message for entry in entries[:2]] == ["InvalidConfig", "failed; the cache does not say why"]
 
     def test_an_error_under_the_name_of_another_objective(self) -> None:
-        """As caches of searches for GFLOP/s have it; without any of the ways the time is missing."""
+        """Caches of searches for GFLOP/s have the time in one of these forms; without any, the time is missing."""
         data = support.cache()
         data["objective"] = "GFLOP/s"
         failed = next(fields for fields in data["cache"].values() if fields["time"] == "CompilationFailedConfig")
@@ -226,7 +226,7 @@ class TestFilesOfOthers:
             kernel_tuner.parse(data, "some.json")
 
     def test_a_parameter_with_the_name_of_a_field_is_refused(self, tmp_path: Path) -> None:
-        """Its value would be read as the time, and lost in an export."""
+        """A knob with this name would be read as the time, and an export would lose it."""
         data = json.loads(json.dumps(support.cache()).replace('"fixed"', '"time"'))
         with pytest.raises(UsageError, match=r"some\.json: tune_params: a parameter is called 'time' like a field"):
             kernel_tuner.parse(data, "some.json")
@@ -308,7 +308,7 @@ class TestFilesOfOthers:
             assert store.history() == []
 
     def test_a_kernel_that_got_another_knob_keeps_what_it_had(self, tmp_path: Path) -> None:
-        """Both searches come back; one of them used to be left out without a word."""
+        """Both searches come back. An earlier version silently left one out."""
         new = self.LOG.splitlines()[0].replace('["unroll", "ot", 512]', '["unroll", "ot", 512], ["vec", "ot", 4]')
         path = support.write(tmp_path / "some.log", self.LOG + new)
         first = self.imported(tmp_path, path)
@@ -429,11 +429,11 @@ class TestCommands:
         result = schedsearch("records", "export", tmp_path / "some_T4.json", *db)
         assert result.exit_code == 2 and "description with conditions" in result.stderr
         assert theirs.read_bytes() == before and not (tmp_path / "some_T4.json").exists()
-        for _ in range(2):  # one that an export made may be replaced
+        for _ in range(2):  # a description that an export made may be replaced
             assert schedsearch("records", "export", tmp_path / "other_T4.json", *db).exit_code == 0
 
     def test_a_description_of_what_needs_none_is_a_mistake(self, tmp_path: Path) -> None:
-        """Its conditions would not be looked at."""
+        """Nothing would check the conditions of the description."""
         t1 = support.write(tmp_path / "some_T1.json", support.t1("bx > 16"))
         path = support.write(tmp_path / "some.json", support.cache())
         result = schedsearch("records", "import", path, "--t1", t1, "--db", tmp_path / "new.db")

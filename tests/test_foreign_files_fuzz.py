@@ -1,4 +1,4 @@
-"""Files of other tuners with anything at any place: read, or refused with an error that names the file; nothing else."""
+"""Files of other tuners with any value at any place are read, or refused with an error that names the file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def bent(draw: st.DrawFn, value: Any) -> str:
-    """The text of a JSON value in which something else stands at one or two places, or nothing."""
+    """The text of a JSON value with one or two of its parts replaced or removed."""
     changed = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 2))):
         *path, last = draw(st.sampled_from(places(changed)))

@@ -33,7 +33,7 @@ store = device_op("store", "st.global.u32 [$address], $value;", ins={"address": 
 
 
 def scaling(factor: int, add: str = "add", twice: bool = False, length: int = 2) -> Callable[..., None]:
-    """y[i] = factor * i + factor (or -), twice that if asked, by way of a local array."""
+    """y[i] = factor * i + factor (or -), doubled on request, through a local array."""
     combine = device_op(add, f"{add}.u32 $sum, $a, $b;", ins={"a": "u32", "b": "u32"}, outs={"sum": "u32"}, pure=True)
 
     def kernel(y):  # type: ignore[no-untyped-def]
@@ -116,7 +116,7 @@ def test_an_optional_buffer_has_the_type_of_an_address() -> None:
 
 
 def test_operands_are_what_follows_the_named_arguments() -> None:
-    """Numbered and placed in memory like arguments of their own; an absent address has the type of an address."""
+    """They are numbered and placed in memory like separate arguments. An absent address has the type of an address."""
     multiply = device_op("multiply", "mul.f32 $y, $a, $b;", ins={"a": "f32", "b": "f32"}, outs={"y": "f32"})
 
     def named(y, bias, a, b):  # type: ignore[no-untyped-def]
@@ -133,7 +133,7 @@ def test_operands_are_what_follows_the_named_arguments() -> None:
     assert compiled(variadic, present) == compiled(named, present) == compiled(variadic, absent)
 
 
-# Of each template two workloads and the tile that makes kernels of the same shape of them.
+# Two workloads per template, and the tile for which their kernels have the same shape.
 GROUPED = dict(n=2, h=24, w=24, c=64, k=64, r=3, s=3, padding=1, groups=16, stride=2)
 STEM = dict(n=2, h=24, w=24, c=4, k=64, r=3, s=3, padding=1)
 DENSE: tuple[dict[str, int], dict[str, int]] = (
@@ -167,7 +167,7 @@ def test_a_candidate_that_shares_with_another_is_as_if_compiled_alone(
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_processes_share_what_numba_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: bool) -> None:
-    """By the user's cache or, when that is off, by a folder of the run."""
+    """Through the user's cache or, if that is off, through a folder of the run."""
     runs = []
 
     def counted(shape: Any, run: Callable[[Any], str] = front_end._run_numba) -> str:
@@ -180,7 +180,7 @@ def test_processes_share_what_numba_made(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(front_end, "_run_numba", counted)
     texts = []
     for factor in (3, 5):
-        _front_end.cache_clear()  # as in a process that has built nothing yet
+        _front_end.cache_clear()  # as in a new process
         texts.append(ptx(scaling(factor), SHAPED_BY))
     assert len(runs) == 1
     assert texts == [ptx(scaling(factor), None) for factor in (3, 5)]
@@ -196,7 +196,7 @@ print(*keys(), sep="\\n")
 
 
 def keys() -> list[str]:
-    """What the kernels of the templates are called in the build cache."""
+    """The names of the templates' kernels in the build cache."""
     found = []
     for template in (Conv2dWgmma(), Conv2dMma(), Conv2dHalo(), Conv2dStem()):
         channels = 4 if template.name == "conv2d_stem" else 64
@@ -218,7 +218,7 @@ def test_all_processes_call_a_shape_the_same() -> None:
 
 
 def test_references_of_all_workloads_share_one_run() -> None:
-    """Each is compiled in the process that feeds the device, which waits for it."""
+    """They are compiled in the process that feeds the device, and the device waits for them."""
     _front_end.cache_clear()
     for shape in (
         dict(n=2, h=9, w=7, c=64, k=24, r=3, s=3, padding=1),

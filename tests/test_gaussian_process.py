@@ -34,7 +34,7 @@ def test_the_posterior_is_that_of_the_textbook(data: Any) -> None:
     X, y, fresh = data
     process = GaussianProcess(3)
     posterior = process.posterior(X, y, fresh)
-    ones = np.ones(3)  # what the length scales are before any learning, as is the variance of the signal
+    ones = np.ones(3)  # the initial length scales and the initial variance of the signal
     inverse = np.linalg.inv(matern(X, X, ones) + (NOISE + JITTER) * np.eye(30))
     cross = matern(fresh, X, ones)
     np.testing.assert_allclose(posterior.mean, cross @ inverse @ y, atol=1e-6)
@@ -64,7 +64,7 @@ def test_the_gradient_is_the_difference_quotient(data: Any) -> None:
 
 
 def test_learning_finds_what_matters(data: Any) -> None:
-    """The third coordinate says nothing, so points may be far apart in it."""
+    """The third coordinate has no effect, so points may be far apart along it."""
     X, y, _ = data
     process = GaussianProcess(3)
     before = process._loss(process._log, X, y)[0]

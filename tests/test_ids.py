@@ -1,4 +1,4 @@
-"""Ids are forever: records of years ago are found by them.
+"""Ids never change: old records are found by them.
 
 golden_ids.json was written once. A failure here means that every stored record would be orphaned: do not regenerate the
 file, give the new parameter a default instead.
@@ -37,7 +37,7 @@ def test_a_config_keeps_its_id(entry: dict) -> None:
 
 
 def test_an_id_is_the_sha256_of_sorted_json_without_spaces() -> None:
-    """Spelled out here, so that other programs can compute it."""
+    """The test spells out the algorithm, so that other programs can compute ids."""
     shape = {"n": 2, "h": 9, "w": 8, "c": 16, "k": 24, "r": 3, "s": 3}
     text = '{"op":"conv2d","params":{"c":16,"h":9,"k":24,"n":2,"padding":[1,1,1,1],"r":3,"s":3,"w":8},"v":1}'
     assert Workload("conv2d", {**shape, "padding": 1}).id == hashlib.sha256(text.encode()).hexdigest()

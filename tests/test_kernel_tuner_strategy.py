@@ -26,7 +26,7 @@ Simulate = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def simulate(kernel_tuner_package: Any) -> Simulate:
-    """Runs Kernel Tuner over a recorded cache; the restrictions are those that the cache was made with."""
+    """Runs Kernel Tuner over a recorded cache, with the restrictions of its recording."""
 
     def simulate(
         cache: Path, strategy: Strategy, evaluations: int, *restrictions: str, **options: Any

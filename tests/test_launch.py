@@ -1,4 +1,4 @@
-"""Launch plans as data: grids within CUDA's limits, lossless JSON, identity of artifacts; measurements that cannot lie."""
+"""Launch plans as data: grids within CUDA's limits, lossless JSON, identity of artifacts, consistent measurements."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_plan_knows_what_its_constant_steps_read_and_write() -> None:
 
 
 def test_a_plan_that_was_stored_by_an_earlier_version_is_read() -> None:
-    """Steps that read nothing but the weight were marked `weight_only`; still earlier, plans had two more fields, which were
+    """Old plans mark steps that read only the weight as `weight_only`. Still older plans have two more fields, which are
     always empty (tests/data/schema_v1.sql)."""
     text = (
         '{"arch":"znver3","kind":"cpu","prepared":{},"steps":[{"block_threads":2,"entry":"step0_pack","grid":{"blocks_per_sm":0,'

@@ -1,6 +1,6 @@
-"""Who may import whom: the layers of the package, and where each third-party library may appear.
+"""Imports follow the layers of the package, and each third-party library appears only where it may.
 
-Imports are read from the source with `ast`, so that lazy ones and those under TYPE_CHECKING count too.
+The tests read imports from the source with `ast`, so lazy ones and those under TYPE_CHECKING count too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LAYERS = {
     "schedsearch.dashboard": 7,
     "schedsearch.testing": 7,
 }
-FACADE = "schedsearch"  # its __init__ names the public objects of all layers, lazily; nothing inside imports from it
+FACADE = "schedsearch"  # its __init__ names the public objects of all layers lazily; no module inside imports it
 ROOMS = ("schedsearch.templates", "schedsearch.tuner", "schedsearch.records")
 HEAVY = ("numba", "llvmlite", "xgboost", "scipy", "sqlalchemy", "pydantic", "rich", "ruamel", "cuda", "torch")
 
@@ -62,8 +62,8 @@ HEAVY = ("numba", "llvmlite", "xgboost", "scipy", "sqlalchemy", "pydantic", "ric
 @dataclass(frozen=True)
 class Import:
     importer: str
-    module: str  # what is imported: a module of the package where it is one, else as written
-    names: tuple[str, ...]  # of `from module import names`
+    module: str  # the imported module if it belongs to the package, otherwise the name as written
+    names: tuple[str, ...]  # the names of `from module import names`
     eager: bool  # runs when the importer is imported
     line: int
 
@@ -219,7 +219,7 @@ def test_xgboost_is_imported_in_one_file_and_never_eagerly() -> None:
 
 
 def test_lookup_needs_the_standard_library_and_errors_only() -> None:
-    """Deployment reads the best kernels where nothing else is installed."""
+    """Deployment reads the best kernels on machines where nothing else is installed."""
     seen: set[str] = set()
     todo = ["schedsearch.records.lookup", "schedsearch.records"]
     while todo:
@@ -233,12 +233,12 @@ def test_lookup_needs_the_standard_library_and_errors_only() -> None:
                 todo += [] if item.module in seen else [item.module]
             else:
                 library = item.module.split(".")[0]
-                # platformdirs is small pure Python: where this machine's key lies, unless SCHEDSEARCH_STATE_DIR says it
+                # platformdirs is small pure Python; it finds the key of this machine, unless SCHEDSEARCH_STATE_DIR is set
                 assert library in sys.stdlib_module_names or (library == "platformdirs" and not item.eager), str(item)
 
 
 def _loaded(code: str) -> list[str]:
-    """The modules that are loaded in a fresh process after `code`; its own output is dropped."""
+    """The modules that are loaded in a fresh process after `code`, whose own output is dropped."""
     program = (
         "import contextlib, io, json, sys\n"
         f"with contextlib.redirect_stdout(io.StringIO()):\n    {code}\n"

@@ -71,7 +71,7 @@ def test_packing_puts_every_element_where_its_offset_says(case: tuple[Layout, di
     flat, used = packed.reshape(-1), set()
     for index in itertools.product(*(range(sizes[axis]) for axis in order)):
         at = dict(zip(order, index))
-        # The definition, digit by digit: an axis is split by its blocks, of which the last is the fastest.
+        # The definition, digit by digit: blocks split an axis, and the last block is the fastest.
         digits = []
         for axis in layout.axes:
             digits.append(at[axis] // layout.block(axis))

@@ -1,4 +1,4 @@
-"""The builder compiles in processes that candidates may crash or hang, and says what became of each candidate."""
+"""The builder compiles in processes that candidates may crash or hang, and reports the outcome of each candidate."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_illegal_configuration_is_rejected_before_it_is_built(builder: Builde
 
 
 def test_a_pipeline_of_one_stage_which_would_hang_is_rejected() -> None:
-    """A producer waits for the stage that consumers free, and these for the one that is filled next."""
+    """A producer waits for the stage that consumers free, and the consumers wait for the stage that is filled next."""
     h200, template = PRESETS["h200"], load_template("conv2d_wgmma")
     workload = Workload.conv2d(n=32, h=14, w=14, c=256, k=256, r=3, s=3, padding=1)
     config = Config({**template.default(workload, h200, template.space(workload, h200)), "stages": 1})
@@ -128,7 +128,7 @@ def test_a_compile_that_never_ends_is_killed_and_the_next_one_works() -> None:
 
 
 def test_a_candidate_that_aborts_the_compiler_costs_itself_only() -> None:
-    """Those queued behind it in the same process are built elsewhere."""
+    """Candidates queued behind it in the same process are built elsewhere."""
     with Builder(CPU, workers=1, timeout_s=30.0) as builder:
         templates = [faulty.PointwiseCpu(), faulty.AbortInBuilder(), faulty.PointwiseCpu(), faulty.PointwiseCpu()]
         tokens = [builder.submit(candidate(template)) for template in templates]
@@ -136,7 +136,7 @@ def test_a_candidate_that_aborts_the_compiler_costs_itself_only() -> None:
     lost = results.pop(tokens[1])
     assert isinstance(lost, Measurement) and lost.outcome is Outcome.WORKER_LOST
     assert "SIGABRT" in lost.message
-    assert "os.abort" in lost.message or "faulty_templates.py" in lost.message  # where, from the process's last words
+    assert "os.abort" in lost.message or "faulty_templates.py" in lost.message  # the place, from the process's last words
     assert len(results) == 3 and all(isinstance(built, Built) for built in results.values())
 
 

@@ -1,4 +1,4 @@
-"""On a GPU: whole outputs are compared there, and faults of candidates leave a device that measures as before."""
+"""On a GPU: whole outputs are compared on the device, and after faults of candidates it measures as before."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def measure(runner: Runner, target: Target, template: Template) -> Measurement:
 
 
 def truths(dtype: str, size: int, reference: np.ndarray) -> list[Truth]:
-    """With rounding allowed, where the format has any, and exact."""
+    """Compares exactly and, if the format rounds, with rounding allowed."""
     wide = np.float64 if DTYPES[dtype].is_float else np.int64
     reference, magnitude = np.ascontiguousarray(reference, wide), np.abs(reference) * 3.0
     exact = Truth(dtype, size, reference.ctypes.data)
@@ -85,7 +85,7 @@ def truths(dtype: str, size: int, reference: np.ndarray) -> list[Truth]:
     return exact_and_owner
 
 
-KEPT: list[np.ndarray] = []  # what the truths of a test point to
+KEPT: list[np.ndarray] = []  # keeps the memory of a test's truths alive
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""One run a device: a second one waits and says for whom; nothing outlives a killed run."""
+"""One run per device: a second run waits and names the first. Nothing outlives a killed run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_devices_are_told_apart_by_uuid(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs; one that ended but was not waited for does not."""
+    """Whether a process still runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -160,7 +160,7 @@ def test_a_dead_child_says_how_it_died() -> None:
     with pytest.raises(ChildDiedError, match=r"(?s)status 7.*these were my last words"):
         child.receive(30)
     child.kill()
-    child.kill()  # again is no error
+    child.kill()  # a second release is not an error
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])

@@ -1,4 +1,4 @@
-"""The runner verifies every element, times what is right, and survives what candidates do to its process."""
+"""The runner verifies every element, times right candidates, and survives faults of candidates in its process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_right_candidate_is_verified_and_timed(runner: Runner) -> None:
     assert measurement.outcome is Outcome.OK, measurement.message
     assert measurement.max_error == 0.0  # whole numbers: fp32 sums are exact in any order
     assert measurement.time_ns is not None
-    # 1.6 M multiply-adds without vectors: between 10 Gmul/s and 10 Mmul/s on anything that runs this.
+    # 1.6 M multiply-adds without vectors: any machine that runs this has between 10 Mmul/s and 10 Gmul/s.
     assert 1.6e5 < measurement.time_ns < 1.6e8
     assert len(measurement.times_ns) >= 3
     assert measurement.message == "" and measurement.build_s > 0 and measurement.run_s > 0
@@ -61,7 +61,7 @@ def test_a_step_that_is_called_constant_and_reads_x_is_refused(runner: Runner) -
 
 def test_a_workload_can_be_prepared_ahead(runner: Runner) -> None:
     def share_left(n: int) -> float:
-        """Of the time that preparing a new workload takes, how much its measurement still spends."""
+        """The share of a new workload's preparation time that its measurement still spends."""
         workload = WORKLOAD.replace(n=n)
         before = runner.prepare_s
         runner.prepare(workload)
@@ -69,7 +69,7 @@ def test_a_workload_can_be_prepared_ahead(runner: Runner) -> None:
         assert runner.measure(workload, build(faulty.PointwiseCpu(), workload)).outcome is Outcome.OK
         return (runner.prepare_s - prepared) / (prepared - before)
 
-    assert min(map(share_left, (3, 4, 5))) < 0.5  # the least: others may use the machine
+    assert min(map(share_left, (3, 4, 5))) < 0.5  # the minimum, because others may use the machine
 
 
 def test_runs_are_counted_as_busy_time(runner: Runner) -> None:
@@ -91,7 +91,7 @@ def test_one_missing_product_is_a_wrong_answer(runner: Runner) -> None:
 
 
 def test_elements_that_are_never_written_are_wrong(runner: Runner) -> None:
-    measure(runner, faulty.PointwiseCpu())  # whose output must not be taken for this candidate's
+    measure(runner, faulty.PointwiseCpu())  # its output must not count as this candidate's output
     measurement = measure(runner, faulty.UnwrittenRow())
     assert measurement.outcome is Outcome.WRONG_ANSWER
     assert f"64 of {WORKLOAD.output.size} elements" in measurement.message
@@ -110,7 +110,7 @@ def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: 
     measurement = measure(runner, template)
     assert measurement.outcome is Outcome.WRONG_ANSWER
     assert "wrote outside y" in measurement.message and where in measurement.message
-    assert measure(runner, faulty.PointwiseCpu()).ok  # the inputs are whole again
+    assert measure(runner, faulty.PointwiseCpu()).ok  # the inputs are restored
 
 
 @pytest.mark.parametrize(

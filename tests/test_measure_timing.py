@@ -1,4 +1,4 @@
-"""When a median counts as known, how often operands rotate, and how long a chain of launches is."""
+"""When a median counts as known, how operands rotate, and the length of a chain of launches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = Patience(half_width=0.01, hopeless=2.0, few=3, enough=5, most=30, bud
 
 
 def source(times: list[float]) -> tuple[Callable[[int], list[float]], list[int]]:
-    """A sampler that hands out the given times, and a list of how many were asked for each time."""
+    """A sampler that returns the given times, and the list of numbers of samples that it was asked for."""
     stream, asked = iter(times), []
 
     def sample(count: int) -> list[float]:
@@ -64,7 +64,7 @@ def test_an_exhausted_budget_leaves_three_samples() -> None:
 
 
 def test_the_confidence_interval_covers_the_median_as_often_as_it_says() -> None:
-    """95 % by order statistics; simulated with a skewed distribution whose median is known."""
+    """Order statistics give a 95 % interval. The simulation uses a skewed distribution with a known median."""
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(2000):
@@ -136,7 +136,7 @@ def read(device: Device, address: int, shape: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", [COLD_GRAPH, COLD_GRAPH_PREPARED])
 def test_a_chain_of_launches_computes_into_every_set(mode: str) -> None:
-    """The launches that are timed are real: the output of each set follows from its own inputs."""
+    """The timed launches are real: the output of each set follows from its own inputs."""
     cpu = replace(detect("cpu"), l2_bytes=50_000)
     workload = Workload.conv2d(n=1, h=4, w=4, c=16, k=8, r=1, s=1, dtype="float32")
     artifact = compile_source(faulty.PackedCpu().kernel(workload, cpu, Config(step=1)), cpu).artifact

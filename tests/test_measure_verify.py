@@ -57,11 +57,11 @@ def test_sums_of_verification_inputs_are_exact_in_fp32_in_every_order(c: int, r:
     worst = length * largest["x"] * largest["weight"] * largest.get("scale", 1)
     worst += sum(largest.get(name, 0) * largest.get("scale", 1) for name in ("bias", "shift", "residual"))
     assert worst < 2**24
-    # and four standard deviations of an output are whole numbers of its own format
+    # four standard deviations of an output are exact whole numbers in its format
     drawn = {name: draw(domains[name], 20_000, np.random.default_rng(7)) for name in ("x", "weight")}
     sigma = math.sqrt(length * drawn["x"].var() * drawn["weight"].var()) * largest.get("scale", 1)
     assert 4 * sigma <= 2 / DTYPES[workload.out_dtype].roundoff
-    # while most sums are not zero
+    # but most sums are not zero
     assert sigma > 0.5
 
 
@@ -202,7 +202,7 @@ def test_helper_code_is_compiled_once_and_can_be_taken_over(device: Device) -> N
 
 
 def test_inputs_that_a_kernel_overwrote_are_restored(device: Device) -> None:
-    """The inputs stand before y: a write one element before y hits the guard, and one far before an argument."""
+    """The inputs come before y in memory: a write one element before y hits the guard, and one far before y an argument."""
     workload = pointwise()
     verification = Verification(device, CpuComparer(), CodeCache(device), workload, seed=0)
 
@@ -217,7 +217,7 @@ def test_inputs_that_a_kernel_overwrote_are_restored(device: Device) -> None:
 
 
 def test_measuring_knows_no_operator_and_no_argument_by_name() -> None:
-    """What it has to know about them, operators say."""
+    """Operators provide everything that it must know about them."""
     package = Path(measure.__file__).parent
     names = {"conv2d", *(f'"{spec.name}"' for spec in pointwise(epilogue=("bias", "scale_shift", "residual")).signature)}
     found = {path.name: name for path in package.glob("*.py") for name in names if name in path.read_text(encoding="utf-8")}

@@ -1,4 +1,4 @@
-"""The contract of operators, kept by conv2d and by two small operators of a package; and what it finds wrong with others."""
+"""conv2d and two small operators of a package keep the operator contract. The contract finds the faults of others."""
 
 from __future__ import annotations
 

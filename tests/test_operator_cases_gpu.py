@@ -1,4 +1,4 @@
-"""Every recorded convolution case, layouts converted to NHWC x OHWI in fp16, on the GPU; none is skipped."""
+"""Every recorded convolution case runs on the GPU, converted to NHWC x OHWI in fp16. None is skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedsearch.device.detect import detect
 from schedsearch.template import load_template, load_templates
 from schedsearch.workload import Workload
 
-CASES = {  # name in the file -> how many there are
+CASES = {  # name in the file -> number of cases
     "conv2d_nchw (cuda float)": 61,
     "conv2d_nhwc_tensorcore": 6,
     "conv2d_nhwc_winograd": 9,

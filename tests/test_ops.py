@@ -1,4 +1,4 @@
-"""Operators by name: built in and of installed packages, and what becomes of packages that are broken."""
+"""Operators by name: built-in ones, those of installed packages, and the handling of broken packages."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TestInstalledOperators:
 
 class TestBrokenOperators:
     def broken(self, monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, text: str, name: str = "softmax") -> str:
-        """The message about a package that offers `softmax` as OP of a module; the other operators go on."""
+        """The message about a package that offers `softmax` as OP of a module. The other operators keep working."""
         install(monkeypatch, folder / module, f"acme-{module}", {OPERATORS: {name: f"{module}:OP"}}, {module: text})
         with pytest.raises(UnknownOperatorError) as caught:
             operator(name)

@@ -1,4 +1,4 @@
-"""What is installed: the packages, the files beside them, the names, and how the CUDA extra is chosen."""
+"""The installation: packages, data files, public names, and the choice of the CUDA extra."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_setup_cfg_lists_every_package() -> None:
 
 
 def test_setup_cfg_maps_every_package_to_its_folder() -> None:
-    """setuptools derives the folder of what is not named from its parent's; what lies elsewhere must be named."""
+    """setuptools derives the folder of an unnamed package from its parent's, so packages in other places must be named."""
     named = dict(re.split(r"\s*=\s*", line) for line in _lines(_setup_cfg()["options"]["package_dir"]))
 
     def folder(package: str) -> str:
@@ -189,7 +189,7 @@ def test_the_wheel_works_without_the_source_tree(wheel: Path, tmp_path: Path) ->
         f"    assert module.__file__.startswith({str(tmp_path)!r}), module\n"
         "print(schedsearch.Workload.conv2d(n=1, h=8, w=8, c=16, k=16, r=3, s=3).label)"
     )
-    # -S leaves out the editable install's import hook; numpy and the rest come by PYTHONPATH.
+    # -S leaves out the import hook of the editable install; PYTHONPATH provides numpy and the rest.
     paths = [path for path in sys.path if path.endswith("site-packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
     result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=environment, timeout=240)
@@ -218,7 +218,7 @@ def test_the_extra_follows_the_driver(detect_extra: ModuleType, driver: str, ext
 def test_the_driver_is_asked_through_nvidia_smi(
     detect_extra: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two cards answer with two lines; a driver that does not work answers with an error."""
+    """With two cards the answer has two lines. A driver that does not work answers with an error."""
     smi = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     smi.write_text("#!/bin/sh\necho 580.65.06\necho 580.65.06\n")

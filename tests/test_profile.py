@@ -1,4 +1,4 @@
-"""Hardware counters: what follows from them, reading `ncu`'s output, what is launched under it, and the command."""
+"""Hardware counters: derived figures, reading `ncu`'s output, the launches under it, and the command."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TestFigures:
 
 
 def steps(count: int) -> Any:
-    """The sample artifact with so many steps."""
+    """The sample artifact with this number of steps."""
     one = artifact()
     return replace(one, plan=replace(one.plan, steps=one.plan.steps * count))
 
@@ -122,7 +122,7 @@ class TestNcu:
 
     @pytest.mark.parametrize("refuses", [True, False], ids=["an error", "n/a"])
     def test_metrics_that_a_card_lacks_are_left_out_and_named(self, tmp_path: Path, refuses: bool) -> None:
-        """An A100 has neither wgmma nor the pipe's common name; versions differ in how they say so."""
+        """An A100 has neither wgmma nor the pipe's common name. Versions of ncu report this in different ways."""
         old = {name: text for name, text in fake_ncu.HOPPER.items() if "gmma" not in name and "tensor_cycles" not in name}
         read = self.read(tmp_path, values=old, refuses=refuses)
         assert read.figure("tensor_active_pct") == 71.2
@@ -202,7 +202,7 @@ def test_ncu_is_looked_for_on_path_and_in_the_toolkit(tmp_path: Path, monkeypatc
 
 
 def test_only_one_warm_launch_is_watched() -> None:
-    """On the CPU, whose device has the same methods: inside there is no fill, no copy and one launch, and it ends there."""
+    """On the CPU, whose device has the same methods: the profiled range has one launch, no fill and no copy."""
     target = detect("cpu")
     workload = Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=3, s=3, dtype="float32")
     template = load_template("conv2d_cpu")
@@ -212,7 +212,7 @@ def test_only_one_warm_launch_is_watched() -> None:
     events: list[str] = []
 
     class Device:
-        """The CPU, with a note of what is done on it."""
+        """The CPU, with a log of its calls."""
 
         def __init__(self) -> None:
             from schedsearch.device.cpu import CpuDevice
@@ -265,7 +265,7 @@ def test_the_profiled_process_reads_its_request_and_says_in_a_line_why_it_cannot
 class TestCommand:
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A workload file, records of its first task on an H200 that this machine seems to have, and an ncu on PATH."""
+        """A workload file, records of its first task on an H200 that this machine pretends to have, and an ncu on PATH."""
         monkeypatch.chdir(tmp_path)
         isolate(tmp_path, monkeypatch)
         (tmp_path / "bin").mkdir()
@@ -376,5 +376,5 @@ def test_the_real_profiler_reads_a_tuned_kernel(tmp_path: Path, monkeypatch: pyt
     (read,) = one["profiles"]
     assert 0.2 < read["all"]["duration_ns"] / one["time_ns"] < 5
     assert 5 < read["all"]["tensor_active_pct"] <= 100 and 0 < read["all"]["occupancy_pct"] <= 100
-    # x is read once and y written once, at the least; the caches were flushed
+    # at least, x is read once and y is written once, because the caches were flushed
     assert read["all"]["l2_bytes"] > 2 * 32 * 56 * 56 * 64 and read["all"]["dram_bytes"] > 32 * 56 * 56 * 64

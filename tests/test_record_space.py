@@ -1,4 +1,4 @@
-"""benchmarks/record_space.py: a recording of a space is made, goes on where it stopped, and can be replayed."""
+"""benchmarks/record_space.py records a space, continues where it stopped, and its recording can be replayed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_it_records_goes_on_and_is_replayed(record_space: Run) -> None:
     with Store.open(f"{NAME}.db", readonly=True) as store:
         history = store.history()
     after = [record for record in history if not record.final_race]
-    assert after[: len(before)] == before, "what was there is kept"
+    assert after[: len(before)] == before, "earlier records are kept"
     assert len({record.config for record in after}) == len(after), "and not measured again"
     assert sum(record.measurement.outcome.is_verified for record in after) == 3
 

@@ -240,7 +240,7 @@ def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path:
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert other.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert file.stat().st_mode & 0o444, "it can be read by those who may read a file of this user"
+    assert file.stat().st_mode & 0o444, "it has the usual permissions of this user's files"
     with Lookup(file) as lookup, Lookup(store.path) as live:
         row = lookup.exact(conv().id, H200, "cold-graph-v1")
         assert row is not None and row == live.exact(conv().id, H200, "cold-graph-v1")
@@ -270,7 +270,7 @@ def test_a_deployment_file_replaces_only_one_of_its_kind(store: Store, tmp_path:
     export_deploy(store, file)
     with Lookup(file) as in_use:
         export_deploy(store, file, target=A100)
-        assert in_use.exact(conv().id, H200, "cold-graph-v1"), "who has it open reads the old one to the end"
+        assert in_use.exact(conv().id, H200, "cold-graph-v1"), "a process that has it open reads the old one to the end"
     notes = tmp_path / "notes.txt"
     notes.write_text("precious")
     for other in (store.path, notes):

@@ -1,4 +1,4 @@
-"""Bad files, full disks, other processes and sudden death: a clear error, and nothing that was committed is lost."""
+"""Bad files, full disks, other processes and sudden death give a clear error, and no committed record is lost."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_read_only_copy_with_an_outstanding_log_names_the_remedy(
 def test_a_live_database_of_another_user_is_never_taken_for_immutable(
     path: Path, open_folder: Path, shared_state: None
 ) -> None:
-    """Its owner may write at any moment, and an immutable file is read without locks."""
+    """It must not be opened as immutable, because its owner may write at any moment and immutable files have no locks."""
     file = open_folder / "records.db"
     shutil.copy(path, file)
     file.chmod(0o644)
@@ -263,7 +263,7 @@ def test_a_live_database_of_another_user_is_never_taken_for_immutable(
 
 
 def test_a_full_database_keeps_what_was_committed(path: Path) -> None:
-    """SQLite's own page limit gives the very error of a full disk (SQLITE_FULL)."""
+    """SQLite's own page limit gives the error of a full disk (SQLITE_FULL)."""
     with Store.open(path) as store:
         with store.database.read() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
@@ -290,7 +290,7 @@ def test_a_disk_that_refuses_to_write_keeps_what_was_committed(path: Path) -> No
         return "no error"
 
     text = forked(write)
-    assert text.startswith("DatabaseError: ") and "what was committed before is kept" in text
+    assert text.startswith("DatabaseError: ") and "earlier commits are kept" in text
     with Store.open(path) as store:
         assert len(store.history()) > 60 and store.health()["problems"] == []
 
@@ -320,7 +320,7 @@ def test_kill_9_loses_nothing_that_was_committed(tmp_path: Path) -> None:
         writer.wait()
         with Store.open(path) as store:
             found = len(store.history())
-            # One more may be committed and killed before it could say so.
+            # The process may have committed one more record before it was killed and could not report it.
             assert total <= found <= total + 1
             assert store.health()["problems"] == []
             total = found
@@ -341,7 +341,7 @@ def test_processes_write_at_once_to_a_database_that_is_not_there_yet(tmp_path: P
     path = tmp_path / "records.db"
     writers = [python(APPEND_MANY, path, name) for name in ("one", "two", "three")]
     seen = 0
-    while any(writer.poll() is None for writer in writers):  # a reader beside them sees only growth
+    while any(writer.poll() is None for writer in writers):  # a concurrent reader sees only growth
         time.sleep(0.005)
         if path.exists() and path.stat().st_size:
             try:

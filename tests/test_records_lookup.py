@@ -1,4 +1,4 @@
-"""Deployment's reader: what it finds, beside a writer, and with the standard library alone."""
+"""Deployment's reader: it finds bests, also while a writer is active, and needs only the standard library."""
 
 from __future__ import annotations
 

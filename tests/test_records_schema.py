@@ -1,4 +1,4 @@
-"""The schema: migrations lead to the tables of the queries, and every released version still opens.
+"""The schema: migrations create the tables of the queries, and every released version still opens.
 
 data/schema_vN.sql is a dump of a database of version N, written once. When the schema changes, append a migration, dump a
 database of the new version to schema_vN.sql (sqlite3 FILE .dump) and leave the old ones as they are.
@@ -77,7 +77,7 @@ def restored(dump: Path, path: Path) -> Path:
 
 
 def written(dump: Path) -> Callable[[Record], Record]:
-    """What a database of that version keeps of a record."""
+    """The part of a record that a database of that version keeps."""
     return before_version_3 if dump.stem in ("schema_v1", "schema_v2") else lambda record: record
 
 

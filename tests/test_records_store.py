@@ -1,4 +1,4 @@
-"""The store of records on SQLite: the contract, and what SQLite itself promises."""
+"""The record store on SQLite: its contract, and the guarantees of SQLite itself."""
 
 from __future__ import annotations
 

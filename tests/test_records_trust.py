@@ -1,4 +1,4 @@
-"""Machine code is loaded only if this machine wrote it or its user said that its origin is trusted."""
+"""Machine code is loaded only if this machine wrote it or its user trusts the origin."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_mark_does_not_pass_to_another_database_at_the_same_place(foreign: Pat
 
 
 def test_a_database_cannot_claim_trust_for_itself(foreign: Path) -> None:
-    """Everything in the file is the attacker's: even this machine's public id does not help without its key."""
+    """An attacker controls the whole file. Even this machine's public id does not help without its key."""
     with sqlite3.connect(foreign) as other:
         other.execute("UPDATE meta SET value = ? WHERE key = 'machine'", (trust.machine_id(),))
         other.execute("UPDATE artifact SET machine = ?", (trust.machine_id(),))

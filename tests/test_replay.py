@@ -1,4 +1,4 @@
-"""Replay: figures by hand and by brute force, the same data in every format, determinism, and bad input."""
+"""Replay: figures computed by hand and by brute force, the same data in every format, determinism, and bad input."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class TestFigures:
         assert _best_so_far(times, times, 1).tolist() == [np.inf, 4.0, 4.0, 4.0, 2.0]
 
     def test_with_noise_the_winner_is_the_best_of_the_lowest_readings(self) -> None:
-        """The third reading is lucky: alone it would win though it is slow, with a race of two it does not."""
+        """The third configuration is slow and has one lucky reading. It would win alone, but it loses a race of two."""
         true, readings = [3.0, 2.0, 9.0, 8.0], [3.1, 2.2, 1.0, 7.0]
         assert _best_so_far(true, readings, 1).tolist() == [3.0, 2.0, 9.0, 9.0]
         assert _best_so_far(true, readings, 2).tolist() == [3.0, 2.0, 2.0, 2.0]
 
     def test_a_report_by_hand(self, tmp_path: Path) -> None:
-        """Two spaces, two seeds, budgets 1 and 3: every figure is computed here by hand."""
+        """Two spaces, two seeds, budgets 1 and 3. The test computes every figure by hand."""
         other = support.cache()
         for fields in other["cache"].values():
             if not isinstance(fields["time"], str):
@@ -132,7 +132,7 @@ class TestFigures:
         assert one.fractions == {1: 0.25, 3: pytest.approx(0.98)} and two.fractions == {1: 0.0, 3: pytest.approx(0.2)}
         assert one.within_5 == {1: 0.0, 3: 1.0} and two.within_5 == {1: 0.0, 3: 0.0}
         assert report.geomean == {1: pytest.approx((0.25 * 0.001) ** 0.5), 3: pytest.approx((0.98 * 0.2) ** 0.5)}
-        # Of two seeds the bootstrap draws a pair: the mean is an end or the middle, the ends with a quarter each.
+        # The bootstrap draws a pair of the two seeds: the mean is one of the ends with a quarter each, otherwise the middle.
         assert (one.low[1], one.high[1]) == (0.0, 0.5) and (two.low[3], two.high[3]) == pytest.approx((0.2, 0.2))
         assert report.geomean_low[1] == pytest.approx(0.001) and report.geomean_high[3] == pytest.approx((1.0 * 0.2) ** 0.5)
         assert one.cpu_s_per_64 == pytest.approx(64 * 3 / 32) and report.cpu_s_per_64 == pytest.approx(64 * 4 / 64)
@@ -215,7 +215,7 @@ class TestFigures:
 
 class TestFiles:
     def without(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Figures without what may differ: the file and the time spent."""
+        """Figures without the parts that may differ: the file and the time spent."""
         space = {key: value for key, value in data["spaces"][0].items() if key not in ("file", "name", "cpu_s_per_64")}
         return {"geomean": data["geomean"], **space}
 
@@ -231,7 +231,7 @@ class TestFiles:
         assert mine == theirs
 
     def test_conditions_calculate_with_the_numbers_of_the_file(self, tmp_path: Path) -> None:
-        """A parameter of floats is one of texts here, not in its conditions."""
+        """A parameter of floats becomes a knob of texts, but its conditions still see floats."""
         params = {**support.PARAMS, "fixed": [0.5, 1]}
         path = support.write(tmp_path / "some_T4.json", support.t4(support.cache(params)))
         support.write(tmp_path / "some_T1.json", support.t1("fixed * bx >= 8", params=params))
@@ -294,7 +294,7 @@ class TestFiles:
                     store.append(make_record(5.0, number=i, config=config, workload=conv(k=128)))
                 failed = make_record(5.0, Outcome.COMPILE_ERROR, number=i, config=config, workload=conv(k=32))
                 store.append(failed)
-            best = Config(bm=2, order="row", stages=1)  # number 1, the fastest that works
+            best = Config(bm=2, order="row", stages=1)  # number 1, the fastest one that works
             store.append(make_record(1.0, number=90, config=best, final_race=True))
         loaded = load([tmp_path / "records.db"])
         (space,) = loaded.spaces
@@ -386,7 +386,7 @@ class TestFiles:
 
 class TestWarm:
     def test_another_device_teaches_where_to_begin(self, cache: Path, tmp_path: Path) -> None:
-        """The other device is half as fast, with the same order: the model knows the optimum at once."""
+        """The other device is half as fast and has the same order, so the model knows the optimum at once."""
         other = support.cache()
         for fields in other["cache"].values():
             if not isinstance(fields["time"], str):

@@ -1,4 +1,4 @@
-"""The picture of replayed searches: what is drawn is what the replays said."""
+"""The picture of replayed searches shows the figures of the replays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_curve_goes_through_its_figures(curves: ModuleType, reports: list[
     points = [[float(number) for number in re.findall(r"[\d.]+", line.get("d", ""))] for line in lines]
     assert all(xs[2] - xs[0] == pytest.approx(xs[4] - xs[2], abs=0.2) for xs in points), "2, 4 and 8 on a logarithmic scale"
 
-    # The panels' upper and lower ends, from two curves whose figures are known, predict the height of every other point.
+    # Two curves with known figures give the panels' upper and lower ends, which predict the height of every other point.
     expected = [
         figures
         for panel in (*zip(*(report["spaces"] for report in reports)), None)
@@ -93,5 +93,5 @@ def test_other_spaces_and_other_files_are_refused(curves: ModuleType, reports: l
     with pytest.raises(SystemExit, match="grid was replayed over other spaces than random"):
         curves.read([str(tmp_path / "two.json")])
     (tmp_path / "other.json").write_text(json.dumps({"tuner": "xgb"}))
-    with pytest.raises(SystemExit, match=r"other\.json is neither"):
+    with pytest.raises(SystemExit, match=r"other\.json is not the output"):
         curves.read([str(tmp_path / "other.json")])

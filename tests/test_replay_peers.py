@@ -1,4 +1,4 @@
-"""The comparison with Kernel Tuner's strategies: both sides are counted alike. Skipped where kernel_tuner is missing."""
+"""The comparison with Kernel Tuner's strategies counts both sides alike. Skipped if kernel_tuner is missing."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def space(tmp_path: Path) -> RecordedSpace:
 
 class TestDifferences:
     def test_by_hand(self, space: RecordedSpace) -> None:
-        """Two seeds, budgets 1 and 2; ours is better by .2 with one seed and by .4 with the other."""
+        """Two seeds, budgets 1 and 2. Ours is better by .2 with one seed and by .4 with the other."""
         ours = [[Run(np.array([0.5, 0.8]), 8, 0.0), Run(np.array([0.9, 1.0]), 8, 0.0)]]
         theirs = [[Run(np.array([0.3, 0.8]), 8, 0.0), Run(np.array([0.5, 1.0]), 8, 0.0)]]
         one, geomean = differences([space], ours, theirs, [1, 2])
         assert one.of == f"{space.file}: {space.name}" and geomean.of == "geometric mean"
         assert one.mean == {1: pytest.approx(0.3), 2: 0.0}
-        # Of two seeds the bootstrap draws a pair. Were seeds not kept together, the interval would be from 0.0 to 0.6.
+        # The bootstrap draws a pair of the two seeds. If it did not keep seeds together, the interval would be 0.0 to 0.6.
         assert (one.low[1], one.high[1]) == pytest.approx((0.2, 0.4))
         assert (geomean.mean, geomean.low) == (pytest.approx(one.mean), pytest.approx(one.low)), "of one space"
 
@@ -71,7 +71,7 @@ class TestCounting:
             assert (np.diff(each.fractions) >= 0).all() and each.fractions[-1] <= 1.0
 
     def test_failures_cost_an_evaluation_and_find_nothing(self, kernel_tuner: ModuleType, tmp_path: Path) -> None:
-        """All but one configuration fail: whoever draws at random finds it with the i-th evaluation, and nothing before."""
+        """All configurations except one fail. A random search finds it with the i-th evaluation, and nothing before."""
         data = support.cache()
         for fields in list(data["cache"].values())[1:]:
             fields |= {"time": "RuntimeFailedConfig"}

@@ -1,4 +1,4 @@
-"""What a run says of its own search: best so far, how well the model ranked, illegal proposals, shares of the budget."""
+"""A run's report of its own search: best so far, how well the model ranked, illegal proposals, shares of the budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def true_ns(config: Config) -> float:
 
 
 class Predicting(RandomTuner):
-    """Knows the truth once it was told four results, and says it in another unit after every eight."""
+    """Knows the true times after four results. It reports them in another unit after every eight."""
 
     sign = 1.0
 
@@ -230,7 +230,7 @@ class TestOutput:
         assert len(lines) == 2 + 8 + 1 and lines[-1] == "and 4 tasks more (--json has all)"
 
     def test_few_trials_are_looked_at_more_closely(self) -> None:
-        """A quick first run, too, shows how its budget was shared."""
+        """A quick first run also shows how its budget was shared."""
         header, _, *rows = run_report.search_text(World().tune(WORKLOAD, OTHER, trials=4), {}).splitlines()
         assert header.split()[3:7] == ["at", "1", "at", "2"] and header.endswith("of trials  of time") and len(rows) == 2
 

@@ -1,4 +1,4 @@
-"""Deployment: a kernel is found, called with arrays of any library, refuses wrong ones, and needs no compiler."""
+"""Deployment: a kernel is found, takes arrays of any library, refuses wrong ones, and needs no compiler."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_constants_that_the_kernel_reads_as_they_are_may_be_prepared_with_the_ot
 
 
 def test_two_prepared_weights_and_a_plain_one_do_not_meet(kernel: schedsearch.Kernel) -> None:
-    """Each has its own workspace: a kernel that repacks in every call shares one among all calls."""
+    """Each has its own workspace, although a kernel that repacks in every call shares one among all calls."""
     arguments = [operands(seed) for seed in (8, 9, 10)]
     prepared = [kernel.prepare(weight=weight)["weight"] for _, weight, _ in arguments[:2]]
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_a_prepared_weight_is_the_weight_as_it_was(kernel: schedsearch.Kernel) -
     x, weight, bias = operands(11)
     truth = expected(x, weight, bias)
     prepared = kernel.prepare(weight=weight)
-    weight[...] = np.nan  # nothing reads it any more
+    weight[...] = np.nan  # it is no longer read
     np.testing.assert_allclose(kernel(x, bias=bias, **prepared), truth, rtol=1e-5, atol=1e-4)
 
 
@@ -145,7 +145,7 @@ def test_a_prepared_weight_of_torch_comes_with_a_torch_output(kernel: schedsearc
     x, weight, bias = (torch.from_numpy(array) for array in operands(12))
     prepared = kernel.prepare(weight=weight)["weight"]
     for _ in range(3):
-        for given in (prepared, prepared, weight, weight):  # the second of each takes the short path
+        for given in (prepared, prepared, weight, weight):  # the second call of each takes the short path
             y = kernel(x, given, bias)
             np.testing.assert_allclose(y.numpy(), expected(*operands(12)), rtol=1e-5, atol=1e-4)
 
@@ -186,7 +186,7 @@ def test_the_memory_of_a_prepared_weight_goes_with_it_and_with_what_is_bound_to_
 
 @pytest.mark.gpu
 def test_gpu_steps_on_constants_alone_run_once() -> None:
-    """A pointwise kernel that reads the weight out of a workspace, where a step of its own has put it."""
+    """A pointwise kernel that reads the weight from a workspace, to which another step has copied it."""
     torch = pytest.importorskip("torch")
     from faulty_templates import PointwiseCuda
     from numba import cuda, types
@@ -227,7 +227,7 @@ def test_gpu_steps_on_constants_alone_run_once() -> None:
 
 
 class DLPackOnly:
-    """An array that offers nothing but DLPack."""
+    """An array that offers only DLPack."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -261,7 +261,7 @@ def readonly(array: np.ndarray) -> np.ndarray:
 
 
 def overlapping(arguments: dict[str, Any], rows: int) -> dict[str, Any]:
-    """x and out in one piece of memory; out begins so many rows of x after x."""
+    """x and out in one piece of memory. out begins `rows` rows of x after x."""
     memory = np.zeros(8192, np.float32)
     x, out = arguments["x"], np.empty((2, 9, 8, 16), np.float32)
     at = 4096
@@ -444,7 +444,7 @@ def test_gpu_kernels_leave_the_current_context_alone_and_run_in_any_thread(tmp_p
     results: list[Any] = []
     Forward.apply(torch.ones(1, device="cuda", requires_grad=True)).sum().backward()
     step = kernel.bind(x, weight, bias)
-    thread = threading.Thread(target=lambda: results.append(step(0)))  # a thread that never used the device
+    thread = threading.Thread(target=lambda: results.append(step(0)))  # this thread has never used the device
     thread.start()
     thread.join()
     torch.cuda.synchronize()
@@ -580,7 +580,7 @@ def test_kernels_that_compute_wrong_values_are_no_missing_record(tmp_path: Path,
 
 # --- KernelCache ------------------------------------------------------------------------------------------------------
 def promote_copy(db: Path, of: schedsearch.Kernel, time_ns: float, mode: str = COLD_GRAPH) -> int:
-    """Records the kernel's configuration and code again, faster, as a tuning run would; returns the record."""
+    """Records the kernel's configuration and code again with a shorter time, as a tuning run would. Returns the record."""
     from schedsearch.records.store import Store
 
     with Store.open(db) as store:
@@ -616,7 +616,7 @@ def test_a_cache_returns_one_kernel_until_there_is_a_better_one(own_db: Path) ->
         record = promote_copy(own_db, first, 1.0)
         second = kernels.kernel(CPU_WORKLOAD)
         assert second.provenance.record_id == record and kernels.kernel(CPU_WORKLOAD) is second
-        assert kernels.kernel(other) is lent  # built already, and not recorded meanwhile
+        assert kernels.kernel(other) is lent  # already built, and not recorded since
         assert kernels.explain(CPU_WORKLOAD).rungs[0].reason.startswith(f"record {record} ")
         for kernel in (first, second):
             np.testing.assert_allclose(kernel(x, weight, bias), expected(x, weight, bias), rtol=1e-5, atol=1e-4)

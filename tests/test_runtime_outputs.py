@@ -1,4 +1,4 @@
-"""What a kernel writes: one output or several, by name, into given or new memory; what it may overlap."""
+"""The outputs of a kernel: one or several, by name, in given or new memory, and the overlaps that are allowed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 2 * 3 * 4 * 8
 
 
 class SumAndDifference:
-    """Stands for machine code: total = a + b, difference = a - b, at the addresses that it is bound to."""
+    """Stands for machine code: it computes total = a + b and difference = a - b at the bound addresses."""
 
     artifact = Artifact(b"", LaunchPlan("cpu", "native", ()))
 
@@ -47,7 +47,7 @@ def spec(name: str, **more: Any) -> ArgSpec:
 
 
 def make_kernel() -> Kernel:
-    """`b` may be updated in place by `total`."""
+    """`total` may update `b` in place."""
     workload: Any = SimpleNamespace(
         signature=(spec("a"), spec("b", aliases="total")),
         outputs=(spec("total"), spec("difference")),

@@ -1,4 +1,4 @@
-"""The tuning loop, with collaborators that are functions of the configuration: what it measures, records and decides."""
+"""The tuning loop with simulated collaborators: the trials that it measures and records, and its decisions."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TestBudget:
     def test_the_last_batch_on_a_cpu_is_cut_to_the_time_that_is_left(self) -> None:
         world = World(templates=(CpuSquare(),), target=CPU, before=lambda config: time.sleep(0.1))
         world.tune(trials=None, time_s=1.0, queue_depth=8)
-        assert 8 <= len(world.searched) < 16, "there is no time for all of the second eight"
+        assert 8 <= len(world.searched) < 16, "the time is too short for all of the second eight"
 
     def test_impossible_options_are_refused(self) -> None:
         for wrong in ({"trials": 0}, {"time_s": 0.0}, {"mode": "lukewarm"}):
@@ -213,7 +213,7 @@ class TestPipeline:
 
     def test_tuners_think_in_a_thread_of_their_own_while_candidates_are_built(self) -> None:
         threads: set[int] = set()
-        meanwhile: list[int] = []  # what happened elsewhere during each ask
+        meanwhile: list[int] = []  # events elsewhere during each ask
 
         class Thinker(RandomTuner):
             def ask(self, n: int) -> list[Config]:
@@ -299,7 +299,7 @@ class TestBest:
         assert best.measurement.time_ns == task.best_ns
 
     def test_every_record_of_a_race_has_its_anchor(self) -> None:
-        """By the ratio to the first template's default, races of different days compare; see `Record.anchor_ratio`."""
+        """Races of different days compare by the ratio to the first template's default, see `Record.anchor_ratio`."""
         hot = lambda c: 1.2 * square_ns(c)  # noqa: E731
         world = World(templates=(Line(), Square()), race_behaviour=hot)
         world.tune(trials=100)
@@ -320,7 +320,7 @@ class TestBest:
                 if not event.final_race:
                     standing.append(world.store.best(WORKLOAD, GPU.key))
 
-        world.behaviour = lambda c: 0.8 * square_ns(c)  # the card is cooler than it was
+        world.behaviour = lambda c: 0.8 * square_ns(c)  # the card is now cooler
         world.race_behaviour = square_ns
         (task,) = world.tune(trials=40, observers=[Watch()]).tasks
         assert len(standing) == 30 and all(best is first for best in standing)
@@ -518,7 +518,7 @@ class TestPlan:
         assert list(tmp_path.iterdir()) == []
 
     def test_every_space_and_default_is_computed_once(self) -> None:
-        """A network is planned in the time that its spaces and defaults take once, before anything is compiled."""
+        """Planning a network computes each space and default once, before anything is compiled."""
         counted = Counted()
         workloads = [WORKLOAD.replace(n=n) for n in range(1, 6)]
         plans = plan_tasks([Task(workload, restrict={"x": [1, 2]}) for workload in workloads], TemplateSet([counted]), CPU)

@@ -1,4 +1,4 @@
-"""Events and summaries as JSON: what `tune --json` prints and the store keeps about a run reads back as the same values."""
+"""Events and summaries as JSON: the output of `tune --json` and the stored summary read back as the same values."""
 
 from __future__ import annotations
 

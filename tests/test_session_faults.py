@@ -1,4 +1,4 @@
-"""`tune` with candidates that crash, hang or compute nonsense: each costs a trial, keeps its text, leaves nothing behind."""
+"""`tune` with candidates that crash, hang or compute nonsense: each costs a trial, keeps its text and leaves no trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPECTED = {
 
 
 def run(database: Path, template: Template, target: str, **only: list[str]) -> RunSummary:
-    """Tries every configuration of a template, or those that `only` names, with one input channel a step."""
+    """Tries every configuration of a template, or those in `only`, with one input channel per step."""
     return tune(
         [Task(WORKLOAD, restrict={"step": [1], **only})],
         database,
@@ -47,7 +47,7 @@ def run(database: Path, template: Template, target: str, **only: list[str]) -> R
         tuner="grid",
         templates=[template],
         workers=1,
-        build_timeout_s=8.0,  # builders are of low priority, and others may keep the machine busy
+        build_timeout_s=8.0,  # builders have low priority, and other programs may keep the machine busy
         run_timeout_s=5.0,
     )
 
@@ -135,7 +135,7 @@ tune([task], sys.argv[2], observers=[Announce()], **options)
 
 @pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_kill_9_loses_the_trial_in_flight_and_nothing_else(target: str, tmp_path: Path) -> None:
-    environment = child_environment(TMPDIR=str(tmp_path))  # a lock file of its own
+    environment = child_environment(TMPDIR=str(tmp_path))  # its own lock file
     database = tmp_path / "records.db"
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, target, database], stdout=subprocess.PIPE, text=True, env=environment
@@ -143,7 +143,7 @@ def test_kill_9_loses_the_trial_in_flight_and_nothing_else(target: str, tmp_path
         assert run.stdout is not None
         while "trial" not in (line := run.stdout.readline()):
             assert line, "the run ended before its first trial"
-        time.sleep(2.0)  # the second candidate is being built, or hangs already
+        time.sleep(2.0)  # the second candidate is being built or already hangs
         offspring = children(run.pid)
         assert len(offspring) >= 2  # a builder and the runner
         run.kill()

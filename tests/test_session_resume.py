@@ -1,4 +1,4 @@
-"""What earlier runs and other tasks are good for: going on where a run ended, hints, results to learn from."""
+"""The use of earlier runs and other tasks: resuming a run, hints, and results to learn from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestResume:
         ]
 
     def test_the_same_command_again_shows_the_same_table(self) -> None:
-        """A first trial on a busy machine is 16 times too slow; only the times of the final race are shown."""
+        """The first trial on a busy machine is 16 times too slow. Only the times of the final race are shown."""
         slow_start = lambda c: 16 * square_ns(c) if c.config == Config(x=0, y=0) else 1.1 * square_ns(c)  # noqa: E731
         world = World(behaviour=slow_start, race_behaviour=square_ns)
         first = world.tune(trials=100)
@@ -108,7 +108,7 @@ class TestHints:
     FAR = WORKLOAD.replace(n=64, h=32, w=32)
 
     def of_workload(self, candidate: Candidate) -> float:
-        """The best x of similar workloads is the same: 11, or 3 for big ones."""
+        """Similar workloads have the same best x: 11, or 3 for big ones."""
         x = 11 if candidate.workload.n < 32 else 3
         return float((candidate.config["x"] - x) ** 2 + (candidate.config["y"] - 5) ** 2 + 100)
 
@@ -215,7 +215,7 @@ class TestHints:
         assert all(dict(tuner.told).keys() >= {Config(x=0, y=0)} for tuner in world.tuners), "they learn from it"
 
     def test_a_real_tuner_learns_from_a_real_store(self, tmp_path: Path) -> None:
-        """xgb on 256 configurations: with what a like task knows it needs fewer trials to the optimum."""
+        """xgb on 256 configurations: with the results of a similar task it needs fewer trials to reach the optimum."""
         found = {}
         for resume in (True, False):
             with Store.open(tmp_path / f"{resume}.db") as store:
@@ -232,7 +232,7 @@ class TestHints:
         assert gap[True] < gap[False] and gap[True] < 5, "100 ns is the optimum"
 
     def slightly_different(self, candidate: Candidate) -> float:
-        """The optimum of the two workloads is one step apart, so that no hint is the answer."""
+        """The optima of the two workloads are one step apart, so no hint is the answer."""
         x = 11 if candidate.workload == WORKLOAD else 10
         return float((candidate.config["x"] - x) ** 2 + (candidate.config["y"] - 5) ** 2 + 100)
 

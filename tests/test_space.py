@@ -1,4 +1,4 @@
-"""What a ConfigSpace promises, checked against brute force over itertools.product in plain Python."""
+"""The promises of a ConfigSpace, checked against brute force over itertools.product in plain Python."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def billion_space() -> ConfigSpace:
 
 
 def chain(knobs: int, values: int = 10) -> ConfigSpace:
-    """Only configurations of equal values are legal: hopeless for rejection, easy when constraints prune early."""
+    """Only configurations with equal values are legal: hopeless for rejection, easy if constraints prune early."""
 
     def equal(i: int) -> Constraint:
         return Constraint(f"k{i} = k{i + 1}", lambda k: k[f"k{i}"] == k[f"k{i + 1}"])
@@ -225,7 +225,7 @@ class TestSize:
 
     def test_is_estimated_and_says_so_where_it_cannot(self) -> None:
         size = billion_space().size
-        # by hand: t0 and t1 are bound by the threads only, t2 to t5 and s by the shared memory, the other knobs are free
+        # by hand: only the threads bound t0 and t1, the shared memory bounds t2 to t5 and s, and the other knobs are free
         products = [(a * b, a % b == 0) for a in POWERS for b in POWERS]
         threads = sum(product <= 1024 for product, _ in products)
         shared = sum(
@@ -356,7 +356,7 @@ RULES: list[Callable[..., object]] = [
 def test_every_way_of_finding_legal_rows_agrees_with_brute_force(
     cards: list[int], chosen: set[int], limits: tuple[int, int]
 ) -> None:
-    """Listing, rejection with enumeration behind it, and rejection with a beam behind it."""
+    """Listing, rejection that falls back to enumeration, and rejection that falls back to a beam."""
     rules = [RULES[i] for i in sorted(chosen)]
     space = ConfigSpace(
         [Knob(name, tuple(range(card))) for name, card in zip("abcd", cards)],
@@ -377,7 +377,7 @@ def test_every_way_of_finding_legal_rows_agrees_with_brute_force(
         assert set(sample) == expected
     product = np.array(list(itertools.product(*map(range, cards))))
     legal = [config in expected for config in space.configs(product)]
-    assert space.legal(product).tolist() == legal  # by a look-up, where sampling has listed the legal rows
+    assert space.legal(product).tolist() == legal  # by a look-up, if sampling has listed the legal rows
     judged = ConfigSpace(space.knobs, space.constraints, space.derived)
     assert judged.legal(product).tolist() == legal
     assert ConfigSpace(space.knobs, space.constraints, space.derived).size == SpaceSize(len(expected), exact=True)

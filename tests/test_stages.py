@@ -1,4 +1,4 @@
-"""A stage that no release knows: what it takes to add one, and that templates refuse what they do not know."""
+"""A stage that no release has: adding one takes two entries, and templates refuse stages that they do not know."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from schedsearch.workload import Workload
 
 H200, HOST = PRESETS["h200"], detect("cpu")
 
-# y = (y + gain[k]) * lift + offset + 2 * second[y]: operands of a channel and like y, a scalar at call time, a parameter.
+# y = (y + gain[k]) * lift + offset + 2 * second[y]: operands per channel and like y, a call-time scalar, a parameter.
 BLEND = StageKind(
     "blend",
     "adds gain, multiplies by lift, adds offset and twice an array like the output",
@@ -64,7 +64,7 @@ NARROW = StageKind("narrow", "makes bytes", lambda value, *_: value, output=lamb
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stages above exist for the length of a test; only `blend` has code."""
+    """The stages above exist during a test. Only `blend` has code."""
     kinds = {kind.name: kind for kind in (BLEND, HALVE, NARROW)}
     monkeypatch.setattr(stages, "STAGES", {**stages.STAGES, **kinds})
 
@@ -86,7 +86,7 @@ def target_of(template: Template) -> Target:
 
 
 def taken_by(template: Template, *epilogue: Any) -> Workload:
-    """A workload that `template` takes when nothing is wrong with the epilogue."""
+    """A workload that `template` supports if nothing is wrong with the epilogue."""
     sizes: dict[str, Any] = dict(n=2, h=9, w=8, c=16, k=16, r=3, s=3, padding=1, dtype="float16", epilogue=epilogue)
     if template.kind == "cpu":
         sizes |= dict(dtype="float32")
@@ -102,7 +102,7 @@ def default(template: Template, workload: Workload, target: Target) -> Config:
 TEMPLATES = list(load_templates().values())
 
 
-# --- Refused where it is unknown, by every template, before anything is built ------------------------------------------
+# --- Every template refuses an unknown stage before anything is built ---------------------------------------------------
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
 @pytest.mark.usefixtures("made_up")
 def test_every_template_refuses_a_stage_that_it_does_not_know(template: Template) -> None:
@@ -120,7 +120,7 @@ def test_every_template_refuses_a_stage_that_it_does_not_know(template: Template
 def test_every_template_refuses_a_stage_that_changes_what_it_stores(
     monkeypatch: pytest.MonkeyPatch, template: Template, stage: str, becomes: str
 ) -> None:
-    """Even one whose arithmetic is known: tiles are stored as they are accumulated."""
+    """This holds even if its arithmetic is known, because tiles are stored as they are accumulated."""
     monkeypatch.setitem(STAGE_CODES, stage, StageCode("", lambda value, operands: value))
     reason = template.validate(taken_by(template, "relu", stage), target_of(template))
     assert reason is not None
@@ -136,7 +136,7 @@ def test_an_array_like_y_is_refused_where_the_kernel_stages_the_residual_alone()
     assert reason == "the epilogue reads second, an array like the output; allowed: residual"
 
 
-# --- One entry is enough where it is known ------------------------------------------------------------------------------
+# --- One entry is enough to add a stage ----------------------------------------------------------------------------------
 @pytest.mark.usefixtures("with_code")
 def test_operands_of_a_new_stage_follow_those_of_fixed_places() -> None:
     workload = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, epilogue=["bias", "blend"])
@@ -160,7 +160,7 @@ def test_a_new_stage_compiles_in_the_templates_that_can_read_its_operands(name: 
 
 
 class EmulatedEpilogue(Epilogue):
-    """Computes with the Python functions of stages, on operands that it reads where the kernel says that they are."""
+    """Computes with the Python functions of stages, on operands that it reads at the kernel's addresses."""
 
     def __init__(self, workload: Workload, memory: Memory) -> None:
         super().__init__(workload)
@@ -187,7 +187,7 @@ class EmulatedEpilogue(Epilogue):
 @pytest.mark.parametrize("k", [16, 7], ids=["pairs", "single channels"])
 @pytest.mark.usefixtures("with_code")
 def test_a_new_stage_gets_its_operands_in_the_mma_template(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
-    """Its arithmetic is NumPy's here; channels, offsets, addresses and scalars are those that the kernel passes."""
+    """NumPy does the arithmetic; channels, offsets, addresses and scalars are those that the kernel passes."""
     template = load_templates(["conv2d_mma"])["conv2d_mma"]
     epilogue = ["residual", {"blend": {"offset": -1.5}}, "clip", "bias"]
     workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=k, r=1, s=1, epilogue=epilogue)

@@ -1,4 +1,4 @@
-"""Every built-in template keeps the contract that third-party templates are judged by."""
+"""Every built-in template keeps the contract for third-party templates."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TestCpu(OwnTemplates):
 
 
 class Broken(Conv2dCpu):
-    """Breaks one promise a mistake."""
+    """Each mistake breaks one promise."""
 
     mistake = ""
 

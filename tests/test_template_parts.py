@@ -1,5 +1,5 @@
 """The parts that kernels share, one by one: schedulers against a count of all tiles, rings against stage and phase numbers,
-shared memory and the table of machines against values worked out by hand."""
+shared memory and the table of machines against values computed by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_ring_flips_the_parity_once_a_round(stages: int, first_parity: int) ->
 
 
 def test_a_consumer_of_some_phases_has_a_parity_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a ring of 3 stages it takes stages 0, 1, then, the next being another's, 0 again."""
+    """In a ring of 3 stages it takes stages 0 and 1; another consumer has the next stage, so it then takes 0 again."""
     waited: list[tuple[int, int]] = []
     monkeypatch.setattr(pipeline, "ptx", type("Ptx", (), {"mbarrier_wait": lambda at, parity: waited.append((at, parity))}))
     take, advance = pipeline.consumer(3, phases="some")
@@ -146,7 +146,7 @@ def test_the_assembler_takes_wgmma_of_every_dtype(dtype: str) -> None:
 
 
 def test_the_page_says_how_large_the_templates_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To write its table anew: python scripts/template_lines.py. Figures may lag behind the code by a tenth."""
+    """To write its table again: python scripts/template_lines.py. Figures may lag behind the code by a tenth."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
     lines = importlib.import_module("template_lines")
     made, marked = lines.table(), lines.MARKED.search(lines.PAGE.read_text())

@@ -1,4 +1,4 @@
-"""docs/operators.md is true: exactly its files and commands make an operator of a package of its own work."""
+"""docs/operators.md is correct: exactly its files and commands give a working operator in a package of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 @pytest.fixture
 def installed(package: Package, monkeypatch: pytest.MonkeyPatch) -> Package:
-    """The package is installed in this process too."""
+    """The package is also installed in this process."""
     monkeypatch.syspath_prepend(str(package.site))
     return package
 
@@ -102,7 +102,7 @@ def test_the_operator_imports_nothing_heavy(package: Package) -> None:
 
 
 def test_the_operator_keeps_the_contract(package: Package) -> None:
-    """The page's own test class, run by pytest where the package is installed."""
+    """The page's own test class, run by pytest in the environment with the package."""
     (package.folder / "test_softmax.py").write_text(PAGE.block_with("python", "OpContract"), encoding="utf-8")
     ran = package.run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_softmax.py")
     assert re.search(r"^\d+ passed", ran, re.MULTILINE), ran
@@ -119,7 +119,7 @@ def test_the_definition_is_that_of_softmax(installed: Package, shape: tuple[int,
 
 
 def test_awkward_shapes_are_right(installed: Package) -> None:
-    """Every value of every knob, in process; the reference judges."""
+    """Every value of every knob, in this process, compared with the reference."""
     from schedsearch.device.cpu import CpuDevice
     from schedsearch.measure.verify import verify_once
 

@@ -1,4 +1,4 @@
-"""docs/templates.md is true: exactly its files and commands make a template of a package of its own work."""
+"""docs/templates.md is correct: exactly its files and commands give a working template in a package of its own."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_awkward_sizes_are_right(package: Package) -> None:
 
 
 def test_the_template_keeps_the_contract(package: Package) -> None:
-    """The page's own test class, run by pytest where the package is installed."""
+    """The page's own test class, run by pytest in the environment with the package."""
     (check,) = [block for block in PAGE.blocks("python") if "TemplateContract" in block]
     (package.folder / "test_pointwise.py").write_text(check, encoding="utf-8")
     ran = package.run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_pointwise.py")
@@ -98,7 +98,7 @@ def test_the_template_keeps_the_contract(package: Package) -> None:
 
 
 def test_the_gpu_kernel_of_the_page_compiles() -> None:
-    """No GPU is needed for that; Numba-CUDA is."""
+    """This needs Numba-CUDA, but no GPU."""
     pytest.importorskip("numba.cuda", reason="needs Numba-CUDA")
     pytest.importorskip("cuda.bindings.nvjitlink", reason="needs nvJitLink, an extra of schedsearch")
     (block,) = [block for block in PAGE.blocks("python") if "multiply_add = device_op" in block]

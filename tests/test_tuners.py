@@ -1,4 +1,4 @@
-"""Every tuner against the contract, and what is particular to each."""
+"""Every tuner keeps the contract; further tests check the particular behaviour of each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def best_ns(name: str, seed: int, trials: int) -> float:
 
 
 class SearchContract(TunerContract):
-    """What is expected of a tuner that learns."""
+    """The expectations of a tuner that learns."""
 
     def test_beats_random_search_given_the_same_trials(self) -> None:
         learnt = statistics.median(best_ns(self.name, seed, 150) for seed in range(3))
@@ -107,7 +107,7 @@ class TestXgb(SearchContract):
         assert (scores[:, None] > scores[None, :])[better].mean() > 0.7
 
     def test_what_a_task_led_to_is_not_learnt_from_once_the_task_is_not_believed(self) -> None:
-        """From then on it proposes what it would without that task, but for what is measured already."""
+        """From then on it proposes the same as without that task, except for configurations that are already measured."""
         space = ConfigSpace([Knob("a", tuple(range(1, 33))), Knob("b", tuple(range(1, 33)))])
         liar = [(config, 1e6 / (config["a"] + 3 * config["b"])) for config in space.sample(200, np.random.default_rng(0))]
         hint = min(liar, key=lambda result: result[1])[0]
@@ -216,7 +216,7 @@ class TestBookkeeping:
 
 
 def recorded(path: Path) -> tuple[ConfigSpace, dict[Config, float | None]]:
-    """A space that others measured completely (Kernel Tuner's cache format); what is not recorded is illegal."""
+    """A space that others measured completely (Kernel Tuner's cache format). Unrecorded configurations are illegal."""
     data = json.loads(gzip.decompress(path.read_bytes()))
     names = [name for name in data["tune_params_keys"] if len(data["tune_params"][name]) > 1]
     times = {

@@ -1,4 +1,4 @@
-"""workload.yaml: what a file means, and how its mistakes are told."""
+"""workload.yaml: the meaning of a file, and the reports of its mistakes."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class TestMeaning:
             parse_duration_s(text)
 
     def test_a_place_can_be_asked_for_later(self) -> None:
-        """The session finds out that a knob does not exist, and points at it."""
+        """The session finds that a knob does not exist and points at it."""
         file = parse("defaults:\n  op: conv2d\n  restrict: {bm: [64]}\n" + one("    restrict:\n      bn: [1]\n"), "f.yaml")
         assert file.where(0, "restrict", "bn") == "f.yaml:8:7"
         assert file.where(0, "op") == "f.yaml:5:5"
@@ -382,7 +382,7 @@ class TestMistakes:
 
 
 class TestInstalledOperators:
-    """Operators of other packages are judged with the same words and places as the built-in ones."""
+    """Mistakes in operators of other packages get the same words and places as in the built-in ones."""
 
     @pytest.fixture(autouse=True)
     def toys(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ class TestFiles:
 
     def test_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "w.yaml"
-        path.write_text(one(""), encoding="utf-8-sig")  # an editor's byte order mark is no mistake
+        path.write_text(one(""), encoding="utf-8-sig")  # an editor's byte order mark is not a mistake
         assert load(path).tasks[0].workload.k == 32
         assert load(str(path)).path == str(path)
 
@@ -637,7 +637,7 @@ def _plain(text: str) -> Any:
 
 
 def _refused() -> Iterator[str]:
-    """Files with a mistake that an editor can see too."""
+    """Files with a mistake that an editor can also see."""
     yield from (
         one(f"    {line}\n")
         for line in ("strid: 2", "stride: 0", "padding: [1, 2, 3]", "dtype: fp16", "weight: 0", "templates: []")

@@ -1,4 +1,4 @@
-"""A package of somebody else with small operators, each unlike a convolution in one way. `install` offers them.
+"""A third-party package with small operators. Each differs from a convolution in one way. `install` registers them.
 
 copy        no weight and no arithmetic; exact
 take        an index argument
@@ -151,7 +151,7 @@ class Extreme(Op):
         return ArgSpec("top", "R", (p["rows"],), "float32"), ArgSpec("place", "R", (p["rows"],), "int32")
 
 
-# ---- what they compute, for any way to read and write; references and templates differ in these
+# ---- the arithmetic, for any way to read and write; references and templates differ in these
 
 
 def copy(w: Workload, read: Any, write: Any, items: Any) -> Callable[..., None]:
@@ -303,7 +303,7 @@ def _truth(workload: Workload, target: Target) -> tuple[Any, Any, Any]:
 
 
 class _Toy(Template):
-    """One thread, or a few, an element of the output; knob `threads`."""
+    """One thread or a few per element of the output; knob `threads`."""
 
     make: ClassVar[Callable[..., Callable[..., None]]]
 
@@ -373,11 +373,11 @@ TEMPLATES: dict[str, type[Template]] = {
     for op, make in _MADE.items()
     for kind in ("cpu", "cuda")
 }
-globals().update(TEMPLATES)  # entry points and builder processes find them by name
+globals().update(TEMPLATES)  # entry points and builder processes find these by name
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Offers the operators and templates as those of an installed package."""
+    """Registers the operators and templates like those of an installed package."""
     points = {
         plugin_support.OPERATORS: {name: f"toy_package:{op.__name__}" for name, op in OPERATORS.items()},
         plugin_support.TEMPLATES: {name: f"toy_package:{name}" for name in TEMPLATES},
