@@ -362,10 +362,17 @@ def tune_and_use(target: Target, db: Path) -> None:
     for workload in workloads:
         arrays = arguments_of(workload)
         kernel = schedsearch.compile(workload, db, target=target, allow=("exact",))
-        results = kernel(**arrays)
+        given, back = (arrays, np.asarray) if target.kind == "cpu" else on_gpu(arrays)
+        results = kernel(**given)
         results = results if isinstance(results, tuple) else (results,)
         for result, expected in zip(results, expected_of(workload.op, arrays), strict=True):
-            np.testing.assert_array_equal(np.asarray(result), expected)
+            np.testing.assert_array_equal(back(result), expected)
+
+
+def on_gpu(arrays: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """The same numbers as tensors of PyTorch on the GPU, and what brings a result back."""
+    torch = pytest.importorskip("torch", reason="PyTorch holds the arrays on the GPU")
+    return {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}, lambda tensor: tensor.cpu().numpy()
 
 
 def test_all_of_them_tune_on_the_cpu_and_deploy(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from schedsearch.backend.ops import device_op, shared_base
 from schedsearch.errors import UsageError
 from schedsearch.launch import Grid, Int32, Param, Pointer, TensorMap
 from schedsearch.measure import Builder
-from schedsearch.target import PRESETS
+from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelSource, KernelStep
 
 H200 = PRESETS["h200"]
@@ -200,3 +200,19 @@ assert numpy.row_stack is numpy.vstack
 def test_numba_cuda_can_be_imported_where_numpy_has_no_row_stack() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_ROW_STACK], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("arch", "target"), [("sm_80", PRESETS["a100"]), ("sm_90a", H200)])
+@pytest.mark.parametrize("count", [0, 96])
+def test_static_shared_arrays_count_as_shared_memory(arch: str, target: Target, count: int) -> None:
+    """The kilobyte that the system reserves in each block from sm_90 on does not."""
+
+    def reverse(y):  # type: ignore[no-untyped-def]
+        values = cuda.shared.array(count, types.uint32)
+        thread = cuda.threadIdx.x
+        values[thread] = thread
+        cuda.syncthreads()
+        store(y + types.uint64(4 * thread), values[count - 1 - thread])
+
+    step = KernelStep(reverse if count else simple, (Pointer("y"), Int32(5))[: 1 if count else 2], Grid(1), 96, 100)
+    assert compile_source(KernelSource("cuda", arch, (step,)), target).resources.shared_bytes == 4 * count + 100

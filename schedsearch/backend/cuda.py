@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError
+from schedsearch.backend.elf import static_shared_bytes
 from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import (
@@ -62,7 +63,7 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     )
     plan = LaunchPlan("cuda", source.arch, steps, dict(source.workspaces), dict(source.alignments))
     code, log = _link(texts, source.arch)
-    resources = _resources(log, source, len(code))
+    resources = _resources(log, source, code)
     _check_quality(log, resources, source, target.registers_per_sm)
     canonical_hash = sha256_hex("\n".join([plan.to_json(), *texts]))
     shared = all(ptx.shared for ptx in made)
@@ -197,17 +198,18 @@ def _log(size: Any, get: Any, handle: int) -> str:
     return buffer.decode(errors="replace").rstrip("\0").strip()
 
 
-def _resources(log: str, source: KernelSource, code_bytes: int) -> Resources:
+def _resources(log: str, source: KernelSource, code: bytes) -> Resources:
     def largest(pattern: str) -> int:
         return max((int(number) for number in re.findall(pattern, log)), default=0)
 
-    static_shared = largest(r"(\d+) bytes smem")
+    static = static_shared_bytes(code)
+    shared = [static.get(f"kernel_{number}", 0) + step.dynamic_shared_bytes for number, step in enumerate(source.steps)]
     return Resources(
         registers=largest(r"[Uu]sed (\d+) registers"),
-        shared_bytes=static_shared + max(step.dynamic_shared_bytes for step in source.steps),
+        shared_bytes=max(shared),
         local_bytes=largest(r"(\d+) bytes stack frame"),
         spill_bytes=max(largest(r"(\d+) bytes spill stores"), largest(r"(\d+) bytes spill loads")),
-        code_bytes=code_bytes,
+        code_bytes=len(code),
     )
 
 

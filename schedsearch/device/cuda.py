@@ -416,7 +416,11 @@ class CudaBoundKernel:
         for pointer in self._pointers.get(buffer, ()):
             pointer.value = address
         for tensor_map in self._maps.get(buffer, ()):
-            code = self._replace_address(ctypes.c_void_p(tensor_map), ctypes.c_void_p(address))
+            place, to = ctypes.c_void_p(tensor_map), ctypes.c_void_p(address)
+            code = self._replace_address(place, to)
+            if code and not self._kernel.device.is_current:  # it wants a context, like a launch
+                with self._kernel.device.current():
+                    code = self._replace_address(place, to)
             if code:
                 _raise("cuTensorMapReplaceAddress", code)
 
