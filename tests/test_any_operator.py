@@ -275,7 +275,7 @@ def taking(*pointers: str) -> KernelSource:
         ("kernel", lambda *args: None, r"kernel\(\) returned a NoneType; allowed: a KernelSource"),
         ("kernel", lambda self, w, t: source(w, PRESETS["h200"]), r"code for cuda; allowed here: cpu"),
         ("kernel", lambda self, w, t: taking("x", "weight"), "its kernel has no pointer for y"),
-        ("kernel", lambda self, w, t: taking("y", "magnitude"), "a pointer 'magnitude'; allowed: weight, x, y; it"),
+        ("kernel", lambda self, w, t: taking("y", "magnitude"), "a pointer 'magnitude'; allowed: weight, x, y; correct"),
         ("kernel", lambda self, w, t: taking("y"), "its kernel does not compile: Signature mismatch"),
         ("points", raising, r"points\(\) raised ZeroDivisionError: no rows"),
         ("points", lambda *args: np.zeros(3, np.int64), r"returned shape \(3,\) for 256 elements of y; allowed: \(256,\)"),
@@ -297,7 +297,7 @@ def test_a_reference_of_another_package_that_fails_is_its_error(
         Verification(device, CpuComparer(), CodeCache(device), workload, seed=0)
     text = str(caught.value)
     assert text.startswith("the reference of product (toy_package:ProductReference) cannot judge product m=20")
-    assert "it is to be corrected in toy-package 1.0" in text and caught.value.exit_code == 2
+    assert "correct it in toy-package 1.0" in text and caught.value.exit_code == 2
 
 
 HOLLOW = """

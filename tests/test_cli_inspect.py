@@ -201,7 +201,7 @@ def test_an_unknown_target_is_told_every_one_that_the_command_takes(tmp_path: Pa
         assert "target 'tpu' is not known; allowed: auto, cpu, cuda, cuda:N, a100, h200, b200" in result.stderr
     result = schedsearch("tune", tmp_path / "tiny.yaml", "--target", "h200")
     assert result.exit_code == 2 and result.stderr.strip().endswith("allowed: auto, cpu, cuda, cuda:N")
-    assert "target 'h200' stands for a device that need not be here, and this needs one" in result.stderr
+    assert "target 'h200' stands for a device that may be absent, but a real device is needed here" in result.stderr
 
 
 def test_without_a_driver_nobody_is_told_to_install_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

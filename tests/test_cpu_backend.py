@@ -275,7 +275,7 @@ def test_code_for_something_else_is_refused(device):
 def test_code_that_needs_other_instructions_is_refused(device, monkeypatch):
     artifact = compile_source(two_steps(1), TARGET).artifact
     monkeypatch.setattr("schedsearch.device.cpu._host_features", lambda: frozenset({"sse2"}))
-    with pytest.raises(DeviceError, match="uses instructions that this CPU lacks"):
+    with pytest.raises(DeviceError, match="this CPU lacks"):
         device.load(artifact)
 
 
@@ -304,7 +304,7 @@ def test_memory_is_aligned_and_can_be_filled(device):
     out = bytearray(300)
     device.copy_out(memoryview(out), address)
     assert out == b"\xab" * 300
-    with pytest.raises(DeviceError, match="cannot be had"):
+    with pytest.raises(DeviceError, match="cannot be allocated"):
         device.allocate(2**60)
 
 

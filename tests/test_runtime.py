@@ -166,7 +166,7 @@ def test_what_was_prepared_otherwise_is_refused(kernel: schedsearch.Kernel, cpu_
     with pytest.raises(ArgumentError, match="weight was prepared by another kernel"):
         kernel(x, bias=bias, **other.prepare(weight=weight))
     prepared = kernel.prepare(weight=weight, bias=bias)
-    with pytest.raises(ArgumentError, match=r"weight is what was prepared as bias; pass prepared\['weight'\]"):
+    with pytest.raises(ArgumentError, match=r"weight got the argument that was prepared as bias; pass prepared\['weight'\]"):
         kernel(x, prepared["bias"], prepared["weight"])
     with pytest.raises(ArgumentError, match="bias is prepared and weight is not, but the kernel repacks weight together"):
         kernel(x, weight, prepared["bias"])

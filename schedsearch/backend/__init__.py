@@ -1,7 +1,7 @@
-"""From a template's Python functions to machine code: the only package that knows a compiler.
+"""Turns a template's Python functions into machine code. No other package knows a compiler.
 
-`compile_source` picks the backend by `KernelSource.kind` and imports it only then, so that importing this package costs
-nothing and a machine without the CUDA wheels can still build for its CPU.
+`compile_source` chooses the backend by `KernelSource.kind` and imports it only then. Importing this package therefore costs
+nothing, and a machine without the CUDA wheels can still build for its CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def compile_source(source: KernelSource, target: Target) -> BuildResult:
 
     Raises:
         CompileError: the compiler refused a kernel.
-        RejectedError: it compiled, but is unfit to run (spills, registers, shared memory).
+        RejectedError: the kernel compiled, but is unfit to run (spills, registers, shared memory).
         ValueError: source and target are of different kinds.
     """
     if source.kind != target.kind:

@@ -1,4 +1,4 @@
-"""How kernels that check other kernels read numbers of any dtype, write truths, and share work, on either kind of target.
+"""Operations for kernels that check other kernels: read numbers of any dtype, write truths, share work; for CPUs and GPUs.
 
 Floats of every format become float64, integers int64, so that one kernel source serves all dtypes and both targets::
 
@@ -28,8 +28,8 @@ class Access:
     """Operations for the kernels of one kind of target. Addresses are int64.
 
     Attributes:
-        load: `load(dtype)` makes `load(address)`, which reads one number: float64 of a float format, int64 of an integer
-            one. What it reads must not be written by the same kernel.
+        load: `load(dtype)` makes `load(address)`, which reads one number: float64 for a float format, int64 for an integer
+            format. The same kernel must not write the memory that it reads.
         store: `store(wide)` makes `store(address, value)` for a float64 or an int64.
         first, step: `first() -> int64`, `step() -> int64`: a thread takes the items start + first, start + first + step ...
             below stop.

@@ -1,4 +1,4 @@
-"""What every backend returns and raises. Imports no compiler, so that any layer above may name these types."""
+"""The results and errors of every backend. Imports no compiler, so that all layers above may use these types."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ class BuildResult:
 
     Attributes:
         artifact: machine code with its launch plan.
-        resources: what the compiler says the kernels use, the largest over the steps.
-        canonical_hash: hex digest of the code with compiler-made names normalised: equal for schedules that compile to the
-            same machine code, in whatever process they were compiled.
+        resources: the resources that the compiler reports, the largest over the steps.
+        canonical_hash: hex digest of the code with normalised compiler-made names: equal for schedules that compile to the
+            same machine code, in any process.
         compile_s: wall seconds from Python function to artifact.
-        shared: every step was made of work that other candidates or later runs share. False says that this candidate, and
-            probably all of its template, takes several times longer than need be: on a GPU a step has no `shaped_by`, or
-            needs a captured number that `shaped_by` does not name; or a step captures what no other process can name.
+        shared: every step was made from work that other candidates or later runs share. False means that this candidate, and
+            probably every one of its template, takes several times longer than necessary: on a GPU a step has no
+            `shaped_by`, or needs a captured number that `shaped_by` does not name; or a step captures a value that other
+            processes cannot name.
     """
 
     artifact: Artifact
@@ -31,9 +32,9 @@ class BuildResult:
 
 
 class CompileError(Exception):
-    """The compiler refused the kernel; the text is the compiler's. A candidate's failure: outcome `compile_error`."""
+    """The compiler refused the kernel; the text is the compiler's. The candidate's outcome is `compile_error`."""
 
 
 class RejectedError(Exception):
-    """The kernel compiled but is unfit to run: spills, registers x threads, shared memory, serialised wgmma. A candidate's
-    failure: outcome `rejected`. The text says what, how much, and the limit."""
+    """The kernel compiled but is unfit to run: spills, registers x threads, shared memory, serialised wgmma. The
+    candidate's outcome is `rejected`. The text says what, how much, and the limit."""

@@ -1,10 +1,11 @@
-"""Compiled pieces kept between runs, in a folder of the user's.
+"""Keeps compiled pieces between runs, in a folder of the user.
 
-A key names everything that decides the piece (see `kernel_identity`), so that a file never needs to be invalidated. What is
-read is checked: a file that was cut off or changed counts as absent. The pieces are code that will run, so the folder must
-belong to this user and must not be open to others; otherwise it is not used.
+A key names everything that decides the piece (see `kernel_identity`), so that no file ever becomes invalid. Files are
+checked when they are read: a truncated or changed file counts as absent. The pieces are code that will run. The folder must
+therefore belong to this user and be closed to others; otherwise it is not used.
 
-Where: `SCHEDSEARCH_BUILD_CACHE`, or `builds` in the user's cache folder. `SCHEDSEARCH_BUILD_CACHE=off` switches it off.
+The folder is `SCHEDSEARCH_BUILD_CACHE`, or `builds` in the user's cache folder. `SCHEDSEARCH_BUILD_CACHE=off` switches the
+cache off.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _objection(found: os.stat_result) -> str | None:
 class BuildCache:
     """The pieces in one folder; any number of processes may use it at the same time.
 
-    Nothing here raises: without the cache a build takes longer, and that is all.
+    No method raises: without the cache a build only takes longer.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -77,13 +78,13 @@ class BuildCache:
 
     @classmethod
     def open(cls) -> BuildCache | None:
-        """The user's cache, its folder created when it is missing; None when it is switched off or unfit."""
+        """The user's cache; creates its folder if it is missing. None when the cache is switched off or unfit."""
         state = cache_state()
         if state.folder is None or state.problem is not None:
             return None
         try:
             state.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if _objection(state.folder.lstat()) is not None:  # made by somebody else in the meantime
+            if _objection(state.folder.lstat()) is not None:  # another process made it in the meantime
                 return None
         except OSError:
             return None
@@ -122,12 +123,12 @@ class BuildCache:
             self.trim()
 
     def size(self) -> tuple[int, int]:
-        """Pieces and their bytes."""
+        """The number of pieces, and their bytes."""
         files = self._files()
         return len(files), sum(found.st_size for _, found in files)
 
     def trim(self) -> None:
-        """Removes the pieces that were not used for the longest time until the rest is within the limit."""
+        """Removes the least recently used pieces until the rest is within the limit."""
         files = sorted(self._files(), key=lambda each: each[1].st_mtime_ns)
         excess = sum(found.st_size for _, found in files) - self._limit_bytes
         for path, found in files:

@@ -2,9 +2,9 @@
 
 Every step becomes one function with C linkage, `i32 entry(ptr result, ptr exception, params..., i64 start, i64 stop)`:
 Numba's own native convention, whose first two arguments are scratch and whose result is 0 unless the kernel raised. The
-objects need nothing of Numba or Python when they run, which is checked here, so loading them takes LLVM only.
+objects need nothing of Numba or Python when they run, which this module checks, so that loading them takes LLVM only.
 
-Numba's compiler pipeline is not a public interface; all use of it is in this file (checked with 0.63 to 0.68).
+Numba's compiler pipeline is not a public interface. Only this file uses it (checked with 0.63 to 0.68).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FORBIDDEN_PREFIXES = ("Py", "_Py", "NRT_", "numba_")
 
 
 def toolchain_cpu() -> dict[str, str]:
-    """Versions that shape CPU machine code."""
+    """Versions of everything that shapes CPU machine code."""
     return {
         "numba": importlib.metadata.version("numba"),
         "llvm": ".".join(map(str, llvm.llvm_version_info)),
@@ -94,7 +94,7 @@ def _object_code(step: KernelStep, entry: str) -> bytes:
 
 
 def _key(step: KernelStep, entry: str) -> Key | None:
-    """Names all that decides the code of a step; None when it captures something that has no name."""
+    """The name of everything that decides the code of a step; None if it captures something that has no name."""
     try:
         machine = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
         return Key(digest("cpu", machine, entry, list(map(str, _signature(step))), step.function), lasting=True)
@@ -169,7 +169,7 @@ def _inlining_compiler() -> Any:
 
 
 def _link_and_optimise(library: Any) -> None:
-    """The first half of a Numba library's `finalize`; the second would generate code in Numba's own engine and keep it."""
+    """The first half of a Numba library's `finalize`. The second would generate code in Numba's own engine and keep it."""
     for used in dict.fromkeys(library._linking_libraries):
         library._final_module.link_in(used._get_module_for_linking(), preserve=True)
     library._optimize_final_module()
@@ -184,7 +184,7 @@ def _remove_dead_code(module: llvm.ModuleRef) -> None:
 
 
 def _check_externals(module: llvm.ModuleRef, entry: str) -> None:
-    """What the code calls must exist in any process: MCJIT aborts on a symbol that it cannot find."""
+    """Checks that the code calls only symbols that exist in any process: MCJIT aborts on a symbol that it cannot find."""
     libc = ctypes.CDLL(None)
     for value in [*module.functions, *module.global_variables]:
         if not value.is_declaration or value.name.startswith("llvm."):

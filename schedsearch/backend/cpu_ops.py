@@ -1,4 +1,4 @@
-"""What a CPU kernel needs beyond plain Python: arrays at an address, and tiles of vectors that stay in registers."""
+"""What CPU kernels need beyond plain Python: arrays at an address, and tiles of vectors that stay in registers."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class _VectorTileModel(models.PrimitiveModel):
 
 @dataclass(frozen=True)
 class TileOps:
-    """Operations on a register tile, each of them usable in a kernel.
+    """Operations on a register tile. A kernel can call each of them.
 
     Attributes:
         zero: `zero() -> tile`.
         multiply_add: `multiply_add(tile, x, w) -> tile` for `depth` steps of the reduction, from integer addresses x, w:
             tile[i, j] += x[i, d] * w[d, j] for every d < depth, as fused multiply-adds.
-        multiply_add_one: the same with depth 1, for what is left over.
+        multiply_add_one: the same with depth 1, for the remainder.
         spill: `spill(tile) -> address` of a (rows, columns * lanes) float32 copy on the stack, valid until the next spill.
     """
 
@@ -90,7 +90,7 @@ def tile_ops(
 
     With `broadcast`, x[i, d] is one float at x + i * x_row_bytes + d * x_depth_bytes for all lanes: an outer product.
     Without, it is a vector per column, x[i, d, j] at + j * lanes * 4 bytes: an elementwise product (depthwise convolution).
-    w[d, j] is the vector at w + (d * columns + j) * lanes * 4 bytes. Vectors need be aligned to 4 bytes only.
+    w[d, j] is the vector at w + (d * columns + j) * lanes * 4 bytes. Vectors only need an alignment of 4 bytes.
     """
     tile = VectorTile(rows * columns, lanes)
     vector = ir.VectorType(_F32, lanes)
@@ -167,7 +167,7 @@ def load_op(name: str) -> Any:
     """An operation `load(address)` that reads one number of a dtype at an integer address.
 
     Returns:
-        An operation whose result is float64 for a float format, int64 for an integer one.
+        An operation whose result is float64 for a float format and int64 for an integer format.
     """
     row = dtype_row(name)
     stored = {"half": ir.HalfType(), "float": _F32, "double": ir.DoubleType()}.get(row.llvm) or ir.IntType(8 * row.nbytes)
@@ -189,7 +189,7 @@ def load_op(name: str) -> Any:
 
 
 def _float_of_bits(builder: Any, value: Any, name: str) -> Any:
-    """A half or float of the bits of a format that LLVM lacks; other values as they are."""
+    """Turns the bits of a format that LLVM lacks into a half or float; returns other values unchanged."""
     half, bits = ir.HalfType(), ir.IntType(16)
     if name == "bfloat16":
         wide = builder.zext(value, ir.IntType(32))

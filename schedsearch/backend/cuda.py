@@ -1,12 +1,12 @@
 """Python kernel -> PTX (Numba-CUDA, NVVM) -> cubin (nvJitLink). Needs no GPU and no driver.
 
-Numba-CUDA is used as a compiler only. Three things are done to its PTX, as text:
+Numba-CUDA is used as a compiler only. Its PTX is then changed in three ways, as text:
 
 - names that differ from process to process (mangled entries, NumbaEnv globals) become stable ones, so that equal
   schedules give equal text;
-- a parameter declared as `TensorMap` becomes 128 bytes of `.param` space aligned to 64, and the kernel's argument its
-  generic address (PTX ISA, "Tensor-map": a tensor map must live in param, const or global space);
-- the target gets its `a` suffix where the kernel asks for architecture-specific instructions.
+- a parameter declared as `TensorMap` becomes 128 bytes of `.param` space aligned to 64, and the kernel's argument becomes
+  its generic address (PTX ISA, "Tensor-map": a tensor map must live in param, const or global space);
+- the target gets its `a` suffix if the kernel asks for architecture-specific instructions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     Raises:
         UsageError: numba-cuda is not installed.
         CompileError: Numba, NVVM or nvJitLink refused the kernel; their text.
-        RejectedError: it compiled, but spills, exceeds a limit of the target, or its wgmma instructions are serialised.
+        RejectedError: the kernel compiled, but spills, exceeds a limit of the target, or has serialised wgmma instructions.
     """
     started = time.perf_counter()
     require_compiler()
@@ -72,7 +72,7 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
 
 @functools.cache
 def require_compiler() -> None:
-    """Raises UsageError when numba-cuda is missing. Numba has a `numba.cuda` of its own, which lacks what kernels need."""
+    """Raises UsageError if numba-cuda is missing. Numba's own `numba.cuda` lacks features that the kernels need."""
     try:
         version("numba-cuda")
     except PackageNotFoundError:
@@ -84,7 +84,7 @@ def require_compiler() -> None:
 
 @functools.cache
 def toolchain_cuda() -> dict[str, str]:
-    """Versions of what shapes the machine code."""
+    """Versions of everything that shapes the machine code."""
     found = {}
     for name in _VERSIONED:
         with contextlib.suppress(PackageNotFoundError):
@@ -104,7 +104,7 @@ def _check_limits(source: KernelSource, target: Target) -> None:
 
 
 def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:
-    """The PTX of one step, as it is linked."""
+    """The PTX of one step, ready to be linked."""
     return _ptx(step, entry, arch).text
 
 
@@ -117,11 +117,11 @@ def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
     bounds = step.block_threads, step.min_blocks_per_sm
     try:
         made = compile_to_ptx(step.function, _signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by)
-    except Exception as error:  # whatever a compiler does with a candidate is the candidate's failure
+    except Exception as error:  # any exception of a compiler is the candidate's failure
         raise CompileError(f"{type(error).__name__}: {error}") from error
     ptx = made.text.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
     if step.cluster > 1:
-        # Explicit: otherwise barriers of the cluster come with code for a launch without one.
+        # Explicit: otherwise the cluster's barriers also get code for a launch without a cluster.
         directives = rf"\1\n.explicitcluster\n.reqnctapercluster {step.cluster}, 1, 1"
         ptx = re.sub(r"(\.maxntid [^\n]*)", directives, ptx, count=1)
     return dataclasses.replace(made, text=_tensor_map_params(_stable_names(ptx, entry), entry, step))
@@ -163,9 +163,7 @@ def _tensor_map_params(ptx: str, entry: str, step: KernelStep) -> str:
         ptx = re.sub(rf"\.param \.u64 {name}\b", f".param .align {TENSOR_MAP_ALIGNMENT} .b8 {name}[{TENSOR_MAP_BYTES}]", ptx)
         ptx = re.sub(rf"ld\.param\.u64\s+(%\w+), \[{name}\];", rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
         if re.search(rf"\[{name}\]", ptx):
-            raise CompileError(
-                f"parameter {number} is a tensor map: the kernel may pass on its 64-bit address, nothing else"
-            )
+            raise CompileError(f"parameter {number} is a tensor map: the kernel may only pass on its 64-bit address")
     return ptx
 
 

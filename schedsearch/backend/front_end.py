@@ -1,18 +1,18 @@
 """Python kernel -> PTX by Numba-CUDA and NVVM, with one run of Numba for all kernels of the same shape.
 
-Numba's part (bytecode, types, LLVM IR) is four fifths of the time that a kernel takes to build. A candidate's kernel mostly
-differs from an earlier one in captured numbers and in the texts of device operations only, and Numba looks at neither. So
-Numba runs once with placeholders for them, and its LLVM IR is kept. The next kernel puts its own numbers and texts into
-that IR: NVVM then sees what it would have seen without the detour, and optimises for these numbers.
+Numba's part (bytecode, types, LLVM IR) takes four fifths of the build time of a kernel. A candidate's kernel usually
+differs from an earlier one only in captured numbers and in the texts of device operations, and Numba looks at neither.
+Numba therefore runs once with placeholders for them, and its LLVM IR is kept. The next kernel puts its own numbers and texts
+into that IR. NVVM sees the same input as without the placeholders, and optimises for these numbers.
 
-`KernelStep.shaped_by` names the numbers that Numba does look at. A placeholder refuses to be compared or to count as true or
-false, so that a forgotten name never makes a wrong kernel: a branch stays in the code until NVVM removes it, and where
-Numba needs a number the kernel is compiled on its own.
+`KernelStep.shaped_by` names the numbers that Numba does look at. A placeholder cannot be compared or used as a truth
+value, so that a forgotten name never makes a wrong kernel: a branch stays in the code until NVVM removes it, and if
+Numba needs a number, the kernel is compiled on its own.
 
-Plain functions that a kernel captures are compiled into it (`inlining`). They are taken apart like the kernel itself: the
-variable `stages` of the captured function `ring` is called "ring.stages".
+Plain functions that a kernel captures are compiled into it (`inlining`). Their captured names are treated like those of the
+kernel itself: the variable `stages` of the captured function `ring` is called "ring.stages".
 
-Processes share Numba's results, with others of their run and with later runs (`sharing`).
+Processes share Numba's results with other processes of their run and with later runs (`sharing`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Compiler = inlining(compiler.CUDACompiler, "numba.cuda.core")
 
 @dataclass(frozen=True)
 class Ptx:
-    """PTX of one kernel. `shared`: it was made from the LLVM IR of a shape, which other kernels share."""
+    """PTX of one kernel. `shared`: it was made from LLVM IR that all kernels of the same shape share."""
 
     text: str
     shared: bool
@@ -65,16 +65,16 @@ def compile_to_ptx(
     """The PTX of a kernel.
 
     Args:
-        function: captures what it needs, and has no default arguments.
+        function: the kernel; it captures what it needs and has no default arguments.
         signature: Numba types of its arguments.
         cc: compute capability.
         launch_bounds: threads a block, blocks a multiprocessor.
         shaped_by: as in `KernelStep`.
 
     Raises:
-        ValueError: the kernel, or a function that it captures, is recursive or captures a name without value; `shaped_by`
-            names what is not captured.
-        Exception: whatever Numba or NVVM raise.
+        ValueError: the kernel, or a function that it captures, is recursive or captures a name without a value; or
+            `shaped_by` names a variable that is not captured.
+        Exception: any error of Numba or NVVM.
     """
     captured = dict(_captured(function))
     if shaped_by is not None:
@@ -120,10 +120,10 @@ def _typeof_placeholder(value: _Placeholder, context: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What Numba's result depends on.
+    """Everything that Numba's result depends on.
 
-    `captured` has, for each captured name in order: the type of a number that gets a placeholder, the operands of a device
-    operation, a `_Function`, and of all others type and value.
+    `captured` has an entry for each captured name, in order: the type of a number that gets a placeholder, the operands of
+    a device operation, a `_Function`, or the type and value of anything else.
     """
 
     code: Any
@@ -136,9 +136,9 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Function:
-    """A captured function. `captured` as in `_Shape`, and the same of its default arguments.
+    """A captured function. `captured` is as in `_Shape` and includes its default arguments.
 
-    `module` tells modules of one process apart; in keys, which other processes give too, the name stands for it.
+    `module` tells modules of one process apart. Keys, which other processes must be able to make too, have its name instead.
     """
 
     code: Any
@@ -152,7 +152,7 @@ def _captured(function: Any, path: tuple[Any, ...] = (), prefix: str = "") -> It
     """Dotted names and values of what a function captures, and of what the captured functions capture.
 
     Raises:
-        ValueError: a function captures itself, or a name that has no value yet.
+        ValueError: a function captures itself, or a name without a value.
     """
     path = (*path, function)
     for own, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
@@ -160,12 +160,10 @@ def _captured(function: Any, path: tuple[Any, ...] = (), prefix: str = "") -> It
         try:
             value = cell.cell_contents
         except ValueError:
-            raise ValueError(
-                f"{name} is captured before it has a value; assign it before the kernel is handed over"
-            ) from None
+            raise ValueError(f"{name} is captured before it has a value; assign it before returning the kernel") from None
         yield name, value
         if isinstance(value, FunctionType):
-            if value in path:  # not its code, which functions of one factory share
+            if value in path:  # not by its code, which functions of one factory share
                 raise ValueError(f"{name} calls itself; functions are compiled into the kernel: write a loop instead")
             yield from _captured(value, path, name + ".")
 
@@ -212,7 +210,7 @@ def _parts(function: Any, shaped_by: frozenset[str], prefix: str, filling: dict[
 
 
 def _typed(value: Any) -> Any:
-    """The value with its type; unequal for 1, True and 1.0, and for 0.0 and -0.0."""
+    """The value with its type: it differs for 1, True and 1.0, and for 0.0 and -0.0."""
     if isinstance(value, tuple):
         return type(value), tuple(map(_typed, value))
     return (float, value.hex()) if type(value) is float else (type(value), value)
@@ -228,10 +226,10 @@ def _hashable(shape: _Shape) -> bool:
 
 @functools.lru_cache(_KEPT_SHAPES)
 def _front_end(shape: _Shape) -> list[str] | None:
-    """The LLVM IR in pieces: text and names of placeholders by turns.
+    """The LLVM IR in pieces: text alternates with names of placeholders.
 
-    None when Numba refuses the kernel with placeholders: it needs a value, or something is wrong with the kernel, which
-    shows when it is compiled on its own.
+    None if Numba refuses the kernel with placeholders: either it needs a value, or the kernel has an error, which
+    appears when it is compiled on its own.
     """
     key = _key(shape)
     text = (piece(key, lambda: _tried(shape)) if key is not None else _tried(shape)).decode()
@@ -239,7 +237,7 @@ def _front_end(shape: _Shape) -> list[str] | None:
 
 
 def _tried(shape: _Shape) -> bytes:
-    """The LLVM IR; empty when Numba refuses the kernel with placeholders, so that no other process tries either."""
+    """The LLVM IR; empty if Numba refuses the kernel with placeholders, so that no other process tries again."""
     try:
         return _run_numba(shape).encode()
     except Exception:
@@ -247,7 +245,7 @@ def _tried(shape: _Shape) -> bytes:
 
 
 def _key(shape: _Shape) -> Key | None:
-    """A name for the shape that all processes give it, or None when it captures what has none."""
+    """A name for the shape that is the same in all processes, or None if it captures something that has none."""
     try:
         own = digest(shape.function.__module__, shape.code, list(map(str, shape.signature)), shape.cc, shape.captured)
     except UnidentifiedError:
@@ -286,7 +284,7 @@ def _opened(function: Any, parts: tuple[Any, ...], prefix: str) -> Any:
 def _lower(function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launch_bounds: tuple[Any, Any]) -> str:
     """A kernel's LLVM modules.
 
-    Numba has no public way to them. This is what its own `compile` does, with another pipeline.
+    Numba has no public way to get them. This does the same as its own `compile`, with another pipeline.
     """
     flags = CUDAFlags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True

@@ -1,9 +1,9 @@
 """Compiles the plain Python functions that a kernel calls into the kernel, for Numba and Numba-CUDA alike.
 
 Numba inlines functions that are defined inside a kernel. It refuses plain functions that the kernel captures or finds in its
-module, and asks for a decorated device function instead, which needs a GPU to be present. `inlining` replaces one pass of a
-compiler: calls of such functions, too, are replaced by their bodies, before types are inferred. What an inlined function
-calls is treated the same way, and so are functions that are passed as arguments.
+module: it asks for a decorated device function instead, which needs a GPU. `inlining` replaces one pass of a
+compiler, so that the bodies of such functions also replace their calls, before types are inferred. The same happens to
+functions that an inlined function calls, and to functions that are passed as arguments.
 
 The pass is a subclass of Numba's. It rests on two private names: `InlineClosureCallPass._inline_closure`, and
 `dead_code_elimination` in the module of that class.
@@ -34,8 +34,8 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
             self._within: dict[int, tuple[CodeType | FunctionType, ...]] = {}  # id of a block -> what it was inlined from
 
         def run(self) -> None:
-            """Numba's pass ends by removing dead code. To it, a store is dead if the array is not read later and is not an
-            argument; but arrays of kernels lie at addresses. Here all stores stay."""
+            """Numba's pass ends by removing dead code. It regards a store as dead if the array is not read later and is not
+            an argument, but arrays of kernels lie at addresses. Here all stores stay."""
             closures.dead_code_elimination = self._remove_dead_values
             try:
                 super().run()

@@ -1,10 +1,10 @@
-"""A name for everything that decides the code of a Python function, the same in every process and every run.
+"""Names everything that decides the code of a Python function; the name is the same in every process and every run.
 
-The code of a kernel depends on its bytecode, on what it captures, and on what it finds under global names: numbers, types,
-operations, other functions. All of it goes in, by value, as far as it can be reached. What comes from the compilers or from
-Python itself is named only; their versions go in instead, and so do the sources of this package.
+The code of a kernel depends on its bytecode, on the values that it captures, and on the values of global names: numbers,
+types, operations, other functions. The name covers all of them by value, as far as they can be reached. Objects of the
+compilers or of Python itself enter by name only; the versions of these and the sources of this package enter instead.
 
-A value of any other kind, an object of a class that nobody here knows say, has no name. Then neither has the kernel.
+Any other value, for example an object of an unknown class, has no name. A kernel that uses it has no name either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PACKAGES = frozenset({"numba", "numba_cuda", "llvmlite", "numpy"}) | sys.stdlib
 
 
 class UnidentifiedError(Exception):
-    """A value has no name that is the same in every process; the text says which."""
+    """A value has no name that is the same in every process; the text says which value."""
 
 
 def digest(*values: Any) -> str:
@@ -46,7 +46,7 @@ def digest(*values: Any) -> str:
 
 @functools.cache
 def _compilers() -> str:
-    """Versions of what turns a function into LLVM IR, its settings, and the sources of this package."""
+    """Versions and settings of everything that turns a function into LLVM IR, and the sources of this package."""
     found = {"python": sys.version}
     for name in _VERSIONED:
         try:
@@ -86,7 +86,7 @@ class _Identifier:
             return self._function(value)
         if isinstance(value, ModuleType):
             if _is_versioned(value.__name__):
-                # Numba's types go by either name, depending on what is imported first.
+                # Numba's types have either name, depending on which module is imported first.
                 return "module", value.__name__.replace("numba.core.types", "numba.types")
             raise UnidentifiedError(f"module {value.__name__}")
         return self._object(value)
@@ -135,7 +135,7 @@ class _Identifier:
         )  # fmt: skip
 
     def outside(self, function: FunctionType) -> Any:
-        """What a function finds under global names. Of a module whose version says nothing, the attributes that are used."""
+        """The values of a function's global names. For a module whose version is unknown, only the attributes it uses."""
         found: list[Any] = []
         attributes = {name for code in (function.__code__, *inner_codes(function.__code__)) for name in code.co_names}
         for name in global_names(function.__code__):
@@ -154,10 +154,10 @@ _ABSENT = object()
 
 
 def surroundings(function: Any) -> str:
-    """Hex digest of what the plain function `function` finds under global names; not of its code and of what it captures.
+    """Hex digest of the values of a plain function's global names; it does not cover its code and captured values.
 
     Raises:
-        UnidentifiedError: something there has no identity.
+        UnidentifiedError: one of the values has no identity.
     """
     return hashlib.sha256(repr((_compilers(), _Identifier().outside(function))).encode()).hexdigest()
 
@@ -188,7 +188,7 @@ def _is_numba_type(value: Any) -> bool:
 
 
 def _has_other_implementation(function: FunctionType) -> bool:
-    """Whether Numba was told, by `overload` say, to compile something else for calls of the function."""
+    """Whether Numba was told (for example by `overload`) to compile something else for calls of the function."""
     contexts = [sys.modules["numba.core.registry"].cpu_target] if "numba.core.registry" in sys.modules else []
     contexts += [sys.modules[name].cuda_target for name in ("numba.cuda.descriptor",) if name in sys.modules]
     for context in (each.typing_context for each in contexts):

@@ -1,6 +1,6 @@
 """Makes Numba-CUDA intrinsics out of device operations declared as data.
 
-A declaration names its operands and says in PTX what happens::
+A declaration names the operands and gives the PTX::
 
     ldmatrix_x4 = device_op(
         "ldmatrix_x4",
@@ -44,7 +44,9 @@ _TYPES: dict[str, tuple[Any, ir.Type, str]] = {
 
 @dataclass(frozen=True)
 class Operands:
-    """What Numba sees of a device operation: name -> type, or (type, count) for `inout`; and how it may be moved."""
+    """The part of a device operation that Numba sees: name -> type, or (type, count) for `inout`; and how it may be
+    moved.
+    """
 
     ins: tuple[tuple[str, str], ...]
     outs: tuple[tuple[str, str], ...]
@@ -72,7 +74,7 @@ def device_op(
         outs: operand -> type of results; the call returns nothing, one value, or a tuple.
         inout: operand -> (type, count): the first `count` elements of a local array that is passed.
         pure: neither reads nor writes memory and has no other effect, so that the compiler may move or drop it.
-        convergent: all threads of a warp must meet in it, so that the compiler must not copy it into branches.
+        convergent: all threads of a warp must execute it together, so that the compiler must not copy it into branches.
 
     Returns:
         An intrinsic whose arguments are the `inout` arrays, then the `ins`, in the order of declaration.
@@ -86,7 +88,7 @@ def device_op(
 
 
 def operands_and_text(value: Any) -> tuple[Operands, str] | None:
-    """Of a device operation, with LLVM's `$n` for operands in the text; None for any other value."""
+    """The PTX of a device operation, with LLVM's `$n` for operands; None for any other value."""
     declared: tuple[Operands, str] | None = getattr(value, "schedsearch_declared", None)
     return declared
 

@@ -1,7 +1,8 @@
-"""Work that builds have in common: done by one process, and found by the others of the run and by later runs.
+"""Shares work between builds: one process does it, and other processes of the run and later runs use the result.
 
-Two places: a folder of the run, which goes with it, and the user's build cache. A piece whose key names everything that
-decides it is kept in the cache; one whose key is good among processes with the same sources only stays in the run's folder.
+There are two places: a folder of the run, which is deleted with it, and the user's build cache. If a piece's key names
+everything that decides it, the cache keeps it. If the key is valid only among processes with the same sources, the piece
+stays in the run's folder.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ class Key:
 
 
 def share_through(folder: Path) -> None:
-    """From now on this process shares with others of its run through `folder`, which they run the same sources with."""
+    """From now on this process shares through `folder` with other processes of its run, which run the same sources."""
     global _run_folder
     _run_folder = folder
 
 
 def piece(key: Key, make: Callable[[], bytes]) -> bytes:
-    """The piece called `key`: as another process left it, or made now and left for others.
+    """The piece called `key`: found from another process, or made now and kept for others.
 
-    A process that needs a piece while another of the run makes it waits, and takes over when that one dies.
+    If another process of the run is making the piece, this one waits, and takes over if the other one dies.
 
     Raises:
-        Exception: whatever `make` raises; nothing is kept then.
+        Exception: any exception of `make`; nothing is then kept.
     """
     store = user_cache() if key.lasting else None
     if store is None and _run_folder is not None:
@@ -57,7 +58,7 @@ def piece(key: Key, make: Callable[[], bytes]) -> bytes:
 
 @functools.cache
 def user_cache() -> BuildCache | None:
-    """The user's build cache, looked up once a process."""
+    """The user's build cache, looked up once per process."""
     return BuildCache.open()
 
 

@@ -1,6 +1,6 @@
-"""Running artifacts: the one piece that both the Runner (while tuning) and a deployed Kernel launch through.
+"""Runs artifacts. Both the Runner (while tuning) and a deployed Kernel launch through this package.
 
-Importing this package needs neither Numba nor a template; `cuda` imports the driver bindings, `cpu` imports llvmlite.
+Importing it needs neither Numba nor a template; `cuda` imports the driver bindings, `cpu` imports llvmlite.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ class BoundKernel(Protocol):
     """A kernel whose argument block is packed."""
 
     def launch(self, stream: int = 0) -> None:
-        """Enqueues every step on a CUDA stream (0: the default stream). On the CPU it returns when all is computed.
+        """Enqueues every step on a CUDA stream (0: the default stream). On the CPU it returns when the result is complete.
 
         Raises:
             DeviceError: the driver refused the launch.
         """
 
     def set_pointer(self, buffer: str, address: int) -> None:
-        """Replaces a buffer's address in the packed block, tensor maps included. A buffer that no step uses is passed over.
+        """Replaces a buffer's address in the packed block, also in tensor maps. Ignores a buffer that no step uses.
 
         Raises:
-            ArgumentError: the address is not aligned as the plan wants it.
+            ArgumentError: the address lacks the alignment that the plan requires.
         """
 
     def set_scalar(self, name: str, value: float) -> None:
-        """Replaces a scalar's value. A scalar that no step uses is passed over."""
+        """Replaces a scalar's value. Ignores a scalar that no step uses."""
 
 
 class LoadedKernel(Protocol):
     """Machine code in a device's memory, ready to be bound.
 
-    It owns the workspaces that nobody places elsewhere. They are allocated when something is bound that needs them, and
-    shared by everything that is bound to this kernel: two such launches must not run at the same time.
+    It owns the workspaces that callers do not place elsewhere. They are allocated when a bound kernel first needs them, and
+    all kernels bound to this one share them: two such launches must not run at the same time.
     """
 
     artifact: Artifact
@@ -52,13 +52,13 @@ class LoadedKernel(Protocol):
         """Packs the argument block.
 
         Args:
-            buffers: name -> address of the workload's arguments and outputs. The name of a workspace places that one: no
-                memory is allocated for it.
+            buffers: name -> address of the workload's arguments and outputs. It may also place a workspace by its name; no
+                memory is then allocated for it.
             scalars: values of the call-time scalars.
-            prepared: what `prepare` made of the constants: the constant steps are left out.
+            prepared: the result of `prepare`; the constant steps are then left out.
 
         Raises:
-            ArgumentError: an address or scalar is missing, or an address is not aligned as the plan wants it.
+            ArgumentError: an address or scalar is missing, or an address lacks the alignment that the plan requires.
             DeviceError: there is no memory for workspaces.
         """
 
@@ -66,31 +66,31 @@ class LoadedKernel(Protocol):
         """Enqueues the constant steps of the plan.
 
         Args:
-            addresses: name -> address of every argument in `LaunchPlan.constants`; other arguments are ignored. The name of
-                a workspace places that one, e.g. where a memory plan wants it.
-            stream: where the steps are enqueued; launches on other streams must wait for them.
+            addresses: name -> address of every argument in `LaunchPlan.constants`; other arguments are ignored. It may also
+                place a workspace by its name, e.g. according to a memory plan.
+            stream: the stream of the steps; launches on other streams must wait for them.
 
         Returns:
             The workspaces that the steps wrote, for `bind`. Without constant steps there are none.
 
         Raises:
-            ArgumentError: an address is missing or not aligned as the plan wants it.
+            ArgumentError: an address is missing or lacks the alignment that the plan requires.
             DeviceError: the launch failed, or there is no memory.
         """
 
     def close(self) -> None:
-        """Unloads the code and frees the workspaces. Nothing that was bound may be launched afterwards."""
+        """Unloads the code and frees the workspaces. Bound kernels must not be launched afterwards."""
 
 
 class Workspaces:
-    """Scratch memory by name. What was allocated here is freed by `close`, or with this object.
+    """Scratch memory by name. Memory that was allocated here is freed by `close`, or with this object.
 
     Args:
-        sizes: name -> bytes of all workspaces that there may be.
-        placed: name -> address of those that lie in memory of the caller.
+        sizes: name -> bytes of all possible workspaces.
+        placed: name -> address of workspaces in the caller's memory.
 
     Attributes:
-        addresses: name -> address of those that were placed or allocated so far.
+        addresses: name -> address of the workspaces placed or allocated so far.
     """
 
     def __init__(self, device: Device, sizes: Mapping[str, int], placed: Mapping[str, int] | None = None) -> None:
@@ -102,7 +102,7 @@ class Workspaces:
         self._free.atexit = False  # the device may be gone by then, and the system frees everything anyway
 
     def take(self, names: Iterable[str]) -> dict[str, int]:
-        """Addresses of the workspaces among `names`, allocated where they are not yet.
+        """Addresses of the workspaces among `names`; allocates those that do not exist yet.
 
         Raises:
             DeviceError: there is no memory.
@@ -117,11 +117,11 @@ class Workspaces:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that were placed or allocated so far."""
+        """Bytes of the workspaces placed or allocated so far."""
         return sum(self._sizes[name] for name in self.addresses)
 
     def close(self) -> None:
-        """Frees what was allocated; does nothing the second time."""
+        """Frees the memory that was allocated; does nothing the second time."""
         self._free()
         self.addresses = {}
 
@@ -139,7 +139,7 @@ def place_buffers(
     workspaces: Workspaces,
     prepared: Workspaces | None,
 ) -> dict[str, int]:
-    """Addresses for some steps of a plan: those given, then those prepared, then workspaces of the kernel's own.
+    """Addresses for some steps of a plan: first given ones, then prepared ones, then the kernel's own workspaces.
 
     Raises:
         ArgumentError: a buffer that is not optional has no address.
@@ -159,7 +159,7 @@ def place_buffers(
 
 
 def check_alignment(plan: LaunchPlan, name: str, address: int) -> None:
-    """Raises ArgumentError when the address of a buffer is not aligned as the plan wants it."""
+    """Raises ArgumentError if the address of a buffer lacks the alignment that the plan requires."""
     alignment = plan.alignments.get(name, 1)
     if address % alignment:
         raise ArgumentError(
@@ -169,14 +169,14 @@ def check_alignment(plan: LaunchPlan, name: str, address: int) -> None:
 
 
 def split_steps(plan: LaunchPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers of the constant steps of a plan, and of the others."""
+    """The numbers of a plan's constant steps, and those of its other steps."""
     numbers = range(len(plan.steps))
     constant = tuple(number for number in numbers if plan.steps[number].constant)
     return constant, tuple(number for number in numbers if number not in constant)
 
 
 class Device(Protocol):
-    """Memory and code of one device. Its methods may be called from any thread, one at a time."""
+    """Memory and code of one device. Any thread may call its methods, one at a time."""
 
     target: Target
 
@@ -198,7 +198,7 @@ class Device(Protocol):
     def synchronize(self) -> None: ...
 
     def close(self) -> None:
-        """Gives the device back; does nothing the second time."""
+        """Releases the device; does nothing the second time."""
 
 
 def open_device(target: Target) -> Device:

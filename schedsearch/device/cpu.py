@@ -1,9 +1,9 @@
 """The CPU as a device: loads the objects that `backend.cpu` made and runs them on a pool of native worker threads.
 
-Needs llvmlite, neither Numba nor templates. For every loaded artifact a small `run` function is generated in LLVM IR: it
-takes the packed argument block and a thread number, calls the steps in order on that thread's share of the work items,
-and meets the other threads at a barrier between them. So a launch costs one foreign call, no interpreter lock is taken on
-the workers, and steps follow each other within a microsecond.
+It needs llvmlite, but neither Numba nor templates. For every loaded artifact it generates a small `run` function in LLVM IR.
+This takes the packed argument block and a thread number, calls the steps in order on that thread's share of the work items,
+and waits for the other threads at a barrier between them. A launch therefore costs one foreign call, workers never take the
+interpreter lock, and steps follow each other within a microsecond.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Float32, Int32, Int64, Pointer, Scalar, Step
 from schedsearch.target import Target
 
-# The argument block, in 64-bit words: status, then the barrier's counter on a cache line of its own, then the parameters.
+# The argument block, in 64-bit words: the status, the barrier's counter on a cache line of its own, and the parameters.
 _STATUS_WORD, _COUNTER_WORD, _FIRST_PARAM_WORD = 0, 8, 16
 
 
@@ -41,7 +41,7 @@ class CpuDevice:
         self._pool = Pool()
 
     def load(self, artifact: Artifact) -> CpuKernel:
-        """Raises DeviceError for GPU code, and for code that uses instructions which this CPU lacks."""
+        """Raises DeviceError for GPU code, and for code with instructions that this CPU lacks."""
         return CpuKernel(self, self._pool, artifact)
 
     def allocate(self, nbytes: int) -> int:
@@ -49,7 +49,7 @@ class CpuDevice:
         try:
             memory = mmap.mmap(-1, max(nbytes, 1))
         except (OSError, ValueError, OverflowError) as error:
-            raise DeviceError(f"{nbytes} bytes of memory cannot be had: {error}") from error
+            raise DeviceError(f"{nbytes} bytes of memory cannot be allocated: {error}") from error
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._memory[address] = memory
         return address
@@ -69,7 +69,7 @@ class CpuDevice:
         ctypes.memset(address, byte, nbytes)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: a launch returns when all is computed."""
+        """Does nothing: a launch returns when its result is complete."""
 
     def close(self) -> None:
         """Ends the worker threads and frees all memory. Nothing of this device may be used afterwards."""
@@ -182,7 +182,7 @@ class BoundCpuKernel:
             raise DeviceError(f"a kernel of {[step.entry for step in self._chain.steps]} raised an exception")
 
     def set_pointer(self, buffer: str, address: int) -> None:
-        """Raises ArgumentError when the address is not aligned as the plan wants it."""
+        """Raises ArgumentError if the address lacks the alignment that the plan requires."""
         check_alignment(self._plan, buffer, address)
         for word in self._pointers.get(buffer, ()):
             self._words[word] = address
@@ -204,7 +204,7 @@ def _link(artifact: Artifact, steps: Sequence[Step], threads: int) -> tuple[llvm
         missing = set(json.loads(archive.read("manifest.json"))["features"]) - _host_features()
         if missing:
             raise DeviceError(
-                f"the code was made for {artifact.plan.arch} and uses what this CPU lacks: {', '.join(sorted(missing))}; "
+                f"the code was made for {artifact.plan.arch}; this CPU lacks {', '.join(sorted(missing))}; "
                 "tune on this machine"
             )
         for step in steps:

@@ -1,7 +1,7 @@
-"""Worker threads of a CPU device that wait in native code, so that a launch costs one foreign call and no interpreter lock.
+"""Worker threads of a CPU device. They wait in native code, so that a launch costs one foreign call and no interpreter lock.
 
-The code is LLVM IR, made native when the first pool needs it. What a launch runs is a function of (block, thread, counter,
-base): the address of the argument block, the thread's number, the address of the counter of `barrier`, and the count so far.
+The code is LLVM IR, compiled when the first pool needs it. A launch runs a function of (block, thread, counter, base): the
+address of the argument block, the thread's number, the address of the counter of `barrier`, and its count so far.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_THREADS = 256
 _MAILBOX_BYTES = 128  # sem_t (32 bytes), run, arguments, thread, counter, base, done; two cache lines
 _WORKER_SPINS = 20_000  # polls before a worker goes to sleep: some 100 us, longer than the gap between launches of a chain
 
-# A worker waits for a post of its mailbox's semaphore, runs its share, says that it is done, and waits again; a null
+# A worker waits for a post of its mailbox's semaphore, runs its share, reports that it is done, and waits again; a null
 # function ends it. `dispatch` fills the mailboxes of threads 1..threads-1, runs share 0 itself, and waits until all are
-# done: only then has every thread left the artifact's code, which may be freed next. `barrier` waits until the counter,
+# done. Only then has every thread left the artifact's code, which may then be freed. `barrier` waits until the counter,
 # which only grows, has reached its goal.
 _POOL_IR = """
 declare i32 @sem_init(ptr, i32, i32)
@@ -171,8 +171,8 @@ class Pool:
     """Worker threads that wait in native code. Not usable after a fork.
 
     Attributes:
-        dispatch: called with `mailboxes`, how many threads, the function's address, and its block, counter and base; runs it
-            on all threads, the caller's among them, and returns when all are done.
+        dispatch: takes `mailboxes`, the number of threads, the function's address, and its block, counter and base. It runs
+            the function on all threads, including the caller's, and returns when all are done.
         mailboxes: an address.
     """
 
@@ -187,13 +187,13 @@ class Pool:
         self._workers: list[threading.Thread] = []
 
     def grow(self, threads: int) -> None:
-        """Makes sure that launches of so many threads (the caller is one of them) can be dispatched."""
+        """Makes sure that launches of this many threads, including the caller's, can be dispatched."""
         if not 1 <= threads <= MAX_THREADS:
             raise DeviceError(f"a step wants {threads} threads; allowed: 1 to {MAX_THREADS}")
         while len(self._workers) < threads - 1:
             mailbox = self.mailboxes + _MAILBOX_BYTES * (len(self._workers) + 1)
             self._native.mailbox_init(mailbox)
-            # The thread's frame holds the mailboxes: they live as long as someone waits on them.
+            # The thread's frame holds the mailboxes, so that they live as long as a thread waits on them.
             worker = threading.Thread(target=_work, args=(self._native, mailbox, self._mailboxes), daemon=True)
             worker.start()
             self._workers.append(worker)
@@ -236,12 +236,12 @@ def _native() -> _Native:
 
 
 def barrier_address() -> int:
-    """Of the function `barrier(counter, goal)`, at which threads of one launch meet."""
+    """The address of the function `barrier(counter, goal)`, at which the threads of one launch wait for each other."""
     return int(_native().barrier_address)
 
 
 def target_machine() -> llvm.TargetMachine:
-    """This machine as the target of code that is linked into the process."""
+    """LLVM's target machine for code that is linked into this process."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()

@@ -1,7 +1,7 @@
 """A CUDA device through the driver API: memory, modules, launches, graphs, events.
 
-Works in the device's primary context, which PyTorch and CuPy use as well. The caller's current context stays as it is: calls
-that need ours push it and pop it again.
+It works in the device's primary context, which PyTorch and CuPy use as well. The caller's current context does not change:
+calls that need our context push it and pop it again.
 
 A launch is one `cuLaunchKernelEx` per step on an argument block that was packed when the kernel was bound. ctypes makes that
 call, which costs less host time than the bindings' own conversion of eleven arguments. It tries the thread's current context
@@ -25,14 +25,14 @@ from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact,
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 
-OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest that the code of the supported toolkits runs on
+OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest version that runs the code of the supported toolkits
 
 
 class DriverError(DeviceError):
     """A call of the driver failed."""
 
 
-_NO_DRIVER = "this machine has no NVIDIA driver; kernels for its CPU need none: --target cpu"
+_NO_DRIVER = "this machine has no NVIDIA driver; to use its CPU, give --target cpu"
 
 
 def _has_driver() -> bool:
@@ -58,7 +58,7 @@ def _driver() -> Any:
         raise DeviceError("CUDA's Python bindings are not installed; install schedsearch[cu13] (or [cu12])") from error
     try:
         code = driver.cuInit(0)[0]
-    except RuntimeError as error:  # the bindings' way to say that there is no libcuda
+    except RuntimeError as error:  # the bindings raise this if there is no libcuda
         raise DeviceError(_NO_DRIVER) from error
     if code != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"the NVIDIA driver cannot be used: {_text(driver, code)}; see `schedsearch doctor`")
@@ -124,7 +124,7 @@ def describe_device(ordinal: int) -> dict[str, Any]:
 
 
 def driver_version() -> str:
-    """The CUDA version that the driver supports, e.g. '13.0'. Raises DeviceError when there is no driver."""
+    """The CUDA version that the driver supports, e.g. '13.0'. Raises DeviceError if there is no driver."""
     _driver()
     version = _call("cuDriverGetVersion")
     return f"{version // 1000}.{version % 1000 // 10}"
@@ -133,7 +133,7 @@ def driver_version() -> str:
 class CudaDevice:
     """One CUDA device in its primary context. See `schedsearch.device.Device` for the contract.
 
-    The context is retained until `close`, or until this object is gone.
+    The context is retained until `close`, or until this object is deleted.
     """
 
     def __init__(self, target: Target) -> None:
@@ -146,7 +146,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Our context is the calling thread's current one inside; the one before is afterwards.
+        """Makes our context the calling thread's current one inside the block, and restores the former one afterwards.
 
         Raises:
             DeviceError: the device was closed.
@@ -156,7 +156,7 @@ class CudaDevice:
         try:
             yield
         finally:
-            with contextlib.suppress(DriverError):  # it may tell of an earlier failure, which the body has reported
+            with contextlib.suppress(DriverError):  # it may report an earlier failure, which the body has reported already
                 _call("cuCtxPopCurrent")
 
     @property
@@ -165,7 +165,9 @@ class CudaDevice:
         return int(_call("cuCtxGetCurrent")) == int(self._context)
 
     def make_current(self) -> None:
-        """Makes our context the calling thread's current one for good, for `Graph` and `Event`. In processes of our own."""
+        """Makes our context the calling thread's current one for good, for `Graph` and `Event`. Only for our own
+        processes.
+        """
         self._check_open()
         _call("cuCtxSetCurrent", self._context)
 
@@ -202,12 +204,12 @@ class CudaDevice:
                 _call("cuMemsetD8", address, byte, nbytes)
 
     def synchronize(self) -> None:
-        """Waits for all work. Raises DriverError with what went wrong on the device."""
+        """Waits for all work. Raises DriverError if any of it failed; the text says how."""
         with self.current():
             _call("cuCtxSynchronize")
 
     def start_profiler(self) -> None:
-        """A profiler that was told to wait (`ncu --profile-from-start off`) looks at what is launched from here on."""
+        """Starts a profiler that was told to wait (`ncu --profile-from-start off`); it records the launches from here on."""
         with self.current():
             _call("cuProfilerStart")
 
@@ -221,7 +223,7 @@ class CudaDevice:
             return int(_call("cuStreamCreate", _driver().CUstream_flags.CU_STREAM_NON_BLOCKING))
 
     def capture(self, stream: int, enqueue: Callable[[int], None]) -> Graph:
-        """A graph of all that `enqueue(stream)` launches. What `enqueue` raises is passed on, after ending the capture."""
+        """A graph of all launches of `enqueue(stream)`. An exception of `enqueue` ends the capture and is raised again."""
         with self.current():
             _call("cuStreamBeginCapture", stream, _driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             try:
@@ -237,7 +239,7 @@ class CudaDevice:
 
 
 class Graph:
-    """An executable graph. Its methods need the device's context as the current one."""
+    """An executable graph. Its methods need the device's context to be current."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -252,7 +254,7 @@ class Graph:
 
 
 class Event:
-    """A point in a stream whose time is taken. Its methods need the device's context as the current one."""
+    """A point in a stream whose time is taken. Its methods need the device's context to be current."""
 
     def __init__(self) -> None:
         self._event = _call("cuEventCreate", 0)
@@ -326,7 +328,9 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
-_Launch = tuple[_LaunchConfig, Any, ctypes.c_void_p, Any]  # the configuration, itself by reference, function, parameters
+_Launch = tuple[
+    _LaunchConfig, Any, ctypes.c_void_p, Any
+]  # the configuration, a reference to it, the function, the parameters
 
 
 @functools.cache
@@ -335,7 +339,7 @@ def _libcuda() -> ctypes.CDLL:
 
 
 class CudaBoundKernel:
-    """The packed argument blocks of the steps with these numbers. Not thread-safe."""
+    """The packed argument blocks of some steps, given by their numbers. Not thread-safe."""
 
     def __init__(
         self,
@@ -401,7 +405,7 @@ class CudaBoundKernel:
                 self._launch_in_context(launch, code)
 
     def _launch_in_context(self, launch: _Launch, code: int) -> None:
-        """Launches again in our context where another one was current, or none, when the driver refused with `code`."""
+        """Launches again in our context, if another context or none was current when the driver refused with `code`."""
         if not self._kernel.device.is_current:
             _, config_reference, function, parameters = launch
             with self._kernel.device.current():
@@ -410,7 +414,7 @@ class CudaBoundKernel:
             _raise("cuLaunchKernelEx", code)
 
     def set_pointer(self, buffer: str, address: int) -> None:
-        """Raises ArgumentError when the address is not aligned as the plan wants it."""
+        """Raises ArgumentError if the address lacks the alignment that the plan requires."""
         if buffer in self._plan.alignments:
             check_alignment(self._plan, buffer, address)
         for pointer in self._pointers.get(buffer, ()):
@@ -430,7 +434,8 @@ class CudaBoundKernel:
 
 
 def _clusters_at_once(function: Any, config: _LaunchConfig) -> int:
-    """Clusters of a kernel that run at once: each within one group of multiprocessors, whose size it may not divide.
+    """How many clusters of a kernel run at once. Each runs within one group of multiprocessors, whose size may not be a
+    multiple of the cluster's.
 
     Raises:
         DriverError: the driver refuses the kernel.
@@ -455,7 +460,7 @@ def _aligned_storage(nbytes: int, alignment: int) -> Any:
 
 
 def _encode(param: TensorMap, address: int) -> Any:
-    """Encodes a tensor map. Raises DriverError when a field is beyond TMA's limits."""
+    """Encodes a tensor map. Raises DriverError if a field exceeds TMA's limits."""
     driver = _driver()
     dtype = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{dtype_of(param.dtype).tma}")
     swizzle = getattr(
@@ -482,7 +487,7 @@ def _encode(param: TensorMap, address: int) -> Any:
 
 
 def iterate_devices() -> Iterator[dict[str, Any]]:
-    """The facts of every device. Raises DeviceError when there is no driver."""
+    """The facts of every device. Raises DeviceError if there is no driver."""
     _driver()
     for ordinal in range(_call("cuDeviceGetCount")):
         yield describe_device(ordinal)

@@ -1,4 +1,4 @@
-"""Finds the devices of this machine: `detect` gives a `Target`. The CUDA driver bindings are imported when it needs them."""
+"""Finds the devices of this machine: `detect` returns a `Target`. It imports the CUDA driver bindings when it needs them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
     """Finds a device.
 
     Args:
-        selector: auto (a GPU where there is one, else the CPU), cpu, cuda, or cuda:N.
-        presets: whether a name in `PRESETS` will do too, of a device that need not be here.
+        selector: auto (a GPU if there is one, else the CPU), cpu, cuda, or cuda:N.
+        presets: whether to accept a name in `PRESETS` too; the device need not be present.
 
     Raises:
         UsageError: any other selector.
-        DeviceError: a GPU was asked for and there is none, or its driver cannot be used.
+        DeviceError: a GPU was requested but there is none, or its driver cannot be used.
     """
     if presets and selector in PRESETS:
         return PRESETS[selector]
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", selector)
     if not match or (match[2] and match[1] != "cuda"):
         allowed = ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())]
-        got = "stands for a device that need not be here, and this needs one" if selector in PRESETS else "is not known"
+        got = (
+            "stands for a device that may be absent, but a real device is needed here"
+            if selector in PRESETS
+            else "is not known"
+        )
         raise UsageError(f"target {selector!r} {got}; allowed: {', '.join(allowed)}")
     if match[1] == "cpu":
         return _detect_cpu()

@@ -6,5 +6,5 @@ import ctypes
 
 
 def bytes_at(address: int, nbytes: int) -> memoryview:
-    """The memory itself, writable, as bytes. It must outlive the view."""
+    """A writable view of the memory as bytes. The memory must outlive the view."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

@@ -21,7 +21,7 @@ from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 
-# Compiling yields to whatever feeds the device or is being timed.
+# Compiling yields to processes that feed the device or are being timed.
 _NICENESS = 10
 
 
@@ -50,7 +50,7 @@ class BuildStarted:
 
 @dataclass(frozen=True)
 class BuildFinished:
-    """Either a result, or why there is none."""
+    """Either a result, or the reason why there is none."""
 
     token: int
     result: BuildResult | None
@@ -74,14 +74,14 @@ def serve_builds(conn: Connection, target: Target, shared_folder: Path) -> None:
 
 
 def _import_compiler(target: Target, shared_folder: Path) -> None:
-    """Over a second, paid before the first candidate so that it is in nobody's build time."""
+    """Imports the compiler before the first candidate, so that the second this takes is in no candidate's build time."""
     share_through(shared_folder)
     importlib.import_module("schedsearch.backend.front_end" if target.kind == "cuda" else "numba")
 
 
 @functools.lru_cache(maxsize=16)
 def _template_and_space(path: str, workload: Workload, target: Target) -> tuple[Template, ConfigSpace]:
-    """Kept: a template may take tens of milliseconds for a space, and a builder gets many candidates of each.
+    """The result is cached: a template may take tens of milliseconds for a space, and a builder gets many candidates of it.
 
     Raises:
         RejectedError: the template cannot run the workload.
@@ -96,7 +96,7 @@ def _template_and_space(path: str, workload: Workload, target: Target) -> tuple[
 def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome, str]:
     try:
         template, space = _template_and_space(task.template, task.workload, target)
-        # Tuners propose nothing illegal, other callers may, and such a kernel can hang the device.
+        # Tuners propose nothing illegal, but other callers may, and an illegal kernel can hang the device.
         if problems := space.check(task.config):
             return None, Outcome.REJECTED, f"illegal configuration: {'; '.join(problems)}"
         source = template.kernel(task.workload, target, task.config)
@@ -105,5 +105,8 @@ def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome
         return None, Outcome.REJECTED, str(error)
     except CompileError as error:
         return None, Outcome.COMPILE_ERROR, str(error)
-    except (Exception, SystemExit):  # the template's code is part of the candidate, whatever it raises
+    except (
+        Exception,
+        SystemExit,
+    ):  # the template's code is part of the candidate, so any exception is the candidate's failure
         return None, Outcome.COMPILE_ERROR, traceback.format_exc()

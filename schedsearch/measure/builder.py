@@ -1,4 +1,4 @@
-"""Candidates to machine code, in long-lived processes that compile ahead while the device measures."""
+"""Builds candidates into machine code, in long-lived processes that compile ahead while the device measures."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 
-# One candidate in work and one behind it, so that a worker goes on while the parent is busy measuring.
+# One candidate in work and one waiting, so that a worker stays busy while the parent measures.
 _TASKS_PER_WORKER = 2
-# Numba keeps something of everything it compiled; a worker is replaced before that adds up.
+# Numba keeps some memory for everything that it compiled; a worker is replaced before this adds up.
 _BUILDS_PER_WORKER = 500
 # A fresh worker imports the compiler before its first candidate.
 _START_S = 120.0
@@ -35,7 +35,7 @@ _START_S = 120.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run one workload: what gets an outcome."""
+    """One way to run one workload. Each candidate gets an outcome."""
 
     workload: Workload
     template: Template
@@ -47,7 +47,7 @@ class Built:
     """A candidate that compiled.
 
     Attributes:
-        canonical_hash: equal for candidates that compiled to the same code and launch; measure only one of them.
+        canonical_hash: equal for candidates that compiled to the same code and launch; measure only one of these.
         build_s: wall seconds from configuration to artifact, in the worker.
         shared: as in `BuildResult`.
     """
@@ -65,28 +65,28 @@ class _Worker:
     tasks: deque[BuildTask] = field(default_factory=deque)  # the first is in work
     born_s: float = field(default_factory=time.monotonic)
     ready: bool = False
-    started_s: float | None = None  # when the first task was begun; None before the worker said so
+    started_s: float | None = None  # when the first task began; None until the worker reports it
     builds: int = 0
 
 
 class Builder:
-    """A pool of compiler processes. Not thread-safe; all methods in the thread that made it.
+    """A pool of compiler processes. Not thread-safe: call all methods in the thread that made it.
 
-    A candidate's failure comes back from `poll` as a Measurement: compile_error with the compiler's text or the
-    template's traceback, rejected, compile_timeout, or worker_lost when the compiler's process died; the process is then
-    replaced, and what waited behind the candidate is built elsewhere.
+    `poll` returns a candidate's failure as a Measurement: compile_error with the compiler's text or the
+    template's traceback, rejected, compile_timeout, or worker_lost when the compiler's process died. The process is then
+    replaced, and the candidates that waited behind this one are built by others.
 
     On the CPU building disturbs timing: submit a batch, `drain()` it, and measure while the builder is `idle`.
 
     Args:
         target: what to compile for. A GPU need not be present, and is never touched.
-        workers: processes; by default one for each core that this process may use, less one that feeds a GPU.
+        workers: number of processes; by default one for each core that this process may use, for a GPU one fewer.
         timeout_s: wall seconds for one candidate.
-        mode: the timing mode that failures are recorded under.
+        mode: the timing mode under which failures are recorded.
 
     Raises:
-        UsageError: `workers` or `timeout_s` is not positive; the target is a GPU and numba-cuda is not installed.
-        RuntimeError: from `poll`, when a worker cannot start at all: no candidate is to blame for that.
+        UsageError: `workers` or `timeout_s` is not positive; or the target is a GPU and numba-cuda is not installed.
+        RuntimeError: from `poll`, when a worker cannot start at all, which is no candidate's fault.
     """
 
     def __init__(self, target: Target, workers: int | None = None, timeout_s: float = 60.0, mode: str = COLD_GRAPH) -> None:
@@ -108,7 +108,7 @@ class Builder:
         self._pool: list[_Worker] = []
 
     def warm_up(self, candidates: int) -> None:
-        """Starts the workers that so many candidates will need; importing the compiler takes seconds."""
+        """Starts the workers that this number of candidates will need, because importing the compiler takes seconds."""
         while len(self._pool) < min(self.workers, candidates):
             self._add_worker()
 
@@ -116,7 +116,7 @@ class Builder:
         """Queues a candidate; returns the token under which `poll` reports it.
 
         Raises:
-            UsageError: the template's class cannot be imported by name, which the workers need.
+            UsageError: the workers cannot import the template's class by name.
         """
         task = BuildTask(next(self._tokens), _location(candidate.template), candidate.workload, candidate.config)
         self._queue.append(task)
@@ -124,7 +124,7 @@ class Builder:
         return task.token
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Built | Measurement]]:
-        """What has finished; waits up to `timeout_s` for the first, not at all when nothing is pending."""
+        """The finished candidates. Waits up to `timeout_s` for the first, but not at all when nothing is pending."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._collect(0.0)
@@ -138,7 +138,7 @@ class Builder:
         return done
 
     def drain(self) -> list[tuple[int, Built | Measurement]]:
-        """Waits until the builder is idle; returns everything that finished."""
+        """Waits until the builder is idle; returns all finished candidates."""
         done = []
         while self.pending:
             done += self.poll(1.0)
@@ -146,11 +146,11 @@ class Builder:
 
     @property
     def pending(self) -> int:
-        """Candidates submitted and not yet returned by `poll`."""
+        """The number of candidates that were submitted and not yet returned by `poll`."""
         return len(self._queue) + sum(len(worker.tasks) for worker in self._pool) + len(self._done)
 
     def close(self) -> None:
-        """Kills the workers and forgets what was pending."""
+        """Kills the workers and forgets pending candidates."""
         for worker in self._pool:
             worker.process.kill()
         self._pool.clear()
@@ -184,7 +184,7 @@ class Builder:
         return worker
 
     def _collect(self, timeout_s: float) -> None:
-        """Takes in every message that is there or comes first within `timeout_s`."""
+        """Receives all messages that are there, or waits up to `timeout_s` for the first."""
         by_conn: dict[Any, _Worker] = {worker.process.conn: worker for worker in self._pool}
         while ready := wait(list(by_conn), max(0.0, timeout_s)):
             timeout_s = 0.0
@@ -238,7 +238,7 @@ class Builder:
         return min(map(self._expiry, self._pool), default=float("inf"))
 
     def _lose(self, worker: _Worker, outcome: Outcome, message: str) -> None:
-        """Blames the candidate in work, and queues again, in front, what waited behind it."""
+        """Blames the candidate in work, and puts those that waited behind it back at the front of the queue."""
         self._remove(worker)
         if worker.tasks:
             task = worker.tasks.popleft()

@@ -1,4 +1,4 @@
-"""What the device's clocks do while it is measured: NVML's library for a GPU, the kernel's files for a CPU."""
+"""Reads the device's clocks while it is measured: from NVML for a GPU, from the system's files for a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THROTTLE_REASONS = {
 def read_clocks(target: Target) -> dict[str, Any]:
     """E.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none", "temperature_c": 41, "power_w": 310}.
 
-    What the system does not tell is left out: a virtual machine may have no frequencies, a container no NVML.
+    Values that the system does not report are left out: a virtual machine may have no frequencies, a container no NVML.
     """
     return _gpu_clocks(target.uuid) if target.kind == "cuda" else _cpu_clocks()
 

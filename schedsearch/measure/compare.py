@@ -1,4 +1,4 @@
-"""Comparisons of whole arrays where they lie: outputs against the reference, and memory against what it should hold."""
+"""Compares whole arrays in device memory: outputs with the reference, and memory with its expected content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tolerance:
     Attributes:
         output: unit roundoff of y's format; allows exactly the rounding to nearest.
         accumulation: K 2^-24 for K float32 additions; it is multiplied by the reference's magnitude.
-        limit: half of the smallest product where check inputs make sums exact, so that one missing product shows; otherwise
+        limit: half of the smallest product if check inputs make sums exact, so that one missing product shows; otherwise
             infinite.
         smallest: of y's format.
     """
@@ -55,11 +55,11 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a comparison found. A NaN where the reference has none is a violation.
+    """The result of a comparison. A NaN that the reference does not have is a violation.
 
     Attributes:
-        violations: elements beyond the tolerance.
-        max_error: largest |y - truth|, NaNs left out.
+        violations: number of elements beyond the tolerance.
+        max_error: largest |y - truth|, without NaNs.
         first: flat index of the first violation, or None.
     """
 
@@ -70,14 +70,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Truth:
-    """What an output must hold.
+    """The expected content of an output.
 
     Attributes:
         dtype: of the output.
-        size: elements.
-        address: of `size` float64, or int64 where the output's format is an integer one.
-        magnitude: address of `size` float64 that the tolerance multiplies; unused without one.
-        tolerance: None: the output must equal the truth.
+        size: number of elements.
+        address: of `size` float64, or int64 if the output has an integer format.
+        magnitude: address of `size` float64 that the tolerance multiplies; unused without a tolerance.
+        tolerance: None if the output must equal the truth.
     """
 
     dtype: str
@@ -98,7 +98,7 @@ class Comparer(Protocol):
 
 
 class CodeCache:
-    """Compiled helper kernels by name. The parent keeps a copy, so that a respawned child compiles none of them again."""
+    """Compiled helper kernels by name. The parent keeps a copy, so that a new child need not compile them again."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -106,17 +106,17 @@ class CodeCache:
         self._fresh: dict[str, Artifact] = {}
 
     def learn(self, known: Mapping[str, Artifact]) -> None:
-        """Takes over what an earlier process compiled."""
+        """Adds helpers that an earlier process compiled."""
         self._known.update(known)
 
     def get(self, key: str, build: Callable[[], Artifact]) -> Artifact:
-        """The artifact of this name; built the first time."""
+        """The artifact of this name; it is built the first time."""
         if key not in self._known:
             self._known[key] = self._fresh[key] = build()
         return self._known[key]
 
     def take_fresh(self) -> dict[str, Artifact]:
-        """What was compiled here since the last call."""
+        """The helpers that were compiled here since the last call."""
         fresh, self._fresh = self._fresh, {}
         return fresh
 
@@ -126,7 +126,7 @@ def open_comparer(device: Device, code: CodeCache) -> Comparer:
 
 
 class CpuComparer:
-    """NumPy on the memory itself, in pieces that stay in the cache."""
+    """Compares with NumPy in the memory itself, in pieces that stay in the cache."""
 
     _PIECE = 1 << 18
 
@@ -171,7 +171,7 @@ def _allowed(tolerance: Tolerance, truth: Array, magnitude: Array) -> Array:
 
 
 class CudaComparer:
-    """Kernels that reduce into 24 bytes: a count, the bits of the largest error, the first index."""
+    """Compares with kernels that reduce into 24 bytes: a count, the bits of the largest error, the first index."""
 
     def __init__(self, device: Device, code: CodeCache) -> None:
         self._device, self._code = device, code

@@ -1,7 +1,7 @@
-"""Data that kernels are verified and timed with, cheap to make at any size: one random block, repeated.
+"""The data for verifying and timing kernels: one random block, repeated, which is cheap to make at any size.
 
 The length of a block is prime. Elements whose distance is a multiple of some row, channel or image therefore hold different
-numbers, and an index that is off shows.
+numbers, so that a wrong index shows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRITE_BYTES = 16 << 20
 
 
 def check_domains(workload: Workload) -> Mapping[str, Domain]:
-    """What its operator draws for each argument: see `schedsearch.ops.checks` and `Op.check_inputs`."""
+    """The domain that the operator draws each argument from: see `schedsearch.ops.checks` and `Op.check_inputs`."""
     return workload.definition.check_inputs(workload.params)
 
 
@@ -40,7 +40,7 @@ def check_scalars(workload: Workload) -> dict[str, float]:
 
 
 def draw(domain: Domain, count: int, rng: np.random.Generator) -> Array:
-    """`count` numbers of a domain: float32, or int64 where the domain is a `range`; shape (count,)."""
+    """`count` numbers of a domain: float32, or int64 if the domain is a `range`; shape (count,)."""
     places = rng.integers(0, len(domain.values), count, np.int16 if len(domain.values) < 2**15 else np.int64)
     if isinstance(domain.values, range):
         drawn: Array = domain.values.start + domain.values.step * places.astype(np.int64)
@@ -60,7 +60,7 @@ def check_pattern(spec: ArgSpec, domain: Domain, rng: np.random.Generator) -> Pa
 
 
 def timing_pattern(workload: Workload, spec: ArgSpec) -> Pattern:
-    """What an argument or output holds while kernels are timed; the same in every process, so that times compare.
+    """The content of an argument or output while kernels are timed; equal in every process, so that times are comparable.
 
     Floats are normally distributed, integers uniform over their format (power, and with it the clock, depends on the data),
     indices uniform over the legal ones.

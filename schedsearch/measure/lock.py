@@ -1,4 +1,4 @@
-"""One tuning run a device at a time: an advisory lock on a file, freed by the kernel however its holder ends."""
+"""Allows one tuning run per device: an advisory lock on a file, which the system frees however its holder ends."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class DeviceLock:
     The file lies in the system's temporary folder, because the lock must hold between users too.
 
     Args:
-        target: the device; a GPU is told from others by its UUID, all CPU runs of a machine share one lock.
+        target: the device; a GPU is identified by its UUID, and all CPU runs of a machine share one lock.
         wait: whether to wait for the holder.
-        on_wait: called with a sentence that names the holder, once for each holder that is waited for.
+        on_wait: called once for each holder that it waits for, with a sentence that names the holder.
 
     Raises:
-        DeviceBusyError: another process holds it and `wait` is false; or this very process does.
+        DeviceBusyError: another process holds the lock and `wait` is false; or this process itself holds it.
         DeviceError: the file cannot be opened.
     """
 
@@ -75,7 +75,7 @@ class DeviceLock:
             os.pwrite(self._fd, f"{os.getpid()}\n{command}\n".encode(), 0)
 
     def close(self) -> None:
-        """Frees the device; does nothing the second time. The file stays, so that a waiter's descriptor remains valid."""
+        """Frees the device; does nothing the second time. The file stays, so that descriptors of waiters remain valid."""
         if self._fd >= 0:
             if self._held:
                 with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def _device_name(target: Target) -> str:
 
 def _open(path: Path) -> int:
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
-    # In a sticky folder Linux lets nobody open another user's file with O_CREAT (fs.protected_regular).
+    # In a sticky folder Linux refuses to open another user's file with O_CREAT (fs.protected_regular).
     for attempt in (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR, os.O_RDONLY):
         with contextlib.suppress(OSError):
             fd = os.open(path, flags | attempt, 0o666)
@@ -101,6 +101,6 @@ def _open(path: Path) -> int:
 
 
 def _holder(fd: int) -> tuple[int, str]:
-    """Process id and command of the holder; (0, "") while it has not written them yet."""
+    """Process id and command of the holder; (0, "") until it has written them."""
     pid, _, command = os.pread(fd, 4096, 0).decode(errors="replace").partition("\n")
     return (int(pid), command.strip()) if pid.isdigit() else (0, "")

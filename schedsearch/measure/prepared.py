@@ -1,4 +1,4 @@
-"""A kernel as callers use it who have its constants prepared."""
+"""A kernel as callers with prepared constants use it."""
 
 from __future__ import annotations
 

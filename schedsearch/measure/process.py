@@ -1,8 +1,8 @@
-"""Child processes that a run may lose: started clean, spoken to over a pipe, and dead as soon as their parent is.
+"""Child processes that a run can afford to lose. They start clean, communicate over a pipe, and end with their parent.
 
-`multiprocessing` is not used to start them, because its spawn imports the caller's main module again (a script that
-calls `tune()` without the `__main__` guard would start itself) and its pools share one queue, whose lock a killed
-worker may take along. Here each child has a pipe of its own; messages are pickled Python objects.
+`multiprocessing` does not start them: its spawn imports the caller's main module again (a script that
+calls `tune()` without the `__main__` guard would start itself), and its pools share one queue, whose lock a killed
+worker may still hold. Here each child has a pipe of its own; messages are pickled Python objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _STDERR_TAIL_BYTES = 2000
 _REAP_S = 30.0
 
-# The child takes over the parent's sys.path before anything else, so that both import the same modules.
+# The child first copies the parent's sys.path, so that both import the same modules.
 _BOOTSTRAP = (
     "import sys; sys.path[:] = {path!r}; from schedsearch.measure.process import run_child; run_child({fd}, {parent})"
 )
@@ -41,7 +41,7 @@ class ChildDiedError(Exception):
 class ChildProcess:
     """A fresh Python process that runs `entry`, a 'module:function' called with (connection, *args).
 
-    It is killed when this process ends (PR_SET_PDEATHSIG), whatever it hangs in. Its standard output goes nowhere; its
+    It is killed when this process ends (PR_SET_PDEATHSIG), even while it hangs. Its standard output is discarded; its
     standard error is kept for the message when it dies.
 
     Attributes:
@@ -77,7 +77,7 @@ class ChildProcess:
         self.send((entry, args))
 
     def send(self, message: Any) -> None:
-        """Pickles and sends. A child that is already gone shows at the next `receive`, not here."""
+        """Pickles and sends. If the child has already ended, the next `receive` reports it."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.conn.send(message)
 
@@ -85,7 +85,7 @@ class ChildProcess:
         """The child's next message.
 
         Raises:
-            TimeoutError: nothing came in time; the child is still running.
+            TimeoutError: no message came in time; the child is still running.
             ChildDiedError: it ended.
         """
         try:
@@ -98,7 +98,7 @@ class ChildProcess:
             raise ChildDiedError(self.obituary()) from None
 
     def obituary(self) -> str:
-        """How the child ended; waits for the end. Kills it if it only closed its pipe."""
+        """How the child ended. Waits for its end, and kills it if it only closed its pipe."""
         try:
             status = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -116,7 +116,7 @@ class ChildProcess:
         return f"{text}; its last words:\n{tail}" if tail else text
 
     def kill(self) -> None:
-        """Ends the child and frees what belongs to it; does nothing the second time.
+        """Ends the child and frees its resources; does nothing the second time.
 
         Raises:
             subprocess.TimeoutExpired: the kernel cannot end it (hung in a driver).
@@ -140,18 +140,18 @@ os.register_at_fork(after_in_child=_spawner.cache_clear)
 
 
 def call_in_children(function: str, calls: Iterable[tuple[Any, ...]], jobs: int) -> Iterator[tuple[int, Any]]:
-    """Calls a function in `jobs` child processes, in this one if that is 1. Closing the iterator kills those at work.
+    """Calls a function in `jobs` child processes, or in this one if `jobs` is 1. Closing the iterator kills busy children.
 
     Args:
         function: 'module:function', which the children import.
         calls: the arguments of each call; taken when a child is free.
 
     Yields:
-        The number of a call, from 0, and its result, as they come.
+        The number of a call, from 0, and its result, in the order in which calls finish.
 
     Raises:
-        ChildDiedError: a call raised (or ended its process); the text has the traceback's end. With one job its exception
-            comes as it is.
+        ChildDiedError: a call raised an exception or ended its process; the text has the end of the traceback. With one job
+            the exception itself is raised.
     """
     waiting = iter(enumerate(calls))
     if jobs == 1:
@@ -179,7 +179,7 @@ def call_in_children(function: str, calls: Iterable[tuple[Any, ...]], jobs: int)
 
 
 def _serve_calls(conn: Connection, function: str) -> None:
-    """Entry of a child: answers arguments with the function's result, until the parent closes the pipe."""
+    """Entry of a child: receives arguments and sends the function's result, until the parent closes the pipe."""
     while True:
         conn.send(_named(function)(*conn.recv()))
 
@@ -202,7 +202,7 @@ def run_child(fd: int, parent: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Asks the kernel for SIGKILL when the parent ends, however it ends and whatever this process hangs in."""
+    """Asks the system for SIGKILL when the parent ends, however it ends and even if this process hangs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the request

@@ -1,4 +1,4 @@
-"""Measuring best records again: does what deployment serves still compute right and reach its time on this device?"""
+"""Measures best records again: do the kernels that deployment serves still compute correctly, and reach their times?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ATTEMPTS = 3  # another process may disturb one measurement; a regression shows
 
 @dataclass(frozen=True)
 class Check:
-    """A best record beside its new measurement. `ratio` is new time over recorded time, None when it failed."""
+    """A best record beside its new measurement. `ratio` is new time over recorded time; None if the measurement failed."""
 
     record_id: int
     record: Record
@@ -39,7 +39,7 @@ class Check:
 
     @property
     def wrong(self) -> bool:
-        """Whether it does not run to a right result any more."""
+        """Whether it no longer computes a correct result."""
         return not self.measurement.ok
 
     @property
@@ -57,12 +57,12 @@ def recheck(
 ) -> Iterator[Check]:
     """Verifies and times every best record of a target again, as the final race of a tuning run does.
 
-    The stored code is measured; where none is kept, the configuration is built again. Each measurement is appended to the
-    store. A best whose answer is wrong is demoted.
+    It measures the stored code; if none is stored, it builds the configuration again. Each measurement is appended to the
+    store. A best with a wrong result is demoted.
 
     Raises:
-        DeviceError: no such device, or it is held and `wait` is false.
-        UntrustedDatabaseError: stored code is another machine's.
+        DeviceError: the device does not exist, or another run holds it and `wait` is false.
+        UntrustedDatabaseError: another machine made the stored code.
         UsageError: a best record's template is not installed.
     """
     bests = list(store.bests(target=target.key, mode=mode))
@@ -96,7 +96,7 @@ def recheck(
 
 
 def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:
-    """A best record's stored code, or its configuration built again where none is kept; a Measurement if that fails."""
+    """A best record's stored code, or its configuration built again if no code is stored; a Measurement if that fails."""
     artifact = store.artifact(best.artifact_sha256) if best.artifact_sha256 else None
     record = best.record
     if artifact is not None:
@@ -107,7 +107,7 @@ def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurem
 
 
 def _measure(runner: Runner, best: Best, built: Built) -> Measurement:
-    """The fastest of a few attempts, or the first that is fast enough; a failure at once."""
+    """The fastest of a few attempts. Stops at the first that is fast enough, or that fails."""
     attempts: list[Measurement] = []
     recorded_ns = best.record.measurement.time_ns
     assert recorded_ns is not None

@@ -1,4 +1,4 @@
-"""Asks the reference of an operator, and says in words when it does not keep its contract."""
+"""Asks the reference of an operator, and reports in words how it breaks its contract."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from schedsearch.workload import Workload
 
 
 class CheckedReference:
-    """The reference of a workload's operator, its answers checked.
+    """The reference of a workload's operator, with checks of its answers.
 
-    Every method raises OperatorError when the reference fails or its answer breaks the contract of
-    `schedsearch.template.Reference`; RuntimeError when the reference is schedsearch's own, whose bug it is.
+    Every method raises OperatorError if the reference fails or its answer breaks the contract of
+    `schedsearch.template.Reference`. If the reference is schedsearch's own, it raises RuntimeError: that is a bug.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -51,7 +51,7 @@ class CheckedReference:
         self._check_parameters(source)
         try:
             return compile_source(source, target).artifact
-        except Exception as error:  # whatever a compiler does with it
+        except Exception as error:  # any exception of a compiler
             raise self.failure(f"its kernel does not compile: {error}") from error
 
     def points(self, arrays: Mapping[str, Array], scalars: Mapping[str, float], indices: Array, output: str) -> Array:
@@ -78,7 +78,7 @@ class CheckedReference:
         return found.astype(np.int64)
 
     def contradiction(self, output: str, indices: Array, kernel: Array, numpy: Array, wrong: Array) -> Exception:
-        """What to raise when kernel and NumPy differ where `wrong` is true."""
+        """The exception for kernel and NumPy that differ at the points where `wrong` is true."""
         worst = int(np.argmax(wrong))
         return self.failure(
             f"its kernel contradicts NumPy at {int(wrong.sum())} of {indices.size} points, first "
@@ -86,13 +86,13 @@ class CheckedReference:
         )
 
     def failure(self, what: str) -> Exception:
-        """The exception that says `what` is wrong, whose reference it is and whom to tell."""
+        """The exception that says what is wrong, which operator's reference failed, and who should correct it."""
         op, label = self._workload.op, self._workload.label
         text = f"the reference of {op} ({self._workload.definition.reference}) cannot judge {label}: {what}"
         if op in BUILT_IN:
             return RuntimeError(f"{text}; this is a bug of schedsearch")
         packages = [offer.package for offer in offers(ENTRY_POINT_GROUP).get(op, ())]
-        return OperatorError(f"{text}; it is to be corrected in {packages[0] if packages else op}, see docs/operators.md")
+        return OperatorError(f"{text}; correct it in {packages[0] if packages else op}, see docs/operators.md")
 
     def _check_parameters(self, source: KernelSource) -> None:
         workload = self._workload
@@ -118,7 +118,7 @@ class CheckedReference:
 
 
 def is_rounded(workload: Workload, name: str) -> bool:
-    """Whether an output of this dtype may be rounded; otherwise it must be exactly what the reference says."""
+    """Whether an output of this dtype may be rounded; otherwise it must equal the reference's."""
     return dtype(name).is_float and workload.definition.equality(workload.params) == "rounded"
 
 

@@ -1,6 +1,6 @@
-"""The runner's child process: it owns the device, and may be lost to any candidate.
+"""The runner's child process. It owns the device, and any candidate may kill it.
 
-Requests arrive over the pipe one at a time and get one reply each. What a candidate does wrong is a reply; an exception
+Requests arrive over the pipe one at a time and get one reply each. A candidate's failure is a reply. An exception
 of this process's own code is sent as `Failed` and raised in the parent.
 """
 
@@ -33,7 +33,7 @@ _RACE_SAMPLES = 2
 
 @dataclass(frozen=True)
 class Prepare:
-    """Makes inputs, reference and arena of a workload ready; `known` is helper code from an earlier process."""
+    """Prepares inputs, reference and arena of a workload; `known` is helper code from an earlier process."""
 
     workload: Workload
     seed: int
@@ -42,7 +42,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Run:
-    """Verifies, then times. With `launches`: only verifies, after so many launches back to back."""
+    """Verifies, then times. With `launches` it only verifies, after this many launches back to back."""
 
     workload: Workload
     artifact: Artifact
@@ -71,7 +71,7 @@ class Ran:
 
     Attributes:
         times_ns: one series per artifact.
-        broken: this process must not run anything else.
+        broken: this process must not run any more kernels.
         facts: of the rotation.
     """
 
@@ -108,7 +108,7 @@ def serve_runs(conn: Connection, target: Target, cores: Sequence[int], mode: str
 
 
 class _WorkloadState:
-    """All that one workload needs on the device."""
+    """Everything that one workload needs on the device."""
 
     def __init__(
         self, device: Device, comparer: Comparer, code: CodeCache, workload: Workload, seed: int, mode: str
@@ -124,7 +124,7 @@ class _WorkloadState:
             raise
 
     def reseed(self, seed: int) -> None:
-        """Fresh inputs, unless they are of this seed already."""
+        """Draws new inputs, unless the present ones have this seed."""
         if self.verification.seed != seed:
             self.verification.close()
             self.verification = self._make_verification(seed)
@@ -171,7 +171,7 @@ class _RunWorker:
         return Ready(self._code.take_fresh())
 
     def _new_state(self, request: Prepare) -> _WorkloadState:
-        """Other workloads' data give way when memory is short."""
+        """Frees other workloads' data when memory is short."""
         while True:
             try:
                 return _WorkloadState(self._device, self._comparer, self._code, request.workload, request.seed, self._mode)
@@ -222,7 +222,7 @@ class _RunWorker:
         try:
             yield kernel
         finally:
-            with contextlib.suppress(DeviceError):  # after a fault of the kernel nothing can be unloaded
+            with contextlib.suppress(DeviceError):  # nothing can be unloaded after a fault of the kernel
                 kernel.close()
 
     def _is_healthy(self) -> bool:

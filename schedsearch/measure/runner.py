@@ -1,4 +1,4 @@
-"""Machine code to measurements, on one device, in a process that a candidate may take down."""
+"""Measures machine code on one device, in a process that a candidate may bring down."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from schedsearch.workload import Workload
 
 _START_S = 120.0
 _PREPARE_S = 600.0  # a naive float64 convolution on one core may take minutes
-_RESTARTS = 3  # after a hang the driver may need a moment before it lets the next process in
+_RESTARTS = 3  # after a hang the driver may need a moment before it accepts the next process
 _CLOCKS_AGE_S = 2.0
 _STRESS_LAUNCHES = 50
 
@@ -34,9 +34,9 @@ _STRESS_LAUNCHES = 50
 class Runner:
     """Verifies and times candidates on one device. Not thread-safe: one call at a time, from any thread.
 
-    Holds the device's lock. The work is done by a child process, pinned to the GPU by its UUID (on the CPU to this
-    process's cores), which is replaced whenever a candidate crashes it, hangs, or leaves the device or the memory unusable;
-    that candidate's Measurement says so, and the run goes on.
+    It holds the device's lock. A child process does the work, pinned to the GPU by its UUID (on the CPU to this
+    process's cores). The runner replaces it whenever a candidate crashes it, hangs, or makes the device or the memory
+    unusable. That candidate's Measurement says so, and the run goes on.
 
     Args:
         mode: one of `schedsearch.measurement.MODES`.
@@ -45,14 +45,14 @@ class Runner:
         meanwhile: called once, while the child process opens the device; the lock is held then.
 
     Attributes:
-        busy_s: wall seconds that candidates had the device so far.
+        busy_s: wall seconds that candidates have used the device so far.
         prepare_s: wall seconds for inputs and references so far.
-        restarts: how many child processes were lost so far.
+        restarts: number of child processes lost so far.
 
     Raises:
         DeviceBusyError: another run holds the device and `wait` is false.
-        DeviceError: the device cannot be opened; from any method also when it cannot be opened again.
-        UsageError: unknown mode, or `timeout_s` is not positive.
+        DeviceError: the device cannot be opened; every method raises it, too, if the device cannot be opened again.
+        UsageError: the mode is unknown, or `timeout_s` is not positive.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Runner:
             raise
 
     def prepare(self, workload: Workload) -> None:
-        """Makes inputs, reference and arena of a workload ready ahead of `measure`. Raises as `measure`."""
+        """Prepares inputs, reference and arena of a workload ahead of `measure`. Raises the errors of `measure`."""
         self._prepare(workload, seed=0)
 
     def measure(self, workload: Workload, built: Built, best_ns: float | None = None) -> Measurement:
         """Verifies every element, then times.
 
         Args:
-            best_ns: the workload's best time so far; a candidate that is far slower is timed once only.
+            best_ns: the workload's best time so far; a candidate that is far slower is timed only once.
 
         Returns:
-            ok with times, or wrong_answer, launch_error, run_timeout, worker_lost with a message; rejected, untouched by
-            the device, when the launch plan wants what this runner cannot give.
+            ok with times, or wrong_answer, launch_error, run_timeout, worker_lost with a message; or rejected, without a
+            launch, if the launch plan needs something that this runner cannot provide.
 
         Raises:
             OperatorError: the reference of another package's operator failed, not the candidate.
@@ -108,14 +108,14 @@ class Runner:
         return self._measurement(ran, built, time.monotonic() - began)
 
     def race(self, workload: Workload, finalists: Sequence[Built]) -> list[Measurement]:
-        """Verifies finalists again, with fresh inputs behind many launches in a row, and times them in turns.
+        """Verifies finalists again, with fresh inputs after many launches in a row, and times them in turns.
 
         Returns:
-            One measurement each, in order. Times of one race compare better than those of separate measurements, because
-            clocks and temperature drift for all alike.
+            One measurement each, in order. Times of one race are easier to compare than those of separate measurements,
+            because clocks and temperature drift for all alike.
 
         Raises:
-            OperatorError, RuntimeError: as `measure`.
+            OperatorError, RuntimeError: as `measure` does.
         """
         results: dict[int, Measurement] = {}
         errors: dict[int, float | None] = {}
@@ -138,19 +138,19 @@ class Runner:
                 if ran.outcome is Outcome.OK:
                     own = replace(ran, times_ns=[ran.times_ns[place]], max_error=errors[number])
                     results[number] = self._measurement(own, finalists[number], run_s)
-                else:  # whoever spoilt the race shows alone
+                else:  # the race failed as a whole: rerun each finalist alone to find the culprit
                     results[number] = self.measure(workload, finalists[number])
         return [results[number] for number in range(len(finalists))]
 
     def clocks(self) -> dict[str, Any]:
-        """Clocks and throttling now, at most two seconds old; what the system does not tell is left out."""
+        """Clocks and throttling, at most two seconds old; values that the system does not report are left out."""
         if time.monotonic() - self._clocks_s > _CLOCKS_AGE_S:
             self._clocks, self._clocks_s = read_clocks(self._target), time.monotonic()
         return dict(self._clocks)
 
     @property
     def pid(self) -> int | None:
-        """Of the child process that holds the device now."""
+        """Process id of the child that holds the device now."""
         return None if self._child is None else self._child.pid
 
     def close(self) -> None:
@@ -167,7 +167,9 @@ class Runner:
         self.close()
 
     def _prepare(self, workload: Workload, seed: int) -> None:
-        """Failing in a process that ran candidates may be their fault; in a fresh one it is ours."""
+        """Retries a failure in a fresh process: in one that ran candidates it may be their fault, in a fresh one it is
+        ours.
+        """
         began = time.monotonic()
         fresh = self._child is None
         try:
@@ -191,7 +193,7 @@ class Runner:
         return None
 
     def _run(self, request: Run | Race, timeout_s: float) -> Ran:
-        """One request after `_prepare`; the child is gone afterwards when it must not be used again."""
+        """One request after `_prepare`. Kills the child afterwards if it must not be used again."""
         assert self._child is not None
         began = time.monotonic()
         try:

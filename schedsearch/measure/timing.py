@@ -1,4 +1,4 @@
-"""How long one launch takes: operands are in the cache (hot) or not (cold), constants plain or prepared."""
+"""Measures how long one launch takes: with operands in the cache (hot) or not (cold), and constants plain or prepared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU_ARENA_BYTES = 1_250_000_000  # virtual machines report caches of hundreds o
 _MEMORY_SHARE = 10  # of the device's memory, at most, for one workload's sets
 _MAX_SETS = 1024  # each is bound or enqueued for every candidate, which takes host time
 
-_CHAIN_NS = {"cuda": 1e6, "cpu": 2e6}  # work between two looks at the clock
+_CHAIN_NS = {"cuda": 1e6, "cpu": 2e6}  # work between two readings of the clock
 _MAX_CHAIN = 640
 _SLOW_CHAIN_NS = 2e8
 _MOST_SAMPLES = 30
@@ -33,9 +33,11 @@ class Patience:
     """When to stop repeating.
 
     Attributes:
-        half_width: of the median's confidence interval, relative, that is narrow enough.
-        hopeless: a candidate whose first sample is so many times the best is not worth a second.
-        few, enough, most: samples when time is over, before the interval is looked at, and at most.
+        half_width: relative half width of the median's confidence interval that is narrow enough.
+        hopeless: a candidate whose first sample is more than this many times the best is not timed again.
+        few: samples to take even when the time is over.
+        enough: samples to take before the interval is checked.
+        most: samples to take at most.
         budget_s: wall seconds; `few` samples are taken even beyond it.
     """
 
@@ -67,8 +69,8 @@ def repeat(sample: Callable[[int], list[float]], best_ns: float | None, patience
     """Takes samples (ns per launch) until the median is known well enough or the candidate is hopeless.
 
     Args:
-        sample: takes so many samples.
-        best_ns: of the workload so far; a candidate whose first sample is over `hopeless` times this is dropped.
+        sample: takes the given number of samples.
+        best_ns: best time of the workload so far; a candidate whose first sample is over `hopeless` times this is dropped.
     """
     began = time.monotonic()
     times = sample(1)
@@ -88,14 +90,14 @@ class Arena:
     """Sets of all operands (arguments and y) that a chain of launches rotates over, filled with normal random data.
 
     Attributes:
-        sets: how many; together they exceed the cold factor x the last-level cache, unless `capped`.
+        sets: number of sets; together they exceed the cold factor x the last-level cache, unless `capped`.
         buffers: for each set, name -> address.
         sizes: name -> bytes of an operand.
         prepared: whether constants are prepared before the time is taken.
-        capped: the device's memory, or the number of sets that is worth binding, allowed fewer.
+        capped: there are fewer sets, because of the device's memory or the number of sets that is worth binding.
 
     Raises:
-        DeviceError: the memory cannot be had.
+        DeviceError: there is not enough memory.
     """
 
     def __init__(self, device: Device, workload: Workload, mode: str) -> None:
@@ -142,14 +144,14 @@ class Rotation:
     """The sets that launches of one kernel rotate over.
 
     In mode `cold-graph-prepared-v1` the constants of every set are prepared here, each into memory of its own. Launches then
-    rotate over what was prepared, and the constant steps are in no launch.
+    rotate over the prepared sets and leave the constant steps out.
 
     Attributes:
-        prepared: for each set what stands for its constants, or None.
-        buffers: for each set, name -> address of what a launch reads and writes.
+        prepared: for each set the workspaces that replace its constants, or None.
+        buffers: for each set, name -> address of every buffer that a launch reads or writes.
 
     Raises:
-        DeviceError, ArgumentError: the kernel cannot be bound, or there is no memory for what is prepared.
+        DeviceError, ArgumentError: the kernel cannot be bound, or there is no memory for the prepared constants.
     """
 
     def __init__(self, kernel: LoadedKernel, arena: Arena, stream: int = 0) -> None:
@@ -169,7 +171,7 @@ class Rotation:
             raise
 
     def facts(self) -> dict[str, Any]:
-        """As of the arena, with the bytes that launches really rotate over."""
+        """The facts of the arena, with the bytes that launches actually rotate over."""
         facts = self._arena.facts()
         if self._arena.prepared:
             operands = sum(self._arena.sizes.get(name, 0) for buffers in self.buffers for name in buffers)
@@ -178,35 +180,35 @@ class Rotation:
         return facts
 
     def close(self) -> None:
-        """Frees what was prepared."""
+        """Frees the prepared constants."""
         for made in self.prepared:
             if made is not None:
                 made.close()
 
 
 class Timed(Protocol):
-    """A loaded kernel that is ready to be timed again and again."""
+    """A loaded kernel that is ready to be timed repeatedly."""
 
     rotation: Rotation
 
     def sample(self, count: int) -> list[float]:
-        """So many times of one launch, in ns, each the mean over a chain of launches.
+        """Takes `count` times of one launch, in ns; each is the mean over a chain of launches.
 
         Raises:
             DeviceError: a launch failed.
         """
 
     def launch(self, count: int, then: BoundKernel | None = None) -> None:
-        """Launches back to back, rotating over the sets, and `then` behind them; does not wait for the end."""
+        """Launches back to back, rotating over the sets, and `then` after them; does not wait for the end."""
 
     def close(self) -> None: ...
 
 
 class Timer(Protocol):
-    """Makes kernels ready to be timed on one device."""
+    """Prepares kernels for timing on one device."""
 
     def prepare(self, kernel: LoadedKernel, arena: Arena) -> Timed:
-        """Raises DeviceError or ArgumentError when the kernel cannot be bound or launched."""
+        """Raises DeviceError or ArgumentError if the kernel cannot be bound or launched."""
 
 
 def open_timer(device: Device) -> Timer:
@@ -214,8 +216,8 @@ def open_timer(device: Device) -> Timer:
 
 
 def chain_length(launch_ns: float, sets: int, kind: str) -> int:
-    """Launches per sample: whole rotations that make a sample long enough for the clock, or fewer for a kernel so slow
-    that what little it finds in the cache is lost in its time."""
+    """Launches per sample: whole rotations that make a sample long enough for the clock. A slow kernel gets fewer, because
+    the few operands that it finds in the cache hardly change its time."""
     wanted = min(_MAX_CHAIN, math.ceil(_CHAIN_NS[kind] / launch_ns))
     whole = sets * math.ceil(wanted / sets)
     return whole if whole * launch_ns <= _SLOW_CHAIN_NS else max(1, int(_SLOW_CHAIN_NS / launch_ns))
@@ -253,7 +255,7 @@ class CudaTimed:
         self._graph = timer.device.capture(self._stream, lambda _: self.launch(self._launches))
 
     def sample(self, count: int) -> list[float]:
-        """A replay ahead of the first keeps the device busy while the host enqueues, so that no sample holds a gap."""
+        """A replay before the first keeps the device busy while the host enqueues, so that no sample contains a gap."""
         events = self._timer.events[: count + 1]
         self._graph.launch(self._stream)
         events[0].record(self._stream)
@@ -283,7 +285,7 @@ class CpuTimer:
 
 
 class CpuTimed:
-    """Launches in a row between two looks at the clock; the rotation goes on from sample to sample."""
+    """Launches in a row between two readings of the clock; the rotation continues from sample to sample."""
 
     def __init__(self, kernel: LoadedKernel, arena: Arena) -> None:
         self.rotation = Rotation(kernel, arena)

@@ -1,4 +1,4 @@
-"""Whether a kernel computes right: every element of every output compared, and nothing else written."""
+"""Verifies a kernel: compares every element of every output, and checks that it writes nothing else."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ALIGNMENT = 256
 _GUARD_BYTES = 256
 _GUARD = 0xFF  # NaN in every floating-point format
 _SPOT_CHECKS = 256
-_SPOT_ERROR = 1e-9  # of float64 sums in two orders, relative to their magnitude
+_SPOT_ERROR = 1e-9  # difference of float64 sums in two orders, relative to their magnitude
 
 
 def verify_once(device: Device, workload: Workload, kernel: LoadedKernel) -> str | None:
-    """What is wrong with a loaded kernel, or None. For a kernel that is trusted not to take the process down.
+    """What is wrong with a loaded kernel, or None. The kernel must be trusted not to crash the process.
 
     Raises:
-        DeviceError, ArgumentError: it cannot be bound or launched, or does not end well.
+        DeviceError, ArgumentError: it cannot be bound or launched, or fails on the device.
         OperatorError: the operator's reference fails.
     """
     code = CodeCache(device)
@@ -50,7 +50,7 @@ class Verdict:
     """Attributes:
     ok: every element is within the tolerance and nothing but the outputs was written.
     max_error: largest |y - truth|.
-    stray: memory outside the outputs was written; the process that ran the kernel is not to be trusted any more.
+    stray: memory outside the outputs was written; the process that ran the kernel can no longer be trusted.
     message: what is wrong; empty when ok.
     """
 
@@ -61,10 +61,10 @@ class Verdict:
 
 
 def old_contents(outputs: Sequence[ArgSpec]) -> tuple[Mapping[str, int], ...]:
-    """What outputs hold before a launch: for each launch that verification needs, output -> the byte that fills it.
+    """The content of outputs before each launch that verification needs: output -> the byte that fills it.
 
     One launch suffices for floats, whose poison is NaN. Any byte is a legal integer: an element that a kernel does not write
-    may hold the truth by chance, but not in each of two launches with different bytes.
+    may be correct by chance, but not in both of two launches with different bytes.
     """
     poisons = {output.name: dtype(output.dtype).poison for output in outputs}
     launches = max(map(len, poisons.values()))
@@ -75,18 +75,18 @@ class Verification:
     """Inputs of one workload, the truth about its outputs, and guarded memory to run kernels in.
 
     The memory is one piece: guard, argument, guard, argument ... guard, output, guard, output, guard. Before each launch
-    outputs are filled with `old_contents`; guards hold NaN. So a read outside an argument shows in an output, and an element
-    that is not written keeps what it held. A write outside the outputs shows by comparison, in front of the first output
-    with a copy, and behind each with the guard's byte.
+    outputs are filled with `old_contents`; guards hold NaN. A read outside an argument therefore shows in an output, and an
+    element that is not written keeps its old content. Comparisons find writes outside the outputs: with a copy in front of
+    the first output, with the guard's byte after each output.
 
     Args:
         seed: of the inputs; the same seed gives the same numbers.
-        code: holds the reference's machine code, or takes it.
+        code: contains the reference's machine code, or receives it.
 
     Raises:
-        DeviceError: the memory cannot be had.
+        DeviceError: there is not enough memory.
         OperatorError: the reference of another package's operator fails or contradicts itself.
-        RuntimeError: schedsearch's own does, or the comparison does not see what it must: a bug of schedsearch.
+        RuntimeError: schedsearch's own reference does, or the comparison misses an error: a bug of schedsearch.
     """
 
     def __init__(self, device: Device, comparer: Comparer, code: CodeCache, workload: Workload, seed: int) -> None:
@@ -131,10 +131,10 @@ class Verification:
         """Runs the kernel on the inputs, once for each of `old_contents`, and judges it.
 
         Args:
-            launch: launches the bound kernel in another way, e.g. behind many others.
+            launch: launches the bound kernel in another way, e.g. after many others.
 
         Raises:
-            DeviceError, ArgumentError: the kernel cannot be bound, launched or does not end well.
+            DeviceError, ArgumentError: the kernel cannot be bound or launched, or fails on the device.
         """
         bound = kernel.bind({name: self._memory + offset for name, offset in self._offsets.items()}, self.scalars)
         max_error = 0.0
@@ -202,16 +202,16 @@ class Verification:
                 raise self._reference.contradiction(output, indices, kernel, numpy, wrong)
 
     def _elements(self, address: int, indices: Array, name: str) -> Array:
-        """Single numbers of eight bytes out of an array on the device."""
+        """Reads single numbers of eight bytes from an array on the device."""
         found = np.empty(indices.size, name)
         for place, index in enumerate(indices):
             self._device.copy_out(found[place : place + 1].data, address + 8 * int(index))
         return found
 
     def _check_comparer(self) -> None:
-        """What outputs hold before a launch must be seen as wrong in at least one launch, and nothing else.
+        """Checks the comparison: it must see the old content of outputs as wrong in at least one launch, and nothing else.
 
-        Also compiles the comparison before a candidate waits.
+        This also compiles the comparison before a candidate waits for it.
         """
         seen = dict.fromkeys(self._truths, 0)
         for contents in self._old_contents:
@@ -245,7 +245,7 @@ class Verification:
         }
 
     def _stray_write(self) -> str:
-        """What was written outside the outputs, as text; empty when nothing was."""
+        """Describes writes outside the outputs; empty if there were none."""
         names = " and ".join(self._truths)
         count, first = self._comparer.words(self._memory, self._expected, self._inputs_end)
         if first is not None:

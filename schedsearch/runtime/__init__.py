@@ -1,6 +1,6 @@
-"""Deployment: from a workload and a database to a callable kernel, without searching.
+"""Deployment: gets a callable kernel for a workload from a database, without a search.
 
-On the exact rung nothing of Numba, LLVM, XGBoost, SQLAlchemy or the templates is imported for a GPU kernel.
+For a GPU kernel the exact rung imports none of Numba, LLVM, XGBoost, SQLAlchemy and the templates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arrays of other libraries, seen as address, shape, strides, dtype and device, without importing those libraries.
 
-PyTorch tensors are recognised by their class, anything else by `__cuda_array_interface__`, `__array_interface__` (NumPy) or
-DLPack. Nothing is copied.
+PyTorch tensors are recognised by their class, all other arrays by `__cuda_array_interface__`, `__array_interface__` (NumPy)
+or DLPack. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schedsearch.workload import Workload
 @dataclass(frozen=True)
 class ArrayView:
     """Strides are in elements; `device` is (cpu or cuda, ordinal); `library` is torch, cupy, numpy or another module;
-    `readonly` as far as the library says it."""
+    `readonly` is true if the library says so."""
 
     address: int
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ def view(array: Any, name: str) -> ArrayView:
         name: of the argument, for messages.
 
     Raises:
-        ArgumentError: it is none of these, or on a device that no kernel runs on.
+        ArgumentError: it is not such an array, or it is on a device that no kernel runs on.
     """
     library = type(array).__module__.partition(".")[0]
     if is_torch_tensor(array):
@@ -126,7 +126,7 @@ def _from_dlpack(array: Any, name: str, library: str) -> ArrayView:
     device_type, ordinal = array.__dlpack_device__()
     if int(device_type) not in _DLPACK_DEVICES:
         raise ArgumentError(f"{name} is on DLPack device type {int(device_type)}; allowed: 1 (CPU) and 2 (CUDA)")
-    capsule = array.__dlpack__()  # its destructor frees what nobody consumed; `array` keeps the memory alive
+    capsule = array.__dlpack__()  # its destructor frees the unused tensor; `array` keeps the memory alive
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
@@ -156,7 +156,7 @@ class Form:
     strides: tuple[int, ...]
 
     def matches(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-        """Whether shape and strides describe this form; strides along axes of extent 1 say nothing."""
+        """Whether shape and strides describe this form; strides along axes of extent 1 do not matter."""
         return shape == self.shape and all(
             extent == 1 or stride == own for extent, stride, own in zip(shape, strides, self.strides)
         )
@@ -178,14 +178,14 @@ def form_of(spec: ArgSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> 
 
 
 def output_form(spec: ArgSpec, name: str) -> Form:
-    """The form of an output when the first argument is held in form `name`: the same where the output has it, else plain."""
+    """The form of an output if the first argument has form `name`: the same if the output has this form, else plain."""
     plain, *others = forms(spec)
     return next((form for form in others if form.name == name), plain)
 
 
 @dataclass(frozen=True)
 class OutputLike:
-    """What an output array looks like; strides are in elements."""
+    """Shape, strides (in elements) and dtype of an output array."""
 
     name: str
     shape: tuple[int, ...]
@@ -197,11 +197,11 @@ def output_like(workload: Workload, form: str = "plain") -> tuple[OutputLike, ..
     """The arrays that a kernel of this workload returns, without a kernel or a device, e.g. for PyTorch's fake kernels.
 
     Args:
-        workload: what would be computed.
-        form: how the first argument is held, plain or channels_last; `form_of` tells it of an array.
+        workload: what to compute.
+        form: the form of the first argument, plain or channels_last; `form_of` finds it for an array.
 
     Raises:
-        ArgumentError: there is no such form.
+        ArgumentError: the form does not exist.
 
     Example:
         >>> workload = schedsearch.Workload.conv2d(n=1, h=8, w=8, c=16, k=32, r=1, s=1)
@@ -218,7 +218,7 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
     """Returns the form in which the caller holds the argument; `label` names it in messages.
 
     Raises:
-        ArgumentError: wrong dtype, shape, strides or device; says what was got and what is allowed.
+        ArgumentError: wrong dtype, shape, strides or device; the message says what it got and what is allowed.
     """
     label = label or spec.name
     if seen.device != device:
@@ -226,7 +226,7 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
             f"{label} is on {seen.device[0]}:{seen.device[1]}, the kernel runs on {device[0]}:{device[1]}; move it there"
         )
     if not seen.address:
-        raise ArgumentError(f"{label} has no memory (address 0); give an array that has")
+        raise ArgumentError(f"{label} has no memory (address 0); give an array with memory")
     if seen.dtype != spec.dtype:
         raise ArgumentError(f"{label} has dtype {seen.dtype}, the kernel takes {spec.dtype}; convert it")
     held = form_of(spec, seen.shape, seen.strides)
@@ -250,13 +250,13 @@ def overlap(one: ArrayView, one_bytes: int, other: ArrayView, other_bytes: int) 
 def check_output(
     output: ArrayView, spec: ArgSpec, inputs: Mapping[str, ArrayView], specs: Mapping[str, ArgSpec], label: str = "out"
 ) -> None:
-    """Whether an output may be written where `output` lies. An argument may be updated in place when its spec says so.
+    """Checks that a kernel may write to `output`. An argument may be updated in place if its spec says so.
 
     Raises:
-        ArgumentError: it is read-only, or overlaps an array that the kernel reads meanwhile.
+        ArgumentError: it is read-only, or overlaps an array that the kernel reads at the same time.
     """
     if output.readonly:
-        raise ArgumentError(f"{label} is read-only; give an array that may be written")
+        raise ArgumentError(f"{label} is read-only; give a writable array")
     for name, each in specs.items():
         seen = inputs[name]
         in_place = each.aliases == spec.name and seen.address == output.address and each.nbytes == spec.nbytes
@@ -268,7 +268,7 @@ def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:
     """A new array of the same library and device as `array` for an output of this form.
 
     Raises:
-        ArgumentError: the library is not known here, or lacks the output's format; pass `out`.
+        ArgumentError: the library is unknown, or lacks the output's format; pass `out`.
     """
     if seen.library == "torch":
         torch = sys.modules["torch"]
@@ -281,7 +281,7 @@ def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:
             plain = module.empty(spec.shape, dtype=dtype_of(spec.dtype).library)
         except TypeError:
             raise ArgumentError(
-                f"{seen.library} has no {spec.dtype} of its own, which {spec.name} has; pass an array of it as out="
+                f"{seen.library} has no dtype {spec.dtype}, which {spec.name} needs; pass an array of this dtype as out="
             ) from None
         order = [spec.axes.index(axis) for axis in _LOGICAL_AXES.get(spec.axes, spec.axes)]
         return plain if form.name == "plain" else plain.transpose(order)

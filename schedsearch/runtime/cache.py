@@ -1,4 +1,4 @@
-"""Kernels of one database on one device, found once and replaced when something better is recorded."""
+"""Keeps the kernels of one database on one device. Each is found once, and replaced when a better one is recorded."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ class _Entry:
 
 
 class KernelCache:
-    """The kernels that a program uses, of one database on one device.
+    """The kernels that a program uses, from one database on one device.
 
-    The first time, `kernel` finds one as `schedsearch.compile` does. Later it returns the same object until the database has
-    another best record of that workload; that check costs about 10 us a call. All kernels share one open device and
-    one open database. Methods may be called from any thread.
+    The first time, `kernel` finds a kernel as `schedsearch.compile` does. Later it returns the same object until the
+    database has another best record of that workload; this check costs about 10 us a call. All kernels share one open
+    device and one open database. Methods may be called from any thread.
 
-    A kernel that the nearest or the default rung made is kept until the workload itself is recorded: a tuning run beside the
-    program does not make it build kernels again and again. The cache closes its kernels; do not close them one by one.
+    A kernel from the nearest or the default rung is kept until the workload itself is recorded, so that a tuning run
+    beside the program does not make it build kernels repeatedly. The cache closes its kernels; do not close them yourself.
 
     Args:
         db: a live database or one written by `records export --deploy`. It may be missing when `allow` has the rung default,
             and may appear or be replaced later.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
-        allow: the rungs that may be taken; see `schedsearch.compile`.
+        allow: the rungs that may serve; see `schedsearch.compile`.
         mode: how the records were timed.
 
     Raises:
         UsageError: an unknown rung.
-        DatabaseError, DeviceError: the database cannot be used, or there is no such device.
+        DatabaseError, DeviceError: the database cannot be used, or the device does not exist.
 
     Example:
         >>> with schedsearch.KernelCache("records.db", "cuda") as kernels:
@@ -86,7 +86,7 @@ class KernelCache:
 
         Raises:
             NoRecordError, WrongResultError: as `schedsearch.compile`.
-            UsageError: it is not a Workload, or the cache was closed or made in another process.
+            UsageError: `workload` is not a Workload, or the cache was closed or made in another process.
             DatabaseError, DeviceError: the database or the device cannot be used.
         """
         entry = self._entries.get(workload) if isinstance(workload, Workload) else None
@@ -103,7 +103,7 @@ class KernelCache:
             return entry.kernel
 
     def explain(self, workload: Workload) -> Explanation:
-        """What `kernel` would do for a workload that it has not met yet; builds and loads nothing. Raises as `kernel`."""
+        """What `kernel` would do for a new workload; builds and loads nothing. Raises the errors of `kernel`."""
         check_workload(workload)
         with self._lock:
             self._refresh()
@@ -130,7 +130,7 @@ class KernelCache:
         self.close()
 
     def _version(self) -> _Version | None:
-        """What the database is now; None while there is none. A file that vanished counts as unchanged."""
+        """The present state of the database; None if there is none. A file that vanished counts as unchanged."""
         lookup = self._lookups[-1] if self._lookups else None
         if lookup is None:
             return None if not self.db.exists() else (0, 0, 0)
@@ -142,7 +142,7 @@ class KernelCache:
         return (*file, lookup.version())
 
     def _refresh(self) -> None:
-        """Sees what has changed since the last look."""
+        """Notices changes of the database since the last call."""
         if self._closed or self._pid != os.getpid():
             state = "was closed" if self._closed else "was made in another process"
             raise UsageError(f"this KernelCache {state}; make a new one")
@@ -188,14 +188,14 @@ class LazyDevice:
         return self._device
 
     def close(self) -> None:
-        """Closes it where it was opened; does nothing the second time."""
+        """Closes the device if it was opened; does nothing the second time."""
         device, self._device = self._device, None
         if device is not None:
             device.close()
 
 
 def open_lookup(db: Path, allowed: Collection[str]) -> Lookup | None:
-    """The database; None where there is no file and none is needed.
+    """The database; None if there is no file and none is needed.
 
     Raises:
         DatabaseError: there is no file, or it cannot be used.

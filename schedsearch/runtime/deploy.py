@@ -24,30 +24,31 @@ def compile(
     allow: Iterable[str] = RUNGS,
     mode: str = COLD_GRAPH,
 ) -> Kernel:
-    """Gets the best kernel for a workload without searching.
+    """Gets the best kernel for a workload without a search.
 
-    Each call reads the database and loads the kernel anew. A program that asks again and again keeps a `KernelCache`.
+    Each call reads the database and loads the kernel again. A program that asks repeatedly should keep a `KernelCache`.
 
     Args:
         workload: what to compute.
         db: a live database or one written by `records export --deploy`; it may be missing when `allow` has the rung default.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
-        allow: the rungs that may be taken, of
+        allow: the rungs that may serve:
             exact: the best record of this workload on this kind of device, its stored machine code;
             same_architecture: the best record on another device whose machine code runs here;
             nearest: the configuration of the most similar workload that is legal here, built now;
             default: the template's rule-based configuration, built now.
-            What is built now is verified once against the reference; `Kernel.verified` tells.
-        mode: how the records were timed. A kernel that was tuned in `cold-graph-prepared-v1` takes plain arrays, too, but is
-            as fast as its record says only with what `Kernel.prepare` returns.
+            A kernel that is built now is verified once against the reference; `Kernel.verified` says so.
+        mode: how the records were timed. A kernel that was tuned in `cold-graph-prepared-v1` takes plain arrays, too, but
+            reaches its recorded time only with the result of `Kernel.prepare`.
 
     Returns:
-        A `Kernel`; its `provenance` says on which rung it stands and why not higher. `Kernel.close` frees code and device.
+        A `Kernel`; its `provenance` names the rung that served and says why no higher one did. `Kernel.close` frees code and
+        device.
 
     Raises:
-        NoRecordError: no allowed rung has a kernel; the message has each one's reason.
+        NoRecordError: no allowed rung has a kernel; the message has the reason for each.
         WrongResultError: kernels were built, but computed wrong values, and no other rung was left.
-        UsageError: an unknown rung, or no Workload.
+        UsageError: a rung is unknown, or `workload` is not a Workload.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
     check_workload(workload)
@@ -73,10 +74,10 @@ def explain(
     allow: Iterable[str] = RUNGS,
     mode: str = COLD_GRAPH,
 ) -> Explanation:
-    """Says for every allowed rung whether `compile` would take it and why; builds and loads nothing.
+    """Says for every allowed rung whether `compile` would use it and why; builds and loads nothing.
 
-    It makes the checks that `compile` makes, trust in the stored code and the presence of a compiler among them. What shows
-    only in loading, building and verifying is left out. Args and Raises as of `compile`.
+    It makes the same checks as `compile`, including trust in the stored code and the presence of a compiler. It cannot see
+    failures of loading, building and verifying. Args and Raises are those of `compile`.
     """
     with KernelCache(db, target, allow=allow, mode=mode) as cache:
         return cache.explain(workload)

@@ -19,9 +19,9 @@ class Rung:
 
     Attributes:
         rung: exact, same_architecture, nearest or default.
-        verdict: serves: `compile` takes it. fallback: it could be taken if the one that serves failed to load or build.
-            no: it cannot be taken.
-        reason: what it is, or why it cannot be taken.
+        verdict: serves: `compile` uses it. fallback: `compile` could use it if the one that serves failed to load or build.
+            no: it cannot be used.
+        reason: what the rung offers, or why it cannot be used.
     """
 
     rung: str
@@ -38,7 +38,7 @@ class Explanation:
     """What `compile` would do.
 
     Attributes:
-        rungs: in the order tried. At most one serves; where none does, `compile` raises NoRecordError.
+        rungs: in the order tried. At most one serves; if none does, `compile` raises NoRecordError.
     """
 
     workload: Workload
@@ -47,7 +47,7 @@ class Explanation:
 
     @property
     def serving(self) -> Rung | None:
-        """The rung that `compile` takes, or None."""
+        """The rung that `compile` uses, or None."""
         return next((rung for rung in self.rungs if rung.verdict == "serves"), None)
 
     @property
@@ -66,7 +66,7 @@ class Explanation:
 
 
 def explain_ladder(workload: Workload, target: Target, ladder: Ladder) -> Explanation:
-    """Walks the ladder as `Ladder.climb` does, without loading. Below what serves, one fallback a rung is named."""
+    """Walks the ladder as `Ladder.climb` does, without loading. Below the rung that serves, it names one fallback a rung."""
     rungs: list[Rung] = []
     served = False
     for way in ladder.ways():

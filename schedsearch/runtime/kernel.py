@@ -21,14 +21,14 @@ from schedsearch.workload import Workload
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a kernel comes from.
+    """The origin of a kernel.
 
     Attributes:
         rung: exact, same_architecture, nearest or default; see `schedsearch.compile`.
-        template, config: what made it.
-        time_ns: the recorded time, None on the rungs that have no record for this workload and device.
+        template, config: the template and configuration that made it.
+        time_ns: the recorded time; None on rungs without a record for this workload and device.
         record_id: row of the record in its database, or None.
-        why: one line a rung that was tried, in order.
+        why: one line for each rung that was tried, in order.
         mode: how the record was timed. In `cold-graph-prepared-v1` the time is that of a call with prepared constants.
     """
 
@@ -44,10 +44,10 @@ class Provenance:
 class Kernel:
     """Runs one workload on one device.
 
-    Called with the arrays of `workload.signature`, by position or name, and the call-time scalars by name. Returns the
-    output, or a tuple of the outputs when there are several. Arrays may be torch, CuPy, DLPack or `__cuda_array_interface__`
-    ones on the GPU, NumPy or torch ones on the CPU. An NHWC argument may be held as a contiguous (N, H, W, C) array or as a
-    logical (N, C, H, W) one in channels_last; outputs come in the form and library of the first argument. On the GPU the
+    Call it with the arrays of `workload.signature`, by position or name, and the call-time scalars by name. It returns the
+    output, or a tuple if there are several outputs. On the GPU it takes arrays of torch, CuPy, DLPack or
+    `__cuda_array_interface__`, on the CPU those of NumPy or torch. An NHWC argument may be a contiguous (N, H, W, C) array
+    or a logical (N, C, H, W) array in channels_last. Outputs have the form and library of the first argument. On the GPU a
     call only enqueues.
 
     Calls may come from any thread; a lock serialises them. A kernel with workspaces must not run on two streams at once.
@@ -55,7 +55,7 @@ class Kernel:
     Attributes:
         workload: what it computes.
         provenance: how it was found.
-        verified: whether this very artifact was compared with the reference for this workload on this kind of device.
+        verified: whether this artifact was compared with the reference for this workload on this kind of device.
         device: (cpu or cuda, ordinal).
     """
 
@@ -81,7 +81,7 @@ class Kernel:
         self._scalar_defaults = {scalar.name: scalar.default for scalar in workload.scalars}
         self._lock = threading.Lock()
         self._bound: BoundKernel | None = None
-        self._bound_prepared: Workspaces | None = None  # what `_bound` was bound with
+        self._bound_prepared: Workspaces | None = None  # the operands of `_bound`
         self._torch_call: TorchCall | None = None
 
     @property
@@ -94,7 +94,7 @@ class Kernel:
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """Names of the arguments that `prepare` repacks, all of them together; empty where it has nothing to do."""
+        """Names of the arguments that `prepare` repacks, all of them together; empty if it has nothing to do."""
         return self._plan.constants
 
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
@@ -102,9 +102,9 @@ class Kernel:
 
         Args:
             args, named: arrays in the order or by the names of `workload.signature`; scalars by name only.
-            out: where the output is written; allocated unless given. Several outputs: a tuple of arrays in the order of
-                `workload.outputs`, or a mapping by name, in which those left out are allocated.
-            stream: a CUDA stream: an integer handle, or a torch or CuPy stream; the library's current one unless given.
+            out: the array for the output; allocated by default. For several outputs: a tuple of arrays in the order of
+                `workload.outputs`, or a mapping by name; outputs that it lacks are allocated.
+            stream: a CUDA stream: an integer handle, or a torch or CuPy stream; default: the library's current one.
 
         Raises:
             ArgumentError: an array or scalar is missing, unknown, or has a wrong dtype, shape, strides, alignment or device.
@@ -121,7 +121,7 @@ class Kernel:
         """Packs the argument block once.
 
         Returns:
-            A callable `step(stream=None)` that does nothing but launch: graph-capturable, and it keeps the arrays alive.
+            A callable `step(stream=None)` that only launches. A CUDA graph can capture it, and it keeps the arrays alive.
 
         Raises:
             ArgumentError: as a call does.
@@ -138,23 +138,24 @@ class Kernel:
     def prepare(self, *, stream: Any = None, **named: Any) -> Prepared:
         """Repacks constant arguments (weights, scales, biases) once, for many calls.
 
-        What is returned goes where the arrays would go, in calls and in `bind`. They leave out the steps that depend on
-        constants alone then::
+        Calls and `bind` take the result instead of the arrays. They then leave out the steps that depend on constants
+        alone::
 
             prepared = kernel.prepare(weight=weight, bias=bias)
             y = kernel(x, **prepared)
             y = kernel(x, prepared["weight"], prepared["bias"])  # the same; by position a call costs less host time
 
-        Where a kernel repacks nothing, nothing is done, so that callers need not ask. Prepared arguments hold the values as
-        they were. In mode `cold-graph-prepared-v1` a record's time is that of calls with prepared constants; in the other
-        modes repacking is part of it.
+        If a kernel repacks nothing, this does nothing, so that callers need not ask. Prepared arguments keep the values that
+        the arrays had. In mode `cold-graph-prepared-v1` a record's time is that of calls with prepared constants; in the
+        other modes it includes the repacking.
 
         Args:
             named: arrays by argument name: all of `constants`, and any others that do not change between calls.
-            stream: as of a call; launches on other streams must wait for it.
+            stream: as in a call; launches on other streams must wait for it.
 
         Raises:
-            ArgumentError: an array is refused as by a call, is not a constant argument, or one of `constants` is missing.
+            ArgumentError: a call would refuse an array, an array is not a constant argument, or one of `constants` is
+                missing.
             DeviceError: the launch failed, or there is no memory.
         """
         allowed = [name for name, spec in self._inputs.items() if spec.constant or name in self.constants]
@@ -179,8 +180,8 @@ class Kernel:
     def close(self) -> None:
         """Unloads the code and frees its workspaces; does nothing the second time.
 
-        The kernel, what was bound to it and graphs that captured it must not be used afterwards. A kernel that is never
-        closed keeps its code loaded for the life of the process.
+        Do not use the kernel, its bound steps, or graphs that captured it afterwards. A kernel that is never closed keeps
+        its code loaded for the life of the process.
         """
         with self._lock:
             self._torch_call = self._bound = None
@@ -245,7 +246,7 @@ class Kernel:
         return {name: arguments[name] for name in names}, scalars
 
     def _view(self, arguments: Mapping[str, Any]) -> dict[str, arrays.ArrayView]:
-        """Looks at the arguments and checks them; a prepared one was checked when it was prepared."""
+        """Checks the arguments; a prepared argument was checked when it was prepared."""
         views = {}
         for name, given in arguments.items():
             if isinstance(given, PreparedArgument):
@@ -258,7 +259,7 @@ class Kernel:
     def _check_outputs(
         self, arguments: Mapping[str, Any], views: Mapping[str, arrays.ArrayView], out: Any
     ) -> dict[str, tuple[Any, arrays.ArrayView]]:
-        """name -> (array, what it looks like) of each output, allocated where it is not given."""
+        """name -> (array, its description) of each output; allocates outputs that are not given."""
         given = self._given_outputs(out)
         outputs: dict[str, tuple[Any, arrays.ArrayView]] = {}
         for name, spec in self._outputs.items():
@@ -333,11 +334,11 @@ class Step:
 
     @property
     def y(self) -> Any:
-        """What a call returns: the output, or the tuple of several."""
+        """The result of a call: the output, or a tuple of several outputs."""
         return self._result
 
     def __call__(self, stream: Any = None) -> Any:
-        """Enqueues the kernel on a stream (the library's current one unless given) and returns what the kernel returns."""
+        """Enqueues the kernel on a stream (default: the library's current one) and returns the kernel's result."""
         self._launch(stream if type(stream) is int else self._stream(stream))
         return self._result
 

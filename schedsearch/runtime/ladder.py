@@ -1,7 +1,7 @@
 """The ladder from a workload to a kernel: exact record, same architecture, nearest workload, rule-based default.
 
 `compile` and `explain` walk the same ladder. Each rung yields the ways that it offers, or says why it has none. A way is
-checked without a device and without compiling; then it is loaded or built.
+first checked, without a device and without compiling, and then loaded or built.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 RUNGS = ("exact", "same_architecture", "nearest", "default")
 _NEIGHBOURS_TRIED = 4  # each costs a build
 
-# What a build imports, by kind of target. Looked for, not imported, so that `explain` stays quick.
+# The modules that a build imports, by kind of target. They are looked up, not imported, so that `explain` stays quick.
 _COMPILERS = {"cpu": ("numba", "llvmlite"), "cuda": ("numba", "numba_cuda", "cuda.bindings.nvjitlink")}
 
 
 class Refusal(Exception):
-    """Why a way cannot be taken. It never leaves this package: the ladder goes on with the next way."""
+    """The reason why a way cannot be taken. It never leaves this package: the ladder goes on with the next way."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Way:
     """One way to get a kernel.
 
     Attributes:
-        rung, reason: where it stands and what it is, in words.
-        template, config: what made the kernel.
-        check: raises `Refusal`, SchedsearchError or ImportError when the way cannot be taken, as far as that shows without a
-            device and without compiling.
-        load: returns the kernel and whether it is verified for this workload on this kind of device; raises as `check`.
-        time_ns, record_id: of the record, where there is one for this workload and device.
+        rung, reason: its rung, and a description in words.
+        template, config: the template and configuration of the kernel.
+        check: raises `Refusal`, SchedsearchError or ImportError if the way cannot be taken, as far as this can be seen
+            without a device and without compiling.
+        load: returns the kernel and whether it is verified for this workload on this kind of device; raises the same errors.
+        time_ns, record_id: of the record, if there is one for this workload and device.
     """
 
     rung: str
@@ -68,7 +68,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Miss:
-    """A rung that offers no way."""
+    """A rung without any way."""
 
     rung: str
     reason: str
@@ -76,7 +76,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class Found:
-    """What the ladder led to."""
+    """The result of climbing the ladder."""
 
     loaded: LoadedKernel
     verified: bool
@@ -87,10 +87,10 @@ class Ladder:
     """The ways to run one workload on one target.
 
     Args:
-        lookup: the database; None where there is no file at `db`.
+        lookup: the database; None if there is no file at `db`.
         db: its path, for messages.
         mode: how the records were timed.
-        allowed: the rungs that may be taken.
+        allowed: the rungs that may serve.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Ladder:
         self._spaces: dict[str, ConfigSpace] = {}
 
     def climb(self, device: Callable[[], Device]) -> Found:
-        """The first way that can be taken. `device` opens the device; it is called when there is something to load.
+        """The first way that can be taken. `device` opens the device; it is called when a kernel is to be loaded.
 
         Raises:
             WrongResultError: kernels were built, but computed wrong values, and no other way was left.
-            NoRecordError: no way can be taken; the message has each one's reason.
+            NoRecordError: no way can be taken; the message has the reason for each.
             DeviceError: the device cannot be opened.
         """
         why: list[str] = []
@@ -131,7 +131,7 @@ class Ladder:
         raise NoRecordError(f"{text}Tune it (`schedsearch tune`), or allow more rungs")
 
     def obstacle(self, way: Way | Miss) -> str | None:
-        """Why a way cannot be taken, as far as that shows without device and compiler; None when it can."""
+        """Why a way cannot be taken, as far as this can be seen without device and compiler; None if it can."""
         if isinstance(way, Miss):
             return way.reason
         try:
@@ -141,7 +141,7 @@ class Ladder:
         return None
 
     def ways(self) -> Iterator[Way | Miss]:
-        """The ways in the order of preference; a `Miss` in place of a rung that has none."""
+        """The ways in the order of preference, with a `Miss` for each rung that has none."""
         rungs = {
             "exact": self._exact,
             "same_architecture": self._same_architecture,
@@ -240,8 +240,8 @@ class Ladder:
 def runs_on(arch: str, target: Target) -> bool:
     """Whether machine code for `arch` runs on the target (CUDA C++ Programming Guide, "Binary Compatibility").
 
-    sm_XY runs on the same major version and a minor of at least Y; sm_XYa on exactly X.Y. CPU code is bound to the very CPU
-    it was made for, which the exact rung already covers.
+    sm_XY runs on the same major version with a minor version of at least Y; sm_XYa only on X.Y. CPU code runs only on the
+    CPU model that it was made for, which the exact rung already covers.
     """
     if target.kind != "cuda" or not arch.startswith("sm_"):
         return False
@@ -261,7 +261,7 @@ class _Stored:
     verified: bool
 
     def _artifact(self) -> Artifact:
-        """Raises DatabaseError when the code is not trusted, was pruned or is damaged."""
+        """Raises DatabaseError if the code is not trusted, was pruned or is damaged."""
         assert self.row.artifact_sha256 is not None and self.row.plan_json is not None
         return Artifact(self.lookup.code(self.row.artifact_sha256), LaunchPlan.from_json(self.row.plan_json))
 
@@ -274,7 +274,7 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _Build:
-    """A configuration that is built here and now, and verified once."""
+    """A configuration that is built now and verified once."""
 
     ladder: Ladder
     template: str
@@ -282,7 +282,7 @@ class _Build:
     version: int
 
     def check(self) -> None:
-        """Raises Refusal, SchedsearchError or ImportError when the configuration cannot be built here."""
+        """Raises Refusal, SchedsearchError or ImportError if the configuration cannot be built here."""
         target = self.ladder.target
         for module in _COMPILERS[target.kind]:
             if not _is_installed(module):
@@ -328,13 +328,13 @@ def _text(error: Exception) -> str:
 
 def _cannot_build(reason: object) -> str:
     return (
-        f"building needs a compiler ({reason}); install schedsearch with all it requires (for a GPU with the extra cu13 or "
+        f"building needs a compiler ({reason}); install schedsearch with its dependencies (for a GPU with the extra cu13 or "
         "cu12), or tune this workload beforehand"
     )
 
 
 def check_rungs(allow: str | Iterable[str]) -> tuple[str, ...]:
-    """The allowed rungs. Raises UsageError when one is unknown."""
+    """The allowed rungs. Raises UsageError if one is unknown."""
     allowed = (allow,) if isinstance(allow, str) else tuple(allow)
     for rung in allowed:
         if rung not in RUNGS:

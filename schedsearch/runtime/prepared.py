@@ -1,4 +1,4 @@
-"""Constant arguments (weights, scales, folded biases) whose repacking is done once, for many calls."""
+"""Constant arguments (weights, scales, folded biases) that are repacked once for many calls."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class PreparedArgument:
-    """One of the arguments of a `Prepared`. It goes where the array would go.
+    """One of the arguments of a `Prepared`. Calls take it instead of the array.
 
     Attributes:
         kernel: the kernel that it was prepared for.
         name: of the argument.
-        array: what was given; it is kept alive.
-        view: the array, as it was seen when it was prepared.
-        workspaces: what the constant steps wrote, shared by all arguments that were prepared together; or None.
+        array: the original array, which is kept alive.
+        view: the description of the array when it was prepared.
+        workspaces: the memory that the constant steps wrote, shared by all arguments that were prepared together; or None.
     """
 
     __slots__ = ("array", "kernel", "name", "view", "workspaces")
@@ -34,13 +34,13 @@ class PreparedArgument:
 
 
 class Prepared(Mapping[str, PreparedArgument]):
-    """What `Kernel.prepare` returns: argument name -> `PreparedArgument`, for `kernel(x, **prepared)`.
+    """The result of `Kernel.prepare`: argument name -> `PreparedArgument`, for `kernel(x, **prepared)`.
 
-    It holds the values as they were: prepare again after changing an array.
+    It keeps the values that the arrays had: prepare again after changing an array.
 
     Attributes:
-        kernel: the kernel that made it; no other one takes it.
-        workspaces: what the constant steps wrote, or None where the kernel has no such steps.
+        kernel: the kernel that made it; no other kernel takes it.
+        workspaces: the memory that the constant steps wrote, or None if the kernel has no such steps.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Prepared(Mapping[str, PreparedArgument]):
 
     @property
     def nbytes(self) -> int:
-        """Device memory that the repacked arguments take; 0 where the kernel reads them as they are."""
+        """Bytes of device memory that the repacked arguments take; 0 if the kernel reads the original arrays."""
         return self.workspaces.nbytes if self.workspaces else 0
 
     def __getitem__(self, name: str) -> PreparedArgument:
@@ -70,15 +70,15 @@ class Prepared(Mapping[str, PreparedArgument]):
 
 
 def take_prepared(kernel: Kernel, arguments: Mapping[str, Any], constants: tuple[str, ...]) -> Workspaces | None:
-    """The workspaces that stand for the prepared ones among `arguments`, or None when the constant steps have to run.
+    """The workspaces of the prepared ones among `arguments`, or None if the constant steps have to run.
 
     Args:
-        kernel: that is called.
+        kernel: the kernel that is called.
         arguments: name -> array or `PreparedArgument`.
         constants: names of the arguments that the kernel prepares, all of them together.
 
     Raises:
-        ArgumentError: another kernel prepared one, one stands in another one's place, or they do not belong together.
+        ArgumentError: another kernel prepared one, one is passed for another argument, or they do not belong together.
     """
     given = {name: value for name, value in arguments.items() if isinstance(value, PreparedArgument)}
     for name, value in given.items():
@@ -87,14 +87,14 @@ def take_prepared(kernel: Kernel, arguments: Mapping[str, Any], constants: tuple
                 f"{name} was prepared by another kernel ({value.kernel!r}); pass what this kernel's prepare returns"
             )
         if value.name != name:
-            raise ArgumentError(f"{name} is what was prepared as {value.name}; pass prepared[{name!r}]")
+            raise ArgumentError(f"{name} got the argument that was prepared as {value.name}; pass prepared[{name!r}]")
     if not given or not constants:
         return None
     plain = [name for name in constants if name not in given]
     if plain:
         raise ArgumentError(
             f"{', '.join(given)} is prepared and {', '.join(plain)} is not, but the kernel repacks {', '.join(constants)} "
-            "together; pass all of what prepare returned"
+            "together; pass everything that prepare returned"
         )
     workspaces = given[constants[0]].workspaces
     if any(given[name].workspaces is not workspaces for name in constants):

@@ -1,4 +1,4 @@
-"""CUDA streams of other libraries, as the driver's handles."""
+"""Turns CUDA streams of other libraries into the driver's handles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def raw_stream(stream: Any, library: str, device: tuple[str, int]) -> int:
 
     Args:
         stream: an integer handle, a torch, CuPy or cuda.core stream, or None for the current one of `library`.
-        library: of the arrays that are used on the stream.
+        library: the library of the arrays that are used on the stream.
         device: (cpu or cuda, ordinal). On the CPU there are no streams, and the handle is 0.
 
     Raises:
@@ -43,7 +43,7 @@ def current_stream(library: str, device: tuple[str, int]) -> Callable[[], int]:
     if kind == "cuda" and library == "torch":
         import torch
 
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # costs a tenth of the public way
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # takes a tenth of the time of the public way
         return functools.partial(raw, ordinal) if raw else lambda: int(torch.cuda.current_stream(ordinal).cuda_stream)
     if kind == "cuda" and library == "cupy":
         return lambda: int(sys.modules["cupy"].cuda.get_current_stream().ptr)

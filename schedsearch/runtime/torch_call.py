@@ -1,4 +1,4 @@
-"""The short path of a kernel's call: torch tensors that look like those of a call that was checked before."""
+"""The short path of a kernel's call: for torch tensors that look like those of an earlier call, which was checked."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from schedsearch.runtime.streams import current_stream, raw_stream
 
 
 class TorchCall:
-    """Launches what is bound if the arguments match, and says no otherwise.
+    """Launches the bound kernel if the arguments match; otherwise it declines.
 
-    An argument matches when class, dtype, shape, strides and device are those of the checked call; its address may differ.
-    A prepared argument must be the very same object. Nothing is changed before all arguments have matched.
+    An argument matches if class, dtype, shape, strides and device are those of the checked call; its address may differ.
+    A prepared argument must be the same object. Nothing changes until all arguments have matched.
 
     Args:
         bound: the kernel, bound to the tensors of the checked call and the default scalars; nobody else binds it anew while
@@ -39,7 +39,7 @@ class TorchCall:
         """Allocates the outputs, launches and returns them (a tuple when there are several), or returns None: no match.
 
         Raises:
-            ArgumentError: an address is not aligned as the kernel wants it, or `stream` is not a stream.
+            ArgumentError: an address lacks the alignment that the kernel requires, or `stream` is not a stream.
             DeviceError: the launch failed.
         """
         if len(args) != len(self._arguments):
@@ -61,7 +61,7 @@ class TorchCall:
                 return None
             pointer = tensor.data_ptr()
             if pointer != last.pointer:
-                if not pointer:  # a meta tensor, which get_device() takes for one of the CPU
+                if not pointer:  # a meta tensor, which looks like a CPU tensor to get_device()
                     return None
                 if moved is None:
                     moved = []
