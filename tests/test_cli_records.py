@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from cli_support import TINY, events, isolate, schedsearch
 
+from schedsearch.backend import compile_source
 from schedsearch.device.detect import detect
-from schedsearch.launch import Artifact
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.records.store import Store
+from schedsearch.template import load_template
 from schedsearch.workload import Workload
 
 TINY_CONV = {"n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "dtype": "float32"}
@@ -232,7 +233,7 @@ class TestVerify:
 
     def test_each_best_is_verified_in_the_mode_of_its_record(self, folder: Path) -> None:
         (folder / "hot.yaml").write_text(TINY.replace("workers: 1", "workers: 1, mode: hot-graph-v1"))
-        ok("tune", "hot.yaml", "--db", "tuned.db")
+        ok("tune", "hot.yaml", "--db", "tuned.db", "--trials", 1)
         entries = events(schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu", "--json").stdout)
         assert [entry["mode"] for entry in entries] == ["cold-graph-v1", "hot-graph-v1"]
 
@@ -245,15 +246,10 @@ class TestVerify:
 
     def test_what_is_wrong_exits_with_1_and_is_best_no_more(self, folder: Path) -> None:
         """The stored code belongs to another workload: its tile leaves out the second half of the channels."""
-        other = Workload.conv2d(n=1, h=8, w=8, c=4, k=8, r=3, s=3, dtype="float32")
-        (folder / "half.yaml").write_text(TINY.replace("c: 8", "c: 4"))
-        ok("tune", "half.yaml", "--db", "half.db")
-        with Store.open("half.db", readonly=True) as store:
-            best = store.best(other, detect("cpu").key)
-            (entry,) = store.bests()
-            assert best is not None and entry.artifact_sha256
-            wrong = store.artifact(entry.artifact_sha256)
-        assert isinstance(wrong, Artifact)
+        half, target = Workload.conv2d(**TINY_CONV | {"c": 4}), detect("cpu")
+        template = load_template("conv2d_cpu")
+        config = template.default(half, target, template.space(half, target))
+        wrong = compile_source(template.kernel(half, target, config), target).artifact
         with Store.open("tuned.db") as store:
             (entry,) = store.bests()
             store.promote(entry.record_id, wrong)

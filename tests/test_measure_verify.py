@@ -158,8 +158,8 @@ def test_verify_once_says_what_is_wrong(device: Device) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "epilogue"),
-    [("NCHW", ()), *(("NHWC", ("bias", stage) if stage != "bias" else ("bias",)) for stage in STAGES)],
-)
+    [("NCHW", ()), ("NHWC", ("relu",)), ("NHWC", tuple(stage for stage in STAGES if stage != "relu"))],
+)  # relu would hide what leaky_relu does
 def test_every_epilogue_stage_is_verified(device: Device, layout: str, epilogue: tuple[str, ...]) -> None:
     workload = Workload.conv2d(
         n=1, h=6, w=5, c=8, k=8, r=3, s=3, padding=1, dtype="float32", layout=layout, epilogue=epilogue
