@@ -1,8 +1,8 @@
 """NHWC convolution as an implicit GEMM through TMA's im2col mode: its sizes and limits.
 
 y[m, k] = sum over taps (r, s) and channels c of x[pixel(m, r, s), c] * weight[k, (r, s), c], with m the output pixel
-(n, oh, ow) flattened. TMA walks the bounding box of base pixels, which its corners cut out of the image, with the
-convolution's strides; a tap is an offset from the base pixel; what lies outside of the image reads as zero.
+(n, oh, ow) flattened. TMA walks a bounding box of base pixels, given by its corners relative to the image, with the
+convolution's strides. A tap is an offset from the base pixel. Positions outside of the image read as zero.
 
 Source: CUDA driver API, "Tensor Map Object Management", cuTensorMapEncodeIm2col; PTX ISA, "Tensor im2col mode".
 """
@@ -24,7 +24,7 @@ MAX_COORDINATE = 2**31 - 1
 
 @dataclass(frozen=True)
 class Im2col:
-    """The GEMM that a workload is.
+    """The GEMM of a workload.
 
     Attributes:
         rows: M, output pixels of all images.
@@ -64,11 +64,11 @@ class Im2col:
         return self.kernel_h * self.kernel_w
 
     def fits(self, rows_past_end: int) -> bool:
-        """Whether tiles that end so far past the last row have 32-bit coordinates."""
+        """Whether tiles that end this far past the last row have 32-bit coordinates."""
         return self.rows + rows_past_end <= MAX_COORDINATE
 
     def problem(self, max_tile_rows: int) -> str | None:
-        """Which limit of TMA the convolution breaks (one sentence: what, got, allowed), or None."""
+        """The limit of TMA that the convolution breaks (one sentence: what, got, allowed), or None."""
         for axis, number, kernel in (("horizontal", 1, self.kernel_w), ("vertical", 0, self.kernel_h)):
             stride, reach = self.stride[number], (kernel - 1) * self.dilation[number]
             if stride > MAX_ELEMENT_STRIDE:

@@ -1,7 +1,7 @@
-"""conv2d on Hopper's tensor cores, each pixel loaded once a tile and not once a tap: for kernels beyond 1x1, and groups.
+"""conv2d on Hopper's tensor cores that loads each pixel once per tile, not once per tap: for kernels beyond 1x1, and groups.
 
-What it takes, its knobs, tensor maps and launch. `conv2d_halo_kernel.py` has the kernel and tells how it computes,
-`conv2d_halo_sizes.py` the sizes that follow from the knobs; docs/kernels/conv2d_halo.md tells what each knob is for.
+This module has the supported workloads, the knobs, the tensor maps and the launch. `halo_kernel.py` has the kernel and
+explains how it computes. `halo_sizes.py` has the sizes that the knobs give. docs/kernels/conv2d_halo.md explains each knob.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Conv2dHalo(Template):
         if reason := wgmma_problem(w, target, takes_groups=True) or epilogue_problem(w, staged=("residual",)):
             return reason
         if w.r * w.s == 1 and w.groups == 1:
-            return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups: a single tap shares no pixels"
+            return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups (one tap shares no pixels)"
         if max(w.stride) > MAX_ELEMENT_STRIDE:
             return f"stride is {w.stride}; allowed: 1 to {MAX_ELEMENT_STRIDE}, TMA's element strides"
         if not mergeable(w):
@@ -94,14 +94,14 @@ class Conv2dHalo(Template):
             Knob("tile_w", tuple(sorted({w for _, w in tiles})), "output pixels of such a row"),
             Knob("channel_groups", tuple(range(1, min(channel_groups, MAX_GROUPS) + 1)),
                  "warpgroups side by side, each 64 output channels of the same pixels"),
-            Knob("row_groups", tuple(range(1, MAX_GROUPS + 1)), "warpgroups one below the other, or in turn"),
+            Knob("row_groups", tuple(range(1, MAX_GROUPS + 1)), "warpgroups one below the other, or taking turns"),
             Knob("schedule", ("together", "in_turn"),
                  "row groups share a tile and its patch, or each takes the next tile: one stores while another multiplies"),
             Knob("patches", PATCHES, "patches of x (tile and halo, 64 channels) that are loaded ahead or being multiplied"),
             Knob("weight_stages", WEIGHT_STAGES if 1 in merges else WEIGHT_STAGES[:1],
                  "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
-            *(Knob("merged", merges, "neighbouring groups that count as one, with zeros for the weights between them"),)
+            *(Knob("merged", merges, "neighbouring groups that are merged into one, with zero weights between them"),)
             * (len(merges) > 1),
         )  # fmt: skip
         constraints = (
@@ -125,27 +125,27 @@ class Conv2dHalo(Template):
             Constraint("merged weights stay", lambda q: (q["merged"] == 1) | (q["weight_stages"] == 0)),
             *hopper.block_constraints(target, "positions", overhead_registers(w)),
             Constraint(
-                "no warpgroup whose rows all lie past the output",
+                "every warpgroup has rows inside the output",
                 lambda q: (q["schedule"] == "in_turn") | (q["tile_h"] * (q["row_groups"] - 1) < geometry.out_h),
             ),
-            Constraint("no warpgroup whose channels all lie past the output",
+            Constraint("every warpgroup has channels inside the output",
                        lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < q["merged"] * outputs),
             Constraint("a tile for each warpgroup in turn, and a patch", lambda q: (q["turns"] <= q["waves"])
                        & (q["turns"] <= q["patches"])),
-            Constraint("no more patches than a block loads", lambda q: q["patches"] <= geometry.chunks * q["waves"]),
+            Constraint("at most as many patches as a block loads", lambda q: q["patches"] <= geometry.chunks * q["waves"]),
             Constraint(
-                "no more stages of weights than a block loads, but 2",
+                "at most as many stages of weights as a block loads; 2 are always allowed",
                 lambda q: q["weight_stages"] <= np.maximum(2, geometry.taps * geometry.chunks * q["waves"]),
             ),
             Constraint(
-                "another block a multiprocessor only if there are tiles for it",
+                "another block per multiprocessor only if there are tiles for it",
                 lambda q: (q["blocks_per_sm"] == 1) | (q["tiles"] > target.sms * (q["blocks_per_sm"] - 1)),
             ),
         )  # fmt: skip
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """The configuration of the least predicted time; the fewest threads and the most patches among equals."""
+        """The configuration with the least predicted time; among equals, the fewest threads and the most patches."""
         return hopper.least_predicted(space, lambda q: (q["threads"], -q["patches"], -q["weight_stages"]))
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
@@ -168,7 +168,7 @@ class Conv2dHalo(Template):
         if geometry.merged == 1:
             weights = filter_map(workload, plan.bn, CHUNK, L2_PROMOTION_BYTES)
         grid = Grid(plan.tiles, plan.blocks_per_sm)
-        if plan.column_blocks and plan.column_tiles > 1:  # as many for each column, on any card
+        if plan.column_blocks and plan.column_tiles > 1:  # the same number for each column, on any card
             grid = Grid(plan.column_tiles * plan.column_blocks)
         step = KernelStep(
             build_kernel(workload, plan, epilogue),

@@ -1,18 +1,18 @@
-"""The kernel of conv2d_halo: each pixel is loaded once a tile, and a tap is a shift of the operand's address.
+"""The kernel of conv2d_halo: it loads each pixel once per tile, and a tap is a shift of the operand's address.
 
 A tile of y is a rectangle of one image. TMA loads the rectangle of x that the tile depends on, halo and padding included, as
 one patch of rows of 64 channels. Number its pixels row by row (positions): tap (r, s) reads the positions of tap (0, 0),
 shifted by r * dilation_h * patch_w + s * dilation_w. Each tap is therefore the same wgmma operand at another start address.
-Between the rows of a tile lie the patch's halo columns; they are multiplied too, and never stored.
+Between the rows of a tile are the patch's halo columns. They are multiplied too, but never stored.
 
 With a stride the patch is loaded in phases: phase (a, b) has every stride_h-th row from a on, and of these every stride_w-th
-pixel from b on. A tap reads one phase, and is a shift there.
+pixel from b on. A tap reads one phase and is a shift within it.
 
 wgmma's 64 rows are output channels and its columns are positions: y^T = weight * x^T. An instruction is then wide even with
 few channels; at 64 x 64 the tensor cores would wait for shared memory.
 
 A block has consumer warpgroups, which multiply and store, and a producer warpgroup, of which one thread loads patches and
-another loads weights, each into a ring of its own (`pipeline`). docs/kernels/conv2d_halo.md tells more.
+another loads weights, each into its own ring (`pipeline`). docs/kernels/conv2d_halo.md explains more.
 
 In a grouped convolution a tile covers output channels of one group and loads only that group's input channels. Groups of few
 channels are merged: several count as one, with weights of zero where input and output channel belong to different groups.
@@ -50,17 +50,17 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     chunks, patches, stages, turns = geometry.chunks, plan.patches, plan.stages, plan.turns
     resident, merged, in_turn = plan.weight_stages == 0, geometry.merged > 1, turns > 1
     tile_h, out_h = plan.tile_h, geometry.out_h
-    # Where weights stay, a block has all its tiles in one column of output channels, and its neighbours the others.
+    # If weights stay, all tiles of a block are in one column of output channels. Its neighbours have the other columns.
     block_columns, tiles = (plan.column_tiles, plan.pixel_tiles) if resident else (1, plan.tiles)
     own_tiles, tile_origin = walk.persistent(block_columns), _tile_origin(geometry, plan)
 
-    # Where things lie in shared memory.
+    # Addresses in shared memory.
     weights_offset, y_offset, residual_offset = map(layout.offset, ("weights", "y", "residual_full"))
     patch_full_offset, patch_empty_offset = layout.offset("patch_full"), layout.offset("patch_empty")
     weight_full_offset, weight_empty_offset = layout.offset("weight_full"), layout.offset("weight_empty")
     staged, staged_residual = workload.out_dtype != "float32", loads_residual(workload)
     warpgroup_y_bytes = plan.positions * ROW_BYTES if staged and not in_turn else 0
-    row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup's rows to those below
+    row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup to the one below
 
     load_patches, load_weights = _load_patches(workload, geometry, plan), _load_weights(geometry, plan)
     merge_weights = _merge_weights(workload, geometry, plan, weights_offset)
@@ -127,7 +127,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
             weight_parity = types.uint32(0)
             residual_full = types.uint32(shared + residual_offset + group * BARRIER_BYTES)
             residual_parity = types.uint32(0)
-            held = types.int32(0)  # whether the last tile's patch is still to be handed back
+            held = types.int32(0)  # whether the last tile's patch must still be handed back
             tile = first_tile
             if in_turn:
                 tile = types.int32(tile + warp_row * next_tile)
@@ -158,13 +158,13 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     return kernel
 
 
-# --- What the kernel is made of: functions that it captures ------------------------------------------------------------
+# --- The functions that the kernel captures ----------------------------------------------------------------------------
 
 
 def _releases_late(workload: Workload, geometry: Geometry, plan: Plan) -> bool:
-    """Whether a warpgroup hands a patch, in which it stages y, back when it is at its next tile.
+    """Whether a warpgroup hands a patch, in which it stages y, back only during its next tile.
 
-    That takes enough other patches on their way by then: the next tile's last chunk but one must not need this one.
+    This needs enough other patches: the next tile's last chunk but one must not need this patch.
     """
     return _stages_in_place(workload, plan) and plan.patches >= (plan.turns - 1) * geometry.chunks + 2
 
@@ -188,7 +188,7 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
     tap_address, advance_tap = _tap_address(workload, geometry, plan), _advance_tap(workload.s)
     load_residual = _load_residual(geometry, plan)
     wgmma = Wgmma(workload.dtype)
-    matrix = wgmma.matrix(ROW_BYTES)  # the swizzle is one of addresses: an operand may start at any row
+    matrix = wgmma.matrix(ROW_BYTES)  # the swizzle depends on addresses only, so an operand may start at any row
     multiply, multiply_last = (wgmma.steps(positions, k_steps) for k_steps in geometry.k_steps)
     whole_chunks = chunks if geometry.k_steps[0] == geometry.k_steps[1] else chunks - 1
     wait_previous, wait_all = wgmma.wait(1, positions), wgmma.wait(0, positions)
@@ -280,7 +280,7 @@ def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Ep
         if staged_residual:
             ptx.mbarrier_wait(residual_full, residual_parity)
             residual_parity = types.uint32(residual_parity ^ 1)
-        k = types.int32(channel + warp_channel + (lane >> 2))  # in its convolution group, then of all
+        k = types.int32(channel + warp_channel + (lane >> 2))  # within its convolution group, then among all
         channels_left, position = types.int32(outputs - k), types.int32((lane & 3) * 2)
         k = types.int32(k + conv_group * outputs)
         offset = types.int64(types.int64((image * out_h + row) * out_w + column) * out_channels + k)
@@ -395,9 +395,9 @@ def _load_weights(geometry: Geometry, plan: Plan) -> Callable[..., None]:
 
 
 def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_offset: int) -> Callable[..., None]:
-    """Writes the weights of merged groups: zeros, and what each group has for its own input channels.
+    """Writes the weights of merged groups: zeros, and each group's weights for its own input channels.
 
-    They are copied in pieces: no more than a row of zeros, or of one group's weights, has.
+    They are copied in pieces that fit in a row of zeros and in a row of one group's weights.
     """
     taps, stage_bytes, consumers = geometry.taps, plan.bn * ROW_BYTES, plan.warpgroups * WARPGROUP
     inputs, outputs = workload.c // workload.groups, workload.k // workload.groups
@@ -405,7 +405,7 @@ def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_o
     piece_bytes = piece * ELEMENT_BYTES
     tile_pieces = geometry.outputs * taps * inputs // piece
     copy, wait_copies = ptx.cp_async(piece_bytes), ptx.cp_async_wait(0)
-    tap_chunks = geometry.outputs * ROW_BYTES // 16  # of rows that are stored
+    tap_chunks = geometry.outputs * ROW_BYTES // 16  # number of rows that are stored
     all_consumers = ptx.group_barrier(1, consumers)
 
     def merge_weights(weight: Any, shared: Any, thread: Any, own_column: Any) -> None:
@@ -434,7 +434,7 @@ def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_o
 
 
 def _tap_address(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., Any]:
-    """`address(patch, tap_h, tap_w)`: where the operand of a tap starts in its patch: in which phase, shifted how far."""
+    """`address(patch, tap_h, tap_w)`: the start of a tap's operand in its patch: the phase, plus the shift within it."""
     (stride_h, stride_w), (dilation_h, dilation_w) = workload.stride, workload.dilation
     period_h, period_w, phases_w = geometry.period_h, geometry.period_w, geometry.phases_w
     phase_bytes, patch_w = plan.phase_bytes, plan.patch_w
@@ -460,7 +460,7 @@ def _advance_tap(kernel_w: int) -> Callable[..., Any]:
 
 
 def _load_residual(geometry: Geometry, plan: Plan) -> Callable[..., None]:
-    """One thread loads a tile's residual to where its y will be staged; nothing where there is nothing of y."""
+    """One thread loads a tile's residual to the place where its y will be staged, and nothing outside of y."""
     outputs, row_bytes, patch_row_bytes = geometry.outputs, plan.tile_w * ROW_BYTES, plan.patch_w * ROW_BYTES
     load_pixels = gather.pixels(geometry.groups > 1)
 

@@ -1,6 +1,6 @@
-"""Sizes of conv2d_halo: what follows from the workload, what from a configuration, the predicted time; its tensor maps.
+"""Sizes of conv2d_halo: those of the workload, those of a configuration, the predicted time; its tensor maps.
 
-Words (rectangle, patch, position, chunk) as in `conv2d_halo_kernel.py`.
+`halo_kernel.py` explains the words rectangle, patch, position and chunk.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ CHUNK = 64  # input channels that a patch holds
 OCTET = 8  # channels of 16 bytes: TMA's unit
 MAX_BOX = 256  # of TMA, along each axis
 MAX_ELEMENT_STRIDE = 8  # of TMA
-MAX_MERGED_TAPS = 25  # of a kernel whose weights, merged, stay in shared memory: 8 KiB a tap
+MAX_MERGED_TAPS = 25  # most taps of a kernel whose merged weights stay in shared memory: 8 KiB per tap
 
-# Registers of a consumer thread beside its accumulators: addresses, descriptors, temporaries; more with an epilogue, and
-# most with a residual of 32 bits, of which several loads are under way.
+# Registers of a consumer thread besides its accumulators: addresses, descriptors, temporaries. An epilogue needs more, and
+# a residual of 32 bits the most, because several of its loads are in flight.
 PLAIN_REGISTERS, EPILOGUE_REGISTERS, WIDE_RESIDUAL_REGISTERS = 36, 48, 72
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a workload that the kernel is made of, with so many groups merged.
+    """The sizes of a workload that the kernel uses, for a given number of merged groups.
 
     Attributes:
         out_h, out_w: output pixels of an image.
-        taps: of the kernel.
+        taps: taps of the kernel.
         merged: groups of the workload that are computed as one, with zeros for the weights between them.
-        groups, inputs, outputs: such groups, and input and output channels of each.
+        groups, inputs, outputs: number of merged groups, and input and output channels of each one.
         stride: (vertical, horizontal).
         period_h, period_w: taps after which a row or column of the kernel reads the same phase again.
         phases_h, phases_w: phases that the kernel reads, rows and columns of them.
         halo_h, halo_w: pixels of a phase that a tile depends on beyond its own size.
-        chunks: of CHUNK input channels, the last of them perhaps of fewer.
+        chunks: chunks of CHUNK input channels; the last one may have fewer.
         k_steps: wgmma steps along k of a whole chunk, and of the last.
     """
 
@@ -90,9 +90,9 @@ class Geometry:
 
 
 def mergeable(workload: Workload) -> tuple[int, ...]:
-    """How many neighbouring groups can be computed as one; 1 is each for itself. () where none can.
+    """The numbers of neighbouring groups that can be computed as one; 1 means each separately, () that none is possible.
 
-    TMA wants channels of a group in octets, and together they may fill a wgmma. Their weights must stay in shared memory.
+    TMA needs channels of a group in octets, and merged groups may fill a wgmma. Their weights must stay in shared memory.
     """
     w = workload
     inputs, outputs = w.c // w.groups, w.k // w.groups
@@ -106,7 +106,7 @@ def mergeable(workload: Workload) -> tuple[int, ...]:
 
 
 def loads_residual(workload: Workload) -> bool:
-    """Whether TMA loads a residual to where y will be staged; 32-bit values are read and stored from registers."""
+    """Whether TMA loads a residual to the place where y will be staged. Threads read and store 32-bit values directly."""
     return any(stage.name == "residual" for stage in workload.epilogue) and dtype_of(workload.out_dtype).nbytes == 2
 
 
@@ -117,17 +117,17 @@ def overhead_registers(workload: Workload) -> int:
 
 
 def weight_piece(workload: Workload) -> int:
-    """Weights that are neighbours in memory, where they are merged, and in shared memory, at most 16 bytes of them."""
+    """Merged weights that are neighbours both in memory and in shared memory, at most 16 bytes of them."""
     return math.gcd(workload.c // workload.groups, OCTET)
 
 
 def even_splits(size: int, most: int) -> list[int]:
-    """The part sizes worth trying, up to `most`: the least for each number of parts."""
+    """The part sizes worth trying, up to `most`: the smallest for each number of parts."""
     return sorted({part for parts in range(1, size + 1) if (part := math.ceil(size / parts)) <= most})
 
 
 def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], int]:
-    """(tile_h, tile_w) -> positions of a wgmma, where they are few enough and one warpgroup's shared memory suffices."""
+    """(tile_h, tile_w) -> positions of a wgmma, for tiles within its limit that fit one warpgroup's shared memory."""
     merged = min(mergeable(workload))
     geometry = Geometry.of(workload, merged)
     found = {}
@@ -153,7 +153,7 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     """Shared memory of a block: the patches, the stages of weights, y of each consumer warpgroup, the barriers.
 
     All matrices are rows of 128 bytes, swizzled by address. A warpgroup in turn stages its y in the patch that it was
-    computed from. The last positions may reach past a patch into what follows: their columns are never stored.
+    computed from. The last positions may reach past the end of a patch: their columns are never stored.
     """
     in_turn, warpgroups = q["turns"] > 1, q["warpgroups"]
     staged = 0 if dtype_of(workload.out_dtype).nbytes == 4 else ROW_BYTES
@@ -172,9 +172,9 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
 
 
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
-    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
+    """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
     w, merges = workload, mergeable(workload)
-    geometry = Geometry.of(workload, min(merges))  # of what is the same however many are merged
+    geometry = Geometry.of(workload, min(merges))  # the sizes that do not depend on the number of merged groups
     inputs, outputs = w.c // w.groups, w.k // w.groups
     out_bytes = dtype_of(w.out_dtype).nbytes
     steps = geometry.taps * geometry.chunks
@@ -198,10 +198,10 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         tile = np.maximum(multiply, np.maximum(shared / card.shared_bytes_per_cycle, loaded / l2_rate))
         store = stored / l2_rate + fit.tile_cycles
         if any(stage.name == "residual" for stage in w.epilogue):
-            # As many bytes again; together they are on their way during the multiplications.
+            # The same number of bytes again; both are in flight during the multiplications.
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), fit.load_latency_cycles, 0)
-        # Weights that stay are loaded while the first tile is multiplied, merged ones are written before. Blocks ask L2 for
-        # the same, so that its lower rate is not the bound.
+        # Weights that stay are loaded while the first tile is multiplied; merged ones are written before. Blocks request the
+        # same data from L2, so its lower rate is not the bound.
         loading = np.maximum(0, q["blocks_per_sm"] * weights / fit.l2_bytes_per_cycle[1] + loaded / l2_rate - tile)
         writing = weights * q["merged"] * outputs / q["bn"] / card.shared_bytes_per_cycle
         first = np.where(streamed, 0, np.where(q["merged"] == 1, loading, writing))
@@ -216,12 +216,12 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         return card.launch_cycles + waves + fit.load_latency_cycles + first + np.where(in_turn, store, 0)
 
     def column_blocks(q: Columns) -> Any:
-        """Where weights stay, the blocks that share the tiles of each column; else 0: all share all."""
+        """If weights stay, the number of blocks that share the tiles of each column; otherwise 0: all share all."""
         apart = np.minimum(q["pixel_tiles"], np.maximum(1, target.sms * q["blocks_per_sm"] // q["column_tiles"]))
         return np.where(q["weight_stages"] == 0, apart, 0)
 
     def waves(q: Columns) -> Any:
-        """Tiles of the busiest block; times the turns that blocks take, where not all are resident."""
+        """Tiles of the busiest block, times the turns that blocks take if not all are resident."""
         resident = target.sms * q["blocks_per_sm"]
         apart = -(-q["pixel_tiles"] // np.maximum(1, q["column_blocks"]))
         apart = apart * -(-q["column_blocks"] * q["column_tiles"] // resident)
@@ -256,28 +256,28 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration of conv2d_halo with the sizes that follow from it.
+    """A configuration of conv2d_halo with its sizes.
 
     Attributes:
-        tile_h .. merged: the knobs; `merged` is one where the workload has a choice. `channel_groups` warpgroups lie side by
-            side, `row_groups` of them one below the other.
+        tile_h .. merged: the knobs; `merged` is a knob only if the workload has a choice. `channel_groups` warpgroups are
+            side by side, `row_groups` of them one below the other.
         bn: output channels of a tile.
-        warpgroups: that multiply.
-        turns: tiles that a block computes at the same time; 1 when its warpgroups share one.
+        warpgroups: warpgroups that multiply.
+        turns: tiles that a block computes at the same time; 1 if its warpgroups share one.
         block_rows: rows of output pixels of a tile, of all warpgroups that share it.
         patch_h, patch_w: rows and pixels of a patch, or of each of its phases.
-        positions: of a wgmma, its N.
-        phase_bytes, patch_bytes: in shared memory, rounded up to the swizzle.
-        stages: of weights; as many as there are where they stay.
-        shared_bytes, threads: of a block.
+        positions: positions of a wgmma, its N.
+        phase_bytes, patch_bytes: bytes in shared memory, rounded up to the swizzle.
+        stages: stages of weights; if weights stay, one for each tap and chunk.
+        shared_bytes, threads: bytes of shared memory and threads of a block.
         row_tiles, strips: tiles of an image, down and along a row.
         group_tiles, column_tiles: tiles of the output channels of one convolution group, and of all.
         pixel_tiles, tiles: tiles of pixels, and of the whole output.
-        column_blocks: blocks of each column of tiles, where weights stay; else 0.
+        column_blocks: blocks of each column of tiles if weights stay; otherwise 0.
         waves: tiles of the busiest block.
-        registers: that a thread may have.
+        registers: most registers of a thread.
         predicted_cycles: the predicted time.
-        shared: where everything lies in shared memory.
+        shared: the layout of shared memory.
     """
 
     tile_h: int

@@ -11,7 +11,7 @@ from schedsearch.templates.parts.hopper import ELEMENT_BYTES
 from schedsearch.workload import Workload
 
 ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
-L2_PROMOTION_BYTES = 256  # of maps whose template has no knob for it
+L2_PROMOTION_BYTES = 256  # for maps whose template has no knob for it
 
 
 def image_map(workload: Workload, bm: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
@@ -39,8 +39,8 @@ def image_map(workload: Workload, bm: int, bk: int, l2_promotion_bytes: int) -> 
 def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
     """weight as (channels of a group, taps, output channels), in boxes of bk x 1 x bn.
 
-    Rank 3 and not (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the next
-    tap's channels: zeros of x alone would not stop an infinite weight.
+    The rank is 3 and not 2 (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the
+    next tap's channels: zeros of x alone would not stop an infinite weight.
     """
     w, channels, taps = workload, workload.c // workload.groups, workload.r * workload.s
     size = dtype_of(w.dtype).nbytes
@@ -83,8 +83,8 @@ def pixel_map(
 ) -> TensorMap:
     """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled.
 
-    With several groups as (channels of a group, groups, w, h, n), so that a box ends in zeros and not in the next group's
-    channels. A box has every `stride`-th pixel (vertical, horizontal).
+    With several groups the axes are (channels of a group, groups, w, h, n), so that a box ends in zeros and not in the next
+    group's channels. A box has every `stride`-th pixel (vertical, horizontal).
     """
     spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
     n, h, w, c = spec.shape

@@ -1,7 +1,7 @@
-"""conv2d of few input channels on Hopper's tensor cores: a network's stem, without unfolding it in memory.
+"""conv2d with few input channels on Hopper's tensor cores: a network's stem, without unfolding it in memory.
 
-In NHWC the S * C values that one row of the kernel meets are neighbours in x, a run. So a tile's input is a patch of rows of
-values, which one TMA instruction loads, padding included, and k counts R runs, each filled up to whole octets (8 values):
+In NHWC the S * C values that one row of the kernel meets are neighbours in x: a run. A tile's input is therefore a patch of
+rows of values, which one TMA instruction loads, padding included. k counts R runs, each padded to whole octets (8 values):
 
     y[pixel, k] = sum over rows r and values i of the run:  patch[row(pixel) * stride_h + r * dilation_h, first(pixel) + i]
                                                               * weight[k, r, i]
@@ -10,8 +10,8 @@ wgmma takes its first operand from registers, where a thread holds pairs of neig
 one word of the patch: a thread loads its operands from there, at addresses that differ by constants. No unfolded tile is
 ever written, to any memory. Weights are put into shared memory once, in the layout that wgmma reads.
 
-A warpgroup has 64 pixels at a time, a rectangle of one image, and a ring of patches of its own; warpgroups of a block share
-the weights alone. docs/kernels/conv2d_stem.md tells more, and what each knob is for.
+A warpgroup has 64 pixels at a time, a rectangle of one image, and its own ring of patches. The warpgroups of a block share
+only the weights. docs/kernels/conv2d_stem.md explains more, including the use of each knob.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fragments of A) and "cp.async.bulk.tensor".
 """
@@ -53,7 +53,7 @@ from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, E
 from schedsearch.templates.parts.loads import load_run
 from schedsearch.workload import Workload
 
-MAX_RUN = 64  # values; beyond, there are channels enough for the other kernels
+MAX_RUN = 64  # values; beyond, there are enough channels for the other kernels
 MAX_STEPS = 64
 MAX_CHANNELS = 256  # wgmma's N
 MAX_PIXELS = 2**31 - 1
@@ -80,7 +80,7 @@ class Conv2dStem(Template):
         w = workload
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
-        if reason := geometry.problem(w.replace(c=OCTET), target):  # any number of channels will do
+        if reason := geometry.problem(w.replace(c=OCTET), target):  # any number of channels is possible
             return reason
         runs = Runs.of(w)
         if w.s * w.c > MAX_RUN:
@@ -111,7 +111,7 @@ class Conv2dStem(Template):
         smallest_covering = min((s for s in REGISTER_STEPS if s >= steps), default=max(REGISTER_STEPS))
         knobs = (
             Knob("tile_w", tuple(usable_tiles(workload, target)), "output pixels of a row of a tile of 64"),
-            Knob("warpgroups", GROUPS, "warpgroups of a block, each with a tile of its own; they share the weights"),
+            Knob("warpgroups", GROUPS, "warpgroups of a block, each with its own tile; they share the weights"),
             Knob("patches", PATCHES, "patches of x of a warpgroup that are loaded ahead or being multiplied"),
             Knob("register_steps", tuple(s for s in REGISTER_STEPS if s <= smallest_covering),
                  "k steps whose part of x is loaded into registers before they are multiplied"),
@@ -123,20 +123,20 @@ class Conv2dStem(Template):
                 f"registers of two rounds of x, accumulators and {BASE_REGISTERS} more <= a thread's share of the file",
                 lambda q: q["operand_registers"] + q["columns"] // 2 + BASE_REGISTERS <= q["registers"],
             ),
-            Constraint("no more patches than a warpgroup loads", lambda q: q["patches"] <= q["waves"]),
+            Constraint("at most as many patches as a warpgroup loads", lambda q: q["patches"] <= q["waves"]),
             Constraint(
                 "another warpgroup only if multiprocessors have tiles for it",
                 lambda q: (q["warpgroups"] == 1) | (q["tiles"] > target.sms * (q["warpgroups"] - 1)),
             ),
             Constraint(
-                "another block a multiprocessor only if there are tiles for it",
+                "another block per multiprocessor only if there are tiles for it",
                 lambda q: (q["blocks_per_sm"] == 1) | (q["tiles"] > target.sms * q["warpgroups"] * (q["blocks_per_sm"] - 1)),
             ),
         )
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """The configuration of the least predicted time; the most patches, then the fewest threads among equals."""
+        """The configuration with the least predicted time; among equals, the most patches, then the fewest threads."""
         return hopper.least_predicted(
             space,
             lambda q: (-q["patches"], q["threads"] * q["blocks_per_sm"], q["blocks_per_sm"], -q["register_steps"]),
@@ -162,7 +162,7 @@ class Conv2dStem(Template):
 
 
 def piece(workload: Workload) -> int:
-    """Values of weight that are loaded at once: as many as no run splits."""
+    """Values of weight per load: the most that never cross the end of a run."""
     return 2 if workload.s * workload.c % 2 == 0 and not Runs.of(workload).skipped else 1
 
 
@@ -170,7 +170,7 @@ def piece(workload: Workload) -> int:
 
 
 def octet_offsets(workload: Workload, patch_w: int) -> list[int | None]:
-    """For each octet of k its bytes from a pixel's first value in the patch; None for an octet of filler."""
+    """For each octet of k, its distance in bytes from a pixel's first value in the patch; None for an octet of filler."""
     w, runs = workload, Runs.of(workload)
     row_bytes = w.dilation[0] * patch_w * ELEMENT_BYTES
     offsets: list[int | None] = [
@@ -180,9 +180,9 @@ def octet_offsets(workload: Workload, patch_w: int) -> list[int | None]:
 
 
 def multiply_patch(workload: Workload, patch_w: int, register_steps: int) -> Callable[..., Any]:
-    """A device operation: the 64 pixels of a warpgroup times all weights, all of k, from patch to accumulators.
+    """A device operation: the 64 pixels of a warpgroup times all weights, over all of k, from patch to accumulators.
 
-    Called as (accumulators[columns // 2], pixel, pixel_8, shift, shift_8, first_mask, last_mask, weights). `pixel` is the
+    It takes (accumulators[columns // 2], pixel, pixel_8, shift, shift_8, first_mask, last_mask, weights). `pixel` is the
     shared address of the thread's pair in the first octet of pixel lane / 4 of its warp, `pixel_8` that of pixel
     lane / 4 + 8, both rounded down to words; `shift` is 16 where that dropped a value, else 0. The masks have the bits of a
     pair that are of the run in its first and last octet: the patch holds other values beside it, which may be infinite.
@@ -227,7 +227,7 @@ def _multiply_patch(
                 f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{$acc}}, {{{a}}}, db, p, 1, 1, 0;"
             )
         lines.append("wgmma.commit_group.sync.aligned;")
-        # The next round's operands may take the registers of the one before this.
+        # The next round's operands may take the registers of the previous round.
         lines.append(f"wgmma.wait_group.sync.aligned {int(stop < steps)};")
     return device_op(
         "multiply_patch",
@@ -268,7 +268,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     tile_w, patch_w, tiles = plan.tile_w, plan.patch_w, plan.tiles
     groups, patches, patch_bytes = plan.warpgroups, plan.patches, plan.patch_bytes
 
-    # Where things lie in shared memory.
+    # Addresses in shared memory.
     y_offset, patches_offset, full_offset = layout.offset("y"), layout.offset("patches"), layout.offset("full")
     staged, group_y_bytes = workload.out_dtype != "float32", staged_y_bytes(workload)
 
@@ -283,7 +283,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     _, advance = pipeline.consumer(patches)
 
     # Store.
-    pixel_8_elements = (out_w if tile_w == 8 else 8) * out_channels  # from pixel lane / 4 of a warp to the one 8 further
+    pixel_8_elements = (out_w if tile_w == 8 else 8) * out_channels  # from pixel lane / 4 of a warp to the one after 8
     fuse, fused = epilogue.fragments(out_channels // 8, pixel_8_elements), not epilogue.identity
     stage_y = store.stage_pairs(workload.out_dtype if staged else "float16", columns // 8, 8, SEGMENT_BYTES)
     store_direct = _store_direct(out_channels // 8, pixel_8_elements)
@@ -320,7 +320,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         ptx.fence_async_shared()
         cuda.syncthreads()
 
-        # In each 8 pixels of its warp a thread has one, lane / 4; in each octet two values, from lane % 4 * 2 on.
+        # From each 8 pixels of its warp a thread has one, lane / 4; from each octet two values, starting at lane % 4 * 2.
         warp_pixel = types.int32(((thread >> 5) & 3) * 16)
         tile_row, tile_column = place_of(warp_pixel + (lane >> 2))
         tile_row_8, tile_column_8 = place_of(warp_pixel + (lane >> 2) + 8)
@@ -352,7 +352,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
                 load_patch(xmap, tile + patches * stride, first_patch + patch, barrier)
             buffer, parity = advance(buffer, parity)
 
-            # ---- epilogue and store: in each 8 channels, a thread holds two neighbours of its two pixels
+            # ---- epilogue and store: from each 8 channels, a thread holds two neighbours of its two pixels
             image, row, column = tile_origin(tile)
             k = types.int32((lane & 3) * 2)
             pixel = types.int64(types.int64(image * out_h + row + tile_row) * out_w + (column + tile_column))
@@ -381,7 +381,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     return kernel
 
 
-# --- What the kernel is made of: functions that it captures ------------------------------------------------------------
+# --- The functions that the kernel captures ----------------------------------------------------------------------------
 
 
 def _load_patch(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
@@ -400,7 +400,7 @@ def _load_patch(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., Non
 
 
 def _load_weights(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
-    """All threads of a block write the weights into shared memory as wgmma reads them, runs filled up to whole octets."""
+    """All threads of a block write the weights to shared memory in wgmma's layout, with runs padded to whole octets."""
     kernel_h, out_channels, columns, threads = workload.r, workload.k, runs.columns, plan.threads
     run_octets, run_values, skipped, all_octets = runs.octets, runs.values, runs.skipped, 2 * runs.steps
     weight_chunks = columns * all_octets

@@ -1,6 +1,6 @@
-"""Sizes of conv2d_stem: what follows from the workload, what from a configuration, and the predicted time.
+"""Sizes of conv2d_stem: those of the workload, those of a configuration, and the predicted time.
 
-Words (run, octet, patch) as in `conv2d_stem.py`, which has the kernel.
+`stem.py` has the kernel and explains the words run, octet and patch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Runs:
     """The reduction of a workload.
 
     Attributes:
-        values: of a run, `skipped` + S * C.
+        values: values of a run, `skipped` + S * C.
         skipped: values in front that have no weight, so that runs start at even values of x.
         lead: values of a patch in front of its first run: TMA's first coordinate must be a multiple of 16 bytes.
-        octets: of a run.
+        octets: octets of a run.
         steps: wgmma steps of 16 values along all runs.
-        pixel_values: from a pixel's run to the next pixel's.
-        odd: runs may start at odd values, so that pairs are not words of the patch.
+        pixel_values: values from a pixel's run to the next pixel's.
+        odd: whether runs may start at odd values, so that pairs are not words of the patch.
         columns: wgmma's N: output channels, and up to 8 of filler.
     """
 
@@ -69,7 +69,7 @@ class Runs:
 
 
 def usable_tiles(workload: Workload, target: Target) -> list[int]:
-    """The `tile_w` whose patch one TMA box holds, and fits shared memory with one warpgroup."""
+    """The values of `tile_w` whose patch fits in one TMA box, and in shared memory with one warpgroup."""
     found = []
     for tile_w in TILE_WS:
         least = {"tile_w": tile_w, "warpgroups": 1, "patches": 1, "register_steps": 1, "blocks_per_sm": 1}
@@ -80,13 +80,13 @@ def usable_tiles(workload: Workload, target: Target) -> list[int]:
 
 
 def bank_rounds(pixel_values: int) -> int:
-    """Accesses that shared memory makes of one word for each lane: of 8 pixels, each 4 neighbouring words."""
+    """Shared-memory accesses for a load of one word per lane: 8 pixels with 4 neighbouring words each."""
     words = {pixel * pixel_values // 2 + word for pixel in range(8) for word in range(4)}
     return max(sum(word % 32 == bank for word in words) for bank in range(32))
 
 
 def staged_y_bytes(workload: Workload) -> int:
-    """A warpgroup's y in shared memory, rows of 64 channels of a pixel; 0 for float32, which is stored from registers."""
+    """Bytes of a warpgroup's y in shared memory, in rows of 64 channels of a pixel; 0 for float32, stored from registers."""
     segments = math.ceil(Runs.of(workload).columns / SEGMENT)
     return GROUP_PIXELS * ROW_BYTES * segments if dtype_of(workload.out_dtype).nbytes == 2 else 0
 
@@ -107,7 +107,7 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
 
 
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
-    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
+    """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
     w, runs = workload, Runs.of(workload)
     _, out_h, out_w, _ = w.output.shape
     out_bytes = dtype_of(w.out_dtype).nbytes
@@ -115,7 +115,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     fit = card.stem
     staged_bytes = staged_y_bytes(workload)
     y_bytes = GROUP_PIXELS * w.k * out_bytes  # of a tile
-    words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_values) * (2 if runs.odd else 1)  # cycles that a tile's loads take
+    words = 4 * 4 * runs.steps * bank_rounds(runs.pixel_values) * (2 if runs.odd else 1)  # cycles of a tile's loads
     operand_bytes = ELEMENT_BYTES * w.n * w.h * w.w * w.c + out_bytes * math.prod(w.output.shape)
     operand_bytes += out_bytes * math.prod(w.output.shape) if any(stage.name == "residual" for stage in w.epilogue) else 0
     memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
@@ -164,21 +164,21 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration of conv2d_stem with the sizes that follow from it.
+    """A configuration of conv2d_stem with its sizes.
 
     Attributes:
         tile_w .. blocks_per_sm: the knobs.
         columns: output channels, rounded up to wgmma's N.
         tile_h: rows of a tile of 64 pixels.
         patch_w, patch_h: values and rows of a patch.
-        patch_bytes: in shared memory.
-        threads, shared_bytes: of a block.
+        patch_bytes: bytes of a patch in shared memory.
+        threads, shared_bytes: threads and bytes of shared memory of a block.
         row_tiles, strips, tiles: tiles of an image down and along a row, and of all images.
         waves: tiles of the busiest warpgroup.
-        operand_registers: of the rounds of x that are in registers at the same time.
-        registers: that a thread may have.
+        operand_registers: registers of the rounds of x that are in registers at the same time.
+        registers: most registers of a thread.
         predicted_cycles: the predicted time.
-        shared: where everything lies in shared memory.
+        shared: the layout of shared memory.
     """
 
     tile_w: int

@@ -13,13 +13,13 @@ x, those in a column the same weights; each loads a part of both and multicasts 
 therefore counts the consumers of every block that this one multicasts to. Tiles past the end are computed but not stored;
 skipping them would deadlock the blocks that expect their share of the loads.
 
-With both, a cluster has split_k blocks for each of its tiles, and those with the same part of the k steps share loads.
+With both, a cluster has split_k blocks for each of its tiles, and blocks with the same part of the k steps share loads.
 
 With schedule in_turn, each half of the consumer groups takes every other tile of a block: one half stores while the other
 multiplies. The ring is filled tile after tile, which gives the halves their turns.
 
-Channels past C read as zero in both operands; rows past M and columns past K are not stored. So no size has to divide
-another. docs/kernels/conv2d_wgmma.md tells more, and what each knob is for.
+Channels past C read as zero in both operands; rows past M and columns past K are not stored. No size therefore has to divide
+another. docs/kernels/conv2d_wgmma.md explains more, including the use of each knob.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Movement: cp.async.bulk.tensor".
 """
@@ -62,7 +62,7 @@ from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
-# Registers of a consumer thread beside its bn/2 accumulators: addresses, descriptors, temporaries; and with an epilogue.
+# Registers of a consumer thread besides its bn/2 accumulators (addresses, descriptors, temporaries), and with an epilogue.
 OVERHEAD_REGISTERS = (32, 48)
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
@@ -107,28 +107,28 @@ class Conv2dWgmma(Template):
             Knob(
                 "schedule",
                 ("together", "in_turn"),
-                "groups share a tile, or each half of them takes the block's next: one stores while the other multiplies",
+                "groups share a tile, or each half takes the block's next tile: one half stores while the other multiplies",
             ),
             Knob("bn", tuple(bn for bn in BNS if bn <= smallest_covering_k), "columns (output channels) of a tile"),
-            Knob("bk", useful_bks(w.c), "input channels of a k step; more is better, less wastes less of the last step"),
+            Knob("bk", useful_bks(w.c), "input channels of a k step; more is faster, less wastes less of the last step"),
             Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
             Knob("split_k", tuple(split_ks), "blocks of a cluster that share a tile's k steps"),
             Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; blocks with the same columns share weights"),
             Knob("cluster_n", tuple(cluster_ns), "column tiles of a cluster; blocks with the same rows share pixels"),
-            Knob("grid", ("persistent", "split"), "blocks that loop over tiles, or split_k blocks a tile"),
+            Knob("grid", ("persistent", "split"), "blocks that loop over tiles, or split_k blocks per tile"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
             Knob("group_m", tuple(group_ms), "row tiles (of clusters) walked before the next column tile; for reuse in L2"),
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
         )
         constraints = (
             *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.epilogue)]),
-            Constraint("no consumer group whose rows all lie past the output", lambda q: q["bm"] < gemm.rows + GROUP_ROWS),
+            Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.rows + GROUP_ROWS),
             Constraint(
-                "no more stages than k steps that a block runs, but 2",
+                "at most as many stages as a block runs k steps; 2 are always allowed",
                 lambda q: q["stages"] <= np.maximum(2, q["block_steps"] * np.where(q["grid"] == "split", 1, q["waves"])),
             ),
             Constraint(
-                "groups in turn are an even number, of a persistent grid",
+                "groups in turn: an even number of groups, and a persistent grid",
                 lambda q: (q["turns"] == 1) | ((q["consumer_groups"] % 2 == 0) & (q["grid"] == "persistent")),
             ),
             Constraint(
@@ -153,21 +153,21 @@ class Conv2dWgmma(Template):
                 lambda q: (q["grid"] == "split") | (q["blocks"] > target.sms * q["blocks_per_sm"]),
             ),
             Constraint(
-                "another block a multiprocessor only if there is work for it",
+                "another block per multiprocessor only if there is work for it",
                 lambda q: (q["blocks_per_sm"] == 1) | (q["blocks"] > target.sms * (q["blocks_per_sm"] - 1)),
             ),
             Constraint(
-                "group_m is 1 with one column of clusters, and less than twice their rows",
+                "group_m is 1 with one column of clusters, and less than twice the rows of clusters",
                 lambda q: (q["group_m"] == 1) | ((q["cluster_columns"] > 1) & (q["group_m"] < 2 * q["cluster_rows"])),
             ),
         )
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """The configuration of the least predicted time; the smallest cluster and the deepest ring among equals."""
+        """The configuration with the least predicted time; among equals, the smallest cluster and the deepest ring."""
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
-        group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is what one column tile has
-        # 256 wins up to 2 % where it wins, and loses up to 17 % where pixels are not a multiple of 128 bytes.
+        group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is the only value with one column tile
+        # 256 gains at most 2 %, and loses up to 17 % if pixels are not a multiple of 128 bytes.
         few = {"l2_promotion": [128], "group_m": sorted({1, group_m})}
         return hopper.least_predicted(
             space.restrict(few), lambda q: (q["cluster"], -q["stages"], q["threads"], -q["group_m"])
@@ -205,14 +205,14 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     rows, columns, k_steps = gemm.rows, gemm.columns, plan.k_steps
     in_turn = turns > 1
 
-    # Where things lie in shared memory.
+    # Addresses in shared memory.
     row_bytes = bk * wgmma.element_bytes
     a_bytes, group_a_bytes, stage_bytes = bm * row_bytes, GROUP_ROWS * row_bytes, (bm + bn) * row_bytes
     full_offset, empty_offset, sums_offset = (layout.offset(region) for region in ("full", "empty", "sums_full"))
     staging_offset = layout.offset("y") if split_k == 1 else plan.sums_bytes
-    octets, own_octets, octet_bytes = bn // 8, plan.own_octets, bm * 32  # in a split tile, y lies behind the sums
+    octets, own_octets, octet_bytes = bn // 8, plan.own_octets, bm * 32  # in a split tile, y comes after the sums
 
-    # Tiles go by the number of their cluster.
+    # Tiles have the number of their cluster.
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
     peers, place, begin, releases, arrive_empty = tiles.peers, tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
     clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
@@ -222,7 +222,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     # Multiply.
     warpgroups, consumers = plan.consumer_groups, plan.consumer_groups * WARPGROUP
     tile_groups = warpgroups // turns  # that share a tile
-    next_turn = (turns - 1) * k_steps % stages  # stages of the tiles that the others take
+    next_turn = (turns - 1) * k_steps % stages  # stages of tiles that the other half takes
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
     accumulators, own_sums = wgmma.accumulators(bn), 4 * own_octets
     matrix, multiply = wgmma.matrix(row_bytes), wgmma.steps(bn, bk // wgmma.k)
@@ -282,7 +282,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
                 )  # fmt: skip
         else:
             releases_stages, empty_at = releases(empty, part, cluster_row, cluster_column)
-            tile_group = types.int32(group)  # among those that share a tile
+            tile_group = types.int32(group)  # rank among the blocks that share a tile
             parity = types.uint32(0)
             previous = types.uint32(0)
             tile = first_tile
@@ -318,7 +318,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 
         if split_k > 1:
             # ---- add up the tile's sums of this block's columns, and store them
-            cluster.cluster_arrive()  # all blocks have read what the sums are sent over
+            cluster.cluster_arrive()  # all blocks have read the ring, which the sums overwrite
             cluster.cluster_wait()
             if thread < consumers:
                 octet = types.int32(part * own_octets)
@@ -336,7 +336,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     return kernel
 
 
-# --- What the kernel is made of: functions that it captures ------------------------------------------------------------
+# --- The functions that the kernel captures ----------------------------------------------------------------------------
 
 
 def _tile_origin(plan: Plan) -> Callable[..., Any]:
@@ -356,7 +356,7 @@ def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
     gemm, bk, stages, in_turn = Im2col.of(workload), plan.bk, plan.stages, plan.turns > 1
     row_bytes = bk * Wgmma(workload.dtype).element_bytes
     a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
-    own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # that a block loads
+    own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # the part that a block loads
     dilation_h, dilation_w = gemm.dilation
     full_offset, clusters = plan.shared.offset("full"), plan.cluster_rows * plan.cluster_columns
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, plan.split_k)
@@ -394,7 +394,7 @@ def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
                 if full == empty:
                     full = types.uint32(shared + full_offset)
             tile = types.int32(tile + next_tile)
-        if multicasts:  # other blocks' consumers arrive here, and still read what was sent: stay until all have
+        if multicasts:  # other blocks' consumers arrive here and still read the data that was sent: stay until all are done
             drain(empty, stage, parity)
 
     return load_tiles

@@ -1,4 +1,4 @@
-"""Sizes of conv2d_wgmma: what follows from a configuration, and the predicted time."""
+"""Sizes of conv2d_wgmma: the sizes that a configuration gives, and the predicted time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BKS = (16, 32, 64)
 
 
 def useful_bks(channels: int) -> tuple[int, ...]:
-    """The k steps worth trying: none that is twice as wide as needed, none that pads as much as a wider one."""
+    """The k steps worth trying: less than twice as wide as needed, and with less padding than every wider one."""
     widest = min((bk for bk in BKS if bk >= channels), default=max(BKS))
     kept: list[int] = []
     for bk in sorted((bk for bk in BKS if bk <= widest), reverse=True):
@@ -37,22 +37,22 @@ def useful_bks(channels: int) -> tuple[int, ...]:
 
 
 def octets_per_block(q: Columns) -> Any:
-    """Octets of the tile's columns that each block of a split tile adds up; the last blocks may have fewer."""
+    """Octets of the tile's columns that each block of a split tile adds up. The last blocks may have fewer."""
     return -(-q["bn"] // (8 * q["split_k"]))
 
 
 def store_segment(q: Mapping[str, Any]) -> int:
-    """Columns that one TMA store writes: the most of 8, 16, 32, 64 of which all blocks of a tile have whole ones."""
+    """Columns that one TMA store writes: the largest of 8, 16, 32, 64 that divides the columns of all blocks of a tile."""
     return 8 * math.gcd(q["bn"] // 8, int(octets_per_block(q)), 8)
 
 
 def staged_bytes(workload: Workload) -> int:
-    """Bytes of an element of y in shared memory; 0 where y does not go through it."""
+    """Bytes of an element of y in shared memory; 0 if y does not go through it."""
     return dtype_of(workload.out_dtype).nbytes if stores_by_tma(workload) else 0
 
 
 def stores_by_tma(workload: Workload) -> bool:
-    """Whether y goes through shared memory; float32 is stored by the threads that hold it."""
+    """Whether y goes through shared memory. Threads store float32 directly from their registers."""
     return dtype_of(workload.out_dtype).nbytes == 2
 
 
@@ -62,12 +62,12 @@ def stage_bytes(workload: Workload, q: Columns) -> Any:
 
 
 def sums_bytes(q: Columns) -> Any:
-    """What the other blocks of a split tile send: float32 sums of this block's columns, 16 bytes a thread for each octet."""
+    """Bytes that the other blocks of a split tile send: float32 sums of this block's columns, 16 per thread and octet."""
     return (q["split_k"] - 1) * octets_per_block(q) * q["bm"] * 32
 
 
 def ring_bytes(workload: Workload, q: Columns) -> Any:
-    """The stages. At the end of a split tile the other blocks' sums lie over them, and y after the sums."""
+    """Bytes of the stages. At the end of a split tile, the other blocks' sums overwrite them, followed by y."""
     y = q["bm"] * octets_per_block(q) * 8 * staged_bytes(workload)
     return np.maximum(q["stages"] * stage_bytes(workload, q), np.where(q["split_k"] == 1, 0, sums_bytes(q) + y))
 
@@ -87,7 +87,7 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
 
 
 def l2_row_cost(channels: int, bk: int, fit: Im2colFit) -> float:
-    """What loading bk of a pixel's channels takes of L2, in bytes of rows that fill a line; a mean over where rows start."""
+    """L2's cost of loading bk of a pixel's channels, in bytes of rows that fill a line; a mean over the rows' starts."""
     row = min(bk, channels) * ELEMENT_BYTES
     starts = range(0, LINE_BYTES, math.gcd(channels * ELEMENT_BYTES, bk * ELEMENT_BYTES, LINE_BYTES))
     sectors = sum(-(-(start % SECTOR_BYTES + row) // SECTOR_BYTES) for start in starts) / len(starts)
@@ -96,7 +96,7 @@ def l2_row_cost(channels: int, bk: int, fit: Im2colFit) -> float:
 
 
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
-    """Name -> formula over knobs and earlier quantities; for arrays and for single values alike."""
+    """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
     w, gemm, out_bytes = workload, Im2col.of(workload), dtype_of(workload.out_dtype).nbytes
     card = machine(target)
     fit = card.im2col
@@ -139,7 +139,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         alone = alone + np.where(persistent, fill + store, 0)
         shared = blocks * q["block_steps"] * np.maximum(load, multiply) + fill + store
         busy = np.maximum(alone, shared)
-        # Memory rests while all blocks start or store at once, as those do that have but one tile.
+        # Memory is idle while all blocks start or store at once, as blocks with only one tile do.
         memory = memory_cycles + np.where(blocks == neighbours, fill + store, 0)
         slower, faster = np.maximum(busy, memory), np.minimum(busy, memory)
         return card.launch_cycles + slower + (1 - fit.memory_overlap) * faster
@@ -156,7 +156,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "cluster": lambda q: q["cluster_m"] * q["cluster_n"] * q["split_k"],
         "cluster_rows": lambda q: -(-q["row_tiles"] // q["cluster_m"]),
         "cluster_columns": lambda q: -(-q["column_tiles"] // q["cluster_n"]),
-        "blocks": lambda q: q["cluster_rows"] * q["cluster_columns"] * q["cluster"],  # those past the end, too
+        "blocks": lambda q: q["cluster_rows"] * q["cluster_columns"] * q["cluster"],  # including tiles past the end
         "waves": lambda q: -(-q["blocks"] // hopper.blocks_at_once(target, q["cluster"], q["blocks_per_sm"])),
         "ring_bytes": lambda q: ring_bytes(workload, q),
         "shared_bytes": lambda q: shared_layout(workload, q).nbytes,
@@ -167,26 +167,26 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration of conv2d_wgmma with the sizes that follow from it.
+    """A configuration of conv2d_wgmma with its sizes.
 
     Attributes:
         consumer_groups .. l2_promotion: the knobs.
         turns: tiles that a block computes at the same time; 2 with groups in turn.
         bm: rows (output pixels) of a tile.
-        threads: of a block.
+        threads: threads of a block.
         k_steps, block_steps: k steps of a tile, and the most that a block of a split tile runs.
-        row_tiles, column_tiles, tiles: of the whole output.
+        row_tiles, column_tiles, tiles: tiles of the whole output.
         cluster: blocks of a cluster.
-        cluster_rows, cluster_columns: clusters that the tiles make.
-        blocks: that compute a tile or a part of one; those past the ends count.
+        cluster_rows, cluster_columns: rows and columns of clusters.
+        blocks: blocks that compute a tile or a part of one, including those past the ends.
         waves: times that all multiprocessors are filled.
-        ring_bytes, shared_bytes: of a block's shared memory.
-        registers: that a thread may have.
+        ring_bytes, shared_bytes: bytes of the ring, and of all shared memory of a block.
+        registers: most registers of a thread.
         predicted_cycles: the predicted time.
         own_octets: octets of a tile's columns that a block stores; fewer than all in a split tile.
         segment: columns that one TMA store writes.
-        sums_bytes: what a block of a split tile receives.
-        shared: where everything lies in shared memory.
+        sums_bytes: bytes that a block of a split tile receives.
+        shared: the layout of shared memory.
     """
 
     consumer_groups: int

@@ -24,15 +24,15 @@ cluster_wait = device_op("cluster_wait", "bar.warp.sync 0xffffffff; barrier.clus
 
 
 # --- Barriers in each other's memory ----------------------------------------------------------------------------------
-map_shared = device_op(  # the address, in another block's memory, of what lies at `shared` in one's own
+map_shared = device_op(  # the address in another block's memory that corresponds to `shared` in this block
     "map_shared",
     "mapa.shared::cluster.u32 $address, $shared, $rank;",
     ins={"shared": "u32", "rank": "u32"},
     outs={"address": "u32"},
     pure=True,
 )
-# At an address of `map_shared`. It is what the thread has waited for that must come first (wgmma has read, TMA writes next),
-# not its own reads and writes: those a scope of the cluster would order, by waiting for all memory at each arrival.
+# Arrives at an address of `map_shared`. Only the event that the thread has waited for must come first (wgmma has read, TMA
+# writes next), not the thread's own reads and writes. Cluster scope would order those too, by waiting for all memory.
 mbarrier_arrive_at_peer = device_op(
     "mbarrier_arrive_at_peer", "mbarrier.arrive.shared::cluster.b64 _, [$shared];", ins={"shared": "u32"}
 )
@@ -41,7 +41,7 @@ mbarrier_arrive_at_peer = device_op(
 # --- Tensor copies to several blocks: to the same place in the memory of each, counted by the same barrier of each --------
 @functools.cache
 def tma_load_im2col(multicast: bool) -> Callable[..., Any]:
-    """Coordinates (channel, w, h, n) of the first pixel, offsets of the kernel's tap; a mask of blocks, or only this one."""
+    """Loads at (channel, w, h, n) of the first pixel with the offsets of a tap, to a mask of blocks or only to this one."""
     return device_op(
         "tma_load_im2col",
         _load("4d", ".im2col", "$c, $w, $h, $n", ", {$offset_w, $offset_h}", multicast),
@@ -54,7 +54,7 @@ def tma_load_im2col(multicast: bool) -> Callable[..., Any]:
 
 @functools.cache
 def tma_load_tiled(multicast: bool) -> Callable[..., Any]:
-    """A box at three coordinates; a mask of blocks, or only this one."""
+    """Loads a box at three coordinates, to a mask of blocks or only to this one."""
     return device_op(
         "tma_load_tiled",
         _load("3d", "", "$c0, $c1, $c2", "", multicast),
@@ -74,12 +74,12 @@ def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool)
 # --- Sums ---------------------------------------------------------------------------------------------------------------
 @functools.cache
 def exchange_fragments(blocks: int, octets: int, own_octets: int, stride_bytes: int) -> Callable[..., Any]:
-    """Sends wgmma's accumulators to the blocks that add them up: block r of a tile the r-th `own_octets` of 8 columns each.
+    """Sends wgmma's accumulators to the blocks that add them up: block r of a tile gets the r-th `own_octets`.
 
-    Called as (accumulators[4 * octets], own[4 * own_octets], shared, barrier, rank, first). What is this block's own goes to
-    `own`, the rest into the others' memory: 16 bytes for each 8 columns, `stride_bytes` from one 8 to the next, a slot of
-    `own_octets` for each sender, by rank. `shared` is this thread's address in the first slot; the receiver's `barrier`,
-    which like it lies where this block has its own, counts the bytes. `first` is the rank of the tile's first block in the
+    It takes (accumulators[4 * octets], own[4 * own_octets], shared, barrier, rank, first). This block's own columns go to
+    `own`, all others to the other blocks' memory: 16 bytes for each 8 columns, `stride_bytes` apart, with a slot of
+    `own_octets` for each sender, by rank. `shared` is this thread's address in the first slot. The receiver's `barrier`
+    counts the bytes. Both addresses are the same in every block. `first` is the rank of the tile's first block in the
     cluster.
     """
     lines = ["{ .reg .pred mine, later; .reg .b32 slot, to, at, bar;"]
@@ -107,7 +107,7 @@ def exchange_fragments(blocks: int, octets: int, own_octets: int, stride_bytes: 
 
 @functools.cache
 def add_fragments(slots: int, octets: int, stride_bytes: int) -> Callable[..., Any]:
-    """Adds to sums[4 * octets] what was sent into the slots at `shared`, in their order. Called as (sums, shared)."""
+    """Adds the slots at `shared` to sums[4 * octets], in their order. It takes (sums, shared)."""
     lines = ["{ .reg .f32 v<4>;"]
     for octet in range(octets):
         for slot in range(slots):

@@ -1,6 +1,6 @@
-"""Where a producer's loads start: the coordinates of a tile in x, and how they move from one k step to the next.
+"""The coordinates of a producer's loads: those of a tile in x, and their change from one k step to the next.
 
-The functions here are captured by a kernel and become part of it.
+A kernel captures the functions here, and they become part of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Im2colSteps(NamedTuple):
     Attributes:
         pixel: `pixel(row)` returns (image, h, w): the base pixel of a row of the GEMM.
         first: `first(step)` returns (tap, channel, tap_h, tap_w) of a k step.
-        next: `next(tap, channel, tap_h, tap_w)` returns the same of the step after it: the tap's next channels, then the
+        next: `next(tap, channel, tap_h, tap_w)` returns the same for the following step: the tap's next channels, then the
             next tap.
     """
 
@@ -37,7 +37,7 @@ def im2col(
         out_w, out_pixels: output pixels of a row, and of an image.
         stride: (vertical, horizontal).
         corner: (vertical, horizontal) padding before the first pixel.
-        channels: of the input.
+        channels: channels of the input.
         bk: channels of a k step.
         kernel_w: taps of a row of the kernel.
     """
@@ -96,8 +96,8 @@ def patch(
 
     Args:
         stride, dilation: (vertical, horizontal).
-        phases, phases_w: phases that the kernel reads, and those of one row of them.
-        phase_bytes: from a phase to the next in shared memory.
+        phases, phases_w: number of phases that the kernel reads, and of phases in a row.
+        phase_bytes: distance from a phase to the next in shared memory.
         grouped: whether the convolution has several groups.
     """
     (stride_h, stride_w), (dilation_h, dilation_w) = stride, dilation

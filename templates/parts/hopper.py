@@ -1,7 +1,7 @@
-"""What the wgmma kernels share: a Hopper multiprocessor's sizes, the rules that follow from them, choosing a default.
+"""Shared by the wgmma kernels: the sizes of a Hopper multiprocessor, rules about them, and the choice of a default.
 
-Quantities have the same names in all of them: `threads` of a block, `shared_bytes` of a block, `blocks_per_sm`, `registers`
-that a thread may have, `predicted_cycles`.
+Quantities have the same names in all kernels: `threads` of a block, `shared_bytes` of a block, `blocks_per_sm`, `registers`
+(the most of a thread), `predicted_cycles`.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; CUDA programming guide, "Compute Capabilities".
 """
@@ -31,7 +31,7 @@ BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each r
 
 
 def block_constraints(target: Target, columns: str, overhead_registers: int) -> tuple[Constraint, ...]:
-    """That `blocks_per_sm` blocks fit a multiprocessor. `columns` names the knob or quantity that is wgmma's N."""
+    """Constraints: `blocks_per_sm` blocks fit on a multiprocessor. `columns` names the knob or quantity of wgmma's N."""
     limit, per_sm, threads_per_sm = target.shared_bytes_per_block, target.shared_bytes_per_sm, target.threads_per_sm
     return (
         Constraint(f"shared memory of a block <= {limit} bytes", lambda q: q["shared_bytes"] <= limit),
@@ -51,12 +51,12 @@ def block_constraints(target: Target, columns: str, overhead_registers: int) -> 
 
 
 def registers(q: Columns) -> Any:
-    """Registers that a thread may have: an even share of the register file in units of 8, at most 255."""
+    """The most registers of a thread: an even share of the register file in units of 8, at most 255."""
     return np.minimum(255, REGISTER_FILE // (q["threads"] * q["blocks_per_sm"]) // 8 * 8)
 
 
 def blocks_at_once(target: Target, cluster: Any, blocks_per_sm: Any) -> Any:
-    """Blocks that all multiprocessors run at a time: whole clusters, each within one group of multiprocessors."""
+    """Number of blocks that run at a time on all multiprocessors: whole clusters, each within a group of multiprocessors."""
     sms = np.where(cluster <= 2, target.sms, max(target.sms - machine(target).idle_sms, 1))
     return np.maximum(1, sms * blocks_per_sm // cluster) * cluster
 
@@ -65,13 +65,13 @@ def matrix_descriptor(row_bytes: int) -> int:
     """A shared-memory matrix descriptor without its address, for K-major rows that are swizzled over their width.
 
     Swizzle mode (1, 2, 3: 128, 64, 32 bytes) at bit 62, the distance of 8-row groups in units of 16 bytes at bit 32, the
-    (unused) leading distance at bit 16; to be added: the address in units of 16 bytes, at bit 0.
+    (unused) leading distance at bit 16. The caller adds the address in units of 16 bytes, at bit 0.
     """
     return ({128: 1, 64: 2, 32: 3}[row_bytes] << 62) | ((SWIZZLE_ROWS * row_bytes // 16) << 32) | (1 << 16)
 
 
 def least_predicted(space: ConfigSpace, ties: Callable[[Columns], Sequence[Any]]) -> Config:
-    """The configuration of the least `predicted_cycles`; among equals of the least `ties`, the most important first."""
+    """The configuration with the least `predicted_cycles`; among equals, with the least `ties`, the most important first."""
     rows = np.concatenate(list(space.walk()))
     q: dict[str, Any] = {knob.name: np.array(knob.values)[rows[:, i]] for i, knob in enumerate(space.knobs)}
     for name, formula in space.derived.items():

@@ -16,8 +16,8 @@ CHUNK = 8  # elements that a thread takes at once, 16 bytes
 def load_run(piece: int) -> Callable[..., Any]:
     """8 neighbouring 16-bit elements as four words, read in pieces of 1 or 2.
 
-    Called as (address, first, stop): only the elements with numbers in [first, stop) are read, the others are zero. For
-    pieces of 2 both are even.
+    It takes (address, first, stop) and reads only the elements [first, stop); the others are zero. For pieces of 2, both
+    numbers are even.
     """
     lines = [f"{{ .reg .pred p<{CHUNK}>; .reg .b16 h<{CHUNK}>; .reg .b32 w<{CHUNK // 2}>;"]
     register, size = ("h", 16) if piece == 1 else ("w", 32)
@@ -35,7 +35,7 @@ def load_run(piece: int) -> Callable[..., Any]:
     )
 
 
-load_halves = device_op(  # two elements from two addresses as one word; what is not valid is not read, and zero
+load_halves = device_op(  # two elements from two addresses as one word; an invalid element is zero and is not read
     "load_halves",
     "{ .reg .pred p, q; .reg .b16 l, h; setp.ne.s32 p, $low, 0; setp.ne.s32 q, $high, 0; mov.b16 l, 0; mov.b16 h, 0; "
     "@p ld.global.nc.b16 l, [$low_address]; @q ld.global.nc.b16 h, [$high_address]; mov.b32 $word, {l, h}; }",

@@ -1,8 +1,8 @@
-"""What the predicted times rest on, card by card: delays in clock cycles, rates in bytes a cycle.
+"""The constants of the predicted times, card by card: delays in clock cycles, rates in bytes per cycle.
 
-Unless a name says otherwise, a rate is that of one multiprocessor. Each value is a quantity of the machine; where it comes
-from a fit, it is rounded, and `Machine.data` names the measurements in benchmarks/results. A predicted time orders
-configurations, which is all that a default needs.
+Unless a name says otherwise, a rate is that of one multiprocessor. Each value is a quantity of the machine. Fitted values
+are rounded, and `Machine.data` names their measurements in benchmarks/results. A predicted time orders configurations, and a
+default needs no more.
 
 To add a card: measure configurations of some layers on it, fit, and add an entry to `MACHINES` under `Target.key`.
 """
@@ -20,21 +20,21 @@ class Im2colFit:
     """conv2d_wgmma.
 
     Attributes:
-        fill_cycles: of a block's start: barriers, the tensor maps, the first load's latency.
+        fill_cycles: a block's start: barriers, the tensor maps, the first load's latency.
         load_latency_cycles: from issuing a load to its bytes being in shared memory, as far as rings wait for it.
-        step_cycles: of a k step beside its multiplications: waiting for barriers, issuing.
+        step_cycles: a k step besides its multiplications: waiting for barriers, issuing.
         tile_cycles: draining the tensor cores, barriers between warpgroups.
         store_bytes_per_cycle: from accumulators through shared memory to L2.
         l2_bytes_per_cycle: the width of a multiprocessor's port; the fit alone says 56.
         all_l2_bytes_per_cycle: times the multiprocessors; above the 27 of L2 alone, as neighbours ask for the same bytes.
         l2_sector_share, l2_line_cost: of a row's sectors in bytes, and of each line it touches; together 128 for one line.
-        unlike_l2_exponent: of split_k, or of the sharing by multicast: neighbours then ask for other bytes.
+        unlike_l2_exponent: exponent of split_k or of sharing by multicast, because neighbours then ask for different bytes.
         memory_bytes_per_cycle: times the multiprocessors; operands are read cold.
         memory_overlap: share of the shorter of memory's time and the multiprocessors' that the longer one hides.
-        peer_cycles: by which the last of blocks that wait for each other is late.
-        peer_step_cycles: of a k step, for each block more that waits.
+        peer_cycles: delay of the last block among blocks that wait for each other.
+        peer_step_cycles: delay per k step for each further block that waits.
         cluster_cycles: a barrier of the cluster, and the latency of sums that are sent.
-        cluster_bytes_per_cycle: of the sums that a multiprocessor sends.
+        cluster_bytes_per_cycle: rate of the sums that a multiprocessor sends.
     """
 
     fill_cycles: float
@@ -75,8 +75,8 @@ class StemFit:
     """conv2d_stem.
 
     Attributes:
-        fill_cycles: of a block's start.
-        weight_cycles: of a load of weights by each thread, once a block; two are under way at a time.
+        fill_cycles: a block's start.
+        weight_cycles: a load of weights by each thread, once per block; two are in flight at a time.
         load_latency_cycles: from issuing a load to its bytes being in shared memory.
         round_cycles: from a round's first load from shared memory to its first multiplication.
         tile_cycles: draining the tensor cores, barriers, first store.
@@ -102,10 +102,11 @@ class Machine:
         sms: multiprocessors.
         data: the measurements, in benchmarks/results, that the values were fitted to or compared with.
         launch_cycles: from a kernel's end to the next one's first load in a chain of launches, and its last store.
-        idle_sms: multiprocessors that clusters of 4 or 8 leave idle: a cluster must find room in a group (GPC) of 16 or 18.
-        shared_bytes_per_cycle: of shared memory.
-        im2col, halo, stem: what only one template's prediction needs. The three were fitted one after the other, so that
-            quantities of the same name have values of their own.
+        idle_sms: multiprocessors that clusters of 4 or 8 leave idle: a cluster must fit in a group (GPC) of 16 or 18.
+        shared_bytes_per_cycle: rate of shared memory.
+        im2col, halo, stem: constants of one template's prediction. They were fitted one after the other, so quantities of
+        the
+            same name have different values.
     """
 
     compute_capability: tuple[int, int]
@@ -165,8 +166,8 @@ MACHINES: Mapping[str, Machine] = {
 def machine(target: Target) -> Machine:
     """The values for a card.
 
-    A card that is not in the table gets those of the nearest one: of the nearest compute capability, then number of
-    multiprocessors. Its defaults are then as good as the two cards are alike; tuning measures anyway.
+    A card that is not in the table gets the values of the nearest one, by compute capability and then by the number of
+    multiprocessors. The more similar the two cards are, the better its defaults; tuning measures anyway.
     """
     major, minor = target.compute_capability
 

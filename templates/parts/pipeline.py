@@ -5,7 +5,7 @@ when every consumer has read them. A thread that walks the ring carries the numb
 that it waits for next. A producer starts with parity 1, the phase before the first, because all stages start empty; a
 consumer starts with parity 0.
 
-The functions here are captured by a kernel and become part of it. They take addresses in shared memory as u32.
+A kernel captures the functions here, and they become part of it. They take addresses in shared memory as u32.
 
 Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
@@ -22,17 +22,17 @@ from schedsearch.templates.parts.hopper import BARRIER_BYTES
 
 
 def initialise(barrier: Any, count: Any, arrivals: Any) -> None:
-    """Initialises `count` mbarriers in a row, the first at `barrier`, each for `arrivals` arrivals a phase."""
+    """Initialises `count` mbarriers in a row, the first at `barrier`, each for `arrivals` arrivals per phase."""
     for number in range(count):
         ptx.mbarrier_init(barrier + number * BARRIER_BYTES, arrivals)
 
 
 class Producer(NamedTuple):
-    """What the thread that fills a ring does.
+    """The functions of the thread that fills a ring.
 
     Attributes:
-        fill: `fill(buffers, full, empty, stage, parity)` waits until the stage is empty, announces its bytes and returns
-            where it lies and the barrier that copies into it report to.
+        fill: `fill(buffers, full, empty, stage, parity)` waits until the stage is empty and announces its bytes. It returns
+            the stage's address and the barrier for copies into it.
         advance: `advance(stage, parity)` returns both for the next stage.
         drain: `drain(empty, stage, parity)` waits until all stages are empty.
     """
@@ -43,10 +43,10 @@ class Producer(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """What a warpgroup that reads a ring does.
+    """The functions of a warpgroup that reads a ring.
 
     Attributes:
-        take: `take(full, stage, parity)` waits until the stage is full and returns the parity to carry on.
+        take: `take(full, stage, parity)` waits until the stage is full and returns the next parity.
         advance: `advance(stage, parity)` returns both for the next stage.
     """
 
@@ -58,9 +58,9 @@ def producer(stages: int, stage_bytes: int, loaded_bytes: int | None = None) -> 
     """The producer's side of a ring.
 
     Args:
-        stages: of the ring.
-        stage_bytes: from one stage to the next.
-        loaded_bytes: that copies bring into a stage; `stage_bytes` if not given.
+        stages: number of stages of the ring.
+        stage_bytes: distance from one stage to the next.
+        loaded_bytes: bytes that copies bring into a stage; `stage_bytes` if not given.
     """
     advance = _advance(stages)
     expected_bytes = stage_bytes if loaded_bytes is None else loaded_bytes
@@ -84,9 +84,9 @@ def consumer(stages: int, phases: Literal["all", "some", "first"] = "all") -> Co
     """The consumer's side of a ring.
 
     Args:
-        stages: of the ring.
-        phases: which phases of a stage the consumer takes. `some`: it leaves tiles to others and passes over their stages,
-            so that phases of stages differ; its parity is one bit for each stage. `first`: stages are filled once and stay.
+        stages: number of stages of the ring.
+        phases: the phases of a stage that the consumer takes. `some`: it leaves tiles to others and skips their stages, so
+            phases of stages differ, and its parity has one bit per stage. `first`: stages are filled once and stay.
     """
 
     def take(full: Any, stage: Any, parity: Any) -> Any:

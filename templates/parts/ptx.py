@@ -1,4 +1,4 @@
-"""Device operations as data: what each does is one line of PTX. Section names refer to the PTX ISA.
+"""Device operations as data: each is one line of PTX. Section names refer to the PTX ISA.
 
 Addresses called `shared` are 32-bit shared-window addresses, all others are generic or global 64-bit ones.
 """
@@ -58,7 +58,7 @@ cp_async_4 = device_op(
     "cp.async.ca.shared.global [$shared], [$address], 4, $bytes;",
     ins={"shared": "u32", "address": "u64", "bytes": "i32"},
 )
-copy_2 = device_op(  # like cp_async_*, whose least is 4 bytes, but through a register: done when it returns
+copy_2 = device_op(  # like cp_async_*, which copies at least 4 bytes, but through a register and done at its return
     "copy_2",
     "{ .reg .pred p; .reg .b16 h; setp.ne.s32 p, $bytes, 0; mov.b16 h, 0; "
     "@p ld.global.nc.b16 h, [$address]; st.shared.b16 [$shared], h; }",
@@ -83,7 +83,7 @@ def cp_async_wait(groups: int) -> Callable[..., Any]:
 def mma_warp_tile(wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[..., Any]:
     """One warp's tile step of 16 in k: `wm` x `wn` accumulators += A x B, both operands K-major in shared memory.
 
-    Called as (accumulators[wm * wn // 32], a, b). Accumulator 4 (i wn/8 + j) + q is c_q of the 16x8 tile (i, j). `a` and `b`
+    It takes (accumulators[wm * wn // 32], a, b). Accumulator 4 (i wn/8 + j) + q is c_q of the 16x8 tile (i, j). `a` and `b`
     are each lane's ldmatrix addresses of the first 16 rows, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk
     `lane / 16`, for B row `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows.
     """
@@ -112,7 +112,7 @@ def mma_warp_tile(wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[...,
 def store_warp_tile(wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
     """Writes the accumulators of `mma_warp_tile` to shared memory as float32 in rows `row_bytes` apart.
 
-    Called as (accumulators, shared): the lane's address, of row `lane / 4` and column `lane % 4 * 2` of the tile.
+    It takes (accumulators, shared): the lane's address of row `lane / 4` and column `lane % 4 * 2` of the tile.
     """
     tiles_n = wn // 8
     lines = []
@@ -125,7 +125,7 @@ def store_warp_tile(wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
     return device_op("store_warp_tile", "\n".join(lines), inout={"acc": ("f32", wm * wn // 32)}, ins={"shared": "u32"})
 
 
-# --- Integers: a 64-bit division is a call, beside which ptxas serialises wgmma ---------------------------------------
+# --- Integers: a 64-bit division is a call, and calls make ptxas serialise wgmma --------------------------------------
 divide_u32 = device_op(
     "divide_u32", "div.u32 $quotient, $a, $b;", ins={"a": "u32", "b": "u32"}, outs={"quotient": "u32"}, pure=True
 )
@@ -164,9 +164,9 @@ mbarrier_wait = device_op(  # spins until the phase of this parity has completed
 
 @functools.cache
 def group_barrier(groups: int, threads: int) -> Callable[..., Any]:
-    """A barrier for each of `groups` groups of `threads` threads, called with the group's number, equal in a warp.
+    """A barrier for each of `groups` groups of `threads` threads. It takes the group's number, equal in a warp.
 
-    The barriers' numbers (1 and up; 0 is the whole block's) stand in the text: one in a register would reserve all 16.
+    The text contains the barriers' numbers (1 and up; 0 belongs to the whole block): a register would reserve all 16.
     """
     lines = [f"setp.eq.u32 mine, $group, {group}; @mine bar.sync {group + 1}, {threads};" for group in range(groups)]
     return device_op("group_barrier", f"{{ .reg .pred mine; {' '.join(lines)} }}", ins={"group": "u32"})
@@ -213,7 +213,7 @@ fence_async_shared = device_op("fence_async_shared", "fence.proxy.async.shared::
 # --- Warpgroup matrices, sm_90a ("Asynchronous Warpgroup Level Matrix Instructions") -----------------------------------
 
 
-_WGMMA = {  # dtype -> k, type of the sums, of the operands, and the immediate scales and transpositions that follow
+_WGMMA = {  # dtype -> k, type of the sums, type of the operands, and the immediate scales and transpositions at the end
     F16: ("k16", "f32", "f16", ", 1, 1, 0, 0"),
     BF16: ("k16", "f32", "bf16", ", 1, 1, 0, 0"),
     "float32": ("k8", "f32", "tf32", ", 1, 1"),
@@ -228,10 +228,10 @@ _WGMMA = {  # dtype -> k, type of the sums, of the operands, and the immediate s
 def wgmma_steps(bn: int, k_steps: int, dtype: str) -> Callable[..., Any]:
     """One tile step: fence, `k_steps` times m64nBN and 32 bytes of k with both operands in shared memory, commit.
 
-    Called as (accumulators[bn // 2], descriptor_a, descriptor_b, accumulate); accumulate = 0 lets the first step
-    overwrite the accumulators, which are float32, or int32 for integers. A k step advances both descriptors by 32 bytes,
-    which are 2 in units of 16 bytes; both operands are K-major. The steps stand in one block because NVVM counts the text of
-    inline assembly against its unroll budget.
+    It takes (accumulators[bn // 2], descriptor_a, descriptor_b, accumulate). With accumulate = 0 the first step overwrites
+    the accumulators, which are float32, or int32 for integers. A k step advances both descriptors by 32 bytes, 2 in units of
+    16 bytes. Both operands are K-major. All steps are in one block because NVVM counts the text of inline assembly against
+    its unroll budget.
     """
     k, sums, kind, immediates = _WGMMA[dtype]
     multiply = f"wgmma.mma_async.sync.aligned.m64n{bn}{k}.{sums}.{kind}.{kind} {{$acc}}, da, db, p{immediates}; "
@@ -249,7 +249,7 @@ def wgmma_steps(bn: int, k_steps: int, dtype: str) -> Callable[..., Any]:
 def wgmma_wait(groups: int, bn: int, accumulator: str = "float32") -> Callable[..., Any]:
     """Waits until at most `groups` of the youngest committed wgmma groups are pending.
 
-    Called with the accumulators, which are tied to the wait so that no use of them is moved before it.
+    It takes the accumulators, which ties them to the wait, so that no use of them is moved before it.
     """
     return device_op(
         "wgmma_wait",
@@ -268,7 +268,7 @@ stmatrix_x2 = device_op(
     "stmatrix.sync.aligned.m8n8.x2.shared.b16 [$shared], {$a, $b};",
     ins={"shared": "u32", "a": "u32", "b": "u32"},
 )
-stmatrix_x4_trans = device_op(  # each 8x8 matrix transposed: a lane's two values go to two rows
+stmatrix_x4_trans = device_op(  # transposes each 8x8 matrix: a lane's two values go to two rows
     "stmatrix_x4_trans",
     "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$shared], {$a, $b, $c, $d};",
     ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},

@@ -1,4 +1,4 @@
-"""What references share: numbers of any dtype by index, one kernel for both kinds of target, and the stages of an epilogue.
+"""Shared by references: numbers of any dtype by index, one kernel for both kinds of target, and the stages of an epilogue.
 
 A reference's kernel is a plain function. Its parameters are the addresses of the workload's arguments, then those of each
 output's truth and, where it may be rounded, magnitude, then the call-time scalars, then the range of items to share::
@@ -33,7 +33,7 @@ from schedsearch.template import KernelSource, KernelStep, magnitude_of
 from schedsearch.workload import Workload
 
 _CUDA_THREADS = 128
-_CUDA_MAX_BLOCKS = 1 << 20  # beyond that threads loop
+_CUDA_MAX_BLOCKS = 1 << 20  # beyond this, threads loop
 
 _UNKNOWN_STAGE = "the reference cannot compute the epilogue stage {name!r}; known: {known}"
 
@@ -41,7 +41,7 @@ _UNKNOWN_STAGE = "the reference cannot compute the epilogue stage {name!r}; know
 def reader(target: Target, dtype: str) -> Callable[[Any, Any], Any]:
     """A function `read(array, index)` for kernels: element `index` of the array at an address.
 
-    Floats of every format become float64, integers int64. The kernel must not write what it reads.
+    Floats of every format become float64, integers int64. The kernel must not write to arrays that it reads.
     """
     load, itemsize = access(target.kind).load(dtype), dtype_of(dtype).nbytes
 
@@ -52,7 +52,7 @@ def reader(target: Target, dtype: str) -> Callable[[Any, Any], Any]:
 
 
 def writer(target: Target, wide: Literal["float64", "int64"] = "float64") -> Callable[[Any, Any, Any], None]:
-    """A function `write(array, index, value)` for kernels: stores a truth, float64 for float outputs, else int64."""
+    """A function `write(array, index, value)` for kernels: stores a truth, float64 for float outputs, otherwise int64."""
     store = access(target.kind).store(wide)
 
     def write(array: Any, index: Any, value: Any) -> None:
@@ -62,7 +62,7 @@ def writer(target: Target, wide: Literal["float64", "int64"] = "float64") -> Cal
 
 
 def sharer(target: Target) -> Callable[[Any, Any], Any]:
-    """A function `items(start, stop)` for kernels: the work items that the calling thread computes, to be looped over."""
+    """A function `items(start, stop)` for kernels: the loop over the work items of the calling thread."""
     first, step = access(target.kind).first, access(target.kind).step
 
     def items(start: Any, stop: Any) -> Any:
@@ -79,13 +79,13 @@ def reference_source(
     *,
     operands: Sequence[Param] = (),
 ) -> KernelSource:
-    """What `Reference.kernel` returns.
+    """The return value of `Reference.kernel`.
 
     Args:
-        function: as the module says. With `operands`: `f(x ..., y, ..., *operands, start, stop)` on the CPU,
+        function: as described in the module. With `operands`: `f(x ..., y, ..., *operands, start, stop)` on the CPU,
             `f(x ..., y, ..., start, stop, *operands)` on CUDA.
         items: extent of the range that is shared among threads.
-        operands: parameters that are passed as `*operands`, and not in front of the range.
+        operands: parameters that are passed as `*operands` and not before the range.
     """
     apart = {param.buffer for param in operands if isinstance(param, Pointer)}
     apart |= {param.name for param in operands if isinstance(param, Scalar)}
@@ -135,11 +135,11 @@ def stages_function(workload: Workload, target: Target) -> Apply:
 
     Args of `finish`:
         channel: output channel of the element.
-        index: of the element in the output as it lies in memory.
+        index: position of the element in the output's memory.
         operands: those of `stage_operands`.
 
     Raises:
-        NotImplementedError: a stage that is not known here.
+        NotImplementedError: this module does not know a stage.
     """
     slots = {_name(param): slot for slot, param in enumerate(stage_operands(workload))}
     arguments = {argument.name: argument for argument in workload.signature}
@@ -157,12 +157,12 @@ def stages_function(workload: Workload, target: Target) -> Apply:
 def apply_stages(
     workload: Workload, value: Any, arrays: Mapping[str, Any], scalars: Mapping[str, float], channel: Any, index: Any
 ) -> Any:
-    """The same in NumPy, by the definitions in `schedsearch.ops.STAGES`.
+    """The same in NumPy, from the definitions in `schedsearch.ops.STAGES`.
 
     Args:
         value: float64 (p,), some elements before the epilogue.
         arrays: the workload's arguments by name.
-        channel, index: int (p,): each element's output channel, and its place in the output as it lies in memory.
+        channel, index: int (p,): each element's output channel, and its position in the output's memory.
     """
     arguments = {argument.name: argument for argument in workload.signature}
     for stage in workload.epilogue:
@@ -175,7 +175,7 @@ def apply_stages(
 
 
 def gather(arrays: Mapping[str, Any], argument: ArgSpec, where: Any) -> Any:
-    """Elements of an argument as float64: only these are converted, since an array may have gigabytes.
+    """Elements of an argument as float64. It converts only these, because an array may have gigabytes.
 
     Args:
         where: flat indices, or a tuple of indices for each dimension.
@@ -268,7 +268,7 @@ def _clip(low: Fetch, high: Fetch) -> Apply:
 
 
 # How a kernel computes each stage: a function of its operands and scalars, in the order of its kind, and its parameters.
-# Values that a stage brings together keep their magnitude.
+# Stages that clamp a value (relu, clip) leave its magnitude unchanged.
 _STAGES: Mapping[str, Callable[..., Apply]] = {
     "bias": _add,
     "scale_shift": _scale_shift,

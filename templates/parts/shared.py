@@ -1,4 +1,4 @@
-"""Where things lie in a block's dynamic shared memory: one computation for the space's constraints and for the kernel."""
+"""The layout of a block's dynamic shared memory: one computation for the space's constraints and for the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class SharedLayout:
     """Regions of shared memory, one after the other.
 
-    Sizes may be arrays with one value per configuration, as a space's formulas want them, or single numbers for a kernel:
+    Sizes may be arrays with one value per configuration, for the formulas of a space, or single numbers for a kernel:
 
         >>> layout = SharedLayout.of(ring=3 * 4096, y=1024, full=3 * 8, empty=3 * 8)
         >>> layout.nbytes, layout.offset("full")
@@ -19,7 +19,7 @@ class SharedLayout:
 
     Attributes:
         offsets: region -> bytes from the start of shared memory, which is aligned to 1024 bytes.
-        nbytes: of all regions.
+        nbytes: bytes of all regions.
     """
 
     offsets: Mapping[str, Any]
@@ -27,7 +27,7 @@ class SharedLayout:
 
     @classmethod
     def of(cls, **sizes_bytes: Any) -> SharedLayout:
-        """The regions in the order of the arguments. A region of 0 bytes is one that a configuration does not use."""
+        """The regions in the order of the arguments. A configuration does not use a region of 0 bytes."""
         offsets, end = {}, 0
         for region, size in sizes_bytes.items():
             offsets[region] = end
@@ -35,5 +35,5 @@ class SharedLayout:
         return cls(offsets, end)
 
     def offset(self, region: str) -> int:
-        """The offset of a region in a layout of single numbers, in bytes, as a kernel captures it."""
+        """The offset of a region in bytes, in a layout of single numbers, for a kernel to capture."""
         return int(self.offsets[region])

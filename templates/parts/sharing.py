@@ -1,6 +1,6 @@
-"""What the blocks of a cluster share: loads by multicast, stages that all must have read, the sums of a split tile.
+"""Sharing among the blocks of a cluster: loads by multicast, stages that all must have read, the sums of a split tile.
 
-The functions that `ClusterTiles` makes are captured by a kernel and become part of it.
+A kernel captures the functions that `ClusterTiles` makes, and they become part of it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from schedsearch.templates.parts import cluster, ptx
 class ClusterTiles:
     """A cluster of `m` rows and `n` columns of neighbouring tiles, each computed by `split_k` blocks.
 
-    Blocks in a row of tiles need the same rows of A, those in a column the same columns of B; each loads a part of both and
-    multicasts it. Each of a tile's blocks multiplies its part of the k steps. Ranks in the cluster run over the parts of a
-    tile first, then down a column.
+    Blocks in a row of tiles need the same rows of A, and blocks in a column the same columns of B. Each block loads a part
+    of both and multicasts it. Each of a tile's blocks multiplies its part of the k steps. Ranks in the cluster run over the
+    parts of a tile first, then down a column.
     """
 
     m: int
@@ -37,7 +37,7 @@ class ClusterTiles:
 
     @property
     def peers(self) -> int:
-        """Blocks that a block sends to, itself among them."""
+        """Number of blocks that a block sends to, including itself."""
         return self.m + self.n - 1
 
     def place(self) -> Callable[[], Any]:
@@ -53,7 +53,7 @@ class ClusterTiles:
         return place
 
     def masks(self) -> Callable[..., Any]:
-        """`masks(part, row, column)` returns the blocks that need the same rows of A, and those of the same columns of B."""
+        """`masks(part, row, column)` returns the blocks with the same rows of A, and those with the same columns of B."""
         split_k, rows = self.split_k, self.m
         column_mask = sum(1 << (m * split_k) for m in range(self.m))
         row_mask = sum(1 << (n * split_k * rows) for n in range(self.n))

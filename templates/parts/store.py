@@ -1,7 +1,7 @@
 """Stores of a warpgroup's part of a tile: through shared memory and TMA, or straight from registers.
 
 A warpgroup holds 64 rows of wgmma's result. In each 8 columns (an octet) a thread holds two neighbours of one row, and two
-of the row 8 below. The functions here are captured by a kernel and become part of it.
+of the row 8 below. A kernel captures the functions here, and they become part of it.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fragments of D), "stmatrix".
 """
@@ -42,7 +42,7 @@ def thread_of_warpgroup() -> Any:
 
 
 def fragment(columns: int) -> Callable[..., Any]:
-    """`first_pair(lane, warp_row, row, column)`: where the thread's first pair lies, of a part that starts at (row, column).
+    """`first_pair(lane, warp_row, row, column)`: the thread's first pair in a part that starts at (row, column).
 
     Returns (row, column, element offset in y), which has rows of `columns` elements.
     """
@@ -77,13 +77,13 @@ def direct(rows: int, columns: int, octets: int) -> Store:
 def stage_pairs(out_dtype: str, octets: int, chunks: int, segment_bytes: int) -> Callable[..., None]:
     """`stage(values, lane, row_address, flip, inside_columns)` packs pairs of octets into shared memory.
 
-    Rows have `chunks` chunks of 16 bytes, swizzled by `flip`; further ones follow `segment_bytes` further on.
+    Rows have `chunks` chunks of 16 bytes, swizzled by `flip`. Further chunks follow at a distance of `segment_bytes`.
     """
     pack = ptx.pack_pair(out_dtype)
 
     def stage(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
         for pair in range(octets // 2):
-            # a branch even where always true: ptxas would else pack all pairs into further registers
+            # a branch even if it is always true: ptxas would otherwise pack all pairs into further registers
             if 16 * pair < inside_columns:
                 chunk = types.uint32((2 * pair) % chunks + (lane >> 4))
                 ptx.stmatrix_x4(
@@ -100,15 +100,15 @@ def stage_pairs(out_dtype: str, octets: int, chunks: int, segment_bytes: int) ->
 def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpgroups: int) -> Store:
     """Packs 16-bit elements into shared memory by stmatrix, and sends them from there by TMA; `y` is a tensor map.
 
-    The store of one tile is under way while the next one is multiplied.
+    The store of one tile is in flight while the next one is multiplied.
 
     Args:
         out_dtype: float16 or bfloat16.
         octets: columns of the part, divided by 8.
-        segment: columns that one TMA store takes: 8, 16, 32 or 64. 64 rows of them lie together, and their 16-byte chunks
+        segment: columns that one TMA store takes: 8, 16, 32 or 64. 64 rows of them are contiguous, and their 16-byte chunks
             are swizzled over the row: chunk ^= number of the row's 128-byte line.
-        staging_offset: of the first warpgroup's part in shared memory; those of the others follow.
-        warpgroups: that store.
+        staging_offset: offset of the first warpgroup's part in shared memory; the other parts follow.
+        warpgroups: number of warpgroups that store.
     """
     row_bytes, chunks, segments = segment * 2, segment // 8, octets * 8 // segment
     segment_bytes, part_bytes = WGMMA_M * row_bytes, WGMMA_M * octets * 16
@@ -149,7 +149,7 @@ def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpg
     return Store(begin, store)
 
 
-# --- Where wgmma's rows are channels, and its columns positions of pixels -----------------------------------------------
+# --- For kernels whose wgmma rows are channels and whose columns are positions of pixels --------------------------------
 POSITION_BYTES = 128  # of staged y: 64 channels of a position, swizzled: chunk of 8 channels ^= position % 8
 
 
@@ -164,7 +164,7 @@ def transposed_offset(lane: Any, warp_channel: Any) -> Any:
 
 
 def stage_transposed(out_dtype: str, octets: int) -> Callable[..., None]:
-    """`stage(values, address)`: packs `octets` times 8 positions to where `transposed_offset` says."""
+    """`stage(values, address)`: packs `octets` times 8 positions to the place that `transposed_offset` gives."""
     pack, last = ptx.pack_pair(out_dtype), 4 * octets - 4
     odd = octets % 2 == 1
 
@@ -188,7 +188,7 @@ def stage_transposed(out_dtype: str, octets: int) -> Callable[..., None]:
 
 
 def send_rows(grouped: bool, row_bytes: int) -> Callable[..., None]:
-    """`send(y, staged, rows, channel, conv_group, column, row, image)`: stores rows of pixels that lie `row_bytes` apart."""
+    """`send(y, staged, rows, channel, conv_group, column, row, image)`: stores rows of pixels that are `row_bytes` apart."""
 
     def send(y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any) -> None:
         for tile_row in range(rows):

@@ -1,7 +1,7 @@
-"""Tile schedulers: which tile a block computes next, and where that tile lies.
+"""Tile schedulers: they choose the next tile of a block and give its position.
 
-The functions here are captured by a kernel and become part of it. Tiles are numbered from 0; divisions are unsigned and of
-32 bits, because a 64-bit division is a call, beside which ptxas serialises wgmma.
+A kernel captures the functions here, and they become part of it. Tiles are numbered from 0. Divisions are unsigned and have
+32 bits, because a 64-bit division is a call, and calls make ptxas serialise wgmma.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schedsearch.templates.parts import ptx
 
 
 def persistent(blocks: int) -> Callable[[], Any]:
-    """(first tile, tiles to the next one) of a block, where groups of `blocks` neighbouring blocks share a number."""
+    """(first tile, distance to the next one) of a block, if groups of `blocks` neighbouring blocks share a number."""
 
     def own_tiles() -> Any:
         first = types.int32(types.uint32(cuda.blockIdx.x) // types.uint32(blocks))

@@ -1,7 +1,7 @@
-"""One kind of warpgroup matrix multiplication: what its instruction, accumulators and operands are.
+"""One kind of warpgroup matrix multiplication: its instruction, accumulators and operands.
 
-Both operands lie in shared memory, K-major and swizzled over the width of their rows; the result is in registers. Whatever
-the dtype, an instruction takes 32 bytes of k.
+Both operands are in shared memory, K-major and swizzled over the width of their rows; the result is in registers. For every
+dtype, an instruction takes 32 bytes of k.
 
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 """
@@ -44,7 +44,7 @@ class Wgmma:
 
     @property
     def accumulator(self) -> str:
-        """The dtype of sums: int32 for integers, else float32."""
+        """The dtype of sums: int32 for integers, otherwise float32."""
         return "float32" if dtype_of(self.dtype).kind == "float" else "int32"
 
     @property
@@ -54,7 +54,7 @@ class Wgmma:
 
     @staticmethod
     def accumulators(columns: int) -> int:
-        """Accumulators of a thread for 64 rows x `columns`."""
+        """Number of accumulators of a thread for 64 rows x `columns`."""
         return columns // 2
 
     def steps(self, columns: int, count: int) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ class Wgmma:
         return ptx.wgmma_steps(columns, count, self.dtype)
 
     def wait(self, pending: int, columns: int) -> Callable[..., Any]:
-        """`wait(acc)` until at most `pending` of the youngest `multiply` are under way."""
+        """`wait(acc)` waits until at most `pending` of the youngest `multiply` are in flight."""
         return ptx.wgmma_wait(pending, columns, self.accumulator)
 
     @staticmethod
