@@ -248,7 +248,7 @@ class MemoryStore:
 
 
 class RandomTuner:
-    """Default first, then the hints, then everything else in a random order."""
+    """Proposes the default, then the hints, then everything else in a random order."""
 
     batch = 4
 

@@ -1,5 +1,5 @@
-"""The convolution that loads pixels once a tile: what it takes, its kernel emulated thread by thread, that every schedule
-compiles well, and exact results on a GPU."""
+"""The convolution that loads pixels once per tile: the supported workloads, its kernel emulated thread by thread, every
+schedule compiles well, and results on a GPU are exact."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MERGED_IN_TURN = {**IN_TURN, "merged": 12}
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
-    """A small convolution of any kind that the template takes."""
+    """A small convolution of any kind that the template supports."""
     strides, grouped = int(rng.choice([2, 5])), bool(rng.integers(2))
     while True:
         r, s = (int(v) for v in rng.integers(1, 8, 2))
@@ -71,11 +71,11 @@ def random_workload(rng: np.random.Generator) -> Workload:
             return workload
 
 
-# --- Emulated: index maps, and that no barrier is missing, early or waited for in vain ----------------------------------
+# --- Emulated: index maps are right, and no barrier is missing, early or waited for in vain -----------------------------
 
 
 class StandInEpilogue:
-    """Adds k % 5 and, with a residual, that. `outputs` of a group, however many are merged."""
+    """Adds k % 5, and the residual if there is one. `outputs` counts those of one group, even if groups are merged."""
 
     def __init__(self, emulator: HopperEmulator, workload: Workload, outputs: int) -> None:
         self.emulator, self.workload, self.outputs, self.alignments = emulator, workload, outputs, {}
@@ -137,7 +137,7 @@ def store_as_float32(memory: Memory, octets: int, tile: TileRows) -> Any:
 def emulate(
     monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool
 ) -> tuple[Any, Any]:
-    """y of one configuration and y as it must be, with the stand-in for every epilogue."""
+    """y of one configuration and the expected y, with the stand-in for every epilogue."""
     memory = Memory()
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
     emulator.stand_in(monkeypatch, kernel_module, gather, pipeline, store, walk, wgmma)
@@ -248,7 +248,7 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
     assert not np.array_equal(y, reference)
 
 
-# --- What it takes, and its space -------------------------------------------------------------------------------------
+# --- Supported workloads, and the space -------------------------------------------------------------------------------
 
 BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
 
@@ -337,14 +337,14 @@ def test_only_what_has_a_choice_has_the_knob() -> None:
 @pytest.mark.parametrize(("stride", "dilation", "phases"), [(1, 1, 1), (2, 1, 4), (2, 2, 1), (2, 3, 4), (3, 1, 9), (4, 1, 9),
                                                             (4, 2, 4), ((2, 1), 1, 2)])  # fmt: skip
 def test_a_phase_that_no_tap_reads_is_not_loaded(stride: Any, dilation: int, phases: int) -> None:
-    """Of 3x3 taps: remainders of row and column, times the dilation, modulo the stride, counted one by one."""
+    """For 3x3 taps: remainders of row and column, times the dilation, modulo the stride, counted one by one."""
     workload = BASE.replace(stride=stride, dilation=dilation, padding=dilation)
     counted = {(r * dilation % workload.stride[0], s * dilation % workload.stride[1]) for r in range(3) for s in range(3)}
     assert Geometry.of(workload, merged=1).phases == len(counted) == phases
 
 
 def test_columns_have_equal_numbers_of_blocks_on_every_card() -> None:
-    """432 channels in 9 groups: 14 blocks for each group, whatever the card, where 132 multiprocessors would be 14.7."""
+    """432 channels in 9 groups: 14 blocks for each group on any card, although 132 multiprocessors would allow 14.7."""
     workload = BASE.replace(n=32, c=432, k=432, groups=9)
     for config in TEMPLATE.space(workload, H200).restrict({"weight_stages": [0]}).sample(20, np.random.default_rng(0)):
         grid = TEMPLATE.kernel(workload, H200, config).steps[0].grid
@@ -406,7 +406,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
-    """All stages in the default configuration: no local memory, and 16-bit outputs take few registers more."""
+    """All stages in the default configuration: no local memory, and 16-bit outputs need only a few more registers."""
     workload = LAYERS[layer].replace(epilogue=tuple(STAGES))
     config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
     fused = compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources

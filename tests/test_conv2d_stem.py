@@ -1,5 +1,5 @@
-"""The stem convolution: what it takes, its kernel emulated thread by thread, that every schedule compiles well, and exact
-results on a GPU."""
+"""The stem convolution: the supported workloads, its kernel emulated thread by thread, every schedule compiles well, and
+results on a GPU are exact."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIG = {"tile_w": 8, "warpgroups": 1, "patches": 2, "register_steps": 2, "bloc
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
-    """A small convolution of any kind that the template takes."""
+    """A small convolution of any kind that the template supports."""
     while True:
         r, s = (int(v) for v in rng.integers(1, 8, 2))
         h, w = int(rng.integers(1, 40)), 8 * int(rng.integers(1, 9))
@@ -60,11 +60,11 @@ def random_workload(rng: np.random.Generator) -> Workload:
             return workload
 
 
-# --- Emulated: index maps, and that no barrier is missing or early ------------------------------------------------------
+# --- Emulated: index maps are right, and no barrier is missing or early --------------------------------------------------
 
 
 class StemEmulator(ClusterEmulator):
-    """With patches that are not swizzled, and wgmma whose first operand each thread reads from its patch."""
+    """Emulates patches that are not swizzled, and a wgmma whose first operand each thread reads from its patch."""
 
     def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
         param, array = tensor
@@ -109,7 +109,7 @@ class StemEmulator(ClusterEmulator):
                 rows.append(np.array(words, np.uint32).view(np.float16).reshape(-1, 2))
 
             def product(fragments: list[Any]) -> Any:
-                a = np.zeros((64, len(offsets), 8), np.float16)  # by the fragment of A in registers, PTX ISA, wgmma
+                a = np.zeros((64, len(offsets), 8), np.float16)  # A's fragment in registers: PTX ISA, wgmma
                 for number, halves in enumerate(fragments):
                     for half, values in enumerate(halves):
                         a[number // 32 * 16 + number % 32 // 4 + 8 * half, :, number % 4 * 2 : number % 4 * 2 + 2] = values
@@ -133,7 +133,7 @@ class StemEmulator(ClusterEmulator):
 def emulate(
     monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], sms: int, late: bool
 ) -> tuple[Any, Any]:
-    """y of one configuration and y as it must be; the stand-in for an epilogue adds k % 5 + offset % 7."""
+    """y of one configuration and the expected y. The stand-in for an epilogue adds k % 5 + offset % 7."""
 
     def fragments(octets: int, row_elements: int) -> Callable[..., None]:
         def fuse(acc: list[Any], columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:
@@ -171,7 +171,7 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
     "rgb, stride 2": (SMALL, CONFIG, 1),
     "the stem of a network": (
         SMALL.replace(n=1, h=13, w=40, k=64, r=7, s=7, padding=3), {**CONFIG, "tile_w": 16, "warpgroups": 2}, 1),
-    "pairs that are no words": (SMALL.replace(stride=1, padding=(0, 2, 1, 1)), {**CONFIG, "tile_w": 16, "patches": 1}, 2),
+    "pairs that are not words": (SMALL.replace(stride=1, padding=(0, 2, 1, 1)), {**CONFIG, "tile_w": 16, "patches": 1}, 2),
     "one channel, a pixel a row of the tile": (SMALL.replace(c=1, w=72, h=3, stride=1), {**CONFIG, "tile_w": 64}, 2),
     "runs of whole octets": (SMALL.replace(c=8, w=24, stride=1, r=2, s=2, padding=0, k=8), {**CONFIG, "patches": 3}, 1),
     "a filler of an octet, two segments of y": (SMALL.replace(c=4, r=1, s=3, k=72, padding=(0, 1, 0, 1)), CONFIG, 1),
@@ -191,7 +191,7 @@ def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("name", ["rgb, stride 2", "pairs that are no words", "tiles larger than the image"])
+@pytest.mark.parametrize("name", ["rgb, stride 2", "pairs that are not words", "tiles larger than the image"])
 def test_the_emulated_epilogue_sees_its_channels_and_pixels(
     monkeypatch: pytest.MonkeyPatch, name: str, out_dtype: str
 ) -> None:
@@ -202,11 +202,11 @@ def test_the_emulated_epilogue_sees_its_channels_and_pixels(
 
 @pytest.mark.parametrize(
     ("left", "unmet"),
-    [(0, 3), (1, 2)],  # of columns 0..2, 4..6, 8..10, 12..14 and of -1..1, 3..5, 7..9, 11..13
+    [(0, 3), (1, 2)],  # columns 0..2, 4..6, 8..10, 12..14 and columns -1..1, 3..5, 7..9, 11..13
     ids=["behind its last value", "before its first, odd one"],
 )
 def test_what_lies_beside_a_run_does_not_spoil_it(monkeypatch: pytest.MonkeyPatch, left: int, unmet: int) -> None:
-    """An infinite value that no kernel row of a pixel meets is not multiplied by a filler of the weights."""
+    """An infinite value outside of all kernel rows of a pixel is not multiplied by a filler of the weights."""
     workload, config, sms = EMULATED["rgb, stride 2"]
     workload = workload.replace(stride=(1, 4), padding=(0, left, 0, 0))
 
@@ -237,7 +237,7 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
     assert not np.array_equal(y, reference)
 
 
-# --- What it takes, and its space ---------------------------------------------------------------------------------------
+# --- Supported workloads, and the space ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
 
 @pytest.mark.parametrize(("pixel_values", "rounds"), [(6, 1), (8, 1), (16, 2), (32, 4), (64, 8), (3, 1)])
 def test_bank_rounds_are_the_most_words_of_a_bank(pixel_values: int, rounds: int) -> None:
-    """3 channels with stride 2 (6 values) and 4 with stride 2 (8) meet no conflict; pixels 32 words apart share 4 banks."""
+    """3 channels with stride 2 (6 values) and 4 with stride 2 (8) have no conflicts. Pixels 32 words apart share 4 banks."""
     assert bank_rounds(pixel_values) == rounds
 
 
@@ -325,7 +325,7 @@ def test_an_epilogue_needs_no_local_memory(workload: Workload) -> None:
 
 @pytest.mark.parametrize(("workload", "loads"), [(RGB_7X7, 4 * 10 + 2), (RGB_3X3, 2 * 4 * 3)], ids=["stride 2", "stride 1"])
 def test_an_operand_is_one_load_from_shared_memory(workload: Workload, loads: int) -> None:
-    """7x7x3: 21 octets and one of filler, two loads each. 3x3x3 with stride 1: two for a pair that is no word."""
+    """7x7x3: 21 octets and one of filler, two loads each. 3x3x3 with stride 1: two for a pair that is not a word."""
     source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200)))
     text = _compile_to_ptx(source.steps[0], "kernel", "sm_90a")
     assert text.count("ld.shared.b32") == loads

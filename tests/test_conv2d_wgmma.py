@@ -1,4 +1,4 @@
-"""The Hopper convolution: what it takes, what it refuses, that every schedule compiles well, and that results are exact."""
+"""The Hopper convolution: the workloads that it supports and refuses, every schedule compiles well, results are exact."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ GPU_SHAPES = 60
 # Opcodes of sm_90 machine code: the low 12 bits of a 16-byte instruction (as nvdisasm names them).
 HGMMA, TMA_LOAD, TMA_LOAD_TO_SELF, TMA_STORE, LOCAL_STORE, LOCAL_LOAD = 0x9F0, 0x3B4, 0x5B4, 0x3B5, 0x387, 0x983
 CLUSTER_ARRIVE, CLUSTER_WAIT, EXIT = 0x9C7, 0xDC7, 0x94D
-MULTICAST = 1 << 75  # a flag of TMA_LOAD (of im2col and multicast loads; TMA_LOAD_TO_SELF is any other)
+MULTICAST = 1 << 75  # a flag of TMA_LOAD (for im2col and multicast loads; TMA_LOAD_TO_SELF is any other load)
 
 
 def random_workload(rng: np.random.Generator) -> Workload:
-    """A small convolution of any kind that the template takes."""
+    """A small convolution of any kind that the template supports."""
     kernel = [(r, s) for r in range(1, 8) for s in range(1, 8) if r == s or (r, s) in ((1, 7), (7, 1))]
     while True:
         r, s = kernel[rng.integers(len(kernel))]
@@ -97,9 +97,9 @@ def tiles_of_cluster(config: Config) -> int:
 
 @functools.cache
 def random_candidates() -> list[tuple[Workload, Config]]:
-    """Those in which every way to share tiles and operands meets every schedule, and split K both kinds of output.
+    """Candidates that together have every way to share tiles and operands, every schedule, and split K with both outputs.
 
-    The number of stages and the order of tiles are numbers in the same code: not every value of these occurs.
+    The number of stages and the order of tiles are only numbers in the same code, so not every value of them occurs.
     """
 
     def sharing(workload: Workload, config: Config) -> set[Any]:
@@ -129,12 +129,12 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         code = instructions(built.artifact.code)
         found = Counter(instruction & 0xFFF for instruction in code)
         assert found[HGMMA] and found[HGMMA] % (config["bk"] // 16) == 0
-        # As many loads of pixels as of weights, and those are multicast that a row or a column of blocks shares.
+        # Pixels and weights have the same number of loads. Loads that a row or a column of blocks shares are multicast.
         loads = found[TMA_LOAD] + found[TMA_LOAD_TO_SELF]
         multicast = sum(instruction & 0xFFF == TMA_LOAD and instruction & MULTICAST > 0 for instruction in code)
         assert loads and multicast == loads // 2 * ((config["cluster_m"] > 1) + (config["cluster_n"] > 1))
         assert bool(found[TMA_STORE]) == (workload.out_dtype != "float32")
-        # Barriers of the cluster, on the one path that all threads take: none that a warp could miss or meet twice.
+        # Barriers of the cluster are on the path that all threads take, so no warp can miss one or meet one twice.
         barriers = (config["split_k"] > 1) + (tiles_of_cluster(config) > 1)
         assert (found[CLUSTER_ARRIVE], found[CLUSTER_WAIT]) == (barriers, barriers)
         if config["split_k"] > 1:
@@ -261,7 +261,7 @@ def run(workload: Workload, target: Target, config: Config, arguments: dict[str,
 
 
 def integers(workload: Workload, seed: int) -> dict[str, Any]:
-    """Arguments of small integers: every sum is exact in float32, and one product too many or too few shows."""
+    """Arguments of small integers: every sum is exact in float32, so one product too many or too few shows."""
     import torch
 
     torch.manual_seed(seed)
@@ -272,7 +272,7 @@ def integers(workload: Workload, seed: int) -> dict[str, Any]:
 
 
 def expected(workload: Workload, arguments: dict[str, Any], scalars: dict[str, float]) -> Any:
-    """The same by PyTorch in float64, epilogue stages in the workload's order, rounded once to the output's dtype."""
+    """PyTorch's result in float64, with epilogue stages in the workload's order, rounded once to the output's dtype."""
     import torch
     from torch.nn import functional
 
@@ -342,7 +342,7 @@ def test_a_tile_that_a_cluster_shares_is_exact(gpu: Target, split_k: int, out_dt
 @pytest.mark.parametrize("grid", ["split", "persistent"])
 @pytest.mark.parametrize(("cluster_m", "cluster_n"), [(2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
 def test_tiles_of_a_cluster_that_share_operands_are_exact(gpu: Target, cluster_m: int, cluster_n: int, grid: str) -> None:
-    """Rows and columns of tiles that the cluster's do not divide; several rounds a block where the grid is persistent."""
+    """The cluster does not divide the rows and columns of tiles. A persistent grid has several rounds per block."""
     rng = np.random.default_rng([23, cluster_m, cluster_n])
     images = 8 if grid == "split" else 150
     for shape in (dict(c=136, r=3, s=3, padding=1), dict(c=64, r=1, s=1, stride=2, epilogue=["bias", "residual", "relu"])):
@@ -369,7 +369,7 @@ def test_blocks_that_share_a_tile_and_operands_are_exact(gpu: Target, split_k: i
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
 def test_groups_that_take_tiles_in_turn_are_exact(gpu: Target, groups: int, out_dtype: str) -> None:
-    """Blocks with few tiles and with many, of fewer and more steps than stages."""
+    """Blocks with few and many tiles, and tiles with fewer and more steps than stages."""
     rng = np.random.default_rng([25, groups])
     for shape in (dict(n=150, c=136, r=3, s=3, padding=1), dict(n=400, c=72, r=1, s=1, epilogue=["bias", "residual"])):
         workload = Workload.conv2d(h=13, w=11, k=200, out_dtype=out_dtype, **shape)  # type: ignore[arg-type]
@@ -394,7 +394,7 @@ def test_an_image_of_ninety_thousand_pixels_is_exact(gpu: Target) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
 def test_a_batch_of_a_hundred_thousand_images_is_exact(gpu: Target, out_dtype: str) -> None:
-    """1.25e9 outputs: their byte offsets are past 2**31. Compared in slices of the batch, which are convolutions too."""
+    """1.25e9 outputs have byte offsets past 2**31. The test compares slices of the batch, which are also convolutions."""
     import torch
 
     workload = Workload.conv2d(n=100_000, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, out_dtype=out_dtype,
@@ -414,7 +414,7 @@ def test_a_batch_of_a_hundred_thousand_images_is_exact(gpu: Target, out_dtype: s
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels", [8, 24, 48, 72])
 def test_an_infinite_weight_of_one_tap_does_not_reach_another(gpu: Target, channels: int) -> None:
-    """The channels past C of a k step are the next tap's in memory; they must not be multiplied, not even by zero."""
+    """In memory, the channels past C of a k step belong to the next tap. They must not be multiplied, not even by zero."""
     import torch
 
     workload = Workload.conv2d(n=1, h=9, w=9, c=channels, k=16, r=2, s=2)

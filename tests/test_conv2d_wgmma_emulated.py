@@ -1,4 +1,4 @@
-"""conv2d_wgmma's own source, run thread by thread without a GPU: index maps, pipeline, and what a cluster's blocks share."""
+"""conv2d_wgmma's own source runs thread by thread without a GPU: index maps, pipeline, and sharing within a cluster."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SMALL = dict(
     schedule="together", group_m=1, l2_promotion=256,
 )  # fmt: skip
 SHAPE = dict(n=1, h=7, w=7, c=64, k=64, r=3, s=3, padding=1)
-ROWS = dict(n=3, h=7, w=7, c=128, k=64, r=1, s=1)  # of tiles: one an image, and a bit
+ROWS = dict(n=3, h=7, w=7, c=128, k=64, r=1, s=1)  # tiles: one for each image, and a bit more
 TAILS = dict(n=3, h=9, w=7, c=40, k=56, r=3, s=3, padding=1)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "a block a tile": (SHAPE, SMALL),
+    "one block per tile": (SHAPE, SMALL),
     "two groups, one of which has no rows": ({**TAILS, "n": 1, "h": 10, "c": 24}, {**SMALL, "consumer_groups": 2, "bk": 32}),
     "more tiles than blocks": ({**SHAPE, "n": 4, "h": 8, "w": 10}, {**SMALL, "grid": "persistent"}),
     "uneven groups of row tiles": ({**SHAPE, "n": 5, "r": 1, "s": 1, "padding": 0}, {**SMALL, "group_m": 4}),
@@ -74,11 +74,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "cluster_m": 2},
     ),
 }
-PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, whose loads never wait for its consumers
+PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, and its loads never wait for its consumers
 
 
 class BiasInMemory:
-    """Stands in for the fused epilogue: y + bias, with bias read where the kernel says that it is."""
+    """Stands in for the fused epilogue: y + bias, with the bias at the kernel's address."""
 
     identity = False
     alignments: Mapping[str, int] = MappingProxyType({})
@@ -127,7 +127,7 @@ def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str
     np.testing.assert_array_equal(to_bits(y, workload.out_dtype), to_bits(right, workload.out_dtype))
 
 
-# --- What keeps the blocks of a cluster together ------------------------------------------------------------------------
+# --- Synchronisation of a cluster's blocks ------------------------------------------------------------------------------
 
 
 class Forgetful(ClusterEmulator):
@@ -144,7 +144,7 @@ def test_a_block_that_does_not_tell_its_peer_is_noticed(monkeypatch: pytest.Monk
 
 
 class Slow(ClusterEmulator):
-    """The second block tells the first one when nobody can do anything else."""
+    """The second block signals the first one only when no other thread can continue."""
 
     def mbarrier_arrive_at_peer(self, address: int) -> None:
         if self.block.index and address < 2 * MAPPED:
@@ -153,7 +153,7 @@ class Slow(ClusterEmulator):
 
 
 class Hasty(Slow):
-    """The loading thread waits for nobody, in the end neither."""
+    """The loading thread does not wait for other blocks, not even at the end."""
 
     def mbarrier_wait(self, shared: int, parity: int) -> None:
         if self.thread.number != 128 * PEERS[1]["consumer_groups"]:
@@ -166,13 +166,13 @@ def test_a_block_stays_until_its_peers_have_arrived(monkeypatch: pytest.MonkeyPa
         run(monkeypatch, *PEERS, Hasty(Memory(), lambda value, *_: value, late=False))
 
 
-# --- What keeps a split tile together -----------------------------------------------------------------------------------
+# --- Synchronisation of a split tile's blocks ---------------------------------------------------------------------------
 
 SPLIT = CASES["split by 2, two rows share weights, uneven steps"]
 
 
 class Early(ClusterEmulator):
-    """Blocks do not wait for each other before they send sums to where others may still read."""
+    """Blocks do not wait for each other before they send sums to memory that others may still read."""
 
     def cluster_wait(self) -> None:
         if self.block.cluster.phase:  # the first is before the loads
@@ -182,10 +182,10 @@ class Early(ClusterEmulator):
 
 
 class Impatient(ClusterEmulator):
-    """Blocks add up sums that have not come yet."""
+    """Blocks add up sums that have not arrived yet."""
 
     def mbarrier_wait(self, shared: int, parity: int) -> None:
-        if shared != max(self.block.barriers):  # the last one counts the sums
+        if shared != max(self.block.barriers):  # the last barrier counts the sums
             super().mbarrier_wait(shared, parity)
 
 

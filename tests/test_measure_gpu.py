@@ -224,7 +224,7 @@ runner.measure(workload, Built(result.artifact, result.resources, "", 0.0))
 def test_killing_the_parent_frees_a_hanging_gpu(target: Target, tmp_path: Path) -> None:
     from test_measure_lock import alive, gone
 
-    environment = child_environment(TMPDIR=str(tmp_path))  # a lock of its own: this module's runner holds the device's
+    environment = child_environment(TMPDIR=str(tmp_path))  # its own lock: this module's runner holds the device's
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
@@ -238,7 +238,7 @@ def test_killing_the_parent_frees_a_hanging_gpu(target: Target, tmp_path: Path) 
 
 @pytest.mark.gpu
 def test_hot_mode_uses_one_set(target: Target) -> None:
-    other = replace(target, uuid="")  # a lock of its own, the same card
+    other = replace(target, uuid="")  # its own lock for the same card
     with Runner(other, mode=HOT_GRAPH) as hot:
         measurement = hot.measure(WORKLOAD, build(faulty.PointwiseCuda(), target))
     assert measurement.ok and measurement.mode == HOT_GRAPH

@@ -197,7 +197,7 @@ def test_ncu_is_looked_for_on_path_and_in_the_toolkit(tmp_path: Path, monkeypatc
     on_path = str(fake_ncu.write(tmp_path))
     assert ncu.find() == on_path
     assert ncu.find(in_toolkit) == in_toolkit
-    with pytest.raises(DeviceError, match="nowhere is no program that can be run"):
+    with pytest.raises(DeviceError, match="nowhere cannot be run"):
         ncu.find("nowhere")
 
 
@@ -321,7 +321,7 @@ class TestCommand:
             (["--target", "cpu"], 2, "profiling needs a CUDA device"),
             (["--task", "3"], 2, "--task 3 is not there; the file has 2 tasks"),
             (["--peer", "tvm"], 2, "'tvm' is not 'torch'"),
-            (["--ncu", "nowhere"], 3, "--ncu nowhere is no program"),
+            (["--ncu", "nowhere"], 3, "--ncu nowhere cannot be run"),
             (["--task", "2"], 4, "no record on NVIDIA H200 for two; make one: schedsearch tune work.yaml"),
             (["--task", "1", "--db", "nope.db"], 6, "no database at"),
         ],

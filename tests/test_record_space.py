@@ -87,7 +87,7 @@ def test_it_records_goes_on_and_is_replayed(record_space: Run) -> None:
     assert replayed.exit_code == 0, replayed.output
     (space,) = json.loads(replayed.stdout)["spaces"]
     assert space["configurations"] == len(measured) and space["valid"] == len(measured) - failed
-    # A time outside of a race counts where there is one.
+    # A time outside of a race counts if there is one.
     times_ns = {record.config: record.measurement.time_ns or np.inf for record in (*history, *after)}
     assert space["best_ns"] == pytest.approx(min(times_ns.values()))
     assert space["fractions"][str(len(measured))] == 1.0

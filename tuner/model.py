@@ -89,7 +89,7 @@ class XgbCostModel(CostModel):
 
 
 def relevance(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Labels 0..LEVELS for ranking: 0 for a failure (NaN), else by rank. Equal times share a label."""
+    """Labels 0..LEVELS for ranking: 0 for a failure (NaN), otherwise by rank. Equal times share a label."""
     labels = np.zeros(len(y))
     valid = ~np.isnan(y)
     if valid.any():

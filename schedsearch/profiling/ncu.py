@@ -51,7 +51,7 @@ def find(path: str | None = None) -> str:
     if path is not None:
         if found := shutil.which(path):
             return found
-        raise DeviceError(f"--ncu {path} is no program that can be run; give the path of Nsight Compute's ncu")
+        raise DeviceError(f"--ncu {path} cannot be run; give the path of Nsight Compute's ncu")
     toolkits = [str(Path(os.environ[name], "bin", "ncu")) for name in _TOOLKITS if os.environ.get(name)]
     for place in ("ncu", *toolkits, *_INSTALLED):
         candidates = sorted(map(str, Path("/").glob(place[1:])), key=_by_number) if "*" in place else [place]

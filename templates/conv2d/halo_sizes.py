@@ -228,7 +228,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         return np.where(q["column_blocks"] == 0, -(-q["tiles"] // resident), apart)
 
     return {
-        **({} if len(merges) > 1 else {"merged": lambda q: merges[0]}),  # else a knob
+        **({} if len(merges) > 1 else {"merged": lambda q: merges[0]}),  # otherwise it is a knob
         "bn": lambda q: q["channel_groups"] * WGMMA_CHANNELS,
         "warpgroups": lambda q: q["channel_groups"] * q["row_groups"],
         "turns": lambda q: np.where(q["schedule"] == "in_turn", q["row_groups"], 1),
