@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 
 from schedsearch.device.detect import detect
 from schedsearch.target import Target
+
+# Compilers make many objects that live until the kernel is done: looking for cycles as often as by default takes a twentieth
+# of the time.
+gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

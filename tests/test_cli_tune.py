@@ -214,9 +214,9 @@ class TestRun:
         assert "4 trials measured before" not in again.stdout
 
         (folder / "auto.yaml").write_text(TINY.replace("target: cpu", "target: auto"))
-        more = schedsearch("tune", "auto.yaml", "--target", "cpu", "--db", "t.db", "--trials", 6)
+        more = schedsearch("tune", "auto.yaml", "--target", "cpu", "--db", "t.db", "--trials", 5)
         assert more.exit_code == 0, more.output
-        assert "2 new trials" in more.stdout and "device busy" in more.stdout
+        assert "1 new trial" in more.stdout and "device busy" in more.stdout
         assert "schedsearch records best --db t.db" in more.stdout
         assert "schedsearch compile auto.yaml --db t.db --target cpu --output" in more.stdout, (
             "the tuned target, even on a machine with a GPU"
@@ -229,7 +229,7 @@ class TestRun:
         assert row.startswith("tiny  conv2d_cpu")
         with Store.open("t.db", readonly=True) as store:
             records = store.history()
-        assert len({record.config for record in records if not record.final_race}) == 6
+        assert len({record.config for record in records if not record.final_race}) == 5
 
     def test_a_task_without_valid_configuration_exits_with_1_and_says_where_to_look(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch

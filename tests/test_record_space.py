@@ -100,6 +100,8 @@ def test_a_time_limit_stops_it_and_keeps_what_is_there(record_space: Run) -> Non
         "conv2d_cpu",
         "--configurations",
         100_000,
+        "--workers",
+        1,
         "--format",
         "t4",
         "--export",
