@@ -112,7 +112,7 @@ def test_equal_schedules_have_equal_hashes_in_every_process() -> None:
     assert other.canonical_hash != here.canonical_hash
 
 
-def test_what_does_not_fit_is_rejected_before_a_device_sees_it() -> None:
+def test_code_that_exceeds_a_limit_is_rejected_before_a_device_sees_it() -> None:
     with pytest.raises(RejectedError, match="232449 bytes of shared memory a block"):
         compile_source(source(simple, (Pointer("y"), Int32(5)), dynamic_shared_bytes=232_449), H200)
     with pytest.raises(RejectedError, match="2048 threads a block; allowed: 1 to 1024"):

@@ -39,7 +39,7 @@ class TestScheduler:
         had = budget.share([FLAT, FLAT], [weight, 1.0], 400, choose_arm)[-1]
         assert had[0] / had[1] == pytest.approx(weight**0.5, rel=0.15)
 
-    def test_what_a_task_gained_before_changes_nothing(self, budget: ModuleType) -> None:
+    def test_earlier_gains_of_a_task_change_nothing(self, budget: ModuleType) -> None:
         improving = 1e6 * 0.97 ** np.arange(400)
         improved, flat = budget.share([improving, FLAT], [1.0, 1.0], 200, choose_arm)[-1]
         assert abs(improved - flat) <= budget.BATCH

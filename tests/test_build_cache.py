@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None
     assert cache.load(KEY) is None and cache.size() == (0, 0)
 
 
-def test_what_was_not_used_for_longest_goes_first(cache: BuildCache) -> None:
+def test_the_least_recently_used_piece_is_dropped_first(cache: BuildCache) -> None:
     keys = [f"{number:064x}" for number in range(4)]
     for age, key in enumerate(keys):
         cache.store(key, os.urandom(1000))
@@ -184,7 +184,7 @@ def test_everything_that_decides_the_code_is_in_the_key() -> None:
     assert len(set(digests)) == len(digests)
 
 
-def test_what_does_not_decide_the_code_is_not() -> None:
+def test_other_things_are_not_in_the_key() -> None:
     assert digest(kernel()) == digest(kernel()) == digest(kernel(unused="2"))
 
 

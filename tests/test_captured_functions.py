@@ -110,7 +110,7 @@ def test_the_machine_code_is_that_of_the_kernel_with_the_functions_written_insid
         assert cubin(ringed(*variant)) == cubin(ringed_inside(*variant))
 
 
-def test_kernels_that_differ_in_what_captured_functions_capture_share_one_run_of_numba() -> None:
+def test_kernels_whose_captured_functions_capture_different_values_share_one_run_of_numba() -> None:
     front_end._front_end.cache_clear()
     variants = [(4, "add", 0.5), (5, "sub", 0.5), (2**33, "max", 0.5)]
     shared = [ptx(ringed(*variant), FLIPS) for variant in variants]
@@ -257,7 +257,7 @@ def test_functions_of_one_factory_may_call_each_other() -> None:
     assert cubin(kernel) == cubin(kernel, frozenset()) == cubin(by_hand)
 
 
-def test_what_stands_behind_a_call_of_a_captured_function_is_stored() -> None:
+def test_stores_after_a_call_of_a_captured_function_are_kept() -> None:
     """Where Numba inlines, it treats stores to arrays that nothing reads as dead code."""
 
     def fill(y, start, stop):  # type: ignore[no-untyped-def]
@@ -288,7 +288,7 @@ def test_a_function_that_is_assigned_after_the_kernel_is_made_must_be_there_when
     assert ptx(kernel, frozenset()) == ptx(kernel)
 
 
-def test_what_is_wrong_in_a_captured_function_is_said_in_numbas_words() -> None:
+def test_a_mistake_in_a_captured_function_is_reported_in_numbas_words() -> None:
     def wrong(value):  # type: ignore[no-untyped-def]
         return value.real_part_of_nothing
 

@@ -193,7 +193,7 @@ def _sections(markdown: str) -> dict[str, str]:
     return sections
 
 
-def test_an_unknown_target_is_told_every_one_that_the_command_takes(tmp_path: Path) -> None:
+def test_the_message_about_an_unknown_target_lists_all_targets(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     for command in (["space"], ["explain"], ["tune", "--dry-run"]):
         result = schedsearch(command[0], tmp_path / "tiny.yaml", *command[1:], "--target", "tpu")
@@ -204,7 +204,7 @@ def test_an_unknown_target_is_told_every_one_that_the_command_takes(tmp_path: Pa
     assert "target 'h200' stands for a device that may be absent, but a real device is needed here" in result.stderr
 
 
-def test_without_a_driver_nobody_is_told_to_install_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_no_message_suggests_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """It works without a driver, both with CUDA's bindings, which cannot find libcuda, and without them."""
     from schedsearch.device import cuda
 

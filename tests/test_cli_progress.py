@@ -90,7 +90,7 @@ def test_no_digit_and_no_unit_is_ever_cut(width: int) -> None:
     ("phase", "text"),
     [("building", "compiling the first candidates"), ("preparing", "preparing inputs"), ("measuring", "measuring")],
 )
-def test_until_the_first_result_the_live_view_says_what_is_going_on(phase: PhaseName, text: str) -> None:
+def test_until_the_first_result_the_live_view_describes_the_run(phase: PhaseName, text: str) -> None:
     screen = io.StringIO()
     live = LiveTable({}, Console(file=screen, force_terminal=True, width=80, height=60))
     live.say("planning 2 tasks")

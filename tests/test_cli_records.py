@@ -165,7 +165,7 @@ def test_a_wrong_line_imports_nothing_and_is_named(folder: Path) -> None:
     ("command", "file", "code"),
     [("import", "tiny.yaml", 2), ("import", "nowhere", 2), ("merge", "tiny.yaml", 6), ("merge", "nowhere", 6)],
 )
-def test_what_fails_leaves_no_new_database(folder: Path, command: str, file: str, code: int) -> None:
+def test_a_failed_command_leaves_no_new_database(folder: Path, command: str, file: str, code: int) -> None:
     before = sorted(folder.iterdir())
     result = schedsearch("records", command, file, "--db", "new.db")
     assert result.exit_code == code and file in result.stderr
@@ -182,7 +182,7 @@ def test_an_export_never_replaces_a_database(folder: Path, options: list[str]) -
     assert ok("records", "list", "--db", "tuned.db", "--json") == before
 
 
-def test_merge_adds_what_is_new_once(folder: Path) -> None:
+def test_merge_adds_new_records_once(folder: Path) -> None:
     first = json.loads(ok("records", "merge", "tuned.db", "--db", "merged.db", "--json"))
     again = json.loads(ok("records", "merge", "tuned.db", "--db", "merged.db", "--json"))
     assert first["records_added"] > 4 and again["records_added"] == 0
@@ -224,7 +224,7 @@ class TestVerify:
             assert best.artifact_sha256
             store.promote(store.append(record), store.artifact(best.artifact_sha256))
 
-    def test_what_is_as_fast_as_recorded_passes_and_is_recorded(self, folder: Path) -> None:
+    def test_a_kernel_as_fast_as_recorded_passes_and_is_recorded(self, folder: Path) -> None:
         self.claim_a_time(1000.0)  # independent of the load on this machine
         records = len(json.loads(ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100)))
         assert ok("records", "verify", "--db", "tuned.db", "--target", "cpu").lstrip().startswith("ok")
@@ -237,14 +237,14 @@ class TestVerify:
         entries = events(schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu", "--json").stdout)
         assert [entry["mode"] for entry in entries] == ["cold-graph-v1", "hot-graph-v1"]
 
-    def test_what_is_slower_exits_with_5(self, folder: Path) -> None:
+    def test_a_slower_kernel_exits_with_5(self, folder: Path) -> None:
         self.claim_a_time(0.001)
         result = schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu", "--json")
         assert result.exit_code == 5
         (entry,) = events(result.stdout)
         assert entry["regressed"] and entry["ratio"] > 1.1
 
-    def test_what_is_wrong_exits_with_1_and_is_best_no_more(self, folder: Path) -> None:
+    def test_a_wrong_kernel_exits_with_1_and_is_no_longer_best(self, folder: Path) -> None:
         """The stored code belongs to another workload: its tile leaves out the second half of the channels."""
         half, target = Workload.conv2d(**TINY_CONV | {"c": 4}), detect("cpu")
         template = load_template("conv2d_cpu")

@@ -60,7 +60,7 @@ class TestDryRun:
             assert {entry["template"] for entry in task["templates"]} >= {"conv2d_mma"}
             assert all(entry["configurations"] > 1 for entry in task["templates"])
 
-    def test_a_run_is_given_what_the_command_planned(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_gets_the_plan_of_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         counted = Counted()
         monkeypatch.setattr("schedsearch.template.load_templates", lambda: TemplateSet([counted]))
         monkeypatch.setattr("schedsearch.session.plan_tasks", None)  # planning a second time would fail
@@ -318,7 +318,7 @@ class TestInterruption:
         assert task["trials"] == done + 1
 
 
-def test_what_to_do_next_names_the_timing_mode(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_suggested_commands_name_the_timing_mode(capsys: pytest.CaptureFixture[str]) -> None:
     """Each mode has its own commands, because records of another mode do not count and prepared times need preparation."""
     workload = Workload("conv2d", {"n": 1, "h": 4, "w": 4, "c": 8, "k": 8, "r": 1, "s": 1, "epilogue": ["bias"]})
     summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)])

@@ -54,7 +54,7 @@ def python(text: str) -> list[bool]:
         " use " .replace("use", "a < 2 "),
     ],
 )  # fmt: skip
-def test_a_condition_means_what_python_means(text: str) -> None:
+def test_a_condition_has_the_same_meaning_as_in_python(text: str) -> None:
     assert holds(text) == python(text)
 
 
@@ -71,7 +71,7 @@ _condition = st.recursive(
 
 
 @given(_condition)
-def test_any_condition_means_what_python_means(text: str) -> None:
+def test_random_conditions_have_the_same_meaning_as_in_python(text: str) -> None:
     assert holds(text) == python(text)
 
 

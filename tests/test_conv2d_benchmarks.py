@@ -65,7 +65,7 @@ def test_the_chain_has_the_layers_of_resnet50(chain: ModuleType) -> None:
     assert all([str(stage) for stage in layer.workload.epilogue] == ["bias", "relu"] for layer in layers)
 
 
-def test_a_layer_of_the_chain_takes_what_its_producer_makes(chain: ModuleType) -> None:
+def test_a_layer_of_the_chain_takes_the_output_of_its_producer(chain: ModuleType) -> None:
     layers = chain.layers()
     shapes = {"image": (1, 224, 224, 3), "pooled": (1, 56, 56, 64)}
     for layer in layers:
@@ -75,7 +75,7 @@ def test_a_layer_of_the_chain_takes_what_its_producer_makes(chain: ModuleType) -
     assert shapes["layer4.2.conv3"] == (1, 7, 7, 2048)
 
 
-def test_the_outputs_that_nobody_reads_are_the_downsampled_and_the_last(chain: ModuleType) -> None:
+def test_the_unread_outputs_are_the_downsampled_ones_and_the_last(chain: ModuleType) -> None:
     layers = chain.layers()
     names = [layers[number].name for number in chain.unread(layers)]
     assert names == [*(f"layer{stage}.0.downsample" for stage in (1, 2, 3, 4)), "layer4.2.conv3"]
@@ -178,7 +178,7 @@ def test_a_second_run_replaces_its_rows_and_keeps_the_others(conv2d: ModuleType)
     assert both["runs"] == [RUN, second_run]
 
 
-def test_what_is_added_to_is_of_the_same_machine_and_suite(conv2d: ModuleType, tmp_path: Path) -> None:
+def test_rows_are_added_only_to_a_file_of_the_same_machine_and_suite(conv2d: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert conv2d.kept(str(path), "networks") == {"rows": [], "runs": []}
     conv2d.common.write(str(path), conv2d.report("networks", {"rows": [], "runs": []}, [row("a")], RUN))
@@ -202,7 +202,7 @@ def test_a_networks_sum_counts_layers_as_often_as_they_occur(conv2d: ModuleType,
 
 
 # --- Tables ------------------------------------------------------------------------------------------------------------
-def test_the_fused_table_shows_the_faster_layout_of_each_way_and_what_failed(benchmark_module: Any) -> None:
+def test_the_fused_table_shows_the_faster_layout_of_each_way_and_the_failures(benchmark_module: Any) -> None:
     tables = benchmark_module("render_tables")
     fused = {
         **row("conv2d 1x7x7x8 k8 1x1 f16 NHWC+bias+relu"),

@@ -275,7 +275,7 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
         (BASE.replace(n=1, w=2**30 - 2, stride=8, c=8, k=8), H200, ["padded w is 1073741824", "2**30"]),
     ],
 )
-def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+def test_an_unsupported_workload_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
     reason = TEMPLATE.validate(workload, target)
     assert reason is not None and all(word in reason for word in words), reason
 
@@ -299,7 +299,7 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
         BASE.replace(c=240, k=480, groups=3, r=1, s=1, padding=0),
     ],
 )
-def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
+def test_a_supported_workload_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.validate(workload, H200) is None
     assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 
@@ -330,7 +330,7 @@ def test_groups_are_merged_by_octets_up_to_a_wgmma(shape: dict[str, int], merged
         assert {config["merged"] for config in sampled} == set(merged)
 
 
-def test_only_what_has_a_choice_has_the_knob() -> None:
+def test_only_a_workload_with_a_choice_has_the_knob() -> None:
     assert "merged" not in TEMPLATE.space(BASE, H200).names
     assert "merged" not in TEMPLATE.space(BASE.replace(c=2048, k=2048, groups=32), H200).names
 

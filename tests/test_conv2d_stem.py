@@ -205,7 +205,7 @@ def test_the_emulated_epilogue_sees_its_channels_and_pixels(
     [(0, 3), (1, 2)],  # columns 0..2, 4..6, 8..10, 12..14 and columns -1..1, 3..5, 7..9, 11..13
     ids=["behind its last value", "before its first, odd one"],
 )
-def test_what_lies_beside_a_run_does_not_spoil_it(monkeypatch: pytest.MonkeyPatch, left: int, unmet: int) -> None:
+def test_values_beside_a_run_do_not_spoil_it(monkeypatch: pytest.MonkeyPatch, left: int, unmet: int) -> None:
     """An infinite value outside of all kernel rows of a pixel is not multiplied by a filler of the weights."""
     workload, config, sms = EMULATED["rgb, stride 2"]
     workload = workload.replace(stride=(1, 4), padding=(0, left, 0, 0))
@@ -260,7 +260,7 @@ def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, op
         (SMALL.replace(n=1, w=2**29, stride=(1, 8), c=8), H200, ["w * c is 4294967296", "2**30"]),
     ],
 )
-def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+def test_an_unsupported_workload_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
     reason = TEMPLATE.validate(workload, target)
     assert reason is not None and all(word in reason for word in words), reason
 
@@ -278,7 +278,7 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
         SMALL.replace(n=1, h=1, w=8, r=1, s=1, c=1, k=8, padding=0),
     ],
 )
-def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
+def test_a_supported_workload_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.validate(workload, H200) is None
     assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 

@@ -176,7 +176,7 @@ def test_offsets_past_32_bits_are_right(monkeypatch: pytest.MonkeyPatch, c: int)
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_what_follows_is_conv2d_wgmma_over_the_workspaces(number: int) -> None:
+def test_the_second_step_is_conv2d_wgmma_over_the_workspaces(number: int) -> None:
     workload = random_workload(np.random.default_rng([41, number]))
     inner = inner_workload(workload)
     config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
@@ -223,7 +223,7 @@ def test_what_follows_is_conv2d_wgmma_over_the_workspaces(number: int) -> None:
         (SMALL.replace(n=1, h=1, w=2**28 + 2, c=1, r=1, padding=0), H200, ["an unfolded row", "2**31"]),
     ],
 )
-def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+def test_an_unsupported_workload_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
     reason = TEMPLATE.validate(workload, target)
     assert reason is not None and all(word in reason for word in words), reason
 
@@ -242,7 +242,7 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
         SMALL.replace(n=1, h=1, w=1, r=1, s=1, c=1, k=8, padding=0),
     ],
 )
-def test_what_it_can_run_has_a_legal_default(workload: Workload) -> None:
+def test_a_supported_workload_has_a_legal_default(workload: Workload) -> None:
     assert TEMPLATE.validate(workload, H200) is None
     assert TEMPLATE.space(workload, H200).check(TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))) == []
 

@@ -206,7 +206,7 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
         (BASE.replace(n=1, w=2**30 - 2, stride=8, c=8, k=8), H200, ["padded w is 1073741824", "2**30"]),
     ],
 )  # fmt: skip
-def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+def test_an_unsupported_workload_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
     reason = TEMPLATE.validate(workload, target)
     assert reason is not None and all(word in reason for word in words), reason
 
@@ -223,7 +223,7 @@ def test_limits_that_are_just_reached_are_taken() -> None:
 
 @pytest.mark.parametrize("split_k", SPLIT_KS)
 @pytest.mark.parametrize("bn", BNS)
-def test_store_segments_are_the_whole_of_what_each_block_stores_and_fit_a_swizzle(bn: int, split_k: int) -> None:
+def test_store_segments_cover_the_stores_of_each_block_and_fit_a_swizzle(bn: int, split_k: int) -> None:
     q = {"bn": bn, "split_k": split_k}
     segment, own = store_segment(q), 8 * octets_per_block(q)
     assert segment * 2 in (16, 32, 64, 128) and own * split_k >= bn

@@ -245,7 +245,7 @@ def unknown_name(y, start, stop):
 
 
 @pytest.mark.parametrize("function", [allocates, prints, unknown_name])
-def test_what_a_kernel_may_not_do_is_a_compile_error(function):
+def test_a_forbidden_operation_of_a_kernel_is_a_compile_error(function):
     with pytest.raises(CompileError):
         compile_source(simple(function), TARGET)
 
@@ -335,5 +335,5 @@ def test_a_register_tile_multiplies_and_adds(device, lanes, broadcast):
     np.testing.assert_array_equal(y, (x * w).sum(axis=1))
 
 
-def test_the_toolchain_names_what_shapes_the_code():
+def test_the_toolchain_names_everything_that_shapes_the_code():
     assert set(toolchain("cpu")) == {"numba", "llvm", "cpu"}

@@ -228,7 +228,7 @@ def test_a_thread_count_is_part_of_the_configuration():
     assert {step.block_threads for step in TEMPLATE.kernel(workload, AVX2, config).steps} == {3}
 
 
-def test_every_knob_says_what_it_does():
+def test_every_knob_is_documented():
     for knob in TEMPLATE.space(Workload.conv2d(**SHAPES["3x3"], dtype="float32"), HOST).knobs:
         assert len(knob.doc) > 10 and "\n" not in knob.doc
 
@@ -243,7 +243,7 @@ def test_the_template_is_found_by_name():
     assert isinstance(load_templates(["conv2d_cpu"])["conv2d_cpu"], Conv2dCpu)
 
 
-def test_what_is_packed_is_charged_to_every_launch():
+def test_packing_is_charged_to_every_launch():
     """Packing is a step of the plan, so it is measured. A caller can pack the weight once."""
     workload = Workload.conv2d(**SHAPES["3x3"], dtype="float32")
     source = TEMPLATE.kernel(workload, HOST, TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)))

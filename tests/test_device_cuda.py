@@ -159,7 +159,7 @@ PACKED = pointwise(
 
 # --- Contexts ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("before", [[], [THEIRS]], ids=["no context", "another one"])
-def test_the_current_context_stays_what_it_was(driver: FakeDriver, before: list[int]) -> None:
+def test_the_current_context_does_not_change(driver: FakeDriver, before: list[int]) -> None:
     driver.contexts.extend(before)
     device = open_device(PRESETS["h200"])
     address = device.allocate(64)
@@ -209,7 +209,7 @@ def test_the_primary_context_is_given_back_once(driver: FakeDriver) -> None:
         device.allocate(1)
 
 
-def test_a_device_that_nobody_uses_any_more_gives_its_context_back(driver: FakeDriver) -> None:
+def test_a_device_that_is_no_longer_used_gives_its_context_back(driver: FakeDriver) -> None:
     device = open_device(PRESETS["h200"])
     bound = device.load(pointwise()).bind({"x": 1, "y": 2}, {})
     del device
@@ -257,7 +257,7 @@ def test_each_prepared_set_of_constants_has_memory_of_its_own(driver: FakeDriver
     assert not driver.memory
 
 
-def test_what_a_step_needs_must_be_given_unless_it_is_optional(driver: FakeDriver) -> None:
+def test_the_buffers_of_a_step_must_be_given_unless_they_are_optional(driver: FakeDriver) -> None:
     device = open_device(PRESETS["h200"])
     kernel = device.load(pointwise(Step("kernel_0", (Pointer("bias", optional=True), Pointer("y")), Grid(1), 32)))
     for buffers in ({"y": 2}, {"y": 2, "bias": 3}):

@@ -81,7 +81,7 @@ def snippets(language: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=key) for key, block in snippets("python")])
-def test_python_snippets_compile_and_import_what_exists(block: str) -> None:
+def test_python_snippets_compile_and_their_imports_exist(block: str) -> None:
     tree = ast.parse(block)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "schedsearch":
@@ -167,7 +167,7 @@ def test_a_kernel_page_names_every_knob(template_name: str) -> None:
     assert [knob for knob in knobs_of(template_name) if f"`{knob}`" not in text(page)] == []
 
 
-def test_the_entry_point_group_on_the_page_is_the_one_that_is_read() -> None:
+def test_the_entry_point_group_on_the_page_is_the_real_one() -> None:
     assert f'[project.entry-points."{ENTRY_POINT_GROUP}"]' in text(DOCS / "templates.md")
 
 

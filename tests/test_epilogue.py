@@ -123,7 +123,7 @@ def test_a_stage_is_its_instruction_and_its_loads(stage: str, instruction: str, 
 
 
 @pytest.mark.parametrize(("stage", "loads_of_an_octet"), [("bias", 1), ("scale_shift", 2), ("residual", 2), ("clip", 0)])
-def test_rows_of_a_fragment_share_what_belongs_to_a_channel(stage: str, loads_of_an_octet: int) -> None:
+def test_rows_of_a_fragment_share_the_operands_of_a_channel(stage: str, loads_of_an_octet: int) -> None:
     text = _compile_to_ptx(fragments_step(conv(stage, k=64), 5), "kernel", "sm_90a")
     loads = [line for line in text.splitlines() if "ld.global" in line]
     assert len(loads) == 5 * loads_of_an_octet and all("@inside" in line or "@column" in line for line in loads)
@@ -140,7 +140,7 @@ def test_rows_of_a_fragment_share_what_belongs_to_a_channel(stage: str, loads_of
         ("residual", "float32", 0, 20),
     ],
 )
-def test_transposed_fragments_load_what_belongs_to_a_channel_once(
+def test_transposed_fragments_load_the_operands_of_a_channel_once(
     stage: str, out_dtype: str, channel_loads: int, residual_loads: int
 ) -> None:
     """5 octets of 8 positions, two channels per thread: a 32-bit residual takes 4 loads per octet, a 16-bit one ldmatrix."""
@@ -177,7 +177,7 @@ def test_stages_run_in_the_order_of_the_workload() -> None:
     assert ptx_of(conv("relu", "bias", "relu")).count("max.NaN.f32") == 4
 
 
-def test_no_stage_is_no_arithmetic() -> None:
+def test_without_stages_there_is_no_arithmetic() -> None:
     text = ptx_of(conv())
     assert "add.f32" not in text and "ld.global" not in text
 

@@ -139,7 +139,7 @@ class TestOurRecords:
         store.append(make_record(template_version=2, number=70))
         assert export_file(store, tmp_path / "some.json", "kernel-tuner")["records"] == 1
 
-    def test_what_schedsearch_put_into_a_file_is_checked(self, store: Store, tmp_path: Path) -> None:
+    def test_records_that_schedsearch_put_into_a_file_are_checked(self, store: Store, tmp_path: Path) -> None:
         export_file(store, tmp_path / "some.json", "kernel-tuner")
         data = json.loads((tmp_path / "some.json").read_text())
         data["cache"]["2,row,False"]["schedsearch"][0]["config"]["bm"] = 4
@@ -156,7 +156,7 @@ class TestOurRecords:
         ("field", "value"),
         [("batch", 2**63), ("batch", 1e999), ("prediction", 1e999), ("toolchain", 3), ("measurement", "x")],
     )
-    def test_what_no_database_can_hold_is_named(self, store: Store, tmp_path: Path, field: str, value: Any) -> None:
+    def test_a_value_that_no_database_can_hold_is_named(self, store: Store, tmp_path: Path, field: str, value: Any) -> None:
         export_file(store, tmp_path / "some.json", "kernel-tuner")
         data = json.loads((tmp_path / "some.json").read_text())
         data["cache"]["2,row,False"]["schedsearch"][0][field] = value
@@ -235,7 +235,7 @@ class TestFilesOfOthers:
             with pytest.raises(UsageError, match=r"the knob 'times' of .* has the name of a field"):
                 export_file(store, tmp_path / "out.json", "kernel-tuner")
 
-    def test_a_problem_size_that_is_no_number_stays_json(self, tmp_path: Path) -> None:
+    def test_a_problem_size_that_is_not_a_number_stays_json(self, tmp_path: Path) -> None:
         data = support.cache()
         data["problem_size"] = float("nan")
         with Store.open(tmp_path / "foreign.db") as store:
@@ -307,7 +307,7 @@ class TestFilesOfOthers:
         with Store.open(tmp_path / "foreign.db") as store:
             assert store.history() == []
 
-    def test_a_kernel_that_got_another_knob_keeps_what_it_had(self, tmp_path: Path) -> None:
+    def test_a_kernel_that_got_another_knob_keeps_its_records(self, tmp_path: Path) -> None:
         """Both searches come back. An earlier version silently left one out."""
         new = self.LOG.splitlines()[0].replace('["unroll", "ot", 512]', '["unroll", "ot", 512], ["vec", "ot", 4]')
         path = support.write(tmp_path / "some.log", self.LOG + new)
@@ -319,7 +319,7 @@ class TestFilesOfOthers:
             assert sorted(map(repr, bare(store.history()))) == sorted(map(repr, bare(first))) and len(first) == 4
 
     @pytest.mark.parametrize("form", FORMATS)
-    def test_what_came_from_one_tuner_goes_to_any_and_comes_back(self, tmp_path: Path, form: str) -> None:
+    def test_records_of_one_tuner_go_to_any_other_and_come_back(self, tmp_path: Path, form: str) -> None:
         first = self.imported(tmp_path, support.write(tmp_path / "some.json", support.cache()))
         with Store.open(tmp_path / "foreign.db") as store, Store.open(tmp_path / "second.db") as second:
             export_file(store, tmp_path / "out.json", form)
@@ -432,7 +432,7 @@ class TestCommands:
         for _ in range(2):  # a description that an export made may be replaced
             assert schedsearch("records", "export", tmp_path / "other_T4.json", *db).exit_code == 0
 
-    def test_a_description_of_what_needs_none_is_a_mistake(self, tmp_path: Path) -> None:
+    def test_a_description_for_a_format_that_needs_none_is_a_mistake(self, tmp_path: Path) -> None:
         """Nothing would check the conditions of the description."""
         t1 = support.write(tmp_path / "some_T1.json", support.t1("bx > 16"))
         path = support.write(tmp_path / "some.json", support.cache())

@@ -75,7 +75,7 @@ def test_kernels_that_differ_in_numbers_and_texts_share_one_run_and_are_as_if_co
     assert len(set(shared)) == len(VARIANTS)
 
 
-def test_what_shapes_a_kernel_has_a_run_of_its_own() -> None:
+def test_kernels_of_different_shapes_have_runs_of_their_own() -> None:
     _front_end.cache_clear()
     kernels = [scaling(5, length=length) for length in (1, 2, 3, 2)]
     assert runs_of_numba(lambda: [ptx(kernel, SHAPED_BY) for kernel in kernels]) == 3
@@ -95,7 +95,7 @@ def test_a_name_that_was_forgotten_costs_time_only() -> None:
     assert ptx(scaling(3, length=4), frozenset()) == ptx(scaling(3, length=4), None)
 
 
-def test_what_is_wrong_with_a_kernel_is_said_in_its_own_words() -> None:
+def test_a_mistake_in_a_kernel_is_reported_in_the_kernels_own_names() -> None:
     picky = device_op("picky", "st.global.u32 [$a], $value;", ins={"a": "u64", "value": "u32"})
 
     def kernel(y):  # type: ignore[no-untyped-def]
@@ -115,7 +115,7 @@ def test_an_optional_buffer_has_the_type_of_an_address() -> None:
     assert compiled(Pointer("bias", optional=True)) == compiled(Pointer("bias"))
 
 
-def test_operands_are_what_follows_the_named_arguments() -> None:
+def test_operands_follow_the_named_arguments() -> None:
     """They are numbered and placed in memory like separate arguments. An absent address has the type of an address."""
     multiply = device_op("multiply", "mul.f32 $y, $a, $b;", ins={"a": "f32", "b": "f32"}, outs={"y": "f32"})
 
@@ -166,7 +166,7 @@ def test_a_candidate_that_shares_with_another_is_as_if_compiled_alone(
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_processes_share_what_numba_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: bool) -> None:
+def test_processes_share_the_work_of_numba(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: bool) -> None:
     """Through the user's cache or, if that is off, through a folder of the run."""
     runs = []
 

@@ -63,7 +63,7 @@ def test_the_gradient_is_the_difference_quotient(data: Any) -> None:
     )
 
 
-def test_learning_finds_what_matters(data: Any) -> None:
+def test_learning_finds_the_coordinates_that_matter(data: Any) -> None:
     """The third coordinate has no effect, so points may be far apart along it."""
     X, y, _ = data
     process = GaussianProcess(3)
@@ -105,7 +105,7 @@ class TestOtherTasks:
         rows = self.space.sample_indices(60, np.random.default_rng(0))
         return rows, np.exp(time(rows.astype(np.float64) / 20))
 
-    def test_without_results_the_tasks_count_alike_and_order_what_is_unknown(self) -> None:
+    def test_without_results_the_tasks_count_alike_and_order_the_unknown(self) -> None:
         others = OtherTasks.learn(self.space, [self.rows_and(lambda at: at[:, 0]), self.rows_and(lambda at: at[:, 1])])
         unknown = np.array([[0, 0], [0, 19], [19, 0], [19, 19]], dtype=np.int32)
         _, expected = others.expect(unknown[:0], np.empty(0), unknown)

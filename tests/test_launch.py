@@ -53,7 +53,7 @@ def test_a_plan_survives_json() -> None:
     assert [tensor_map.is_im2col for tensor_map in maps] == [True, False]
 
 
-def test_a_plan_knows_what_its_constant_steps_read_and_write() -> None:
+def test_a_plan_knows_the_buffers_of_its_constant_steps() -> None:
     assert PLAN.constants == ("weight", "bias")
     assert PLAN.constant_workspaces == {"repacked": 64}
     plain = LaunchPlan("cpu", "native", (Step("k", (Pointer("weight"),), Grid(1), 2),))
@@ -80,7 +80,7 @@ def test_a_plan_that_was_stored_by_an_earlier_version_is_read() -> None:
     )
 
 
-def test_what_is_at_its_default_is_not_written() -> None:
+def test_defaults_are_not_written() -> None:
     plan = LaunchPlan("cpu", "native", (Step("k", (Pointer("x"), Pointer("bias", optional=True)), Grid(1), 2),))
     assert plan.to_json() == (
         '{"arch":"native","kind":"cpu","steps":[{"block_threads":2,"entry":"k","grid":{"blocks_per_sm":0,"work_items":1},'

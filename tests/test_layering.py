@@ -181,7 +181,7 @@ def test_a_tuner_knows_spaces_and_results_only() -> None:
     assert strangers == []
 
 
-def test_of_numba_only_the_backend_uses_more_than_cuda_and_types() -> None:
+def test_only_the_backend_uses_more_of_numba_than_cuda_and_types() -> None:
     wrong = [
         f"{item}: {item.names}"
         for item in IMPORTS

@@ -106,7 +106,7 @@ def test_offsets_of_many_indices_at_once() -> None:
         ("NHW4c", "has a block 4c but no axis C"),
     ],
 )
-def test_what_is_not_a_layout_is_refused(text: str, message: str) -> None:
+def test_a_text_that_is_not_a_layout_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Layout.parse(text)
 

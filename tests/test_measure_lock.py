@@ -39,7 +39,7 @@ def hold(folder: Path, seconds: float) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_run_is_told_who_holds_the_device(tmp_path: Path) -> None:
+def test_a_second_run_names_the_holder_of_the_device(tmp_path: Path) -> None:
     with hold(tmp_path, 60) as holder:
         with pytest.raises(DeviceBusyError) as caught:
             DeviceLock(CPU, wait=False, folder=tmp_path)

@@ -142,7 +142,7 @@ def test_several_workloads_can_be_measured_in_turns(runner: Runner) -> None:
     assert min(times[other]) < min(times[WORKLOAD])  # a sixteenth of the work
 
 
-def test_a_race_times_all_finalists_and_finds_what_only_shows_under_load(runner: Runner) -> None:
+def test_a_race_times_all_finalists_and_finds_faults_that_only_show_under_load(runner: Runner) -> None:
     hot = build(faulty.WrongWhenHot())
     good, slow = build(faulty.PointwiseCpu()), build(faulty.PointwiseCpu())
     results = runner.race(WORKLOAD, [good, hot, slow])

@@ -149,7 +149,7 @@ def kernel_of(device: Device, template: Any, workload: Workload) -> Any:
     return device.load(compile_source(template.kernel(workload, CPU, config), CPU).artifact)
 
 
-def test_verify_once_says_what_is_wrong(device: Device) -> None:
+def test_verify_once_describes_the_mistake(device: Device) -> None:
     workload = pointwise()
     assert verify_once(device, workload, kernel_of(device, faulty.PointwiseCpu(), workload)) is None
     problem = verify_once(device, workload, kernel_of(device, faulty.MissingProduct(), workload))

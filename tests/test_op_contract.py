@@ -118,7 +118,7 @@ class Sloppy(Op):
         ("", "test_the_examples_give_every_optional_parameter"),
     ],
 )
-def test_it_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, test: str) -> None:
+def test_it_finds_every_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, test: str) -> None:
     module = f"sloppy_{fault.replace(' ', '_') or test}"
     text = f"from {__name__} import Sloppy\nOP = Sloppy({fault!r})\n"
     install(monkeypatch, tmp_path / "sloppy", module, {OPERATORS: {"sloppy": f"{module}:OP"}}, {module: text})

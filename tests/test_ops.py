@@ -101,7 +101,7 @@ class TestBrokenOperators:
         assert "conv2d" in usable and problems == (caught.value.problems[0].message,)
         return problems[0]
 
-    def test_one_that_fails_to_import(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_a_package_that_fails_to_import(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         message = self.broken(monkeypatch, tmp_path, "no_import", "import a_module_that_nobody_has\n")
         assert message == (
             "operator 'softmax' of acme-no_import 1.0 (no_import:OP) cannot be imported: ModuleNotFoundError: "
@@ -153,7 +153,7 @@ class TestBrokenOperators:
         assert "2 packages offer operator 'copy': rival 1.0 (rival_module:OP) and toys 1.0" in str(caught.value)
         assert list(operators()[0]) == ["conv2d", "min_max"]
 
-    def test_one_that_claims_the_name_of_a_built_in_is_not_used(
+    def test_a_package_that_claims_the_name_of_a_built_in_is_not_used(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         install(monkeypatch, tmp_path / "usurper", "usurper", {OPERATORS: {"conv2d": "usurper:OP"}}, {})
@@ -176,7 +176,7 @@ class TestBrokenTemplates:
         with pytest.raises(UnsupportedError, match="no licence"):
             found.matching(CONV.replace(dtype="bfloat16"), CPU)
 
-    def test_an_operator_that_nobody_has(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_an_unknown_operator(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         text = TEMPLATE.format(name="lonely", op="conv3d")
         install(monkeypatch, tmp_path / "acme", "acme", {TEMPLATES: {"lonely": "lonely:Mine"}}, {"lonely": text})
         expected = (
@@ -186,7 +186,7 @@ class TestBrokenTemplates:
             load_template("lonely")
         assert "lonely" in load_templates().problems
 
-    def test_what_is_no_template(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_an_entry_point_that_is_not_a_template(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         points = {TEMPLATES: {"number": "not_a_template:NUMBER", "renamed": "not_a_template:Mine"}}
         text = TEMPLATE.format(name="mine", op="conv2d") + "\nNUMBER = 3\n"
         install(monkeypatch, tmp_path / "acme", "acme", points, {"not_a_template": text})

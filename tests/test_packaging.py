@@ -129,7 +129,7 @@ def test_the_command_is_installed() -> None:
 
 
 @pytest.mark.parametrize(("missing", "arguments"), [("click", "--help"), ("pydantic", "workload-schema")])
-def test_the_command_says_what_a_slim_installation_lacks(missing: str, arguments: str) -> None:
+def test_the_command_names_the_missing_package_of_a_slim_installation(missing: str, arguments: str) -> None:
     script = f"""
 import sys
 sys.modules[{missing!r}] = None

@@ -65,14 +65,14 @@ class TestFigures:
         assert replace(profile(), launches=launches).source("tensor_active_pct") == (worse,)
         assert replace(profile(), launches=launches[:1]).source("tensor_active_pct") == (better,)
 
-    def test_what_was_not_read_is_none(self) -> None:
+    def test_a_metric_that_was_not_read_is_none(self) -> None:
         assert profile().figure("l2_bytes") is None and profile().source("l2_bytes") == ()
 
     def test_json_brings_it_back(self) -> None:
         assert Profile.from_json(profile().to_json()) == profile()
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_a_metric_that_is_no_number_is_refused(self, value: float) -> None:
+    def test_a_metric_that_is_not_a_number_is_refused(self, value: float) -> None:
         with pytest.raises(ValueError, match="finite"):
             replace(profile(), launches=(Launch("a", "", "", {"gpu__time_duration.sum": value}),))
 
@@ -88,7 +88,7 @@ class TestNcu:
         program = fake_ncu.write(folder, **fake)
         return ncu.profile(conv(), steps(count), H200, mode=mode, ncu=str(program))
 
-    def test_what_it_prints_is_read(self, tmp_path: Path) -> None:
+    def test_its_output_is_read(self, tmp_path: Path) -> None:
         read = self.read(tmp_path)
         assert read.figures() == {
             "duration_ns": 12345.0,

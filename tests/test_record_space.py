@@ -93,7 +93,7 @@ def test_it_records_goes_on_and_is_replayed(record_space: Run) -> None:
     assert space["fractions"][str(len(measured))] == 1.0
 
 
-def test_a_time_limit_stops_it_and_keeps_what_is_there(record_space: Run) -> None:
+def test_a_time_limit_stops_it_and_keeps_the_results(record_space: Run) -> None:
     options = (
         SPACE,
         "--template",

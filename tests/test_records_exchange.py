@@ -137,7 +137,7 @@ def test_several_wrong_lines_are_named_at_once(store: Store, tmp_path: Path) -> 
     assert all(f"{file}:{number}: " in str(caught.value) for number in range(4, 14))
 
 
-def test_files_that_are_no_export(store: Store, tmp_path: Path) -> None:
+def test_files_that_are_not_an_export(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "file.jsonl"
     for content, wanted in (
         (b"", "empty; give a file of: schedsearch records export"),
@@ -215,7 +215,7 @@ def test_a_merge_updates_a_run_that_had_not_ended(store: Store, tmp_path: Path) 
     assert {item["id"]: item for item in store.runs()}[run]["summary"] == {"trials": 0}
 
 
-def test_what_cannot_be_merged(store: Store, tmp_path: Path) -> None:
+def test_sources_that_cannot_be_merged(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be merged into itself"):
         merge(store, [store.path])
     with pytest.raises(DatabaseError, match="no database at"):

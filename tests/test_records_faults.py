@@ -262,7 +262,7 @@ def test_a_live_database_of_another_user_is_never_taken_for_immutable(
         assert forked(read, drop_root=True) == "True"
 
 
-def test_a_full_database_keeps_what_was_committed(path: Path) -> None:
+def test_a_full_database_keeps_committed_records(path: Path) -> None:
     """SQLite's own page limit gives the error of a full disk (SQLITE_FULL)."""
     with Store.open(path) as store:
         with store.database.read() as connection:
@@ -278,7 +278,7 @@ def test_a_full_database_keeps_what_was_committed(path: Path) -> None:
         assert store.append(record(number=5000)) > 60
 
 
-def test_a_disk_that_refuses_to_write_keeps_what_was_committed(path: Path) -> None:
+def test_a_disk_that_refuses_to_write_keeps_committed_records(path: Path) -> None:
     """A limit on file sizes makes the system refuse writes in the middle of a transaction."""
 
     def write() -> str:

@@ -52,7 +52,7 @@ def test_an_exact_row_has_all_that_a_launch_needs(lookup: Lookup) -> None:
     assert lookup.code(row.artifact_sha256 or "") == b"h200"
 
 
-def test_what_is_not_there_is_none(lookup: Lookup) -> None:
+def test_a_missing_row_is_none(lookup: Lookup) -> None:
     assert lookup.exact(conv(k=8).id, H200, MODE) is None
     assert lookup.exact(conv().id, "cuda:sm_120:170:RTX 5090", MODE) is None
     assert lookup.exact(conv().id, H200, "hot-graph-v1") is None

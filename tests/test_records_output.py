@@ -86,7 +86,7 @@ def test_a_database_is_left_alone_in_whatever_state(folder: Path, state: str) ->
             pass
 
 
-def test_what_begins_otherwise_is_no_database(folder: Path) -> None:
+def test_a_file_with_another_beginning_is_not_a_database(folder: Path) -> None:
     for text in ("SQLite", "SQLite format 2\0", '{"rows": []}' * 100):
         (folder / "file").write_text(text)
         assert not is_database(folder / "file")

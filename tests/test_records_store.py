@@ -78,7 +78,7 @@ def test_times_are_null_unless_ok(store: Store) -> None:
         assert other.execute("SELECT time_ns, times_ns FROM record").fetchall() == [(None, None)]
 
 
-def test_what_was_appended_is_there_for_another_connection_at_once(store: Store) -> None:
+def test_another_connection_sees_an_appended_record_at_once(store: Store) -> None:
     store.append(record())
     with Store.open(store.path, readonly=True) as other:
         assert other.history() == [record()]
@@ -105,7 +105,7 @@ def test_reading_evidence_uses_the_index_of_tasks(store: Store) -> None:
     assert steps and all("USING INDEX record_by_task (workload_id=?" in step for step in steps), steps
 
 
-def test_what_was_appended_since_is_found_by_index(store: Store) -> None:
+def test_newer_records_are_found_by_index(store: Store) -> None:
     assert planned(store, lambda: store.records_after(1, run="a", limit=5)) == [
         "SEARCH record USING INDEX record_by_run (run=? AND rowid>?)"
     ]

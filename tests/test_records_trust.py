@@ -166,7 +166,7 @@ def test_a_damaged_key_is_reported(path: Path, tmp_path: Path) -> None:
         lookup.code(SHA256)
 
 
-def test_trust_of_what_is_no_database(tmp_path: Path) -> None:
+def test_trust_of_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="no database at"):
         trust.trust(tmp_path / "missing.db")
 

@@ -83,7 +83,7 @@ class TestListedSpace:
             assert len(set(keys)) == len(keys) == expected
             assert listed.legal(rows).all() and exclude.isdisjoint(keys)
 
-    def test_restricting_keeps_what_was_listed(self) -> None:
+    def test_restricting_keeps_the_listed_configurations(self) -> None:
         ruled, listed = self.spaces()
         fewer = {"a": [1, 4], "c": [True]}
         assert {c.id for c in listed.restrict(fewer).sample(99, np.random.default_rng(0))} == {
@@ -137,7 +137,7 @@ class TestFigures:
         assert report.geomean_low[1] == pytest.approx(0.001) and report.geomean_high[3] == pytest.approx((1.0 * 0.2) ** 0.5)
         assert one.cpu_s_per_64 == pytest.approx(64 * 3 / 32) and report.cpu_s_per_64 == pytest.approx(64 * 4 / 64)
 
-    def test_grid_search_finds_what_walking_the_file_finds(self, cache: Path) -> None:
+    def test_grid_search_finds_the_same_as_walking_the_file(self, cache: Path) -> None:
         """Brute force: the grid tuner walks the space in order of values, so the expectation is a running minimum."""
         entries = sorted(
             support.cache()["cache"].values(),
@@ -152,7 +152,7 @@ class TestFigures:
         assert found.fractions[:18] == pytest.approx(expected)
         assert (found.fractions[18:] == 1.0).all(), "an exhausted space keeps its best"
 
-    def test_random_search_finds_in_the_mean_what_drawing_from_the_file_finds(self, cache: Path) -> None:
+    def test_random_search_finds_in_the_mean_the_same_as_drawing_from_the_file(self, cache: Path) -> None:
         """The distribution of the minimum of n draws without replacement, from 40,000 permutations of the times."""
         times = [e["time"] for e in support.cache()["cache"].values()]
         values = np.array([np.inf if isinstance(time, str) else time for time in times])
@@ -171,7 +171,7 @@ class TestFigures:
         assert space["fractions"]["18"] == space["within_5"]["18"] == data["geomean"]["18"] == 1.0
         assert 0 < space["low"]["10"] <= space["fractions"]["10"] <= space["high"]["10"] <= 1
 
-    def test_a_budget_does_not_change_what_is_found_before(self, cache: Path) -> None:
+    def test_a_budget_does_not_change_earlier_results(self, cache: Path) -> None:
         few = figures(cache, "--seeds", "3", "--evaluations", "3,10")["spaces"][0]["fractions"]
         many = figures(cache, "--seeds", "3", "--evaluations", "10,20,3")["spaces"][0]["fractions"]
         assert {key: many[key] for key in few} == few
@@ -197,7 +197,7 @@ class TestFigures:
         replay(load([cache]).spaces, "random", evaluations=[5], seeds=3)
         assert len({id(tuner) for tuner in seen}) == 3
 
-    def test_noise_changes_what_the_tuner_hears_and_not_how_it_is_judged(self, cache: Path) -> None:
+    def test_noise_changes_the_times_for_the_tuner_and_not_its_score(self, cache: Path) -> None:
         space = load([cache]).spaces[0]
         noisy = run(space, "grid", 0, 18, noise=True)
         assert noisy.fractions == pytest.approx(run(space, "grid", 0, 18).fractions), "1 % of noise, five finalists"
@@ -414,7 +414,7 @@ class TestWarm:
         assert f"{name} is searched cold" in first and f"{other} (some_kernel Some GPU) has other knobs" in first
         assert f"{other} (some_kernel Some GPU) is searched cold" in second and "its own data" in second
 
-    def test_of_a_database_what_fits_warms_and_the_rest_is_no_mistake(self, cache: Path, tmp_path: Path) -> None:
+    def test_the_matching_part_of_a_database_warms_and_the_rest_is_not_a_mistake(self, cache: Path, tmp_path: Path) -> None:
         params = {**support.PARAMS, "fixed": [7, 8, 9, 10]}
         slower = json.loads(json.dumps(support.cache(params)).replace('"time": 1.0,', '"time": 1.005,'))
         stranger = json.loads(json.dumps(support.cache(params)).replace('"bx"', '"block"'))

@@ -47,7 +47,7 @@ class TestDifferences:
 
 
 class TestCounting:
-    def test_a_cache_says_what_the_recording_says(self, peers: ModuleType, space: RecordedSpace, tmp_path: Path) -> None:
+    def test_a_cache_has_the_data_of_the_recording(self, peers: ModuleType, space: RecordedSpace, tmp_path: Path) -> None:
         again = load([peers.write_cache(space, tmp_path / "cache.json")]).spaces[0]
         assert again.fingerprint() == space.fingerprint()
 

@@ -91,7 +91,7 @@ class TestModel:
 
 
 class TestBestSoFar:
-    def test_it_is_the_running_minimum_of_what_was_recorded(self) -> None:
+    def test_it_is_the_running_minimum_of_the_records(self) -> None:
         def behaviour(candidate: Candidate) -> float | Outcome:
             return Outcome.COMPILE_ERROR if candidate.config["x"] < 10 else square_ns(candidate)
 
@@ -102,7 +102,7 @@ class TestBestSoFar:
         assert task.best_after_ns == tuple(expected)
         assert task.best_after_ns[0] is None and task.best_after_ns[-1] is not None
 
-    def test_a_resumed_run_starts_from_what_is_known(self) -> None:
+    def test_a_resumed_run_starts_from_the_known_results(self) -> None:
         world = World()
         (first,) = world.tune(trials=40).tasks
         (second,) = world.tune(trials=60).tasks
@@ -224,7 +224,7 @@ class TestOutput:
         header, _, *rows = run_report.search_text(summary, {}).splitlines()
         assert header.endswith("of trials  of time") and len(rows) == 2
 
-    def test_of_many_tasks_only_some_are_shown(self) -> None:
+    def test_only_some_of_many_tasks_are_shown(self) -> None:
         layers = [WORKLOAD.replace(n=n) for n in range(1, 13)]
         lines = run_report.search_text(World().tune(*layers, trials=12), {}).splitlines()
         assert len(lines) == 2 + 8 + 1 and lines[-1] == "and 4 tasks more (--json has all)"

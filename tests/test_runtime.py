@@ -150,7 +150,7 @@ def test_a_prepared_weight_of_torch_comes_with_a_torch_output(kernel: schedsearc
             np.testing.assert_allclose(y.numpy(), expected(*operands(12)), rtol=1e-5, atol=1e-4)
 
 
-def test_what_cannot_be_prepared_is_refused(kernel: schedsearch.Kernel) -> None:
+def test_arguments_that_cannot_be_prepared_are_refused(kernel: schedsearch.Kernel) -> None:
     x, weight, bias = operands(13)
     with pytest.raises(ArgumentError, match="'x' is not a constant argument of the kernel; allowed: weight, bias"):
         kernel.prepare(weight=weight, x=x)
@@ -160,7 +160,7 @@ def test_what_cannot_be_prepared_is_refused(kernel: schedsearch.Kernel) -> None:
         kernel.prepare(bias=bias)
 
 
-def test_what_was_prepared_otherwise_is_refused(kernel: schedsearch.Kernel, cpu_db: Path) -> None:
+def test_an_array_prepared_for_another_argument_is_refused(kernel: schedsearch.Kernel, cpu_db: Path) -> None:
     x, weight, bias = operands(13)
     other = schedsearch.compile(CPU_WORKLOAD, cpu_db, target="cpu")
     with pytest.raises(ArgumentError, match="weight was prepared by another kernel"):
@@ -507,7 +507,7 @@ def test_without_a_database_the_rule_based_default_is_built_and_verified(tmp_pat
     assert (kernel.rung, kernel.verified, kernel.provenance.time_ns) == ("default", True, None)
 
 
-def test_no_allowed_rung_is_no_record(cpu_db: Path, tmp_path: Path) -> None:
+def test_without_an_allowed_rung_there_is_no_record(cpu_db: Path, tmp_path: Path) -> None:
     with pytest.raises(NoRecordError, match=r"no kernel for .*exact: no record.*[Tt]une") as caught:
         schedsearch.compile(CPU_WORKLOAD.replace(n=5), cpu_db, target="cpu", allow=("exact", "same_architecture"))
     assert caught.value.exit_code == 4
@@ -540,7 +540,7 @@ def agree(workload: schedsearch.Workload, db: Path, **options: Any) -> str:
     return kernel.rung
 
 
-def test_explain_says_what_compile_does_on_every_rung(cpu_db: Path, tmp_path: Path) -> None:
+def test_explain_and_compile_agree_on_every_rung(cpu_db: Path, tmp_path: Path) -> None:
     other = CPU_WORKLOAD.replace(n=1)
     assert agree(CPU_WORKLOAD, cpu_db) == "exact"
     assert agree(other, cpu_db) == "nearest"
@@ -571,7 +571,9 @@ def test_without_a_compiler_neither_builds(cpu_db: Path, monkeypatch: pytest.Mon
     assert agree(CPU_WORKLOAD, cpu_db) == "exact"
 
 
-def test_kernels_that_compute_wrong_values_are_no_missing_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_compute_wrong_values_do_not_count_as_a_missing_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("schedsearch.measure.verify.verify_once", lambda *_: "3 of 9 elements are wrong")
     with pytest.raises(WrongResultError, match="default: the kernel computes wrong values here: 3 of 9") as caught:
         schedsearch.compile(CPU_WORKLOAD, tmp_path / "none.db", target="cpu")
@@ -600,7 +602,7 @@ def own_db(cpu_db: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(cpu_db, tmp_path / "records.db"))
 
 
-def test_what_is_tuned_in_the_same_process_is_served_next(own_db: Path) -> None:
+def test_a_kernel_tuned_in_the_same_process_is_served_next(own_db: Path) -> None:
     first = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")
     record = promote_copy(own_db, first, 1.0)
     second = schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu")

@@ -121,7 +121,7 @@ def test_wrong_outputs_are_refused(arrays: tuple[np.ndarray, np.ndarray]) -> Non
             kernel(a, b, out=out)
 
 
-def test_what_outputs_look_like_is_known_without_a_device() -> None:
+def test_the_form_of_outputs_is_known_without_a_device() -> None:
     workload = schedsearch.Workload("conv2d", {"n": 1, "h": 8, "w": 9, "c": 16, "k": 32, "r": 1, "s": 1})
     assert output_like(workload) == (OutputLike("y", (1, 8, 9, 32), (2304, 288, 32, 1), "float16"),)
     assert output_like(workload, "channels_last") == (OutputLike("y", (1, 32, 8, 9), (2304, 1, 288, 32), "float16"),)

@@ -73,7 +73,7 @@ class TestBudget:
         assert summary.duplicates == summary.tasks[0].duplicates == len(world.builder.submitted) - 16 > 0
         assert len(dict(world.tuners[0].told)) == len(world.builder.submitted), "the tuner hears of duplicates too"
 
-    def test_failures_cost_a_trial_and_are_told_as_failures(self) -> None:
+    def test_failures_cost_a_trial_and_reach_the_tuner_as_failures(self) -> None:
         failures = [
             Outcome.COMPILE_ERROR,
             Outcome.WRONG_ANSWER,
@@ -144,7 +144,7 @@ class TestSharing:
         world.tune(trials=2)
         assert {record.config for record in world.searched} == {Config(x=0, y=0), Config(z=0)}
 
-    def test_the_order_of_tasks_does_not_change_what_a_tuner_draws(self) -> None:
+    def test_the_order_of_tasks_does_not_change_the_draws_of_a_tuner(self) -> None:
         first, second = World(), World()
         first.tune(WORKLOAD, OTHER)
         second.tune(OTHER, WORKLOAD)
@@ -189,7 +189,7 @@ class TestPipeline:
         assert 0 <= shares.build <= 1 and 0 <= shares.tuner <= 1
         assert shares.device + shares.build + shares.tuner + shares.preparing < 1.01
 
-    def test_preparing_workloads_is_no_work_of_the_device(self) -> None:
+    def test_preparing_workloads_does_not_count_as_work_of_the_device(self) -> None:
         summary = World(preparation_s=0.5).tune(WORKLOAD, OTHER, trials=8)
         preparing_s, device_s = (share * summary.wall_s for share in (summary.shares.preparing, summary.shares.device))
         assert preparing_s > 0.9, "half a second for each of the two"
@@ -375,7 +375,7 @@ class TestBest:
         assert task.best_ns == task.default_ns == 90.0
         assert task.speedup == 1.0
 
-    def test_who_fails_in_the_race_is_replaced_by_the_next_fastest(self) -> None:
+    def test_a_finalist_that_fails_in_the_race_is_replaced_by_the_next_fastest(self) -> None:
         world = World(race_behaviour=lambda c: Outcome.WRONG_ANSWER if square_ns(c) < 140 else square_ns(c))
         (task,) = world.tune(trials=256).tasks
         assert len(world.runner.raced) > 0
@@ -388,7 +388,7 @@ class TestBest:
         assert not summary.complete
         assert world.store.best(WORKLOAD, GPU.key) is None
 
-    def test_no_valid_configuration_is_said_and_raises_nothing(self) -> None:
+    def test_a_task_without_a_valid_configuration_is_reported_and_raises_nothing(self) -> None:
         world = World(behaviour=lambda c: Outcome.COMPILE_ERROR)
         summary = world.tune(trials=10)
         assert not summary.complete
@@ -502,7 +502,9 @@ class TestPlan:
             (WORKLOAD.replace(k=16), UnsupportedError, "k must be 8"),
         ],
     )
-    def test_what_cannot_be_is_refused_before_anything_runs(self, task: Task, error: type[Exception], text: str) -> None:
+    def test_impossible_requests_are_refused_before_anything_runs(
+        self, task: Task, error: type[Exception], text: str
+    ) -> None:
         with pytest.raises(error, match=text):
             plan_tasks([task], TemplateSet([Square(), Line()]), GPU)
 
@@ -512,7 +514,7 @@ class TestPlan:
                 plan_tasks(tasks, TemplateSet([Square()]), GPU)
 
     @pytest.mark.parametrize("one", [WORKLOAD, Task(WORKLOAD)])
-    def test_one_workload_that_is_no_list_is_refused_with_what_to_write(self, one: Any, tmp_path: Path) -> None:
+    def test_one_workload_that_is_not_in_a_list_is_refused_with_the_right_form(self, one: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"must be a list.*give tune\(\[workload\], \.\.\.\)"):
             tune(one, tmp_path / "records.db")
         assert list(tmp_path.iterdir()) == []

@@ -49,7 +49,7 @@ class TestResume:
         assert task.race is not None and task.default_ns == square_ns(Candidate(WORKLOAD, Square(), Config(x=0, y=0)))
         assert task.speedup == pytest.approx(task.default_ns / task.best_ns)  # type: ignore[operator]
 
-    def test_what_is_newer_than_the_race_makes_it_void_and_a_race_is_held(self) -> None:
+    def test_newer_results_make_a_race_void_and_another_one_is_held(self) -> None:
         world = World()
         world.tune(trials=20)
         world.store.records.append(replace(world.searched[-1], config=Config(x=11, y=5), finished_at=time.time()))
@@ -127,7 +127,7 @@ class TestHints:
         found = [world.store.best(OTHER, GPU.key).measurement.time_ns for world in (cold, warm)]  # type: ignore[union-attr]
         assert found[1] == 100.0 < found[0], "256 configurations, one of which takes 100 ns"
 
-    def test_what_one_run_finds_helps_its_later_arms(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_results_of_a_run_help_its_later_arms(self, monkeypatch: pytest.MonkeyPatch) -> None:
         layers = [WORKLOAD.replace(n=n) for n in range(1, 25)]
         helped, alone = World(behaviour=self.of_workload), World(behaviour=self.of_workload)
         with_hints = helped.tune(*layers, trials=9).tasks
@@ -198,7 +198,7 @@ class TestHints:
         world.tune(OTHER, trials=9)
         assert [len(results) for results in world.tuners[0].sources] == [hints.FEWEST_RESULTS, 8]
 
-    def test_what_one_run_measured_is_offered_to_its_later_tasks(self) -> None:
+    def test_the_results_of_a_run_are_offered_to_its_later_tasks(self) -> None:
         layers = [WORKLOAD.replace(n=n) for n in range(1, 25)]
         for resume in (True, False):
             world = World()

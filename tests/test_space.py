@@ -192,7 +192,7 @@ class TestSampling:
         assert billion_space().sample(20, rng(1)) == billion_space().sample(20, rng(1))
         assert billion_space().sample(20, rng(1)) != billion_space().sample(20, rng(2))
 
-    def test_leaves_out_what_is_excluded(self) -> None:
+    def test_leaves_out_excluded_configurations(self) -> None:
         for space in (small_space(), chain(7)):
             every = space.sample_indices(10_000, rng())
             excluded = set(space.keys(every[:5]).tolist())
@@ -311,7 +311,7 @@ class TestEncode:
         space = ConfigSpace([Knob("stages", (2, 3, 4)), Knob("pad", (0, 1, 8))])
         np.testing.assert_allclose(space.encode(np.array([[1, 0], [2, 2]])), [[3.0, 0.0], [4.0, math.log2(9)]], rtol=1e-6)
 
-    def test_what_is_not_finite_becomes_nan(self) -> None:
+    def test_a_value_that_is_not_finite_becomes_nan(self) -> None:
         with np.errstate(divide="ignore"):
             space = ConfigSpace([Knob("a", (0, 1))], derived={"inverse": lambda k: 1 / k["a"]})
             assert np.isnan(space.encode(np.array([[0]]))[0, 1])

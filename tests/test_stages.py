@@ -117,7 +117,7 @@ def test_every_template_refuses_a_stage_that_it_does_not_know(template: Template
 )
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
 @pytest.mark.usefixtures("made_up")
-def test_every_template_refuses_a_stage_that_changes_what_it_stores(
+def test_every_template_refuses_a_stage_that_changes_the_stored_output(
     monkeypatch: pytest.MonkeyPatch, template: Template, stage: str, becomes: str
 ) -> None:
     """This holds even if its arithmetic is known, because tiles are stored as they are accumulated."""

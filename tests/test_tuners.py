@@ -106,7 +106,7 @@ class TestXgb(SearchContract):
         better = speed[:, None] > speed[None, :]
         assert (scores[:, None] > scores[None, :])[better].mean() > 0.7
 
-    def test_what_a_task_led_to_is_not_learnt_from_once_the_task_is_not_believed(self) -> None:
+    def test_results_that_a_task_led_to_are_ignored_once_the_task_is_not_believed(self) -> None:
         """From then on it proposes the same as without that task, except for configurations that are already measured."""
         space = ConfigSpace([Knob("a", tuple(range(1, 33))), Knob("b", tuple(range(1, 33)))])
         liar = [(config, 1e6 / (config["a"] + 3 * config["b"])) for config in space.sample(200, np.random.default_rng(0))]
@@ -139,7 +139,7 @@ class TestCostModel:
         X = np.random.default_rng(0).random((n, 6)).astype(np.float32)
         return X, (3 * X[:, 0] - 2 * X[:, 1] * X[:, 2]).astype(np.float64)
 
-    def test_ranks_what_it_has_not_seen(self) -> None:
+    def test_ranks_unseen_configurations(self) -> None:
         X, y = self.data()
         model = XgbCostModel(seed=0)
         assert model.fit(X, y)

@@ -86,7 +86,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert Workload.from_json(workload.json) == workload and type(workload.h) is int
 
 
-def test_a_stage_alone_is_no_list_of_stages() -> None:
+def test_a_single_stage_is_not_a_list_of_stages() -> None:
     with pytest.raises(WorkloadError, match="must be a list of stages, got 'relu'"):
         Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=1, s=1, epilogue="relu")
 

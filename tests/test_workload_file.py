@@ -351,10 +351,10 @@ class TestMistakes:
         assert got is not None, problems(text)
         assert got[:2] == (line, column)
 
-    def test_an_integer_too_long_for_python_is_no_crash(self) -> None:
+    def test_an_integer_too_long_for_python_does_not_crash(self) -> None:
         assert "characters long" in problems("budget: {trials: " + "9" * 5000 + f"}}\ntasks: [{TASK}]")[0][2]
 
-    def test_deep_nesting_is_no_crash(self) -> None:
+    def test_deep_nesting_does_not_crash(self) -> None:
         assert "nested too deeply" in only("tasks: " + "[" * 5000 + "]" * 5000)[2]
 
     def test_nested_aliases_do_not_fill_the_memory(self) -> None:
@@ -363,7 +363,7 @@ class TestMistakes:
             text += f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
         assert "more than 100,000 values" in only(text)[2]
 
-    def test_a_yaml_1_1_boolean_is_no_number_and_a_key_n_stays_a_key(self) -> None:
+    def test_a_yaml_1_1_boolean_is_not_a_number_and_a_key_n_stays_a_key(self) -> None:
         text = "%YAML 1.1\n---\n" + one("    groups: yes\n")
         line, column, message = only(text)
         assert (line, column) == (6, 13)
@@ -388,7 +388,7 @@ class TestInstalledOperators:
     def toys(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         install_toys(monkeypatch, tmp_path / "toys")
 
-    def test_they_mean_what_they_say(self) -> None:
+    def test_they_become_workloads(self) -> None:
         file = parse(
             "tasks: [{op: copy, shape: {rows: 3, columns: 5}, transposed: yes, dtype: auto}]".replace("yes", "true")
         )
@@ -546,7 +546,7 @@ class TestFiles:
         path.write_bytes(b"version: 1\ndb: caf\xe9.db\n")
         assert self.error(path) == f"{path}:2:8: byte 0xe9 is not UTF-8; save the file as UTF-8 text"
 
-    def test_a_file_that_is_no_text_at_all(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_not_text(self, tmp_path: Path) -> None:
         path = tmp_path / "records.db"
         path.write_bytes(b"SQLite format 3\0" + bytes(5000))
         assert "may not stand in YAML" in self.error(path)
