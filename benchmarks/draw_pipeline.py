@@ -94,7 +94,7 @@ def panel(svg: Svg, top: float, title: str, bars: Sequence[Bar]) -> float:
 
 
 PANELS = (
-    ("grid = split: a block a tile. Nothing is loaded while a tile is stored", ring(2, persistent=False)),
+    ("grid = split: one block per tile. Nothing is loaded while a tile is stored", ring(2, persistent=False)),
     ("grid = persistent: the next tile is loaded while this one is stored", ring(2, persistent=True)),
     ("split_k = 1: one block multiplies all steps of a tile", cluster(1)),
     ("split_k = 4: a cluster of four blocks shares them, adds up through shared memory, stores a quarter each", cluster(4)),

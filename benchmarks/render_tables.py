@@ -162,7 +162,7 @@ def resnet50_chain(data: dict[str, Any]) -> str:
         parts.append(
             f"PyTorch's fastest takes **{data['ratio']:.2f}x** our time, {data['hot_ratio']:.2f}x with one set of operands. "
             f"Our layers one by one: {data['sum_of_layers_us']:.1f} us, as recorded. "
-            f"{sum(trials) / len(trials):.0f} trials a layer on average."
+            f"{sum(trials) / len(trials):.0f} trials per layer on average."
         )
     return "\n\n".join(parts)
 

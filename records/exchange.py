@@ -1,6 +1,6 @@
 """Records in and out of a store: JSON lines, other databases, and files for deployment.
 
-An exchange file has one JSON object a line, each with a `kind`:
+An exchange file has one JSON object per line, each with a `kind`:
 
     {"kind": "header", "format": 3, "uuid": ...}
     {"kind": "run", "id": ..., "machine": ..., "started_at": ..., "finished_at": ..., "info": {...}, "summary": {...}}

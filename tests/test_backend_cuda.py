@@ -113,9 +113,9 @@ def test_equal_schedules_have_equal_hashes_in_every_process() -> None:
 
 
 def test_code_that_exceeds_a_limit_is_rejected_before_a_device_sees_it() -> None:
-    with pytest.raises(RejectedError, match="232449 bytes of shared memory a block"):
+    with pytest.raises(RejectedError, match="232449 bytes of shared memory per block"):
         compile_source(source(simple, (Pointer("y"), Int32(5)), dynamic_shared_bytes=232_449), H200)
-    with pytest.raises(RejectedError, match="2048 threads a block; allowed: 1 to 1024"):
+    with pytest.raises(RejectedError, match="2048 threads per block; allowed: 1 to 1024"):
         compile_source(source(simple, (Pointer("y"), Int32(5)), threads=2048), H200)
 
 

@@ -233,7 +233,7 @@ def test_the_chains_table_compares_with_the_fastest_way(benchmark_module: Any) -
     assert "| ours, tuned | 200.0 | 190.0 | 53 | 1.0e-03 |" in text
     assert "- PyTorch, torch.compile: no\n" in text
     assert "**1.50x**" in text
-    assert "64 trials a layer" in text
+    assert "64 trials per layer" in text
 
 
 # --- The picture of the pipeline ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""AutoTVM's log: one JSON object a line, costs in seconds, version 0.2.
+"""AutoTVM's log: one JSON object per line, costs in seconds, version 0.2.
 
 `input` is [target, task, arguments, keyword arguments]; `config.entity` lists [knob, kind, value], where kind is "sp" (a
 split), "re" (an order), "an" (annotations) or "ot" (anything else); `result` is [costs, error number, seconds spent, stamp].

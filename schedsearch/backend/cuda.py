@@ -96,11 +96,11 @@ def _check_limits(source: KernelSource, target: Target) -> None:
     for step in source.steps:
         if step.dynamic_shared_bytes > target.shared_bytes_per_block:
             raise RejectedError(
-                f"{step.dynamic_shared_bytes} bytes of shared memory a block; {target.name} has "
+                f"{step.dynamic_shared_bytes} bytes of shared memory per block; {target.name} has "
                 f"{target.shared_bytes_per_block}"
             )
         if not 0 < step.block_threads <= MAX_BLOCK_THREADS:
-            raise RejectedError(f"{step.block_threads} threads a block; allowed: 1 to {MAX_BLOCK_THREADS}")
+            raise RejectedError(f"{step.block_threads} threads per block; allowed: 1 to {MAX_BLOCK_THREADS}")
 
 
 def _compile_to_ptx(step: KernelStep, entry: str, arch: str) -> str:

@@ -68,7 +68,7 @@ def compile_to_ptx(
         function: the kernel; it captures what it needs and has no default arguments.
         signature: Numba types of its arguments.
         cc: compute capability.
-        launch_bounds: threads a block, blocks a multiprocessor.
+        launch_bounds: threads per block, blocks per multiprocessor.
         shaped_by: as in `KernelStep`.
 
     Raises:

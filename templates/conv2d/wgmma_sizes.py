@@ -119,7 +119,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         )
         peers = q["cluster_m"] * q["cluster_n"] - 1
         late = np.where(peers == 0, 0, fit.peer_cycles)
-        # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes a cycle.
+        # wgmma's rate is that of its N columns, or of reading A and B from shared memory at 128 bytes per cycle.
         wgmma = np.maximum(q["bn"] / 2, 16 + q["bn"] / 4)
         multiply = (
             q["bm"] // GROUP_ROWS * (q["bk"] // Wgmma(w.dtype).k) * wgmma + fit.step_cycles + peers * fit.peer_step_cycles

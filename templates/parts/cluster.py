@@ -13,10 +13,10 @@ from typing import Any
 
 from schedsearch.backend.ops import device_op
 
-# A barrier in two halves, for every thread of every block of the cluster. Arriving is relaxed, it does not wait for memory:
-# what must be done before is what a thread has waited for itself (wgmma has read), or fenced (barriers are initialised). It
-# counts warps, so that the lanes of one are brought together first. A copy of it in a branch could let a warp arrive twice,
-# hence convergent.
+# A barrier in two halves, for every thread of every block of the cluster. Arriving is relaxed and does not wait for memory:
+# the events that must come first are those that a thread has waited for (wgmma has read) or fenced (barriers are
+# initialised). The barrier counts warps, so the lanes of a warp first synchronise. The operation is convergent, because a
+# copy of it in a branch could let a warp arrive twice.
 cluster_arrive = device_op(
     "cluster_arrive", "bar.warp.sync 0xffffffff; barrier.cluster.arrive.relaxed.aligned;", convergent=True
 )
