@@ -319,7 +319,7 @@ class TestCommand:
         ("arguments", "exit_code", "wanted"),
         [
             (["--target", "cpu"], 2, "profiling needs a CUDA device"),
-            (["--task", "3"], 2, "--task 3 is not there; the file has 2 tasks"),
+            (["--task", "3"], 2, "there is no --task 3; the file has 2 tasks"),
             (["--peer", "tvm"], 2, "'tvm' is not 'torch'"),
             (["--ncu", "nowhere"], 3, "--ncu nowhere cannot be run"),
             (["--task", "2"], 4, "no record on NVIDIA H200 for two; make one: schedsearch tune work.yaml"),

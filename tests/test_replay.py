@@ -70,7 +70,7 @@ class TestListedSpace:
         for row in rows:
             assert np.array_equal(listed.neighbours(row), ruled.neighbours(row))
         assert listed.check({"a": 2, "b": "x", "c": True}) == []
-        assert "none of the 19 listed" in listed.check({"a": 1, "b": "y", "c": True})[0]
+        assert "not one of the 19 listed" in listed.check({"a": 1, "b": "y", "c": True})[0]
         assert "unknown knob" in listed.check({"a": 1, "b": "y", "c": True, "d": 1})[0]
 
     def test_samples_are_distinct_legal_and_complete_whatever_is_excluded(self) -> None:
@@ -347,7 +347,7 @@ class TestFiles:
         ]
         with Path("/dev/full").open("w") as full:
             result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        assert result.returncode == 2 and "cannot write what there is to print: No space left" in result.stderr
+        assert result.returncode == 2 and "cannot write the output: No space left" in result.stderr
         assert "Traceback" not in result.stderr
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])

@@ -320,7 +320,7 @@ class TestMistakes:
         tasks = TASK.replace("{op", "{name: a, op"), TASK.replace("{op", "{name: a, op").replace("n: 1", "n: 2")
         line, column, message = only("tasks:\n" + "".join(f"  - {task}\n" for task in tasks))
         assert (line, column) == (3, 12)
-        assert message == "the name 'a' is task 1's too; names must differ"
+        assert message == "task 1 has the name 'a' too; names must differ"
 
     def test_a_duplicate_key_names_both_lines(self) -> None:
         line, column, message = only(one("    padding: 1\n    stride: 2\n    padding: 2\n"))
@@ -332,16 +332,16 @@ class TestMistakes:
         [
             ("tasks: [a\n", 2, 1, "(while parsing a flow sequence that begins in line 1)"),
             ("tasks:\n\t- op: conv2d\n", 2, 1, "a tab is used for indentation; use spaces"),
-            ("name: a: b\n", 1, 8, "a second ': ' stands in one line"),
+            ("name: a: b\n", 1, 8, "this line has a second ': '"),
             ("tasks: *nowhere\n", 1, 8, "undefined alias 'nowhere'"),
             ("tasks: []\n---\ntasks: []\n", 2, 1, "a second document begins here"),
-            ("tasks: \x01\n", 1, 8, "the character '\\x01' may not stand in YAML"),
+            ("tasks: \x01\n", 1, 8, "YAML does not allow the character '\\x01'"),
             ("tasks: &a [*a]\n", 1, 8, "the anchor &a contains itself"),
             ("a: &a {<<: *a}\n", 1, 4, "the anchor &a merges itself"),
             ("<<: 3\n", 1, 5, "<< must name a map"),
             ("? [a]\n: 3\n", 1, 3, "a key must be text"),
             ("db: !secret x\n", 1, 5, "the tag !secret is not possible"),
-            ("db: !!int three\n", 1, 5, "'three' is not of the kind that its tag !!int says"),
+            ("db: !!int three\n", 1, 5, "'three' does not have the kind of its tag !!int"),
             (f"db: {'x' * 1001}\n", 1, 5, "this value is 1,001 characters long"),
             ("budget: {trials: " + "9" * 900 + "}\n", 1, 18, "trials must be a whole number from 1"),
         ],
@@ -549,7 +549,7 @@ class TestFiles:
     def test_a_file_that_is_not_text(self, tmp_path: Path) -> None:
         path = tmp_path / "records.db"
         path.write_bytes(b"SQLite format 3\0" + bytes(5000))
-        assert "may not stand in YAML" in self.error(path)
+        assert "YAML does not allow the character" in self.error(path)
 
     def test_a_huge_file(self, tmp_path: Path) -> None:
         path = tmp_path / "w.yaml"

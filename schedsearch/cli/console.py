@@ -8,7 +8,7 @@ from importlib.metadata import requires
 
 
 def run() -> None:
-    """Runs the command line; where a library is missing, says what to install and exits with 2."""
+    """Runs the command line. If a library is missing, it says what to install and exits with 2."""
     try:
         from schedsearch.cli.main import main
 
@@ -26,7 +26,7 @@ def run() -> None:
 
 
 def _required() -> set[str]:
-    """Import names of what schedsearch requires, extras included."""
+    """Import names of the packages that schedsearch requires, extras included."""
     found = {"llvmlite"}
     for requirement in requires("schedsearch") or ():
         match = re.match(r"[\w.-]+", requirement)

@@ -1,4 +1,4 @@
-"""`schedsearch compile` and `explain`: from a database of records to what a program runs."""
+"""`schedsearch compile` and `explain`: turn a database of records into kernels for programs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from schedsearch.errors import NoRecordError
 def compile_(workload_file: str, db: str | None, selector: str | None, mode: str | None, output: str, as_json: bool) -> None:
     """Write the best kernels of the tasks in WORKLOAD.yaml to a small file for deployment.
 
-    A program gives it to schedsearch.compile(workload, db=FILE). On another machine it has to be trusted first. Exits
-    with 4, writing nothing, when a task has no record on the target; `schedsearch tune` makes one.
+    A program passes the file to schedsearch.compile(workload, db=FILE). Another machine has to trust it first. Exits
+    with 4 and writes nothing when a task has no record on the target; `schedsearch tune` makes one.
     """
     from schedsearch.records.exchange import export_deploy
     from schedsearch.records.store import Store
@@ -62,7 +62,7 @@ def compile_(workload_file: str, db: str | None, selector: str | None, mode: str
 @mode_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(workload_file: str, db: str | None, selector: str | None, mode: str | None, as_json: bool) -> None:
-    """Say for each task which kernel deployment would use, on which rung of the ladder, and why not a better one."""
+    """Show for each task which kernel deployment would use, on which rung of the ladder, and why no higher rung serves."""
     from schedsearch.runtime import explain as explain_
 
     file, target = resolve(workload_file, selector)

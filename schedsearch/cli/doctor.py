@@ -1,4 +1,4 @@
-"""`schedsearch doctor`: the devices, tools and database of this machine, and what is wrong with them."""
+"""`schedsearch doctor`: shows the devices, tools and database of this machine, and any problems with them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _build_cache() -> dict[str, Any]:
-    """Where compiled pieces are kept between runs, how many and how large, and why they are not, if they are not."""
+    """The folder of compiled pieces that are kept between runs, their number and size, or why the cache is not used."""
     from schedsearch.backend.build_cache import LIMIT_BYTES, BuildCache, cache_state
 
     state = cache_state()
@@ -116,7 +116,7 @@ def _driver() -> dict[str, Any]:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
-    """Every GPU with its clocks and processes, and the problems found; without a GPU the reason."""
+    """Every GPU with its clocks and processes, and the problems found; without a GPU, the reason."""
     from schedsearch.device.cuda import iterate_devices
     from schedsearch.measure.clocks import read_clocks
     from schedsearch.target import Target

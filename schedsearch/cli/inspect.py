@@ -1,4 +1,4 @@
-"""`schedsearch space`, `templates` and `workload-schema`: what there is to choose from. Nothing is compiled or measured."""
+"""`schedsearch space`, `templates` and `workload-schema`: show what is available, without compiling or measuring."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from schedsearch.target import Target
     from schedsearch.workload_file import WorkloadFile
 
-TARGET_HELP = "auto, cpu, cuda or cuda:N; or a100, h200, b200, which need not be here."
+TARGET_HELP = "auto, cpu, cuda or cuda:N; also a100, h200, b200 without such a card."
 
 
 def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Target]:
-    """A workload file and the device it is meant for, which may be one of `PRESETS`."""
+    """A workload file and its device, which may be one of `PRESETS`."""
     from schedsearch.device.detect import detect
     from schedsearch.workload_file import load
 
@@ -35,7 +35,7 @@ def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Tar
 @click.option("--task", metavar="N", type=AtLeast(1), help="Only the N-th task of the file, from 1.")
 @click.option("--template", metavar="NAME", help="Only this template.")
 @click.option("--samples", metavar="N", type=AtLeast(0), default=3, show_default=True, help="Show random configurations.")
-@click.option("--seed", metavar="N", type=AtLeast(0), default=0, show_default=True, help="Of the samples.")
+@click.option("--seed", metavar="N", type=AtLeast(0), default=0, show_default=True, help="Seed of the samples.")
 @click.option("--config", metavar="JSON", help="Say whether this configuration is legal, and why not, e.g. '{\"bm\": 64}'.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def space(
@@ -50,14 +50,14 @@ def space(
 ) -> None:
     """Show the knobs of each task's templates, how many configurations are legal, and some of them.
 
-    With --config exits with 2 when the configuration is legal for no template.
+    With --config it exits with 2 if no template takes the configuration.
     """
     from schedsearch.cli.tune import plan
 
     file, target = resolve(workload_file, selector)
     plans = plan(file, target)
     if task is not None and task > len(plans):
-        raise UsageError(f"--task {task} is not there; the file has {len(plans)} tasks, counted from 1")
+        raise UsageError(f"there is no --task {task}; the file has {len(plans)} tasks, counted from 1")
     chosen = [(i, each) for i, each in enumerate(plans, 1) if task in (None, i)]
     known = {arm.template.name for _, each in chosen for arm in each.arms}
     if template is not None and template not in known:
@@ -125,13 +125,15 @@ def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json:
         for number, name, why in reasons:
             click.echo(f"task {number}, {name}: " + ("legal" if not why else "illegal: " + "; ".join(why)))
     if all(why for _, _, why in reasons):
-        raise ConfigError("the configuration is legal for no task and template given; see the reasons on standard output")
+        raise ConfigError(
+            "the configuration is illegal for every task and template given; see the reasons on standard output"
+        )
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def templates(as_json: bool) -> None:
-    """List the templates: built in, and installed by other packages through the entry-point group schedsearch.templates."""
+    """List the built-in templates and those that other packages install (entry-point group schedsearch.templates)."""
     from schedsearch.template import load_templates
     from schedsearch.template.registry import BUILT_IN
 

@@ -1,7 +1,7 @@
-"""The command line: `schedsearch COMMAND ...`. Parses, calls, prints; what it says on failure is one line and an exit code.
+"""The command line: `schedsearch COMMAND ...`. It parses, calls and prints. A failure is one line and an exit code.
 
-Commands are imported when they are looked up, and import what they need when they run: `schedsearch --help` is quick and
-needs none of the heavy dependencies.
+Commands are imported when they are looked up, and import their dependencies when they run. `schedsearch --help` is therefore
+quick and needs none of the heavy dependencies.
 """
 
 from __future__ import annotations
@@ -66,16 +66,14 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
             raise
-        raise Failure(
-            f"cannot write what there is to print: {error.strerror}; free some space and run it again", 2
-        ) from error
+        raise Failure(f"cannot write the output: {error.strerror}; free some space and run it again", 2) from error
     except KeyboardInterrupt:
         raise Failure("interrupted; nothing that was saved is lost", 130) from None
 
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, also before a tuning run begins to listen itself."""
+    """Makes SIGTERM act like Ctrl-C, also before a tuning run installs its own handler."""
     if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
         yield
         return
@@ -91,7 +89,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named by location and imported when they are asked for."""
+    """A group whose commands are given by location and imported when they are first needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

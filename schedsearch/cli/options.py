@@ -13,7 +13,7 @@ mode_option = click.option("--mode", type=click.Choice(MODES), help="How times a
 
 
 class AtLeast(click.ParamType["int"]):
-    """A whole number with a lower limit, e.g. of trials."""
+    """A whole number with a lower limit, e.g. a number of trials."""
 
     name = "integer"
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @click.option("--db", metavar="FILE", help="Record store. Default: the workload file's, records.db.")
 @click.option("--target", "selector", metavar="TARGET", help="cuda or cuda:N.")
 @click.option("--task", metavar="N", type=AtLeast(1), help="Only the N-th task of the file, from 1.")
-@click.option("--peer", type=click.Choice(["torch"]), help="Also profile the same operator by PyTorch, for comparison.")
+@click.option("--peer", type=click.Choice(["torch"]), help="Also profile PyTorch's version of the operator, for comparison.")
 @click.option(
-    "--ncu", "ncu_path", metavar="PATH", help="Nsight Compute's program. Default: ncu on PATH, or where it installs."
+    "--ncu", "ncu_path", metavar="PATH", help="Nsight Compute's program. Default: ncu on PATH, or its usual place."
 )
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -37,9 +37,9 @@ def profile(
     no_wait: bool,
     as_json: bool,
 ) -> None:
-    """Read tensor-pipe use, occupancy, L2 and DRAM throughput of the best kernels of WORKLOAD.yaml, by Nsight Compute.
+    """Read tensor-pipe use, occupancy, L2 and DRAM throughput of the best kernels of WORKLOAD.yaml with Nsight Compute.
 
-    What is read is kept with the record; `schedsearch records show` shows it again.
+    The record keeps the results; `schedsearch records show` shows them again.
     """
     from schedsearch.device.detect import detect
     from schedsearch.profiling.best import check, profile_best
@@ -50,7 +50,7 @@ def profile(
     target = detect(selector or file.target)
     file = file.resolve(target)
     if task is not None and task > len(file.tasks):
-        raise UsageError(f"--task {task} is not there; the file has {len(file.tasks)} tasks, counted from 1")
+        raise UsageError(f"there is no --task {task}; the file has {len(file.tasks)} tasks, counted from 1")
     tasks = [one for number, one in enumerate(file.tasks, 1) if task in (None, number)]
     check(target, [one.workload for one in tasks], ncu_path=ncu_path, peer=peer)
     results = []

@@ -1,4 +1,4 @@
-"""`schedsearch records ...`: what was measured, and files of it in and out."""
+"""`schedsearch records ...`: shows measurements, and exports and imports them as files."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def export(
         raise click.UsageError(f"--artifacts is for jsonl; the format {form} has no place for machine code")
     if not foreign and (workload or template or (selector and not deploy)):
         raise click.UsageError(
-            "--workload and --template are for the formats of other tuners, --target also for --deploy; JSON lines hold all"
+            "--workload and --template need the format of another tuner, --target that or --deploy; JSON lines have all"
         )
     into_stdout = _is_stdout(file)  # then nothing else may go there
     with _open(db) as store:
@@ -250,7 +250,7 @@ def export(
 @click.option("--trusted", is_flag=True, help="Take machine code that another machine wrote; it is dropped otherwise.")
 @_json_option
 def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:
-    """Add the records of a file: all of them, or none when something in it is wrong."""
+    """Add the records of a file: all of them, or none if anything in it is wrong."""
     from schedsearch.records.formats.exchange import import_file
     from schedsearch.records.output import store_to_fill
 
@@ -264,7 +264,7 @@ def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool,
 @_db_option
 @_json_option
 def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
-    """Add the records of other databases to the one of --db, which is created when missing."""
+    """Add the records of other databases to the one given by --db, which is created when missing."""
     from schedsearch.records import exchange
     from schedsearch.records.output import store_to_fill
 
@@ -278,7 +278,7 @@ def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
 @_db_option
 @_json_option
 def prune(keep: int, db: str, as_json: bool) -> None:
-    """Drop the stored machine code of all but the K fastest records; every measurement stays."""
+    """Drop the stored machine code of all records except the K fastest; every measurement stays."""
     from schedsearch.records.store import Store
 
     with Store.open(db, create=False) as store:
@@ -292,9 +292,9 @@ def prune(keep: int, db: str, as_json: bool) -> None:
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 @_json_option
 def verify(db: str, selector: str, no_wait: bool, as_json: bool) -> None:
-    """Verify and time the best records of this device again, each in the timing mode that it was recorded in.
+    """Verify and time the best records of this device again, each in its recorded timing mode.
 
-    Exits with 1 when one is wrong, else with 5 when one takes over 1.1 times its recorded time.
+    Exits with 1 if a kernel is wrong, else with 5 if one takes over 1.1 times its recorded time.
     """
     from schedsearch.device.detect import detect
     from schedsearch.measure.recheck import SLOWER, recheck
@@ -342,9 +342,9 @@ def verify(db: str, selector: str, no_wait: bool, as_json: bool) -> None:
 @records.command()
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 def trust(file: str) -> None:
-    """Allow the machine code in a database to run on this machine, where the file lies now.
+    """Allow the machine code in a database to run on this machine, as long as the file stays at its present path.
 
-    A kernel is a program: trust only what comes from people you trust.
+    A kernel is a program: trust only files from people you trust.
     """
     from schedsearch.records import exchange
 
@@ -359,7 +359,7 @@ def _open(db: str) -> Store:
 
 
 def _key(selector: str | None) -> str | None:
-    """The key of a target given as --target: of a device or preset, or any other text as it is."""
+    """The key of a target given as --target: the key of a device or preset; any other text is taken as a target key."""
     if selector is None or ":" in selector.removeprefix("cuda:"):
         return selector
     from schedsearch.device.detect import detect
@@ -368,14 +368,14 @@ def _key(selector: str | None) -> str | None:
 
 
 def _workload_json(row: RecordRow) -> dict[str, Any]:
-    """Operator and parameters; as they were written where the operator is not installed."""
+    """Operator and parameters, in their stored form if the operator is not installed."""
     if row.problem:
         return dict(json.loads(row.workload_json))
     return {"op": row.op, "params": dict(row.workload.params)}
 
 
 def _listed(row: RecordRow) -> dict[str, Any]:
-    """A line of `records list --json`: the fields side by side, with the median of the times only."""
+    """A line of `records list --json`: all fields on one level, with only the median of the times."""
     whole = row.to_json()
     measurement = whole.pop("measurement")
     for name in ("times_ns", "resources", "max_error", "clocks"):
@@ -386,7 +386,7 @@ def _listed(row: RecordRow) -> dict[str, Any]:
 
 
 def _note_problems(rows: Iterable[RecordRow]) -> None:
-    """Says below a table which workloads could not be read, and why."""
+    """Notes below a table which workloads could not be read, and why."""
     for problem in dict.fromkeys(row.problem for row in rows):
         if problem:
             click.echo(f"note: {problem}")
@@ -406,7 +406,7 @@ def _anchor(row: RecordRow) -> str:
 
 
 def _is_stdout(file: str) -> bool:
-    """Whether a path, e.g. /dev/stdout, is what this process writes its output to."""
+    """Whether a path, e.g. /dev/stdout, is the standard output of this process."""
     try:
         return os.path.samestat(Path(file).stat(), os.fstat(sys.stdout.fileno()))
     except OSError:

@@ -1,4 +1,4 @@
-"""`schedsearch replay`: how good a tuner is on spaces that were recorded before."""
+"""`schedsearch replay`: shows how good a tuner is on recorded spaces."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def replay(
     jobs: int,
     as_json: bool,
 ) -> None:
-    """Replay a search over recorded spaces and print what fraction of the optimum it finds.
+    """Replay a search over recorded spaces and print which fraction of the optimum it finds.
 
-    FILE is a Kernel Tuner cache, T4 results (both also as gzip), or a schedsearch database. The same data twice counts once.
+    FILE is a Kernel Tuner cache, T4 results (both also as gzip), or a schedsearch database. Data given twice counts once.
     """
     from schedsearch import replay as replaying
     from schedsearch.tuner import require_tuner
@@ -94,7 +94,7 @@ def replay(
 
 
 class _Progress:
-    """One line on standard error: rewritten on a terminal, else one line at each tenth of the way."""
+    """Progress on standard error: one line that is rewritten on a terminal, else a line for each tenth of the runs."""
 
     def __enter__(self) -> _Progress:
         self._tenth, self._drawn = 0, False

@@ -1,4 +1,4 @@
-"""The end of a tuning run as text: the tables of `schedsearch.session.report`, and what they do not say."""
+"""The end of a tuning run as text: the tables of `schedsearch.session.report`, with explanations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from schedsearch.cli.render import counted, counts, duration, table
 from schedsearch.session.report import ResultRow, result_table, search_table
 from schedsearch.session.summary import RunSummary
 
-_BUSY = 0.2  # spread of the repeats of a final race, above which other programs disturb it
-_SAME = 0.03  # by which two measurements of one kernel differ without anyone wondering
+_BUSY = 0.2  # above this spread of its repeats, other programs disturb a final race
+_SAME = 0.03  # two measurements of one kernel may normally differ by this much
 
 
 def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
-    """One line a task. `names` maps workload ids to what the workload file calls them."""
+    """One line per task. `names` maps workload ids to their names in the workload file."""
     result = result_table(summary, names)
     columns: dict[str, list[object]] = {
         "task": [row.name for row in result.rows],
@@ -55,7 +55,7 @@ def _rate(rate: float | None) -> str:
 
 
 def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:
-    """The best time after some numbers of trials, and how several tasks shared the budget; '' when there were no trials."""
+    """The best time after some numbers of trials, and how several tasks shared the budget; '' without any trials."""
     search = search_table(summary, names)
     if search is None:
         return ""
@@ -70,7 +70,7 @@ def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:
 
 
 def race_line(summary: RunSummary) -> str:
-    """Why the times of `results_text` are not those of `search_text`; '' where they are."""
+    """Why the times of `results_text` differ from those of `search_text`; '' if they do not."""
     pairs = [(task.race.best.time_ns, task.best_after_ns[-1]) for task in summary.tasks if task.race and task.best_after_ns]
     if all(found is None or abs(raced / found - 1) <= _SAME for raced, found in pairs):
         return ""
@@ -78,7 +78,7 @@ def race_line(summary: RunSummary) -> str:
 
 
 def builds_line(summary: RunSummary) -> str:
-    """That candidates were compiled without sharing work; '' where all shared it."""
+    """Says that candidates were compiled without sharing work; '' if all shared it."""
     if not summary.unshared:
         return ""
     return (
@@ -88,7 +88,7 @@ def builds_line(summary: RunSummary) -> str:
 
 
 def model_line(summary: RunSummary) -> str:
-    """What the cost model was worth, and which proposals cost no trial, in a sentence."""
+    """One sentence on how good the cost model was, and on the proposals that cost no trial."""
     rho = summary.ranking.correlation
     ranked = (
         "no predictions to judge the model by"

@@ -53,7 +53,7 @@ class Duration(click.ParamType["float"]):
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="End the search after e.g. 90s, 10m, 1h30m.")
 @click.option("--tuner", type=click.Choice(list(TUNERS)), help="xgb (models), ga (genetic), annealing, random or grid.")
 @mode_option
-@click.option("--seed", metavar="N", type=AtLeast(0), help="Of every random choice.")
+@click.option("--seed", metavar="N", type=AtLeast(0), help="Seed of every random choice.")
 @click.option(
     "--resume/--fresh",
     default=True,

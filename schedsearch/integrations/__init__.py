@@ -1,1 +1,1 @@
-"""Where schedsearch meets other projects; each module needs the one it is named after."""
+"""Connects schedsearch with other projects; each module needs the project that it is named after."""

@@ -1,11 +1,11 @@
-"""Our tuners as a search strategy of Kernel Tuner, so that they can be judged in its own harness.
+"""Our tuners as a search strategy of Kernel Tuner, so that they can be compared in its own harness.
 
     from kernel_tuner import tune_kernel
     from schedsearch.integrations.kernel_tuner import Strategy
 
     results, env = tune_kernel(..., strategy=Strategy("xgb", seed=0), strategy_options={"max_fevals": 100})
 
-Works with `simulation_mode=True` too. Needs the package kernel_tuner (1.0 or later); nothing else of schedsearch does.
+It works with `simulation_mode=True` too. Only this module of schedsearch needs the package kernel_tuner (1.0 or later).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _OPTIONS = ("max_fevals", "time_limit", "searchspace_construction_options")  # o
 
 
 class Strategy:
-    """What `tune_kernel(strategy=...)` takes. Keeps nothing from one search to the next.
+    """A strategy for `tune_kernel(strategy=...)`. It keeps nothing from one search to the next.
 
-    The budget is Kernel Tuner's (`max_fevals`, `time_limit`), as are the restrictions and the objective: one that is
-    maximised is turned into its inverse, a time.
+    Budget (`max_fevals`, `time_limit`), restrictions and objective are Kernel Tuner's. An objective that is maximised is
+    inverted and treated as a time.
 
     Args:
         tuner: a name in `schedsearch.tuner.TUNERS`.
         seed: of every random choice.
 
     Raises:
-        UsageError: no tuner has this name, or the seed is no whole number of at least 0.
+        UsageError: no tuner has this name, or the seed is not a whole number of at least 0.
     """
 
     def __init__(self, tuner: str = "xgb", seed: int = 0) -> None:
@@ -46,11 +46,11 @@ class Strategy:
         self.seed = seed
 
     def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> list[dict[str, Any]]:
-        """Called by Kernel Tuner. Returns its results, in order of evaluation.
+        """Kernel Tuner calls this. Returns its results in the order of evaluation.
 
         Raises:
-            UsageError: a parameter has a value that is no number, text or boolean, there are several objectives, or
-                `strategy_options` has an unknown one.
+            UsageError: a parameter has a value that is not a number, text or boolean, there are several objectives, or
+                `strategy_options` has an unknown option.
         """
         from kernel_tuner.strategies.common import CostFunc
         from kernel_tuner.util import StopCriterionReached
@@ -87,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 def _time(cost: float) -> float | None:
-    """Kernel Tuner minimises a cost: a time, or the negative of what is maximised; the greatest float is a failure."""
+    """Kernel Tuner minimises a cost: a time, or the negative of a maximised objective. The greatest float is a failure."""
     if not math.isfinite(cost) or cost in (0, sys.float_info.max):
         return None
     return float(cost if cost > 0 else -1 / cost)

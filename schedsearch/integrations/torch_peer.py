@@ -1,6 +1,6 @@
-"""Operators by PyTorch, to be profiled beside a kernel.
+"""Operators in PyTorch, to profile beside a kernel.
 
-An operator names the function here that computes it: `Op.peers["torch"]`, "module:function". The function takes a workload
+An operator names the function here that computes it as `Op.peers["torch"]`, "module:function". The function takes a workload
 and a target, and returns a function that computes the operator once.
 """
 
@@ -18,7 +18,7 @@ _WARM_UPS = 3
 
 
 def launch_torch(target: Target, workload: Workload) -> None:
-    """Runs the workload's operator by PyTorch once, warmed up, between the calls that switch a profiler on and off."""
+    """Runs the workload's operator in PyTorch once, after a warm-up, between the calls that switch a profiler on and off."""
     import torch
 
     module, _, name = workload.definition.peers["torch"].partition(":")
@@ -34,7 +34,7 @@ def launch_torch(target: Target, workload: Workload) -> None:
 
 
 def conv2d(workload: Workload, target: Target) -> Callable[[], None]:
-    """A convolution, without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest way."""
+    """A convolution without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest algorithm."""
     import torch
 
     p = workload.params

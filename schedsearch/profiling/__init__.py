@@ -1,1 +1,1 @@
-"""What a profiler counts while a kernel runs."""
+"""Hardware counters of kernels, read by a profiler."""

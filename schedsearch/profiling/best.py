@@ -1,4 +1,4 @@
-"""Reading hardware counters of what deployment serves, and keeping them with its record."""
+"""Reads hardware counters of the kernels that deployment serves, and stores them with the records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEERS = ("torch",)
 
 @dataclass(frozen=True)
 class Profiled:
-    """A best record and what was read of its kernel, then of a peer's where one was asked for."""
+    """A best record and the profile of its kernel, and then that of a peer if one was requested."""
 
     record_id: int
     record: Record
@@ -36,11 +36,11 @@ class Profiled:
 
 
 def check(target: Target, workloads: Iterable[Workload], *, ncu_path: str | None = None, peer: str | None = None) -> str:
-    """Whether workloads can be profiled at all; returns the path of Nsight Compute's program.
+    """Checks that workloads can be profiled at all; returns the path of Nsight Compute's program.
 
     Raises:
-        UsageError: the target is not a GPU; the peer is not known, not installed, or does not compute an operator.
-        DeviceError: Nsight Compute is not there.
+        UsageError: the target is not a GPU; or the peer is unknown, not installed, or does not compute an operator.
+        DeviceError: Nsight Compute is not installed.
     """
     if target.kind != "cuda":
         raise UnsupportedError(f"profiling needs a CUDA device, got {target.name}; choose one: --target cuda")
@@ -66,9 +66,9 @@ def profile_best(
     wait: bool = True,
     on_wait: Callable[[str], None] | None = None,
 ) -> Profiled:
-    """Profiles the kernel of a workload's best record, launched once after a warm-up, and keeps what was read.
+    """Profiles the kernel of a workload's best record, launched once after a warm-up, and stores the counters.
 
-    Where the store has no code of it, it is built from its configuration.
+    If the store has no code of the kernel, it is built from its configuration.
 
     Args:
         store: opened for writing.
@@ -78,9 +78,9 @@ def profile_best(
 
     Raises:
         NoRecordError: the workload has no best record on this kind of device.
-        NoValidConfigError: its configuration does not build any more.
+        NoValidConfigError: its configuration no longer builds.
         UsageError, DeviceError: see `check`; no permission to read counters; the kernel cannot be launched.
-        UntrustedDatabaseError: stored code is another machine's.
+        UntrustedDatabaseError: another machine made the stored code.
     """
     program = check(target, [workload], ncu_path=ncu_path, peer=peer)
     best = next(store.bests(workload=workload, target=target.key, mode=mode), None)
@@ -102,6 +102,6 @@ def _artifact(store: Store, best: Best, target: Target, mode: str) -> Artifact:
         built = machine_code(store, builder, best)
     if isinstance(built, Measurement):
         raise NoValidConfigError(
-            f"record {best.record_id} does not build any more ({built.outcome}: {built.message}); tune this workload again"
+            f"record {best.record_id} no longer builds ({built.outcome}: {built.message}); tune this workload again"
         )
     return built.artifact

@@ -1,6 +1,6 @@
-"""Counters of a kernel by NVIDIA Nsight Compute: finding `ncu`, running it, reading its CSV.
+"""Reads counters of a kernel with NVIDIA Nsight Compute: finds `ncu`, runs it, reads its CSV.
 
-Options and format are those of the "Nsight Compute CLI" manual, the metrics' names those of the "Kernel Profiling Guide".
+Options and format follow the "Nsight Compute CLI" manual; the names of metrics follow the "Kernel Profiling Guide".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from schedsearch.workload import Workload
 
 _TIMEOUT_S = 600.0
 _TAIL_LINES = 6
-# Where NVIDIA's packages put it when it is not on PATH; the newest of several.
+# Where NVIDIA's packages put it if it is not on PATH. Of several versions the newest is taken.
 _TOOLKITS = ("CUDA_HOME", "CUDA_PATH")
 _INSTALLED = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 
@@ -43,10 +43,10 @@ def find(path: str | None = None) -> str:
     """The program `ncu`.
 
     Args:
-        path: where it is; looked for on PATH and where NVIDIA's packages put it unless given.
+        path: its path; default: searched on PATH and where NVIDIA's packages put it.
 
     Raises:
-        DeviceError: it is not there.
+        DeviceError: it is not installed.
     """
     if path is not None:
         if found := shutil.which(path):
@@ -60,7 +60,7 @@ def find(path: str | None = None) -> str:
                 return found
     raise DeviceError(
         "Nsight Compute is not installed: no program ncu on PATH; it comes with the CUDA toolkit and as the package "
-        "nsight-compute of NVIDIA's repositories; install it, or name it: --ncu PATH"
+        "nsight-compute of NVIDIA's repositories; install it, or give its path: --ncu PATH"
     )
 
 
@@ -71,10 +71,10 @@ def _by_number(text: str) -> list[int]:
 def profile(workload: Workload, artifact: Artifact | None, target: Target, *, mode: str, ncu: str | None = None) -> Profile:
     """Runs a kernel under Nsight Compute. The caller holds the device's lock.
 
-    Clocks are left as they are (`--clock-control none`). Caches are flushed before each launch, kept in mode hot-graph-v1.
+    Clocks are left alone (`--clock-control none`). Caches are flushed before each launch, but kept in mode hot-graph-v1.
 
     Args:
-        artifact: the kernel; None profiles the same operator by PyTorch.
+        artifact: the kernel; None profiles PyTorch's version of the operator.
         target: a CUDA device of this machine.
         mode: of the record's timing.
         ncu: see `find`.
@@ -125,7 +125,7 @@ def _command(program: str, cache: str, metrics: Sequence[str], request: Path) ->
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What ncu printed, on either stream. Its own process group ends with it, the profiled process included."""
+    """The output of ncu on both streams. Its process group, including the profiled process, ends with it."""
     try:
         process = subprocess.Popen(
             command,
@@ -155,7 +155,7 @@ def _version(program: str) -> str:
 
 
 def _unknown(output: str, asked: Sequence[str]) -> list[str]:
-    """The metrics that ncu refuses to know, in full or without suffix: '==ERROR== Failed to find metric regex:^name...'."""
+    """The metrics that ncu does not know, with or without suffix: '==ERROR== Failed to find metric regex:^name...'."""
     unknown: list[str] = []
     for line in output.replace("\\", "").splitlines():
         if "Failed to find metric" in line:
@@ -169,10 +169,10 @@ def _names(line: str, word: str) -> bool:
 
 
 def _launches(output: str, asked: Sequence[str]) -> list[Launch]:
-    """The rows of `--csv --page raw`: a header, a row of units, one row a launch; other lines stand before and after.
+    """The rows of `--csv --page raw`: a header, a row of units, one row per launch. Other lines come before and after.
 
     Raises:
-        DeviceError: there are none; says why where ncu does.
+        DeviceError: there are no rows; the message has the reason if ncu gives one.
     """
     if "ERR_NVGPUCTRPERM" in output:
         raise DeviceError(
@@ -203,7 +203,7 @@ def _launches(output: str, asked: Sequence[str]) -> list[Launch]:
 
 
 def _number(cell: str) -> float | None:
-    """1,234.5 as a number; None for n/a, nan and what a card does not count."""
+    """1,234.5 as a number; None for n/a, nan and counters that a card lacks."""
     text = cell.replace(",", "")
     return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text) else None
 

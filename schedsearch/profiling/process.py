@@ -1,7 +1,7 @@
 """The process that is profiled: `python -m schedsearch.profiling.process FILE`, started by `ncu`.
 
-It launches one kernel, warmed up, between the driver's calls that switch a profiler on and off; fills and warm-up stay
-outside. What is to run is a `Request`, pickled into FILE by `schedsearch.profiling.ncu`.
+It launches one kernel after a warm-up, between the driver's calls that switch a profiler on and off. Filling memory and
+warming up happen outside. `schedsearch.profiling.ncu` pickles the `Request` to run into FILE.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from schedsearch.workload import Workload
 _WARM_UPS = 3
 
 Watched = Callable[[], AbstractContextManager[None]]
-"""Makes a context inside which the profiler reads counters."""
+"""Makes a context manager; the profiler reads counters inside it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: an artifact, or with None the same operator by PyTorch."""
+    """What to run: an artifact, or None for PyTorch's version of the operator."""
 
     target: Target
     workload: Workload
@@ -39,10 +39,10 @@ class Request:
 
 
 def launch_kernel(device: Device, workload: Workload, artifact: Artifact, watched: Watched) -> None:
-    """Launches every step of an artifact once inside `watched()`, on normal random data as the timing has it.
+    """Launches every step of an artifact once inside `watched()`, on the same random data as for timing.
 
     Raises:
-        DeviceError: it cannot be loaded or launched.
+        DeviceError: the artifact cannot be loaded or launched.
     """
     arena = Arena(device, workload, HOT_GRAPH)  # one set of operands: the profiler itself flushes the caches, or not
     bound = device.load(artifact).bind(arena.buffers[0], arena.scalars)

@@ -1,4 +1,4 @@
-"""What a hardware profiler read while a kernel ran: counters of each launch, and the figures that follow from them."""
+"""The results of a hardware profiler: counters of each launch of a kernel, and figures computed from them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from schedsearch.identity import canonical_json
 
 # Figure -> the sets of Nsight Compute's metrics whose sum it is, the best first: names differ between cards and versions.
-# The tensor pipe's cycles are those of every kind of matrix instruction; before Hopper, and in older versions also there,
-# the half-precision pipe's name stands for it, and counts wgmma too. `active` is relative to the cycles in which a
+# The tensor pipe's cycles include every kind of matrix instruction. Before Hopper, and on Hopper in older versions, the
+# half-precision pipe's metric replaces it, and counts wgmma too. `active` is relative to the cycles in which a
 # multiprocessor had work, `elapsed` to the whole duration.
 FIGURES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "duration_ns": (("gpu__time_duration.sum",),),
@@ -38,10 +38,10 @@ FIGURES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("dram__bytes_op_read.sum", "dram__bytes_op_write.sum"),
     ),
 }
-# Kept beside them: how many matrix instructions there were, of Hopper's warp groups and of warps.
+# Also kept: the numbers of matrix instructions of Hopper's warp groups and of warps.
 _INSTRUCTIONS = ("sm__inst_executed_pipe_tensor_op_gmma.sum", "sm__inst_executed_pipe_tensor_op_hmma.sum")
 METRICS = tuple(dict.fromkeys([*(name for sets in FIGURES.values() for names in sets for name in names), *_INSTRUCTIONS]))
-"""Everything that a profiler is asked for."""
+"""All metrics that a profiler is asked for."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ class Launch:
     """The counters of one launch.
 
     Attributes:
-        kernel: its name as the profiler tells it.
+        kernel: its name in the profiler.
         grid, block: their extents, e.g. "(132, 1, 1)".
-        metrics: name -> value, of `METRICS` those that were read; times in ns, sizes in bytes, the rest percent or counts.
+        metrics: name -> value, for those of `METRICS` that were read; times in ns, sizes in bytes, the rest percent or
+            counts.
     """
 
     kernel: str
@@ -62,14 +63,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was read about one thing that ran, which may have taken several launches.
+    """The counters of one kernel, which may have taken several launches.
 
     Attributes:
-        subject: kernel, the record's own; or torch, the same operator by PyTorch.
+        subject: kernel for the record's own, or torch for PyTorch's version of the operator.
         tool: the profiler and its version.
         cache: flushed or kept, between launches and passes.
         launches: in the order in which they ran.
-        missing: metrics that were asked for and that this card or this version does not have.
+        missing: requested metrics that this card or this version does not have.
         taken_at: seconds since the epoch.
     """
 
@@ -88,7 +89,7 @@ class Profile:
                 raise ValueError(f"metrics must be finite numbers, got {dict(launch.metrics)}")
 
     def source(self, figure: str) -> tuple[str, ...]:
-        """The metrics that a figure of `FIGURES` comes from: of every launch the same ones; () when it was not read."""
+        """The metrics that a figure of `FIGURES` comes from, the same ones for every launch; () if it was not read."""
         for names in FIGURES[figure]:
             if all(name in launch.metrics for launch in self.launches for name in names):
                 return names
@@ -111,7 +112,7 @@ class Profile:
         return sum(value * (time_ns or 0.0) for value, time_ns in zip(values, times)) / total_ns
 
     def figures(self, launch: Launch | None = None) -> dict[str, float | None]:
-        """All of them; None for what was not read."""
+        """All figures; None for those that were not read."""
         return {name: self.figure(name, launch) for name in FIGURES}
 
     def to_json(self) -> str:
@@ -119,7 +120,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """Raises KeyError, TypeError or ValueError when it is not what `to_json` writes."""
+        """Raises KeyError, TypeError or ValueError if the data did not come from `to_json`."""
         data = json.loads(text)
         launches = tuple(
             Launch(str(one["kernel"]), str(one["grid"]), str(one["block"]), _numbers(one["metrics"]))

@@ -1,4 +1,4 @@
-"""Searches replayed over what was recorded, without a device."""
+"""Replays searches over recorded data, without a device."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RecordedSpace:
 
     @classmethod
     def of(cls, recording: Recording, name: str) -> RecordedSpace:
-        """Raises UsageError when there is nothing to search: a single configuration, or no valid one."""
+        """Raises UsageError if there is nothing to search: a single configuration, or no valid one."""
         entries = recording.entries
         if len(entries) < 2:
             raise UsageError(f"{recording.source}: {name} has one single configuration; a search needs at least two")
@@ -72,9 +72,9 @@ class RecordedSpace:
         return ListedSpace(self.knobs, self.rows)
 
     def fingerprint(self) -> str:
-        """A digest that is equal for the same data in another format, unit or order of knobs; times count to six digits.
+        """A digest that is equal for the same data in another format, unit or order of knobs. It rounds times to six digits.
 
-        Only values that occur count, because a database does not know what else its source allowed.
+        It covers only values that occur, because a database does not know which others its source allowed.
         """
         varies = (self.rows != self.rows[0]).any(axis=0)
         names = sorted(knob.name for knob, more in zip(self.knobs, varies) if more)
@@ -82,7 +82,7 @@ class RecordedSpace:
         values = {knob.name: [str(value) for value in knob.values] for knob in self.knobs}
         lines = [
             ",".join(values[name][row[column[name]]] for name in names) + f"={time_ns:.5e}"
-            # A bit more, so that 29.94895 and 29.948949999999996 are rounded alike.
+            # Slightly increased, so that 29.94895 and 29.948949999999996 round alike.
             for row, time_ns in zip(self.rows.tolist(), (self.times_ns * (1 + 1e-9)).tolist())
         ]
         return sha256_hex(f"{names}\n" + "\n".join(sorted(lines)))
@@ -93,21 +93,21 @@ class RecordedSpace:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Recorded spaces, each once, and what was left out with the reason."""
+    """Recorded spaces, each once, and the spaces that were left out with the reason."""
 
     spaces: tuple[RecordedSpace, ...]
     left_out: tuple[str, ...]
 
 
 def load(paths: Sequence[str | Path], t1: str | Path | None = None) -> Loaded:
-    """Reads recorded spaces; a space whose data came before, in whatever format, is left out.
+    """Reads recorded spaces. Leaves out a space whose data came before, in any format.
 
     Args:
         paths: Kernel Tuner caches, T4 results, both also as gzip, and schedsearch databases.
-        t1: the T1 description of the T4 results; the one beside each unless given.
+        t1: the T1 description of the T4 results; default: the one beside each.
 
     Raises:
-        UsageError: a file cannot be read or something in it is wrong, or no space is in it; names file and place.
+        UsageError: a file cannot be read, has a mistake, or contains no space; the message names file and place.
         DatabaseError: a database cannot be read.
     """
     spaces: list[RecordedSpace] = []

@@ -1,4 +1,4 @@
-"""A search replayed over recorded spaces: how good a tuner is, without a device.
+"""Replays a search over recorded spaces, to judge a tuner without a device.
 
 The tuner proposes as in `tune`, through ask and tell; a proposal is answered from the recording. An evaluation is one unique
 legal configuration, and failed ones count. Every run makes its space and tuner anew.
@@ -24,7 +24,7 @@ from schedsearch.tuner import make_tuner, require_tuner
 
 EVALUATIONS = (25, 50, 100, 200, 400)
 SEEDS = 20
-WARM_RECORDS = 400  # a run knows at most this many of each warm recording, drawn by its seed
+WARM_RECORDS = 400  # a run knows at most this many configurations of each warm recording, drawn by its seed
 FINALISTS = 5  # with noise: how many of the lowest readings are measured properly before a winner is named
 
 
@@ -45,10 +45,10 @@ def run(
     Args:
         recorded: the space to search.
         tuner_name, seed: the tuner.
-        evaluations: how many; fewer where the space is exhausted before.
+        evaluations: how many; fewer if the space is exhausted before.
         warm: recordings of the same knobs for other devices or shapes. The fastest of each is a hint, as in `tune`; the
             tuner may learn from all of them.
-        noise: answer with one recorded repetition, drawn at random, instead of the recorded time. The winner then is the
+        noise: answer with one recorded repetition, drawn at random, instead of the recorded time. The winner is then the
             best of the `FINALISTS` lowest readings.
 
     Raises:
@@ -62,13 +62,13 @@ def run(
     if evidence:
         tuner.transfer(evidence)
     cpu_s = time.process_time() - started
-    rng = np.random.default_rng([seed, 1])  # of the readings; the tuner's own random choices are its business
+    rng = np.random.default_rng([seed, 1])  # for the readings; the tuner has random numbers of its own
     true_ns: list[float] = []
     readings_ns: list[float] = []
     proposals = 0
     while len(true_ns) < evaluations and not tuner.finished:
         started = time.process_time()
-        configs = tuner.ask(tuner.batch)  # a whole batch, also at the end: what is found must not depend on the budget
+        configs = tuner.ask(tuner.batch)  # a whole batch, also at the end: the result must not depend on the budget
         cpu_s += time.process_time() - started
         proposals += len(configs)
         at = np.searchsorted(keys, space.keys(space.indices(configs))) if configs else np.empty(0, dtype=np.int64)
@@ -103,7 +103,7 @@ def _fastest(evidence: Sequence[Sequence[tuple[Config, float | None]]]) -> list[
 
 
 def _best_so_far(true_ns: Sequence[float], readings_ns: Sequence[float], finalists: int) -> NDArray[np.float64]:
-    """After each evaluation the true time of the winner: the best of those with the lowest readings; inf: none is valid."""
+    """The winner's true time after each evaluation: the best of those with the lowest readings; inf: none is valid."""
     lowest: list[tuple[float, float]] = []  # (-reading, true), the highest reading on top
     best = np.full(len(true_ns), np.inf)
     for i, (true, reading) in enumerate(zip(true_ns, readings_ns)):
@@ -134,11 +134,11 @@ def replay(
     Args:
         spaces: where to search, at least one.
         tuner: a name in `schedsearch.tuner.TUNERS`.
-        evaluations: the budgets at which to look.
+        evaluations: the budgets after which to report.
         seeds: how many runs each space gets.
         warm: recordings to learn from. Each warms every space with the same knobs, except its own data.
         noise: see `run`.
-        jobs: processes to spread the runs over.
+        jobs: the number of processes that share the runs.
         progress: called after each run with the number of runs done, the number of all, and the space's name.
 
     Raises:
@@ -148,7 +148,7 @@ def replay(
         raise UsageError("a replay needs at least one space, one seed and one budget of one evaluation or more")
     require_tuner(tuner)
     sources = _sources(spaces, warm)
-    # Without noise the repetitions, most of the data, stay out of what goes to other processes.
+    # Without noise, other processes do not need the repetitions, which are most of the data.
     searched = spaces if noise else [replace(space, repetitions_ns=()) for space in spaces]
     tasks = [(i, seed) for seed in range(seeds) for i in range(len(spaces))]
     calls = ((searched[i], tuner, seed, min(max(evaluations), len(spaces[i].rows)), sources[i], noise) for i, seed in tasks)
@@ -190,7 +190,7 @@ def _sources(spaces: Sequence[RecordedSpace], warm: Sequence[RecordedSpace]) -> 
     prints = {id(space): space.fingerprint() for space in (*spaces, *warm)}
     names = {id(space): {knob.name for knob in space.knobs} for space in (*spaces, *warm)}
     searched = [names[id(space)] for space in spaces]
-    useful = {source.file for source in warm if names[id(source)] in searched}  # a database holds other tasks, too
+    useful = {source.file for source in warm if names[id(source)] in searched}  # a database contains other tasks, too
     for source in warm:
         if source.file not in useful:
             raise UsageError(f"{source.file} ({source.name}) has other knobs than every space to search; it cannot warm any")

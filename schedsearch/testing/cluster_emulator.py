@@ -34,7 +34,7 @@ class ClusterEmulator(HopperEmulator):
 
     # --- tensor copies ----------------------------------------------------------------------------------------------
     def _chunks(self, shared: int, size: int, width_bytes: int) -> Array:
-        """Where the 16-byte chunks of rows of `width_bytes` lie in shared memory, swizzled over them; 0: not swizzled."""
+        """The positions in shared memory of the 16-byte chunks of rows of `width_bytes`, swizzled; 0: not swizzled."""
         assert shared % (8 * (width_bytes or 16)) == 0 and shared >= 0 and shared + size <= self.block.shared.nbytes
         return swizzled(np.arange(size // 16) * 16 + shared, width_bytes or 16) // 16
 

@@ -1,9 +1,9 @@
 """Runs a CUDA template's kernel without a GPU: every thread is a greenlet (`kernel_threads`), device operations are NumPy.
 
-The kernels are plain Python functions over `cuda.threadIdx`, `types` casts and device operations. Here those names are
-replaced by stand-ins with the same meaning, so that index maps, masks and synchronisation are tested as written. Memory
-accesses are checked: outside a buffer or misaligned raises. Asynchronous copies land either at once or as late as the
-waits allow, so that a wait or a barrier that is missing shows in one of the two.
+The kernels are plain Python functions over `cuda.threadIdx`, `types` casts and device operations. The emulator replaces
+those names by stand-ins with the same meaning, so that index maps, masks and synchronisation are tested as written. Memory
+accesses are checked: an access outside a buffer or a misaligned one raises. Asynchronous copies finish either at once or as
+late as the waits allow, so that a missing wait or barrier shows in one of the two cases.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Memory:
 
 
 class Meeting:
-    """Threads that wait for one another, and what they bring."""
+    """Threads that wait for one another, and the values that they pass."""
 
     def __init__(self, parties: int) -> None:
         self.brought: list[Any] = [None] * parties
@@ -54,19 +54,19 @@ class Meeting:
 
 
 class Block:
-    """A thread block: its shared memory, and where its threads meet."""
+    """A thread block: its shared memory and its meeting points."""
 
     def __init__(self, threads: Threads, size: int, shared_bytes: int, index: int) -> None:
         self.threads, self.size, self.index = threads, size, index
         self.running = size  # threads that have not ended
-        self.shared = np.full(shared_bytes, 0xFF, np.uint8)  # NaN: what was not written shows
+        self.shared = np.full(shared_bytes, 0xFF, np.uint8)  # NaN, so that memory that was not written shows
         self.cluster: Cluster
         self._meetings: dict[Any, Meeting] = {}
 
     def meet(
         self, name: Any, parties: int, position: int = 0, value: Any = None, make: Callable[[list[Any]], Any] = list
     ) -> Any:
-        """Waits for `parties` threads; returns what `make` makes of their values by position, once for all of them."""
+        """Waits for `parties` threads; returns the result of `make` on their values by position, computed once for all."""
         meeting = self._meetings.get(name)
         if meeting is None:
             meeting = self._meetings[name] = Meeting(parties)
@@ -80,7 +80,7 @@ class Block:
         return meeting.result
 
     def exchange(self, value: Any, make: Callable[[list[Any]], Any] = list) -> Any:
-        """What all lanes of the calling warp passed, or what is made of it."""
+        """The values that all lanes of the calling warp passed, or the result of `make` on them."""
         warp, lane = divmod(getcurrent().number, 32)
         return self.meet(("warp", warp), 32, lane, value, make)
 
@@ -107,7 +107,7 @@ TYPES = SimpleNamespace(
 
 
 class Emulator:
-    """Stand-ins for what a kernel of mma.sync type uses; `run` executes a kernel step over buffers."""
+    """Stand-ins for everything that a kernel of mma.sync type uses; `run` executes a kernel step over buffers."""
 
     def __init__(self, memory: Memory, epilogue: Callable[..., Any], late_copies: bool) -> None:
         self.memory = memory
@@ -142,11 +142,13 @@ class Emulator:
         self.single = epilogue
 
     def stand_in(self, monkeypatch: Any, *modules: Any) -> None:
-        """Takes the place of `cuda`, `types`, `shared_base`, `ptx` and `cluster` in the modules that a kernel is made of.
+        """Replaces `cuda`, `types`, `shared_base`, `ptx` and `cluster` in the modules that a kernel is made of.
+
+        Call it before the kernel is built.
 
         Args:
             monkeypatch: pytest's.
-            modules: the kernel's, and those of the parts whose functions it captures; done before the kernel is built.
+            modules: the kernel's module, and those of the parts whose functions it captures.
         """
         stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base, "ptx": self, "cluster": self}
         for module in modules:
@@ -156,13 +158,13 @@ class Emulator:
 
     @property
     def thread(self) -> KernelThread:
-        """The one that runs."""
+        """The thread that is running."""
         current: KernelThread = getcurrent()
         return current
 
     @property
     def block(self) -> Any:
-        """Of the thread that runs."""
+        """The block of the running thread."""
         return getcurrent().block
 
     def shared_base(self) -> int:
@@ -292,9 +294,9 @@ class Emulator:
         """Executes every block of a kernel step, cluster by cluster.
 
         Args:
-            buffers: name -> address; 0 is passed for an optional one that is not there.
+            buffers: name -> address; a missing optional buffer gets the address 0.
             tensors: name -> the array that a tensor map describes.
-            scalars: name -> value; 0 where it is not named.
+            scalars: name -> value; a missing scalar is 0.
         """
 
         def argument(param: Any) -> Any:

@@ -1,11 +1,11 @@
 """Runs a warp-specialised Hopper kernel without a GPU: TMA, mbarriers and wgmma on top of `emulator.Emulator`.
 
-Asynchronous operations take place either at once or as late as the kernel's waits allow: a wgmma when it is waited for, a
-copy when no thread can go on without one, in random order. So a barrier which is missing, or arrives too early, shows in
-one of the two.
+Asynchronous operations take place either at once or as late as the kernel's waits allow: a wgmma when a thread waits for it,
+a copy when no thread can go on without one, in random order. A barrier that is missing, or that arrives too early,
+therefore shows in one of the two cases.
 
-Model, after the PTX ISA: an mbarrier's phase completes when its arrivals and its bytes are in; a wgmma is done for the whole
-warpgroup when one of its threads has waited for it; matrices are swizzled by address.
+The model follows the PTX ISA: an mbarrier's phase completes when all its arrivals and bytes have come; a wgmma is done for
+the whole warpgroup when one of its threads has waited for it; matrices are swizzled by address.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Mbarrier:
     def update(self, arrivals: int, nbytes: int) -> None:
         self.pending -= arrivals
         self.bytes += nbytes
-        # Bytes that another block sends may land before this block has said how many it expects.
+        # Bytes from another block may arrive before this block has said how many it expects.
         assert self.pending >= 0 and (self.bytes >= 0 or self.pending), "more arrivals or bytes than the phase expects"
         if self.pending == 0 and self.bytes == 0:
             self.phase ^= 1
@@ -118,14 +118,14 @@ class HopperEmulator(Emulator):
 
     @staticmethod
     def _edges(param: Any) -> tuple[int, ...]:
-        """Elements of a box along each axis: it counts those that are strided over, too."""
+        """Elements of a box along each axis, including those that the stride skips."""
         return tuple(-(-edge // stride) for edge, stride in zip(param.box, param.element_strides))
 
     @staticmethod
     def _box(param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
-        """The indices of a box in the tensor (axes reversed, slowest first), clipped, and where they lie in the box."""
+        """The clipped indices of a box in the tensor (axes reversed, slowest first), and their positions in the box."""
         inside, at = [], []
-        assert coordinates[0] * array.itemsize % 16 == 0  # else an illegal instruction; no manual says so
+        assert coordinates[0] * array.itemsize % 16 == 0  # otherwise it is an illegal instruction, which no manual mentions
         axes = zip(coordinates, HopperEmulator._edges(param), param.dims, param.element_strides, strict=True)
         for start, edge, size, stride in reversed(list(axes)):
             first = min(max(-(start // stride), 0), edge)
@@ -170,7 +170,7 @@ class HopperEmulator(Emulator):
         self._store(array, self._box(param, array, coordinates), chunks, param.box[::-1])
 
     def _store(self, array: Array, indices: tuple[Any, Any], chunks: Array, box: tuple[int, ...]) -> None:
-        """Copies a box of halves from `chunks` of shared memory to where `_box` says."""
+        """Copies a box of halves from `chunks` of shared memory to the place that `_box` gives."""
         block, inside, at = self.block, *indices
         assert chunks.min() >= 0 and chunks.max() * 16 + 16 <= block.shared.nbytes
         store = Store()

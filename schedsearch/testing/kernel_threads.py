@@ -1,6 +1,6 @@
 """The threads of an emulated kernel. They run one at a time, each until it waits, in an order that a seed decides.
 
-So a test does the same on every machine, however busy that is, and a wait that nothing can end raises at once.
+A test therefore does the same on every machine, however busy, and a wait that nothing can end raises at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from greenlet import getcurrent, greenlet
 
 
 class KernelThread(greenlet):  # type: ignore[misc]  # greenlet has no types
-    """One thread of a kernel. What it owns, other than its block, are attributes that emulated operations use."""
+    """One thread of a kernel. Besides its block, its attributes serve the emulated operations."""
 
     def __init__(self, body: Callable[[], None], number: int, block: Any) -> None:
         super().__init__(body)
@@ -37,14 +37,14 @@ class Threads:
     # --- for the threads
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Lets other threads run. Raises AssertionError when the condition can never come true."""
+        """Lets other threads run. Raises AssertionError if the condition can never become true."""
         if not condition():
             thread = getcurrent()
             self._waiting.append((thread, condition, what))
             thread.parent.switch()
 
     def idle(self) -> None:
-        """Lets others run until nobody and nothing but idling threads can go on."""
+        """Lets others run until only idle threads could go on, and no operation is left."""
         thread = getcurrent()
         self._idling.append(thread)
         thread.parent.switch()
@@ -56,7 +56,7 @@ class Threads:
     # --- for the emulator
 
     def run(self, threads: Sequence[KernelThread]) -> None:
-        """Runs them to their end, and what they have started; raises what one of them raises."""
+        """Runs all threads, and the operations that they started, to their end. Raises the exception of any of them."""
         ready: list[greenlet] = list(threads)
         try:
             while ready:
@@ -66,7 +66,7 @@ class Threads:
                 ready = self._able_to_go_on()
         finally:
             for thread in threads:
-                thread.throw()  # ends those that still wait, after a failure
+                thread.throw()  # after a failure, ends threads that still wait
             self._waiting, self._idling, self._asynchronous = [], [], []
 
     def _able_to_go_on(self) -> list[greenlet]:

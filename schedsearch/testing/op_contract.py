@@ -1,6 +1,6 @@
-"""What holds for every operator. A test class for an operator subclasses `OpContract` and fills in its attributes.
+"""The tests that every operator must pass. A test class for an operator subclasses `OpContract` and sets its attributes.
 
-The package that offers the operator must be installed (`pip install -e .` will do), as workloads find it by name::
+The package that offers the operator must be installed (`pip install -e .` suffices), because workloads find it by name::
 
     class TestSoftmax(OpContract):
         op = SOFTMAX
@@ -33,13 +33,13 @@ _ROLES = ("factor", "addend", "scale", "index", "data")
 
 
 class OpContract:
-    """Nothing here needs a device or a template.
+    """The tests need neither a device nor a template.
 
     Attributes:
         op: the operator under test.
-        examples: parameters of workloads that are possible. Together they give every optional parameter once.
-        wrong: parameters that are not possible, each with the name of the parameter that the refusal has to point at.
-        ids: workload ids that records hold already, with their parameters. Fill it in once, when the operator is first
+        examples: parameters of possible workloads. Together they give every optional parameter once.
+        wrong: impossible parameters, each with the name of the parameter that the refusal has to point at.
+        ids: workload ids that records already have, with their parameters. Set it once, when the operator is first
             released, and never change it.
     """
 
@@ -52,7 +52,7 @@ class OpContract:
         return [Workload(self.op.name, params) for params in self.examples]
 
     def mistakes(self, params: Mapping[str, Any]) -> dict[str, str]:
-        """Parameter -> message, of a workload that is refused."""
+        """Parameter -> message of a workload that is refused."""
         with pytest.raises(WorkloadError) as caught:
             Workload(self.op.name, params)
         return {problem.key: problem.message for problem in caught.value.problems}
@@ -60,7 +60,7 @@ class OpContract:
     # ---- what it says about itself
 
     def test_it_keeps_the_contract(self) -> None:
-        """Names of parameters that would hide an attribute of a workload, or a key of a task in a file, are found here."""
+        """No parameter's name hides an attribute of a workload, or a key of a task in a file."""
         assert contract_problems(self.op) == []
 
     def test_it_is_found_by_its_name(self) -> None:
@@ -124,7 +124,7 @@ class OpContract:
         assert missing | {"no_such_parameter"} <= set(mistakes)
 
     def test_all_impossible_values_are_reported_at_once(self) -> None:
-        """Each parameter gets a value outside of its schema; wherever the schema tells what that is."""
+        """Each parameter gets a value outside its schema, if the schema tells what that is."""
         broken = {
             name: self._outside(each) for name, each in self.op.parameters().items() if self._outside(each) is not None
         }
@@ -181,7 +181,7 @@ class OpContract:
                 np.testing.assert_array_equal(decode(encode(numbers, spec.dtype), spec.dtype).astype(np.float64), numbers)
 
     def test_the_reference_knows_every_output(self) -> None:
-        """Its definition in NumPy is asked for a few elements; its kernel is run by verification only."""
+        """Asks its definition in NumPy for a few elements; only verification runs its kernel."""
         for workload in self.workloads():
             reference, scalars = CheckedReference(workload), self.op.check_scalars(workload.params)
             arrays = {

@@ -1,4 +1,4 @@
-"""What holds for every store of records, whatever database is under it. A test class subclasses `StoreContract`.
+"""The tests that every store of records must pass, whatever its database. A test class subclasses `StoreContract`.
 
 ::
 
@@ -39,7 +39,7 @@ def conv(**changes: Any) -> Workload:
 
 
 def record(time_ns: float | None = 1000.0, outcome: Outcome = Outcome.OK, **changes: Any) -> Record:
-    """A record with every field filled in; `time_ns` counts for ok only."""
+    """A record with every field set; `time_ns` is used for ok only."""
     number = changes.pop("number", 0)
     measurement = changes.pop("measurement", None) or Measurement(
         outcome=outcome,
@@ -99,7 +99,7 @@ def profile(duration_ns: float = 12_345.0) -> Profile:
 class StoreContract(ABC):
     @abstractmethod
     def open(self, folder: Path) -> Store:
-        """A new, empty store; `folder` is empty and there for it alone."""
+        """A new, empty store; `folder` is empty and belongs to it alone."""
 
     @pytest.fixture
     def store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:

@@ -1,4 +1,5 @@
-"""What holds for every template. A test class for a template subclasses `TemplateContract` and fills in its attributes.
+"""The tests that every template must pass. A test class for a template subclasses `TemplateContract` and sets its
+attributes.
 
 ::
 
@@ -29,14 +30,14 @@ from schedsearch.workload import Workload
 
 
 class TemplateContract:
-    """Nothing here needs the device that the template is for: kernels are made and compiled, not run.
+    """The tests do not need the template's device: they make and compile kernels, but do not run them.
 
     Attributes:
-        template: the one under test.
-        target: what its kernels are made for; a preset of `schedsearch.target.PRESETS` will do.
+        template: the template under test.
+        target: the target of its kernels; a preset of `schedsearch.target.PRESETS` suffices.
         accepted: workloads that it must take.
         refused: workloads that it must refuse, each with a word that the reason has to contain.
-        samples: random configurations of each workload whose kernels are made.
+        samples: how many random configurations of each workload get a kernel.
         compiled: how many configurations are compiled in all: the default of the first accepted workload, then random ones
             of the accepted workloads in turn, beginning with the second.
     """
@@ -89,7 +90,7 @@ class TemplateContract:
             assert np.isfinite(space.encode(rows)).all(), workload.label
 
     def test_a_kernel_names_what_the_workload_has(self) -> None:
-        """Buffers are arguments, outputs or workspaces, optional ones may be absent; scalars are the workload's."""
+        """Buffers are arguments, outputs or workspaces, and optional ones may be absent; scalars are the workload's."""
         for workload, config in self.candidates():
             source = self.template.kernel(workload, self.target, config)
             buffers = {spec.name for spec in (*workload.signature, *workload.outputs)} | set(source.workspaces)
@@ -114,7 +115,7 @@ class TemplateContract:
                     assert step.dynamic_shared_bytes <= self.target.shared_bytes_per_block, config
 
     def test_the_same_configuration_gives_the_same_launch(self) -> None:
-        """In a template that went through pickle, too: builders get a copy."""
+        """Also after pickling the template, because builders get a copy."""
         again: Template = pickle.loads(pickle.dumps(self.template))
         for workload, config in self.candidates():
             assert _launch(again.kernel(workload, self.target, config)) == _launch(
@@ -122,7 +123,7 @@ class TemplateContract:
             )
 
     def test_candidates_compile(self) -> None:
-        """Needs the compiler of the template's kind, no device. A kernel that is rejected (spills, ...) fails, too."""
+        """Needs the compiler of the template's kind, but no device. A rejected kernel (spills, ...) fails, too."""
         if self.template.kind == "cuda":
             pytest.importorskip("numba_cuda", reason="needs numba-cuda: install the extra cu12 or cu13")
         rng = np.random.default_rng(1)

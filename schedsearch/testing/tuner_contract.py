@@ -1,4 +1,4 @@
-"""What holds for every tuner. A test class for a tuner subclasses `TunerContract` and names it."""
+"""The tests that every tuner must pass. A test class for a tuner subclasses `TunerContract` and names the tuner."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def time_ns(config: Config) -> float:
 
 
 def outcome(config: Config) -> float | None:
-    """`time_ns`, except that deep pipelines of big tiles fail."""
+    """Like `time_ns`, but deep pipelines of big tiles fail."""
     return None if int(config["stages"]) * int(config["t2"]) >= 512 else time_ns(config)
 
 
@@ -126,7 +126,7 @@ class TunerContract:
         assert len(asked) == len(set(asked)) == 498 and {known, told}.isdisjoint(asked)
 
     def test_results_of_other_tasks_are_evidence_and_no_results(self) -> None:
-        """Everything is still proposed, the same every time; what is not in the space is ignored."""
+        """Every configuration is still proposed, in the same order every time; values outside the space are ignored."""
         space = small_space()
         everything = space.sample(1000, np.random.default_rng(3))
         sources: list[list[tuple[Config, float | None]]] = [
@@ -159,7 +159,7 @@ class TunerContract:
         assert set(asked) == set(space.sample(1000, np.random.default_rng(0))) - set(known)
 
     def test_the_seed_decides_in_every_process(self) -> None:
-        """Also under another hash seed: no set or hash order may leak into the proposals."""
+        """The same with another hash seed: the order of sets or hashes must not change the proposals."""
         script = (
             "import sys, hashlib, schedsearch.testing.tuner_contract as c\n"
             "from schedsearch.tuner import make_tuner\n"
@@ -254,7 +254,7 @@ class TunerContract:
             "asked = c.drive(tuner, 160)\n"
             "assert len(space.neighbours(space.indices(asked[:1])[0])) > 10\n"
             "space.encode(space.sample_indices(4096, tuner.rng))\n"
-            # Not ru_maxrss: that starts with what the parent had when this process was made.
+            # Not ru_maxrss: it starts with the parent's value at the time when this process was made.
             "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
             "print(int(status['VmHWM'].split()[0]) / 1024)"
         )

@@ -39,7 +39,7 @@ from schedsearch.workload_file.yaml_source import PathKey, WorkloadFileError, Ya
 _Model = TypeVar("_Model", bound=BaseModel)
 
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
-MAX_ARRAY_BYTES = 1 << 40  # no device holds an argument of a TiB
+MAX_ARRAY_BYTES = 1 << 40  # no device can hold an argument of a TiB
 
 
 class Places:
@@ -53,7 +53,7 @@ class Places:
         self._places[path] = place
 
     def find(self, path: PathKey) -> PathKey:
-        """The path in the file that belongs to a path in the task. A size is found without `shape` before it."""
+        """The path in the file that belongs to a path in the task. In the task, sizes are not below `shape`."""
         if path and path[:1] not in self._places and ("shape", path[0]) in self._places:
             path = ("shape", *path)
         for end in range(len(path), 0, -1):
@@ -67,7 +67,7 @@ class WorkloadFile:
     """The content of a workload file.
 
     Attributes:
-        path: as it was given, for messages.
+        path: the path that was given, for messages.
         target: auto, cpu, cuda or cuda:N.
         db: path of the database of records, relative to the working directory.
     """
@@ -78,7 +78,7 @@ class WorkloadFile:
     tuner: TunerChoice
     measure: MeasureOptions
     db: str
-    _tasks: Mapping[str, tuple[Task, ...]]  # by target kind; where no dtype is auto they are equal
+    _tasks: Mapping[str, tuple[Task, ...]]  # by target kind; they are equal if no dtype is auto
     _source: YamlSource
     _places: tuple[Places, ...]  # of each task
 
@@ -87,7 +87,7 @@ class WorkloadFile:
         """The tasks in the order of the file.
 
         Raises:
-            RuntimeError: a task's dtype is auto and the file was not resolved for a target.
+            RuntimeError: a task's dtype is auto, and the file was not resolved for a target.
         """
         first, *others = self._tasks.values()
         if any(other != first for other in others):
@@ -104,7 +104,7 @@ class WorkloadFile:
         return f"{self.path}:{span.line}:{span.column}"
 
     def error(self, message: str, task_index: int, *path: str | int) -> WorkloadFileError:
-        """An error that points at a key of a task, for mistakes that only a template or a space can see."""
+        """An error that points at a key of a task, for mistakes that only a template or a space can find."""
         return self._source.error(self._source.span(self._locate(task_index, path), key=True), message)
 
     def _locate(self, task_index: int, path: PathKey) -> PathKey:
@@ -115,7 +115,8 @@ def load(path: str | Path) -> WorkloadFile:
     """Reads a workload file.
 
     Raises:
-        WorkloadFileError: it cannot be read, is not YAML, or asks for something impossible; lists all mistakes.
+        WorkloadFileError: the file cannot be read, is not YAML, or asks for something impossible; the error lists all
+            mistakes.
     """
     return _interpret(YamlSource.read(path))
 
@@ -124,7 +125,7 @@ def parse(text: str, name: str = "<text>") -> WorkloadFile:
     """Reads the text of a workload file; messages call the file `name`.
 
     Raises:
-        WorkloadFileError: as `load`.
+        WorkloadFileError: as in `load`.
     """
     return _interpret(YamlSource(name, text))
 
@@ -141,7 +142,7 @@ def _interpret(source: YamlSource) -> WorkloadFile:
     for index, task in enumerate(tasks if isinstance(tasks, list) else []):
         reader.read(index, task)
     source.raise_problems()
-    assert model is not None  # otherwise a problem was raised
+    assert model is not None  # otherwise an error was raised above
     return WorkloadFile(
         path=source.name,
         target=model.target,
@@ -156,7 +157,7 @@ def _interpret(source: YamlSource) -> WorkloadFile:
 
 
 def _check(source: YamlSource, model: type[_Model], data: Any, places: Places, ops: tuple[Op, ...] = ()) -> _Model | None:
-    """The model of some data; None after reporting why there is none."""
+    """The model of some data; None if the data are wrong, after reporting the mistakes."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -176,7 +177,7 @@ def _check_sizes(workload: Workload) -> None:
 
 
 class _TaskReader:
-    """Tasks in the order of the file; each merged with the defaults, checked, and made once for every kind of target."""
+    """Tasks in the order of the file. Each is merged with the defaults, checked, and made once for every kind of target."""
 
     def __init__(self, source: YamlSource, defaults: Any) -> None:
         self.tasks: dict[str, list[Task]] = {kind: [] for kind in AUTO_DTYPES}
@@ -191,7 +192,7 @@ class _TaskReader:
         _check(source, task_model(*self._all, named=False), self._defaults, places, self._all)
 
     def read(self, index: int, task: Any) -> None:
-        """Appends one task to `tasks`, or reports what is wrong with it."""
+        """Appends one task to `tasks`, or reports its mistakes."""
         base: PathKey = ("tasks", index)
         places = Places(base)
         self.places.append(places)
@@ -215,7 +216,7 @@ class _TaskReader:
 
     @staticmethod
     def _operator(given: Any) -> tuple[Op | None, str]:
-        """The operator that a task names, or why there is none."""
+        """The operator that a task names; None after reporting why there is none."""
         allowed = f"allowed: {', '.join(sorted(operator_names()))}"
         if given is None:
             return None, f"op is missing; {allowed}"
@@ -231,7 +232,7 @@ class _TaskReader:
     def _merge(
         self, task: dict[str, Any], base: PathKey, places: Places, model: type[TaskOptions], op: Op | None
     ) -> dict[str, Any]:
-        """A task with the defaults that are keys, or sizes, of its operator."""
+        """A task merged with those defaults that are keys or sizes of its operator."""
         merged = {key: value for key, value in self._defaults.items() if key in model.model_fields}
         merged.pop("name", None)
         if op is not None and isinstance(merged.get("shape"), dict):
@@ -252,7 +253,7 @@ class _TaskReader:
         return merged
 
     def _workloads(self, op: Op, merged: dict[str, Any], places: Places) -> dict[str, Workload]:
-        """The workload for each kind of target; empty after reporting why there is none."""
+        """The workload for each kind of target; empty after reporting mistakes."""
         params = {**merged, **merged["shape"]}
         params = {name: params[name] for name in op.parameters() if name in params}
         auto = params.get("dtype") == AUTO
@@ -276,7 +277,7 @@ class _TaskReader:
     def _append(self, index: int, options: TaskOptions, workloads: dict[str, Workload], places: Places) -> None:
         name: str | None = getattr(options, "name")  # noqa: B009  # a field of the model made for the operator
         if name is not None and (first := self._first.setdefault(("name", name), index)) != index:
-            self._source.report(places.find(("name",)), f"the name {name!r} is task {first + 1}'s too; names must differ")
+            self._source.report(places.find(("name",)), f"task {first + 1} has the name {name!r} too; names must differ")
         for kind, workload in workloads.items():
             if (first := self._first.setdefault((kind, workload), index)) != index:
                 message = (

@@ -1,7 +1,7 @@
-"""What a workload file may hold: keys, kinds of values and defaults, as pydantic models and as JSON Schema.
+"""What a workload file may contain: keys, kinds of values and defaults, as pydantic models and as JSON Schema.
 
-An operator judges the values of its parameters (shape, stride, dtype ...) itself and says what editors may know about them;
-nothing here knows an operator by name.
+An operator itself checks the values of its parameters (shape, stride, dtype ...) and describes them for editors. This module
+knows no operator by name.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ AUTO_DTYPES: Mapping[Literal["cuda", "cpu"], str] = {"cuda": "float16", "cpu": "
 
 @dataclass(frozen=True)
 class Expect:
-    """What a value must be, as error messages put it after "must be".
+    """What a value must be, as error messages say it after "must be".
 
     Attributes:
-        choices: words to suggest from.
-        item: what a single item of a list or mapping must be; `text` unless given.
+        choices: words for suggestions.
+        item: what a single item of a list or mapping must be; default: `text`.
     """
 
     text: str
@@ -71,7 +71,7 @@ def parse_duration_s(value: object) -> float:
 
 
 def _check_ints(value: Any) -> Any:
-    """No size above 2**31-1: launch parameters and grid extents are 32-bit."""
+    """Refuses sizes above 2**31-1, because launch parameters and grid extents are 32-bit."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in inside:
         _check_ints(item)
@@ -87,7 +87,7 @@ def _check_target(value: str) -> str:
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
-    """A check for one of some words, which stand in one place of the package."""
+    """A check that a value is one of some words, which the package defines in one place."""
 
     def check(value: str) -> str:
         if value not in choices:
@@ -102,7 +102,7 @@ def _choices(choices: tuple[str, ...]) -> WithJsonSchema:
 
 
 def _one_or_more(value: Any) -> Any:
-    """A single knob value is a list of one."""
+    """Turns a single knob value into a list of one."""
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(item, (int, str)) for item in values):  # bool is an int
         raise ValueError
@@ -160,7 +160,7 @@ class TunerChoice(Section):
 
 
 class MeasureOptions(Section):
-    """How a candidate is built and timed; None leaves the choice to schedsearch.measure."""
+    """How a candidate is built and timed; None takes the default of schedsearch.measure."""
 
     mode: Annotated[str, AfterValidator(_one_of(MODES)), _choices(MODES), Expect(f"one of {', '.join(MODES)}", MODES)] = (
         Field(
@@ -180,7 +180,7 @@ class MeasureOptions(Section):
 
 
 class TaskOptions(Section):
-    """What every task may say besides its operator's parameters."""
+    """The keys of every task besides its operator's parameters."""
 
     op: Any = Field(default=None, description="the operator")
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number above zero")] = Field(
@@ -207,7 +207,7 @@ def sizes(op: Op) -> list[str]:
 
 
 def _value_schema(name: str, parameter: Parameter) -> dict[str, Any]:
-    """JSON Schema of a parameter in a file, where a dtype may be auto; without its default, which may follow another's."""
+    """JSON Schema of a parameter in a file, where a dtype may be auto. It has no default, as that may depend on others."""
     schema = {key: value for key, value in parameter.schema.items() if key != "default"}
     if name == "dtype" and set(AUTO_DTYPES.values()) <= set(schema.get("enum", ())):
         schema["enum"] = [AUTO, *schema["enum"]]
@@ -220,7 +220,7 @@ def _description(name: str, parameter: Parameter) -> str:
 
 
 def _fields(parameters: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
-    """pydantic's fields of parameters by name; several operators may have one of the same name each."""
+    """pydantic's fields of parameters by name; several operators may have a parameter of the same name."""
     fields: dict[str, Any] = {}
     for name, each in parameters.items():
         schemas = [_value_schema(name, parameter) for parameter in each]
@@ -234,10 +234,10 @@ def _fields(parameters: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def task_model(*ops: Op, named: bool = True) -> type[TaskOptions]:
-    """The keys of a task of any of these operators. All are optional, as `defaults` may give them.
+    """The keys of a task of any of these operators. All are optional, because `defaults` may give them.
 
     Args:
-        named: whether it may have a name, which defaults may not.
+        named: whether the task may have a name; defaults may not.
     """
     beside: dict[str, list[Parameter]] = {}
     inside: dict[str, list[Parameter]] = {}
@@ -287,11 +287,11 @@ class FileModel(Section):
 def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
     """The JSON Schema (2020-12) of a workload file, for editors.
 
-    The keys of a task are those of its operator. A task that names none, as `defaults` does it for all, may have those of
-    any one operator. workload.schema.json holds the schema of the built-in operators.
+    The keys of a task are those of its operator. A task that names no operator, because `defaults` does, may have those of
+    any one operator. workload.schema.json contains the schema of the built-in operators.
 
     Args:
-        ops: the operators that it describes; all that are built in or installed unless given.
+        ops: the operators that it describes; default: all built-in and installed ones.
     """
     known = list(operators()[0].values() if ops is None else ops)
     models = {op.name: task_model(op) for op in known}
@@ -321,7 +321,7 @@ def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
 
 
 def _tidy(schema: Any) -> Any:
-    """Drops what pydantic adds for itself: titles made from names, and `null`, which stands for "not given"."""
+    """Removes pydantic's own additions: titles made from names, and `null`, which means "not given"."""
     if isinstance(schema, list):
         return [_tidy(item) for item in schema]
     if not isinstance(schema, dict):
@@ -339,7 +339,7 @@ def _tidy(schema: Any) -> Any:
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrong at `path`; `at_key` when it is the key rather than its value."""
+    """A mistake at `path`; `at_key` if the key itself is wrong, not its value."""
 
     path: tuple[str | int, ...]
     message: str
@@ -350,7 +350,7 @@ def mistakes(model: type[BaseModel], error: ValidationError, ops: tuple[Op, ...]
     """pydantic's errors in the words of this file: what, got, allowed and remedy.
 
     Args:
-        ops: the operators of a task model, whose parameters are either sizes or stand beside `shape`.
+        ops: the operators of a task model; their parameters are either sizes or keys beside `shape`.
     """
     for item in error.errors(include_url=False):
         path = item["loc"]
@@ -370,7 +370,7 @@ def mistakes(model: type[BaseModel], error: ValidationError, ops: tuple[Op, ...]
 
 
 def show(value: Any) -> str:
-    """A value as the file would have it."""
+    """A value as the file would write it."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -387,7 +387,7 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _field(model: type[BaseModel], path: tuple[str | int, ...]) -> tuple[FieldInfo, tuple[str | int, ...]]:
-    """The field that pydantic's path leads to, and the path cut where it goes on into a value below an item."""
+    """The field that pydantic's path leads to, and the path without its part inside the value of an item."""
     for depth, part in enumerate(path):
         field = next(f for name, f in model.model_fields.items() if (f.alias or name) == part)
         section = _section(field)

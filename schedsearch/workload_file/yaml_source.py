@@ -1,7 +1,7 @@
-"""YAML text as plain values with their places, so that a mistake can be shown where it stands.
+"""YAML text as plain values with their places, so that a message can show where a mistake is.
 
 The text is composed into ruamel.yaml's node graph, not constructed: nodes know the line and column of keys as well as of
-values, and duplicate keys are still in it. Only maps, lists, text, numbers, booleans and null are accepted.
+values, and the graph still has duplicate keys. Only maps, lists, text, numbers, booleans and null are accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_MESSAGE_CHARACTERS = 800
 
 PathKey = tuple["str | int", ...]
 
-_LINE_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # what YAML 1.1 and ruamel.yaml's marks count as a line
+_LINE_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # the line ends of YAML 1.1 and of ruamel.yaml's marks
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -61,13 +61,13 @@ class WorkloadFileError(WorkloadError):
         super().__init__(list[Problem](ordered))
 
     def render(self) -> str:
-        """All mistakes, each as "file:line:column: message" with the line it stands in and a caret under it."""
+        """All mistakes, each as "file:line:column: message" with its line of the file and a caret below."""
         return "\n".join(text for problem in self.problems for text in (str(problem), *self._excerpt(problem.span)))
 
     def _excerpt(self, span: Span) -> list[str]:
         if not 1 <= span.line <= len(self._lines):
             return []
-        start = max(span.column - 80, 1)  # of a very long line only the part around the mistake is shown
+        start = max(span.column - 80, 1)  # a very long line is shown only around the mistake
         line = self._lines[span.line - 1][start - 1 :][:160]
         before = line[: span.column - start]
         blank = "".join("\t" if c == "\t" else " " * (2 if unicodedata.east_asian_width(c) in "WF" else 1) for c in before)
@@ -79,9 +79,9 @@ class YamlSource:
     """One document of YAML 1.2.
 
     Attributes:
-        name: of the file, as messages give it.
-        value: the document as dicts, lists, str, int, float, bool and None; None when it is empty.
-        problems: duplicate keys, and values that are not of a possible kind; the caller adds its own.
+        name: the name of the file in messages.
+        value: the document as dicts, lists, str, int, float, bool and None; None if it is empty.
+        problems: duplicate keys, and values of an impossible kind; the caller adds its own.
 
     Raises:
         WorkloadFileError: the text is not YAML.
@@ -110,7 +110,7 @@ class YamlSource:
         except ReaderError as error:
             before = _LINE_BREAK.split(text[: error.position])
             span = Span(len(before), len(before[-1]) + 1)
-            raise self.error(span, f"the character {text[error.position]!a} may not stand in YAML; remove it") from None
+            raise self.error(span, f"YAML does not allow the character {text[error.position]!a}; remove it") from None
         except YAMLError as error:
             raise self.error(Span(), f"this is not YAML: {error}") from None
         except RecursionError:
@@ -121,7 +121,7 @@ class YamlSource:
         """Reads a file.
 
         Raises:
-            WorkloadFileError: it is missing, a directory, unreadable, too large, not UTF-8, or not YAML.
+            WorkloadFileError: the file is missing, a directory, unreadable, too large, not UTF-8, or not YAML.
         """
         name = str(path)
         try:
@@ -145,7 +145,9 @@ class YamlSource:
         return cls(name, text)
 
     def span(self, path: PathKey, *, key: bool = False) -> Span:
-        """The place of a value, or with `key` of its key. If there is no such value, the place of the one around it."""
+        """The place of a value, or with `key` that of its key. If the value does not exist, the place of the one around
+        it.
+        """
         while path not in self._spans:
             if not path:
                 return Span()
@@ -153,7 +155,7 @@ class YamlSource:
         return self._spans[path][0 if key else 1]
 
     def report(self, path: PathKey, message: str, *, key: bool = False) -> None:
-        """Adds a problem, unless the same stands there already."""
+        """Adds a problem, unless the same one is already there."""
         problem = _located(self.name, self.span(path, key=key), message)
         if problem not in self.problems:
             self.problems.append(problem)
@@ -162,7 +164,7 @@ class YamlSource:
         return WorkloadFileError([_located(self.name, span, message)], self.lines)
 
     def raise_problems(self) -> None:
-        """Raises WorkloadFileError with all that was reported, if anything was."""
+        """Raises WorkloadFileError with all reported problems, if there are any."""
         if self.problems:
             raise WorkloadFileError(self.problems, self.lines)
 
@@ -248,7 +250,7 @@ class YamlSource:
         try:
             return getattr(self._scalars, f"construct_yaml_{tag}")(node)
         except (ValueError, KeyError):  # an explicit tag on text of another kind, e.g. !!int three
-            self._refuse(node, f"{node.value!r} is not of the kind that its tag !!{tag} says")
+            self._refuse(node, f"{node.value!r} does not have the kind of its tag !!{tag}")
             return None
 
 
@@ -271,5 +273,5 @@ def _plain(problem: str) -> str:
     if "undefined alias" in problem:
         return f"{problem}; define it above with &name"
     if "mapping values are not allowed" in problem:
-        return "a second ': ' stands in one line; put quotes around text that holds ': ', or start a new line"
+        return "this line has a second ': '; put quotes around text that contains ': ', or start a new line"
     return problem
