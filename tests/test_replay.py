@@ -587,7 +587,7 @@ class TestBadT4:
             (lambda d: d["metadata"].update(timeunit="fortnights"), "metadata.timeunit: unknown unit of time 'fortnights'"),
             (lambda d: d["metadata"].pop("timeunit"), "metadata: the field 'timeunit' is missing"),
             (lambda d: d["results"][0]["measurements"][0].update(unit="J"), "results[0].measurements[0].unit: unknown unit"),
-            (lambda d: d["results"][0]["measurements"][0].update(unit="ns"), "results[0]: the time, 3.5 ns, is not that of"),
+            (lambda d: d["results"][0]["measurements"][0].update(unit="ns"), "results[0]: the time, 3.5 ns, does not fit"),
             (lambda d: d["results"].append(d["results"][3]), "results[18]: the same configuration as"),
             (lambda d: d["results"][1].pop("configuration"), "results[1]: the field 'configuration' is missing"),
             (lambda d: d["results"][1]["configuration"].update(zz=1), "results[1].configuration: the description has no"),

@@ -1,6 +1,6 @@
-"""What a person sees on standard error while a run goes on: a live table on a terminal, a line now and then elsewhere.
+"""The display of a run on standard error: a live table on a terminal, otherwise a line every few seconds.
 
-Neither draws between events: on the CPU target a drawing thread would disturb what is being measured.
+Neither draws between events: on the CPU target a drawing thread would disturb the measurements.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 5.0
-_LIVE_ROWS = 16  # tasks shown at most: the ones that changed last
-_WIDE_NAME, _NARROW_NAME = 24, 8  # a task's name is cut to this before columns are left out, and to that after
+_LIVE_ROWS = 16  # tasks shown at most: those that changed last
+_WIDE_NAME, _NARROW_NAME = (
+    24,
+    8,
+)  # a task's name is cut to the first width before columns are left out, and to the second after
 
 _PHASES = {
     "building": "compiling the first candidates",
@@ -34,7 +37,7 @@ _PHASES = {
 
 
 class JsonLines(Observer):
-    """Every event as one JSON object a line on standard output; the last is the summary."""
+    """Prints every event as one JSON object per line on standard output; the last is the summary."""
 
     def on_start(self, event: RunStart) -> None:
         echo_json(event_json(event))
@@ -70,7 +73,7 @@ class _Row:
 
 
 class _Progress(Observer):
-    """Keeps what both displays show. `names` maps workload ids to names of tasks."""
+    """Keeps the state that both displays show. `names` maps workload ids to names of tasks."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
@@ -112,7 +115,7 @@ class _Progress(Observer):
         self._refresh(now=True)
 
     def _headline(self) -> str:
-        """What is going on, and what came of it so far; a rate only once there is one."""
+        """What the run is doing, and its progress so far; the rate appears once it is known."""
         elapsed = time.monotonic() - self._start
         if not self._done:
             return f"{elapsed:.0f} s: {self._phase or 'starting'}"
@@ -121,7 +124,7 @@ class _Progress(Observer):
         return f"{elapsed:.0f} s: {trials}, {rate if self._phase != _PHASES['racing'] else self._phase}"
 
     def _refresh(self, now: bool = False) -> None:
-        """Shows the new state; at once where `now`, else when the last time was long enough ago."""
+        """Shows the new state: at once if `now`, else if the last time was long enough ago."""
         raise NotImplementedError
 
 
@@ -146,7 +149,7 @@ class PlainLines(_Progress):
 
 
 class LiveTable(_Progress):
-    """One line a task, redrawn in place on a terminal, and no wider than it."""
+    """One line per task, redrawn in place on a terminal, and no wider than the terminal."""
 
     def __init__(self, names: Mapping[str, str], console: Console | None = None) -> None:
         from rich.console import Console
@@ -158,7 +161,7 @@ class LiveTable(_Progress):
         self._drawn_at = 0.0
 
     def say(self, what: str) -> None:
-        """Shows one line before the run begins: what it is waiting for."""
+        """Shows one line before the run begins, which says what it waits for."""
         self._phase = what
         self._live.start()
         self._refresh(now=True)
@@ -172,7 +175,7 @@ class LiveTable(_Progress):
         self._live.stop()
 
     def close(self) -> None:
-        """Leaves the terminal as it was, also after an error."""
+        """Restores the terminal, also after an error."""
         self._live.stop()
 
     def _refresh(self, now: bool = False) -> None:
@@ -193,7 +196,7 @@ class LiveTable(_Progress):
 def table_lines(rows: Sequence[_Row], width: int) -> list[str]:
     """A header and one line for each task, at most `width` characters wide.
 
-    Digits and units are never cut. Names are cut first; then whole columns are left out, the least telling first.
+    Digits and units are never cut. Names are cut first; then whole columns are left out, the least informative first.
     """
     cells: dict[str, list[str]] = {
         "task": [escaped(row.name) for row in rows],

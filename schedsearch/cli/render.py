@@ -22,7 +22,7 @@ def echo_json(value: Any, *, err: bool = False) -> None:
 
 
 def duration(time_ns: float | None) -> str:
-    """A time in the unit that reads best, with three or four digits; '-' for None."""
+    """A time in the most readable unit, with three or four digits; '-' for None."""
     if time_ns is None:
         return "-"
     for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
@@ -59,13 +59,13 @@ def config_text(config: Mapping[str, Any] | None) -> str:
 
 
 def counts(outcomes: Mapping[str, int]) -> str:
-    """'3 rejected, 1 wrong_answer', most frequent first; '-' when there is none."""
+    """'3 rejected, 1 wrong_answer', most frequent first; '-' if there are none."""
     ranked = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ranked if count) or "-"
 
 
 def escaped(cell: object) -> str:
-    """One line of text: names may come from files of others, so line breaks and control characters become escapes."""
+    """One line of text. Names may come from foreign files, so line breaks and control characters become escapes."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], str(cell))
 
 
@@ -91,7 +91,7 @@ _KERNEL_NAME_WIDTH = 48
 
 
 def profile_table(profiles: Sequence[Profile]) -> str:
-    """One line a launch, and one for all launches of a subject that takes several."""
+    """One line per launch, and one for all launches of a subject that takes several."""
     headers = ("", "launch", "time", "tensor/active", "tensor/elapsed", "occupancy", "L2", "L2 GB/s", "DRAM", "DRAM GB/s")
     rows = []
     for profile in profiles:
@@ -120,7 +120,7 @@ def profile_table(profiles: Sequence[Profile]) -> str:
 
 
 def profile_json(profile: Profile) -> dict[str, Any]:
-    """All that was read: the figures of each launch and of all, where they come from, and every metric."""
+    """The whole profile: the figures of each launch and of all, their sources, and every metric."""
     return {
         "subject": profile.subject,
         "tool": profile.tool,

@@ -1,4 +1,4 @@
-"""`schedsearch tune`: a workload file in, records out."""
+"""`schedsearch tune`: takes a workload file and makes records."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Duration(click.ParamType["float"]):
 @click.option(
     "--dry-run", is_flag=True, help="Check the file, print tasks, templates, space sizes and an estimate; touch nothing."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON event a line on standard output, the summary last.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line, the summary last.")
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 def tune(
     workload_file: str,
@@ -143,10 +143,10 @@ def tune(
 
 
 def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
-    """The arms of every task of a resolved file; mistakes that only a template can see point at their place in the file.
+    """The arms of every task of a resolved file. Mistakes that only a template can find point at their place in the file.
 
     Raises:
-        UsageError: as `schedsearch.session.plan.plan_tasks`.
+        UsageError: see `schedsearch.session.plan.plan_tasks`.
     """
     from schedsearch.session.plan import plan_tasks
     from schedsearch.template import load_templates
@@ -168,7 +168,7 @@ def _names(file: WorkloadFile) -> dict[str, str]:
 
 
 def _display(file: WorkloadFile, as_json: bool, stack: ExitStack) -> tuple[Callable[[str], None], Observer]:
-    """How to say what happens before the run, and what watches it."""
+    """The function that reports what happens before the run, and the observer of the run."""
     from schedsearch.cli.progress import JsonLines, LiveTable, PlainLines
 
     if as_json:

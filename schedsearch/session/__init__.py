@@ -1,4 +1,4 @@
-"""Tuning: the loop, its budget, and what watches it."""
+"""Tuning: the loop, its budget, and its observers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The arms of a tuning run: what each (task, template) pair has tried, and which of them deserves the next trials.
 
-Who owns what: `Arm`, `TaskState` and everything they hold belong to the main thread, the one that runs the loop; nothing
-else changes them. An `ArmTuner` belongs to the tuners' thread from its first call on: the main thread hands it arguments
-and gets values back (`Answer`, or whether it is finished). The device's thread reads `TaskState.best_ns`, one attribute.
+Ownership: `Arm`, `TaskState` and everything in them belong to the main thread, which runs the loop; no other thread changes
+them. An `ArmTuner` belongs to the tuners' thread from its first call on: the main thread passes arguments to it and gets
+values back (`Answer`, or whether it is finished). The device's thread reads `TaskState.best_ns`, a single attribute.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Proposal:
     prediction: float | None
     model: int
     started_at: float
-    twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for this one's time
+    twins: list[Proposal] = field(default_factory=list)  # duplicates that wait for the time of this one
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Finalist:
     built: Built | None
 
     def is_of(self, record: Record | None) -> bool:
-        """Whether a record is of this very configuration."""
+        """Whether a record has exactly this configuration."""
         template = self.arm.template
         return record is not None and (record.template, record.template_version, record.config) == (
             template.name,
@@ -77,7 +77,7 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a tuner is made with: results of its own task so far, and a warm start from others."""
+    """The input for making a tuner: results of its own task so far, and a warm start from other tasks."""
 
     known: Results = ()
     warm: WarmStart = COLD
@@ -85,16 +85,16 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a tuner came up with.
+    """A tuner's answer to a request for proposals.
 
     Attributes:
         configs: legal configurations.
-        predictions: what the model says of each, None without a trained model; comparable within one state of the model.
-        model: which state of the model that was, counted from 0.
-        illegal: proposals that the space does not have; they were dropped.
-        waits: it proposed nothing at all, and may do so once it is told a result.
+        predictions: the model's prediction for each, None without a trained model; comparable within one state of the model.
+        model: the number of that state of the model, counted from 0.
+        illegal: number of proposals that the space does not have; they were dropped.
+        waits: the tuner proposed nothing, and may propose again after it is told a result.
         finished: it will never propose anything again.
-        batch: how many proposals it likes to be asked for at a time.
+        batch: how many proposals it prefers to be asked for at a time.
         borrowed: how many results of similar tasks it was offered when it was made.
     """
 
@@ -113,7 +113,7 @@ class ArmTuner:
 
     Args:
         plan: the arm's template, space and default.
-        make: makes the tuner; called at the first `ask`, so that the lesson is as late as can be.
+        make: makes the tuner; called at the first `ask`, so that the lesson includes as many results as possible.
     """
 
     def __init__(self, plan: ArmPlan, make: Callable[[Lesson], TunerLike]) -> None:
@@ -124,7 +124,7 @@ class ArmTuner:
         self._default_score = math.nan
 
     def ask(self, n: int, lesson: Lesson) -> Answer:
-        """Up to n configurations with the model's predictions. `lesson` counts at the first call only."""
+        """Up to n configurations with the model's predictions. Only the first call uses `lesson`."""
         if self._tuner is None:
             self._tuner = self._make(lesson)
             if lesson.warm.sources:
@@ -146,14 +146,14 @@ class ArmTuner:
         )
 
     def tell(self, results: Results) -> bool:
-        """Passes results on; what was measured before the first `ask` is in its lesson. Returns whether it is finished."""
+        """Tells the tuner results; those from before the first `ask` are in its lesson. Returns whether it is finished."""
         if self._tuner is None:
             return False
         self._tuner.tell(results)
         return self._tuner.finished
 
     def _predictions(self, tuner: TunerLike, configs: Sequence[Config]) -> list[float | None]:
-        """Scores compare within one state of the model only; that of the default tells one state from the next."""
+        """Scores are comparable only within one state of the model; the default's score tells one state from the next."""
         scores = tuner.predict([*configs, self._plan.default]) if configs else None
         if scores is None:
             return [None] * len(configs)
@@ -164,21 +164,21 @@ class ArmTuner:
 
 
 class Arm:
-    """A template on a task: what was tried and what it reached. Owned by the main thread.
+    """A template on a task: the configurations that were tried and their results. Owned by the main thread.
 
     Attributes:
         tuner: proposes; called in the tuners' thread only.
-        begun: whether the default, with which every arm begins, was proposed or measured before.
-        taught: whether the tuner was asked before, so that it has had its lesson.
-        results: every configuration that came to an end, earlier runs included; None for a failure.
+        begun: whether the default, with which every arm begins, was already proposed or measured.
+        taught: whether the tuner was already asked, so that it has had its lesson.
+        results: every finished configuration, including those of earlier runs; None for a failure.
         borrowed: how many results of similar tasks its tuner was offered.
-        trials, new_trials: distinct configurations with an outcome that counts; of this run.
-        pending: proposals under way, those included that the tuner was asked for and has not made yet.
-        asked: how many it has not made yet; a tuner is asked once at a time.
-        batch: how many proposals its tuner likes to be asked for at a time.
-        batches: how often it came up with something.
+        trials: distinct configurations with an outcome that counts; new_trials: those of this run.
+        pending: proposals under way, including those that the tuner was asked for but has not made yet.
+        asked: how many it has not made yet; a tuner gets one request at a time.
+        batch: how many proposals its tuner prefers to be asked for at a time.
+        batches: number of answers with proposals.
         best_ns, best_config, default_ns: as measured in the search, one configuration at a time; None until measured.
-        illegal: proposals that the space does not have; they are dropped.
+        illegal: number of proposals that the space does not have; they are dropped.
     """
 
     def __init__(self, plan: ArmPlan) -> None:
@@ -195,12 +195,12 @@ class Arm:
         self.best_config: Config | None = None
         self.default_ns: float | None = None
         self._fruitless = 0
-        self._waiting = False  # the tuner had nothing to ask until it is told something
-        self._finished = False  # nor will it ever have
+        self._waiting = False  # the tuner has no proposal until it is told a result
+        self._finished = False  # it will never have one again
         self._ranked: dict[int, list[tuple[float, float]]] = {}  # state of the model -> (predicted, measured) speed
 
     def start(self, factory: TunerFactory, name: str, seed: int, workload: Workload) -> None:
-        """Says how the tuner is made. Its seed depends on the run's and on the arm itself, not on the order of arms."""
+        """Sets how to make the tuner. Its seed depends on the run's seed and on the arm itself, not on the order of arms."""
         plan = self.plan
         own_seed = int(sha256_hex(f"{seed}:{workload.id}:{self.template.name}")[:8], 16)
 
@@ -210,10 +210,10 @@ class Arm:
 
         self.tuner = ArmTuner(plan, make)
 
-    # What happens to it
+    # Events
 
     def remember(self, config: Config, outcome: Outcome, time_ns: float | None) -> None:
-        """Takes in an outcome of an earlier run."""
+        """Adds an outcome of an earlier run."""
         self._note(config, outcome, time_ns)
 
     def begin(self) -> Answer:
@@ -223,7 +223,7 @@ class Arm:
         return Answer([self.plan.default], [None])
 
     def lesson(self, warm: WarmStart) -> Lesson:
-        """What its tuner is taught at the first ask: all results as of now. Later ones are told one by one."""
+        """The tuner's lesson at the first ask: all results so far. Later results are told one by one."""
         self.taught = True
         return Lesson(self.evidence(), warm)
 
@@ -233,7 +233,7 @@ class Arm:
         self.pending += n
 
     def answered(self, answer: Answer) -> None:
-        """The tuner has answered. What it proposed is under way only when it is `proposed`."""
+        """The tuner has answered. Its proposals are under way only once they are `proposed`."""
         self.pending -= self.asked
         self.asked = 0
         self.illegal += answer.illegal
@@ -247,7 +247,7 @@ class Arm:
         self.pending += 1
 
     def done(self, config: Config, outcome: Outcome | None, time_ns: float | None) -> None:
-        """A proposed configuration came to an end; None is a duplicate, whose time is its twin's."""
+        """A proposed configuration is finished; None means a duplicate, which has its twin's time."""
         self.pending -= 1
         self.new_trials += outcome is not None and outcome.is_trial
         self._note(config, outcome, time_ns)
@@ -257,12 +257,12 @@ class Arm:
         self._waiting, self._finished = False, finished
 
     def compare(self, proposal: Proposal, time_ns: float) -> None:
-        """Keeps what was measured beside what the model had predicted."""
+        """Keeps the measurement together with the model's prediction."""
         if proposal.prediction is not None:
             self._ranked.setdefault(proposal.model, []).append((proposal.prediction, -time_ns))
 
     def disqualify(self, config: Config, next_best: Finalist | None) -> None:
-        """A configuration turned out to be wrong in the final race; `next_best` is this arm's fastest other one."""
+        """A configuration proved wrong in the final race; `next_best` is this arm's fastest other configuration."""
         if config == self.plan.default:
             self.default_ns = None
         if config == self.best_config:
@@ -286,10 +286,10 @@ class Arm:
         else:
             self._fruitless += 1
 
-    # What the scheduler asks
+    # Questions of the scheduler
 
     def evidence(self) -> Results:
-        """`results` as of now, in the form that tuners learn from."""
+        """The present `results`, in the form that tuners learn from."""
         return list(self.results.items())
 
     @property
@@ -299,16 +299,17 @@ class Arm:
         return open_ and not self._waiting and not self.asked
 
     def portion(self, wanted: int, warm_trials: int) -> int:
-        """How many of the wanted proposals to ask for now: a batch, and while it warms up not more than that takes."""
+        """How many of the wanted proposals to ask for now: a batch, and during warm-up no more than the warm-up needs."""
         cold = warm_trials - self.trials - self.pending
         return min(wanted, self.batch, cold if cold > 0 else wanted)
 
     def gain(self, task_best_ns: float | None) -> float:
         """Expected improvement of the task's best by one more trial of this arm, relative to that of others.
 
-        What is left to gain falls as 1/trials, so one more trial gains 1/trials**2, whatever the task: tasks then share by
-        the roots of their weights. What an arm gained before is no sign that it will go on; see `benchmarks/budget.py`. All
-        times exp(-gap / GAP_SCALE) where gap = log(arm's best / task's best): an arm that is far behind must first catch up.
+        The possible gain falls as 1/trials, so that one more trial gains 1/trials**2, for every task. Tasks then share the
+        budget by the square roots of their weights. Earlier gains of an arm do not predict later ones; see
+        `benchmarks/budget.py`. This is multiplied by exp(-gap / GAP_SCALE), gap = log(arm's best / task's best), because an
+        arm that is far behind must first catch up.
         """
         rate = 1 / (1 + self.trials + self.pending) ** 2
         if task_best_ns is None:
@@ -318,7 +319,7 @@ class Arm:
 
     @property
     def ranking(self) -> RankAgreement:
-        """Of this run's predictions with what was measured."""
+        """How well this run's predictions ranked what was then measured."""
         return RankAgreement.of(self._ranked.values())
 
     def summary(self) -> ArmSummary:
@@ -341,12 +342,12 @@ class TaskState:
     Attributes:
         best_ns: the fastest valid time of the search so far. The device's thread reads it, too: it is one attribute,
             which the main thread replaces.
-        race: what the last final race came to, of this run or of an earlier one; None when there is a newer outcome.
-        stored_best: the store's best record of this task, whoever made it.
+        race: the result of the last final race, of this run or of an earlier one; None if there is a newer outcome.
+        stored_best: the store's best record of this task, from any run.
         best_after_ns: the fastest time after each trial of this run.
-        by_code: canonical hash -> the proposal that is being measured, or what came of it.
+        by_code: canonical hash -> the proposal that is being measured, or its result.
         prepared: inputs and reference are on the device, or on their way.
-        seconds: building and running this task's candidates in this run.
+        seconds: time of building and running this task's candidates in this run.
         unshared: how many of them were compiled without sharing work with others.
     """
 
@@ -370,7 +371,7 @@ class TaskState:
     def beats_stored_best(self, time_ns: float) -> bool:
         """Whether a time of the search makes its configuration the store's best until the race.
 
-        A best that won a race gives way to the winner of a race only: the card may be cooler than it was then.
+        A best that won a race is replaced only by the winner of another race, because the card may now be cooler.
         """
         if self.stored_best is None or self.stored_best_ns is None:
             return True
@@ -393,12 +394,12 @@ class TaskState:
         """The fastest default as measured in the search."""
         return min((arm.default_ns for arm in self.arms if arm.default_ns is not None), default=None)
 
-    # What happens to it
+    # Events
 
     def remember(self, arm: Arm, record: Record) -> None:
-        """Takes in the record of a configuration that an earlier run measured.
+        """Adds the record of a configuration that an earlier run measured.
 
-        A plain configuration that only raced was not tried: it does not count as a trial.
+        A plain configuration that only took part in a race was not tried, and does not count as a trial.
         """
         if record.final_race and (record.measurement.ok or record.config == arm.plan.plain):
             return
@@ -410,9 +411,9 @@ class TaskState:
             self.keep_finalist(Finalist(arm, record.config, time_ns, None), 0)
 
     def remember_race(self, records: Sequence[Record]) -> None:
-        """Takes in the last final race of this task, after all that was tried: what is newer than the race makes it void.
+        """Adds the last final race of this task, after all configurations that were tried. A newer trial makes it void.
 
-        Entrants that this run would not try, by their template or its space, are left out.
+        It leaves out entrants that this run would not try, because of their template or its space.
         """
         if any(record.finished_at < self._newest_s for record in records):
             return
@@ -442,13 +443,14 @@ class TaskState:
             self.best_after_ns.append(self.best_ns)
 
     def duplicate(self, proposal: Proposal, time_ns: float | None, race_size: int) -> None:
-        """A proposal is the same code as one that took `time_ns`. It enters the final race only if it is a default."""
+        """A proposal has the same code as one that took `time_ns`. It enters the final race only if it is a default."""
         proposal.arm.done(proposal.config, None, time_ns)
         if proposal.config == proposal.arm.plan.default and time_ns is not None:
             self.keep_finalist(Finalist(proposal.arm, proposal.config, time_ns, None), race_size)
 
     def keep_finalist(self, finalist: Finalist, race_size: int) -> None:
-        """Adds a valid configuration; forgets the machine code of those behind the fastest `race_size`, then themselves.
+        """Adds a valid configuration. Drops the machine code of those behind the fastest `race_size`, then the
+        configurations.
 
         Defaults are always kept.
         """
@@ -465,8 +467,8 @@ class TaskState:
     def contenders(self, race_size: int) -> list[Finalist]:
         """The entrants of a final race: the fastest `race_size` configurations, the standing best, and some to compare with.
 
-        These are the fastest default, the default of the first template as the `anchor` by which races of different days
-        compare, and plain configurations (`enter_plain`). There are no entrants when nothing that was tried is valid.
+        The latter are the fastest default, the default of the first template as the `anchor` that makes races of different
+        days comparable, and plain configurations (`enter_plain`). There are no entrants if no tried configuration is valid.
         """
         ranked = self._ranked()
         if not ranked:
@@ -479,7 +481,7 @@ class TaskState:
         return list({(finalist.arm.template.name, finalist.config): finalist for finalist in chosen}.values())
 
     def enter_plain(self) -> None:
-        """Has the plain configuration of every template race, also where the search never tried it."""
+        """Enters the plain configuration of every template, even if the search never tried it."""
         for arm in self.arms:
             plain = arm.plan.plain
             if plain is not None and plain not in arm.results:
@@ -492,7 +494,7 @@ class TaskState:
         return next((finalist for finalist in kept if finalist is not None), None)
 
     def disqualify(self, finalist: Finalist) -> None:
-        """A configuration failed in the final race: it is neither best nor default any more."""
+        """A configuration failed in the final race: it is no longer best or default."""
         self.finalists.pop((finalist.arm.template.name, finalist.config), None)
         self._plain = [each for each in self._plain if each is not finalist]
         ranked = self._ranked()
@@ -500,7 +502,7 @@ class TaskState:
         finalist.arm.disqualify(finalist.config, next((f for f in ranked if f.arm is finalist.arm), None))
 
     def settle(self, passed: Sequence[tuple[Finalist, Measurement]]) -> None:
-        """Takes over the result of a final race: the entrants that passed it, and their times there."""
+        """Sets the result of a final race: the entrants that passed it, and their times there."""
         self.race = RaceResult.of([Raced.of(each.arm.plan, each.config, measured) for each, measured in passed])
 
     def _ranked(self) -> list[Finalist]:
@@ -533,10 +535,10 @@ class TaskState:
 
 
 def choose_arm(tasks: Sequence[TaskState], warm_trials: int) -> tuple[TaskState, Arm] | None:
-    """The arm that gets the next trials, None where none is ready.
+    """The arm that gets the next trials; None if none is ready.
 
-    First every arm in turn measures its default; then one after the other gets `warm_trials`, so that the later ones can
-    profit from what the earlier ones found; then comes the arm with the greatest expected gain times its task's weight.
+    First every arm in turn measures its default. Then one arm after the other gets `warm_trials`, so that later ones can
+    profit from results of earlier ones. After that the arm with the greatest expected gain times its task's weight is next.
     """
     arms = [(task, arm) for task in tasks for arm in task.arms if arm.ready]
     if not arms:

@@ -1,4 +1,4 @@
-"""What the tuning loop uses of its collaborators; tests and benchmarks bring their own."""
+"""The parts of its collaborators that the tuning loop uses; tests and benchmarks supply their own."""
 
 from __future__ import annotations
 

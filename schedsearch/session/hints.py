@@ -1,4 +1,4 @@
-"""Warm start: what similar tasks know of a template. The fastest there is tried early, the rest is offered to the model."""
+"""Warm start from similar tasks: the template's fastest configurations there are tried early, the rest teach the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_READ = 8  # similar tasks that are looked at
 MAX_HINTS = 4  # each costs a trial
 MAX_SOURCES = 4  # tasks whose results are offered to the model
 SOURCE_RESULTS = 400  # of each at most
-FEWEST_RESULTS = 32  # of all sources together: less than that teaches nothing
+FEWEST_RESULTS = 32  # of all sources together: fewer teach nothing
 
 Results = Sequence[tuple[Config, "float | None"]]  # a time in ns, None for a failure
 
@@ -42,13 +42,13 @@ COLD = WarmStart()
 def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Iterable[Known]) -> WarmStart:
     """Takes the `MAX_READ` most similar tasks, and of them at most `MAX_HINTS` hints and `MAX_SOURCES` sources.
 
-    Tasks of the same target come first, the most similar workload (`schedsearch.workload.distance`) before the others, then
-    those of other targets. What is known of the very task is neither: it is a result. Hints are distinct and legal in the
-    space; of a source the tuner drops what is not.
+    Tasks of the same target come first, then those of other targets, each ordered by the similarity of their workloads
+    (`schedsearch.workload.distance`). Records of the task itself are left out: they are results. Hints are distinct and
+    legal in the space. Of a source the tuner drops configurations that are not.
 
     Args:
         target: key of the task's target.
-        known: of the same version of one template; for a task listed twice the first entry counts.
+        known: other tasks, for the same version of one template; if a task is listed twice, the first entry counts.
     """
     by_task: dict[tuple[Workload, str], Known] = {}
     for each in known:

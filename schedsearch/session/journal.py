@@ -1,7 +1,7 @@
-"""The journal of a run: every outcome is kept in the store, then told to the observers.
+"""The journal of a run: it stores every outcome and then tells the observers.
 
-The loop (`schedsearch.session.loop`) decides what is tried. It reads from the store what is known from before; all that is
-written there and told to observers goes through here.
+The loop (`schedsearch.session.loop`) decides what to try, and reads earlier records from the store. The journal does all
+writing to the store and sends all events to observers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Entry:
 
 
 class Journal:
-    """Keeps and tells what happens to the tasks of one run, whose clock starts when this is made."""
+    """Stores and reports the events of one run. The run's clock starts when the journal is made."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Journal:
         return TaskStart(task.workload, task.name, task.weight, tuple(arms))
 
     def enter(self, phase: PhaseName) -> None:
-        """The run does something else now; says so when that is new."""
+        """The run enters a phase; observers are told if it is a new one."""
         if phase != self._phase:
             self._phase = phase
             event = Phase(phase, self.elapsed_s)
@@ -101,7 +101,7 @@ class Journal:
         self._tell(lambda observer: observer.on_task_end(task.index, end))
 
     def close(self, shares: Shares, stopped: str) -> RunSummary:
-        """The run has ended; returns what was reached. `shares`, `stopped`: see `RunSummary`."""
+        """The run has ended; returns its summary. `shares`, `stopped`: see `RunSummary`."""
         tasks = tuple(task.summary(self._target.key) for task in self._tasks)
         summary = RunSummary(self._run, self._db, self._target.key, tasks, self.elapsed_s, shares, stopped)
         self._store.finish_run(self._run, summary.to_json())
@@ -119,10 +119,10 @@ class Journal:
         proposal: Proposal | None,
         anchor: Anchor | None = None,
     ) -> Entry:
-        """Stores an outcome; one of the final race where no proposal led to it.
+        """Stores an outcome. Without a proposal it is an outcome of the final race.
 
         Args:
-            anchor: what `TaskState.anchor` took in the same race.
+            anchor: the time of `TaskState.anchor` in the same race.
         """
         now = time.time()
         record = Record(
@@ -154,7 +154,7 @@ class Journal:
         twin_ns: float | None = None,
         final_race: bool = False,
     ) -> None:
-        """Tells an outcome that the task knows of by now. Without a measurement it is a duplicate of what took `twin_ns`."""
+        """Reports an outcome that the task knows already. Without a measurement it duplicates a candidate of `twin_ns`."""
         outcome = measurement.outcome if measurement else None
         event = Trial(
             task=task.index,
@@ -163,7 +163,7 @@ class Journal:
             config=config,
             outcome=outcome,
             time_ns=measurement.time_ns if measurement else twin_ns,
-            message=measurement.message if measurement else "the same machine code as a candidate before",
+            message=measurement.message if measurement else "the same machine code as an earlier candidate",
             counted=outcome is not None and outcome.is_trial and not final_race,
             done=sum(task.new_trials for task in self._tasks),
             best_ns=task.best_ns,
@@ -174,7 +174,7 @@ class Journal:
         self._tell(lambda observer: observer.on_trial(event))
 
     def promote(self, task: TaskState, entry: Entry, built: Built, *, if_faster: bool) -> None:
-        """Makes a valid record the store's best of its task; where `if_faster`, unless another run's is faster."""
+        """Makes a valid record the store's best of its task; with `if_faster` only if no other run's best is faster."""
         if not self._store.promote(entry.id, built.artifact, if_faster=if_faster):
             task.stored_best = self._store.best(task.workload, self._target.key, self._options.mode)
             return
@@ -184,7 +184,7 @@ class Journal:
         self._tell(lambda observer: observer.on_best(event))
 
     def demote(self, task: TaskState) -> None:
-        """Takes away the store's best of a task, because its code turned out to be wrong."""
+        """Demotes the store's best of a task, because its code proved wrong."""
         self._store.demote(task.workload, self._target.key, self._options.mode)
 
     def _tell(self, call: Callable[[Observer], None]) -> None:

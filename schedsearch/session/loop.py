@@ -1,11 +1,11 @@
-"""The tuning loop: keeps builders, device and tuners busy and decides what is tried next.
+"""The tuning loop: keeps builders, device and tuners busy, and decides what to try next.
 
-It owns the budget; tuner, builder and runner know nothing of each other, and what came of a candidate goes into the
-journal (`schedsearch.session.journal`). While the device measures, builders compile ahead and the tuner thinks; on a CPU
+It owns the budget. Tuner, builder and runner do not know each other, and every outcome goes into the
+journal (`schedsearch.session.journal`). While the device measures, builders compile ahead and the tuner thinks. On a CPU
 target the three alternate, because a build would disturb the timing.
 
-Three threads take part. The main thread runs the loop and owns tasks, arms, journal and store. The tuners' thread owns the
-`ArmTuner`s: it gets arguments and returns values. The device's thread runs one call of the runner after the other.
+There are three threads. The main thread runs the loop and owns tasks, arms, journal and store. The tuners' thread owns the
+`ArmTuner`s: it gets arguments and returns values. The device's thread runs one call of the runner after another.
 
 ::
 
@@ -44,12 +44,12 @@ from schedsearch.workload import Workload
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
 
-FIRST_BATCH = 2  # candidates that are built before the first is measured where the two alternate: a result comes soon
-FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, rather than for one proposal after another
+FIRST_BATCH = 2  # on a CPU: candidates to build before the first is measured, so that a result comes soon
+FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, not for single proposals
 
 
 class Session:
-    """One run of the loop. `tune` makes one; tests make theirs with other collaborators."""
+    """One run of the loop. `tune` makes one; tests make sessions with other collaborators."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Session:
         self._alternate = target.kind == "cpu"
         self._device = DeviceThread(queue=1 if self._alternate else 2)
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
-        # What the tuners were asked (Answer) and told (bool), in order: what a tuner says holds until it is told more.
+        # Requests (Answer) and results (bool) sent to the tuners, in order: an answer is valid until the next result.
         self._thinking: deque[tuple[Future[Answer] | Future[bool], TaskState, Arm]] = deque()
         self._preparing: Future[None] | None = None
         self._building: dict[int, Proposal] = {}
@@ -86,7 +86,7 @@ class Session:
     # The run
 
     def run(self) -> RunSummary:
-        """Searches, races, returns the summary. Raises Interrupted (see `tune`); what collaborators raise propagates."""
+        """Searches, races, returns the summary. Raises Interrupted (see `tune`); errors of collaborators propagate."""
         prepared_before_s = self._runner.prepare_s
         with StopSignal() as stop, self._device, self._tuners:
             self._resume()
@@ -118,7 +118,7 @@ class Session:
                     self._store.last_race(task.workload, self._target.key, self._options.mode, self._toolchain)
                 )
         if self._options.trials is not None:
-            # Tasks that were never tried bring their own share, so that others' many trials do not starve them.
+            # Tasks that were never tried add their own share, so that many trials of others do not starve them.
             new = sum(task.trials == 0 for task in self._tasks)
             old = self._options.trials * (len(self._tasks) - new) - sum(task.trials for task in self._tasks)
             self._trials_budget = self._options.trials * new + max(old, 0)
@@ -133,7 +133,7 @@ class Session:
     # The search
 
     def _search(self, stop: StopSignal) -> str:
-        """Runs the pipeline until the budget, the spaces or the user end it; says which."""
+        """Runs the pipeline until the budget, the spaces or the user end it; returns which of these did."""
         while not stop.requested:
             self._take_proposals()
             if not self._out_of_time():
@@ -182,7 +182,7 @@ class Session:
             self._take_proposals()
 
     def _take_proposals(self) -> None:
-        """Hands what the tuners have come up with to the builders, unless time has run out."""
+        """Passes the tuners' proposals to the builders, unless time has run out."""
         while self._thinking and self._thinking[0][0].done():
             thought, task, arm = self._thinking.popleft()
             result = thought.result()
@@ -194,7 +194,7 @@ class Session:
                 self._submit_all(task, arm, result)
 
     def _warm_start(self, task: TaskState, arm: Arm) -> WarmStart:
-        """What this template came to on similar workloads, in this run or in what the store keeps of others."""
+        """The results of this template on similar workloads, from this run or from the store."""
         op, template = task.workload.op, arm.template
         key = (op, template.name, template.version)
         twins = [
@@ -223,8 +223,8 @@ class Session:
         )
 
     def _room(self) -> int:
-        """How many candidates more may be under way. Where a batch is built before it is measured, and time runs out, only
-        as many as can still be measured at the rate so far."""
+        """How many more candidates may be under way. If a batch is built before it is measured and time runs out, this is
+        only as many as can still be measured at the rate so far."""
         room = self._options.queue_depth - self._pending
         if self._alternate and not self._spent:
             room = min(room, FIRST_BATCH - self._pending)
@@ -250,7 +250,7 @@ class Session:
             proposal.task.prepared = True
             self._measuring[self._device.submit(self._measure, proposal.task, built)] = (proposal, built)
         if not (self._measuring or self._preparing):
-            # The device would be idle until a build is done: it can as well get ready for one that is under way.
+            # The device would be idle until a build is done, so it prepares for one that is under way.
             task = next((proposal.task for proposal in self._building.values() if not proposal.task.prepared), None)
             if task is not None:
                 task.prepared = True

@@ -240,7 +240,7 @@ def event_from_json(data: Mapping[str, Any]) -> Event:
 
     Raises:
         UsageError: `event` is not the name of an event.
-        WorkloadError: it is about an operator that is not known here.
+        WorkloadError: its operator is not installed here.
         KeyError, TypeError: a field is missing.
     """
     rest = {name: value for name, value in data.items() if name != "event"}
@@ -251,9 +251,9 @@ def event_from_json(data: Mapping[str, Any]) -> Event:
 
 
 class Observer:
-    """Watches a run. Override what is of interest; every method is called in the thread that runs `tune`, in this order.
+    """Watches a run. Override the methods that you need. The thread that runs `tune` calls them in this order.
 
-    An exception in an observer ends the run; what was measured is in the store by then.
+    An exception in an observer ends the run; the store already has everything that was measured.
 
     Example:
         class Curve(schedsearch.Observer):
@@ -265,10 +265,10 @@ class Observer:
         """Before the first candidate."""
 
     def on_phase(self, event: Phase) -> None:
-        """When the run begins to do something else."""
+        """When the run enters another phase."""
 
     def on_trial(self, event: Trial) -> None:
-        """After each outcome was stored; rejected and duplicate candidates and the final race included."""
+        """After each outcome was stored, including rejected and duplicate candidates and the final race."""
 
     def on_best(self, event: Best) -> None:
         """After a new best was promoted in the store."""

@@ -1,4 +1,4 @@
-"""What a run may spend and how it searches, checked."""
+"""The checked options of a run: its budget, and how it searches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Options:
     """How a session runs.
 
     Attributes:
-        trials: per task, shared over the run: the run may spend `trials` times the number of tasks wherever it pays.
-            Earlier trials that are resumed count. None: no limit (then `time_s` or the spaces end the run).
-        time_s: seconds after which nothing new is proposed; what is under way is finished and the final races are held.
+        trials: per task, shared over the run: the run may spend `trials` times the number of tasks wherever it pays off.
+            Resumed earlier trials count. None: no limit (then `time_s` or the spaces end the run).
+        time_s: seconds after which nothing new is proposed; candidates under way are finished, then the final races follow.
         tuner, seed: name of the tuner, and the seed of every random choice.
         resume: whether records of earlier runs count and teach the tuner, and those of other workloads and devices give it
             a warm start.

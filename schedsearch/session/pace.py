@@ -1,4 +1,4 @@
-"""Time and interruption of a run: the threads of the device and of the tuners, which waited for which, and Ctrl-C."""
+"""Time and interruption of a run: the threads of the device and of the tuners, their waiting times, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class DeviceThread:
-    """Runs the calls that occupy the device one after the other, and adds up the time in between.
+    """Runs the calls that occupy the device one after another, and adds up the time in between.
 
     Args:
-        queue: calls that may wait here, the running one included; 2 keeps the device busy while the loop does other things.
+        queue: calls that may be here, including the running one; 2 keeps the device busy while the loop does other things.
     """
 
     def __init__(self, queue: int) -> None:
@@ -58,14 +58,14 @@ class DeviceThread:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the device was occupied so far, the running call included."""
+        """Seconds that the device was occupied so far, including the running call."""
         with self._lock:
             running = 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
             return self._busy_s + running
 
     @contextlib.contextmanager
     def idle_counts_as(self, reason: Literal["build", "tuner"]) -> Iterator[None]:
-        """Books the part of the enclosed time in which the device was idle as waiting for `reason`."""
+        """Counts the part of the enclosed time in which the device was idle as waiting for `reason`."""
         start, busy = time.monotonic(), self.busy_s
         try:
             yield
@@ -73,16 +73,16 @@ class DeviceThread:
             self._idle_s[reason] += max(0.0, time.monotonic() - start - (self.busy_s - busy))
 
     def shares(self, wall_s: float, prepare_s: float) -> Shares:
-        """`prepare_s`: how long the device was occupied without serving a candidate."""
+        """`prepare_s`: seconds in which the device was occupied without serving a candidate."""
         device_s = max(0.0, self.busy_s - prepare_s)
         return Shares(device_s / wall_s, self._idle_s["build"] / wall_s, self._idle_s["tuner"] / wall_s, prepare_s / wall_s)
 
 
 class TunerThread:
-    """Where the tuners think, one call after the other, so that builders and device go on meanwhile.
+    """The thread in which the tuners think, one call after another, so that builders and device go on meanwhile.
 
     Args:
-        apart: whether that is a thread of its own. If not, every call is done at once in the caller's thread, so that a run
+        apart: whether there is a separate thread. If not, every call runs at once in the caller's thread, so that a run
             whose other parts are deterministic is deterministic itself.
     """
 

@@ -21,7 +21,7 @@ from schedsearch.workload import Workload
 class ArmPlan:
     """A template that will be tried on a task, its (restricted) space and the configuration to start from.
 
-    `plain` is what the template calls so (`Template.plain`); None where it has none, or the restrictions rule it out.
+    `plain` is the template's plain configuration (`Template.plain`); None if it has none, or restrictions exclude it.
     """
 
     template: Template
@@ -41,12 +41,12 @@ class TaskPlan:
 def plan_tasks(tasks: Sequence[Task | Workload], templates: TemplateSet, target: Target) -> list[TaskPlan]:
     """Chooses the templates of each task and restricts their spaces. Compiles and measures nothing.
 
-    Every space and every default is computed once here; a run that is given the plans computes none again.
+    Every space and every default is computed once here; a run that gets the plans does not compute them again.
 
     Raises:
-        UsageError: no task, a task twice, an unknown template name, a weight that is not above 0.
+        UsageError: there is no task, a task occurs twice, a template name is unknown, or a weight is not above 0.
         UnsupportedError: no template can run a task on the target.
-        ConfigError: a restriction names no knob of any template, or leaves nothing legal.
+        ConfigError: a restriction does not name a knob of any template, or leaves nothing legal.
 
     The error's `where` says which task is wrong and which part of it.
     """
@@ -104,7 +104,9 @@ def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -
 def _restriction_problem(
     task: Task, spaces: dict[str, ConfigSpace], arms: Sequence[ArmPlan], failures: Sequence[str]
 ) -> str | None:
-    """Why the restrictions of a task cannot be met, or None. `failures`: the templates that they leave nothing legal of."""
+    """Why the restrictions of a task cannot be met, or None. `failures`: the templates for which they leave nothing
+    legal.
+    """
     known = {name for space in spaces.values() for name in space.names}
     for knob in task.restrict:
         if knob not in known:
@@ -119,7 +121,7 @@ def _restriction_problem(
 
 
 def _closest_legal(space: ConfigSpace, config: Config) -> Config:
-    """`config`, or where restrictions rule it out a legal one that shares as many of its values as can be found."""
+    """`config`, or if restrictions exclude it, a legal configuration that shares as many of its values as can be found."""
     if not space.check(config):
         return config
     drawn = space.sample(512, np.random.default_rng(0))

@@ -1,7 +1,7 @@
-"""The result of a final race: the only times of a run that are compared with each other.
+"""The result of a final race. Only these times of a run are compared with each other.
 
 In a race the finalists and the default run in turns, so that clocks, temperature and other load are the same for all.
-Times of the search are single measurements, minutes apart; a first one on a busy machine may be ten times too slow.
+Times of the search are single measurements, minutes apart; the first one on a busy machine may be ten times too slow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Raced:
     Attributes:
         time_ns: median of its repeats.
         spread: interquartile range of the repeats over their median.
-        is_default, is_plain: whether it is its template's default, or what the template calls plain.
+        is_default, is_plain: whether it is its template's default or plain configuration.
     """
 
     template: str
@@ -49,12 +49,12 @@ class Raced:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """What a final race came to.
+    """The result of a final race.
 
     Attributes:
-        best: the fastest.
-        default: the fastest default; None when none passed.
-        plain: the fastest plain configuration; None where no template has one.
+        best: the fastest configuration.
+        default: the fastest default; None if none passed.
+        plain: the fastest plain configuration; None if no template has one.
     """
 
     best: Raced

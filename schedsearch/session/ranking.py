@@ -1,4 +1,4 @@
-"""How well a model ranked what was then measured: Spearman's correlation, pooled over the states of the model."""
+"""How well a model ranked configurations before they were measured: Spearman's correlation, pooled over its states."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """A sum over groups of trials; a group is what one state of a model predicted, because scores compare within it only.
+    """A sum over groups of trials. A group has the predictions of one state of a model, as only these are comparable.
 
     Attributes:
-        trials: in groups of two or more, where there is an order to agree with.
+        trials: number of trials in groups of two or more, which have an order to predict.
         weight: degrees of freedom, n - 1 for a group of n.
         weighted: sum over the groups of Spearman's correlation times n - 1.
     """
@@ -25,14 +25,14 @@ class RankAgreement:
 
     @classmethod
     def of(cls, groups: Iterable[Sequence[tuple[float, float]]]) -> RankAgreement:
-        """From (predicted score, measured speed) pairs, group by group; both grow with speed, in whatever unit."""
+        """From (predicted score, measured speed) pairs, group by group; both grow with speed, in any unit."""
         total = cls()
         for group in groups:
             if len(group) < 2:
                 continue
             predicted, measured = (_ranks(np.array(side)) for side in zip(*group))
             spread = float(predicted.std() * measured.std())
-            if spread:  # else all are equal on one side, which says nothing
+            if spread:  # otherwise all values of one side are equal, which says nothing
                 rho = float(((predicted - predicted.mean()) * (measured - measured.mean())).mean()) / spread
                 total += cls(len(group), len(group) - 1, rho * (len(group) - 1))
         return total
@@ -42,7 +42,7 @@ class RankAgreement:
 
     @property
     def correlation(self) -> float | None:
-        """From -1 to 1; 0 is what chance gives. None when there was nothing to compare."""
+        """From -1 to 1, where 0 means chance. None if there was nothing to compare."""
         return self.weighted / self.weight if self.weight else None
 
 

@@ -1,4 +1,4 @@
-"""The tables of a run as values: what a command prints and a dashboard draws."""
+"""The tables of a run as values, which a command prints and a dashboard draws."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SEARCH_ROWS = 8
 
 @dataclass(frozen=True)
 class ResultRow:
-    """What a run reached on one task.
+    """The result of one task.
 
     Attributes:
         name: of the task.
-        template: whose configuration is best; None when none is valid.
-        default_ns, best_ns: of the final race where `raced`; else single measurements, which do not compare.
+        template: the template of the best configuration; None if none is valid.
+        default_ns, best_ns: from the final race if `raced`; else single measurements, which are not comparable.
         default_spread, best_spread: interquartile range over the median of the race's repeats; None without a race.
         plain_ns, plain_spread: of the plain configuration (`Template.plain`); None without a race or such a configuration.
         speedup, over_plain: default over best, plain over best; None without a race.
-        rate: 1e9 operations, or bytes, a second of the best; see `ResultTable.rate_unit`.
-        trials: earlier runs included.
-        failures: outcome -> count, other than ok.
+        rate: 1e9 operations, or bytes, per second of the best; see `ResultTable.rate_unit`.
+        trials: number of trials, including those of earlier runs.
+        failures: outcome -> count, for outcomes other than ok.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """The end of a run. `rate_unit` is GFLOP/s, or GB/s where a task's operator does no arithmetic worth counting."""
+    """The end of a run. `rate_unit` is GFLOP/s, or GB/s if a task's operator does no arithmetic worth counting."""
 
     rows: tuple[ResultRow, ...]
     rate_unit: str
@@ -60,7 +60,7 @@ class SearchRow:
     """How the search of one task went.
 
     Attributes:
-        best_ns: the best time after each of the table's marks; None where nothing was valid yet, or no such trial was made.
+        best_ns: the best time after each of the table's marks; None if nothing was valid yet, or there were fewer trials.
         share_of_trials, share_of_time: of the run.
     """
 
@@ -87,7 +87,7 @@ class SearchTable:
 
 
 def result_table(summary: RunSummary, names: Mapping[str, str]) -> ResultTable:
-    """One row a task. `names` maps workload ids to names of tasks; the label stands in for a missing one."""
+    """One row per task. `names` maps workload ids to names of tasks; the label replaces a missing name."""
     computes = all(task.workload.flops for task in summary.tasks)
     return ResultTable(
         tuple(_result_row(task, names, computes) for task in summary.tasks), "GFLOP/s" if computes else "GB/s"
@@ -114,7 +114,7 @@ def _result_row(task: TaskSummary, names: Mapping[str, str], computes: bool) -> 
 
 
 def search_table(summary: RunSummary, names: Mapping[str, str]) -> SearchTable | None:
-    """How the search went; None when there were no trials. Of many tasks only those that got most of the trials."""
+    """How the search went; None if there were no trials. Of many tasks it shows those that got most of the trials."""
     searched = [task for task in summary.tasks if task.new_trials]
     shown = sorted(searched, key=lambda task: -task.new_trials)[:SEARCH_ROWS]
     if not shown:

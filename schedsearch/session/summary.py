@@ -1,7 +1,7 @@
-"""What a tuning run reached (`RunSummary`), as frozen values with a JSON form (`to_json`, `from_json`).
+"""The results of a tuning run (`RunSummary`), as frozen values with a JSON form (`to_json`, `from_json`).
 
-The JSON form also holds what follows from the fields (labels, shares, correlations), for readers without Python;
-`from_json` computes it again.
+The JSON form also has values derived from the fields (labels, shares, correlations), for readers without Python;
+`from_json` computes them again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from schedsearch.workload import Workload
 
 
 def workload_json(workload: Workload) -> dict[str, Any]:
-    """How events and summaries name a workload: the whole of it, its id and its label."""
+    """The form of a workload in events and summaries: the whole workload, its id and its label."""
     return {"workload": json.loads(workload.json), "workload_id": workload.id, "label": workload.label}
 
 
 def workload_of(data: Mapping[str, Any]) -> Workload:
-    """Inverse of `workload_json`. Raises WorkloadError when the operator is not known here."""
+    """Inverse of `workload_json`. Raises WorkloadError if the operator is not installed here."""
     return Workload.from_json(json.dumps(data["workload"]))
 
 
@@ -38,12 +38,11 @@ def config_of(data: Mapping[str, Any] | None) -> Config | None:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """What one template reached on one task.
+    """The result of one template on one task.
 
     Attributes:
-        default_ns, best_ns: as measured in the search, one configuration at a time; see `TaskSummary.race` for times that
-            compare.
-        outcomes: outcome -> count, earlier, resumed ones included.
+        default_ns, best_ns: as measured in the search, one configuration at a time; `TaskSummary.race` has comparable times.
+        outcomes: outcome -> count, including resumed ones of earlier runs.
         duplicates: candidates whose machine code had been measured before.
         illegal: proposals that the tuner was not allowed to make.
         borrowed: how many results of similar tasks its tuner was offered.
@@ -72,23 +71,24 @@ class TaskSummary:
     """The end of one task.
 
     Attributes:
-        template: whose configuration is best; None when no configuration is valid.
-        default_ns: the fastest of the templates' default configurations: what there is without tuning.
-        best_ns, best_config: the fastest. Both times are the final race's where one was held (see `race`), by this run or,
-            where it measured nothing new, by an earlier one. Else they are single measurements that do not compare.
-        race: the final race with the spread of its times; None when the run ended before it.
-        trials: distinct configurations with an outcome, earlier runs included when the run resumed them.
+        template: the template of the best configuration; None if no configuration is valid.
+        default_ns: the fastest of the templates' default configurations, which one gets without tuning.
+        best_ns, best_config: the fastest configuration. Both times come from the final race if there was one (see `race`),
+            in this run or, if it measured nothing new, in an earlier one. Otherwise they are single measurements, which are
+            not comparable.
+        race: the final race with the spread of its times; None if the run ended before it.
+        trials: distinct configurations with an outcome, including resumed ones of earlier runs.
         new_trials: those of this run.
-        outcomes: outcome -> count, static rejects included.
+        outcomes: outcome -> count, including static rejects.
         duplicates: candidates whose machine code had been measured before; they cost no trial.
         illegal: proposals that the tuner was not allowed to make: 0 unless it has a bug.
         unshared: candidates of this run that were compiled without sharing work with others, which takes longer.
-        seconds: building and running this task's candidates in this run; builders work side by side, so this can exceed
-            the run's wall time.
+        seconds: time of building and running this task's candidates in this run; builders work in parallel, so this can
+            exceed the run's wall time.
         arms: one for each template.
         best_after_ns: the fastest time so far after each of the `new_trials`, None until there is one; as measured in the
             search, before the final race.
-        ranking: how well the models' predictions agree with what was then measured; of valid trials of this run that were
+        ranking: how well the models' predictions agree with the measurements; for valid trials of this run that were
             proposed after the model was first trained.
     """
 
@@ -117,12 +117,12 @@ class TaskSummary:
 
     @property
     def gflops(self) -> float | None:
-        """1e9 operations a second of the best configuration, by the definition of the operator; None for one without."""
+        """1e9 operations per second of the best configuration, as the operator counts them; None for one without any."""
         return self.workload.flops / self.best_ns if self.best_ns and self.workload.flops else None
 
     @property
     def gbytes_per_s(self) -> float | None:
-        """1e9 bytes a second of the best configuration, each argument and output counted once."""
+        """1e9 bytes per second of the best configuration; each argument and output counts once."""
         return self.workload.min_bytes / self.best_ns if self.best_ns else None
 
     @property
@@ -229,7 +229,7 @@ class RunSummary:
 
     @property
     def verified_trials(self) -> int:
-        """Resumed ones included, as in `TaskSummary.outcomes`."""
+        """Outcome -> count, including resumed ones, as in `TaskSummary.outcomes`."""
         return sum(task.outcomes.get(name, 0) for task in self.tasks for name in Outcome if Outcome(name).is_verified)
 
     @property
@@ -253,7 +253,7 @@ class RunSummary:
         return sum(arm.borrowed for task in self.tasks for arm in task.arms)
 
     def budget_shares(self, task: TaskSummary) -> tuple[float, float]:
-        """What part of the run's trials, and of the seconds that building and running took, went to a task."""
+        """A task's share of the run's trials, and of the seconds of building and running."""
         seconds = sum(each.seconds for each in self.tasks)
         return task.new_trials / max(1, self.new_trials), task.seconds / seconds if seconds else 0.0
 

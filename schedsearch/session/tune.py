@@ -28,7 +28,7 @@ RUN_TIMEOUT_S = 10.0
 
 
 def queue_depth(workers: int) -> int:
-    """Candidates under way: one in work and one behind it for each builder, and two at the device."""
+    """Candidates under way: one in work and one waiting for each builder, and two at the device."""
     return max(8, 2 * workers + 2)
 
 
@@ -53,8 +53,8 @@ def tune(
 ) -> RunSummary:
     """Searches for fast configurations of workloads on this machine's device and records everything measured.
 
-    Ctrl-C or SIGTERM stops cleanly once (the measurement under way is finished, no final race is held); a second one kills.
-    A killed run loses the trial in flight and nothing else. Run again with the same arguments to go on.
+    The first Ctrl-C or SIGTERM stops the run cleanly: it finishes the measurement under way and skips the final race. A
+    second one kills it. A killed run loses only the trial under way. Run again with the same arguments to continue.
 
     Args:
         workloads: what to tune; a `Task` adds a weight, knob restrictions and a choice of templates. A list that
@@ -65,20 +65,20 @@ def tune(
         tuner, seed, resume, mode: as trials and time_s, see `Options`.
         templates: names of the only templates to use, or templates themselves; all by default. Not with plans, which
             have theirs.
-        workers: builder processes; by default one a CPU.
+        workers: number of builder processes; default: one per CPU core.
         build_timeout_s, run_timeout_s: a candidate that takes longer to build, or to verify and time, has failed.
         wait_for_device: whether to wait while another run holds the device.
-        on_wait: told, as text, for whom this run waits.
+        on_wait: called with a text that names the run that this one waits for.
         observers: watch the run.
 
     Returns:
-        What was reached. A task without any valid configuration has `best_ns` None.
+        The results. A task without any valid configuration has `best_ns` None.
 
     Raises:
-        UsageError: an impossible argument; UnsupportedError or ConfigError, see `plan_tasks`.
-        DeviceError: no such device; DeviceBusyError: it is held and `wait_for_device` is false.
+        UsageError: an argument is impossible; UnsupportedError or ConfigError, see `plan_tasks`.
+        DeviceError: the device does not exist; DeviceBusyError: another run holds it and `wait_for_device` is false.
         DatabaseError: the store cannot be used.
-        Interrupted: Ctrl-C or SIGTERM; its `summary` says what was reached.
+        Interrupted: Ctrl-C or SIGTERM; its `summary` has the results so far.
     """
     from schedsearch.backend import toolchain
     from schedsearch.measure import Builder, Runner
@@ -116,7 +116,7 @@ def tune(
 def _planned(
     workloads: Sequence[Task | Workload | TaskPlan], templates: Sequence[str | Template] | None, target: Target
 ) -> list[TaskPlan]:
-    """The plans of a run; what is planned already is not planned again."""
+    """The plans of a run; existing plans are used as they are."""
     plans = [each for each in workloads if isinstance(each, TaskPlan)]
     if not plans:
         if templates is None:
