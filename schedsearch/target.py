@@ -5,6 +5,7 @@ There is no global current device: callers pass a `Target` along.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -46,6 +47,19 @@ class Target:
         if self.kind == "cuda":
             return f"cuda:sm_{self.compute_capability[0]}{self.compute_capability[1]}:{self.sms}:{self.name}"
         return f"cpu:{self.simd_bits}:{self.sms}:{self.name}"
+
+    def runs(self, arch: str) -> bool:
+        """Whether a GPU runs machine code for `arch`; False on a CPU, whose code is for its very model.
+
+        sm_XY runs on the same major compute capability with a minor one of at least Y; sm_XYa runs on X.Y only.
+
+        Source: CUDA C++ Programming Guide, "Binary Compatibility".
+        """
+        match = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
+        if self.kind != "cuda" or match is None:
+            return False
+        major, minor, here = int(match[1]), int(match[2]), self.compute_capability
+        return here == (major, minor) if match[3] else here[0] == major and here[1] >= minor
 
     def facts(self) -> dict[str, Any]:
         return asdict(self)

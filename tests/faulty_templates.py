@@ -267,10 +267,9 @@ class PointwiseCuda(_Pointwise):
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         m, _, k = shape_of(workload)
-        major, minor = target.compute_capability
         params = (Pointer("x"), Pointer("weight"), Pointer("y"), Int64(m * k))
         step = KernelStep(self._function(workload), params, Grid(-(-m * k // 128)), 128)
-        return KernelSource("cuda", f"sm_{major}{minor}", (step,))
+        return KernelSource("cuda", "native", (step,))
 
     def _function(self, workload: Workload) -> Any:
         from numba import cuda, types

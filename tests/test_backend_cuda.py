@@ -216,3 +216,11 @@ def test_static_shared_arrays_count_as_shared_memory(arch: str, target: Target, 
 
     step = KernelStep(reverse if count else simple, (Pointer("y"), Int32(5))[: 1 if count else 2], Grid(1), 96, 100)
     assert compile_source(KernelSource("cuda", arch, (step,)), target).resources.shared_bytes == 4 * count + 100
+
+
+def test_code_is_made_for_the_device_at_hand_or_not_at_all() -> None:
+    step = KernelStep(simple, (Pointer("y"), Int32(5)), Grid(1), 128)
+    assert compile_source(KernelSource("cuda", "native", (step,)), PRESETS["a100"]).artifact.plan.arch == "sm_80"
+    for arch in ("sm_80", "sm_100", "sm_90x", "compute_90"):
+        with pytest.raises(CompileError, match=rf"code for arch '{arch}' does not run on NVIDIA H200, which is sm_90"):
+            compile_source(KernelSource("cuda", arch, (step,)), H200)

@@ -22,7 +22,6 @@ from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, Usag
 from schedsearch.launch import Grid, LaunchPlan, Step
 from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
 from schedsearch.runtime import arrays
-from schedsearch.runtime.ladder import runs_on
 from schedsearch.target import PRESETS
 
 CPU_WORKLOAD = schedsearch.Workload.conv2d(
@@ -685,7 +684,7 @@ def test_readers_leave_no_log_behind(own_db: Path) -> None:
 def test_machine_code_runs_where_the_programming_guide_says(arch: str, capability: tuple[int, int], runs: bool) -> None:
     import dataclasses
 
-    assert runs_on(arch, dataclasses.replace(PRESETS["h200"], compute_capability=capability)) is runs
+    assert dataclasses.replace(PRESETS["h200"], compute_capability=capability).runs(arch) is runs
 
 
 def test_a_persistent_grid_follows_the_card() -> None:

@@ -54,15 +54,16 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     started = time.perf_counter()
     require_compiler()
     _check_limits(source, target)
+    arch = _architecture(source.arch, target)
     entries = [f"kernel_{number}" for number in range(len(source.steps))]
-    made = [_ptx(step, entry, source.arch) for step, entry in zip(source.steps, entries)]
+    made = [_ptx(step, entry, arch) for step, entry in zip(source.steps, entries)]
     texts = [ptx.text for ptx in made]
     steps = tuple(
         Step(entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant)
         for step, entry in zip(source.steps, entries)
     )
-    plan = LaunchPlan("cuda", source.arch, steps, dict(source.workspaces), dict(source.alignments))
-    code, log = _link(texts, source.arch)
+    plan = LaunchPlan("cuda", arch, steps, dict(source.workspaces), dict(source.alignments))
+    code, log = _link(texts, arch)
     resources = _resources(log, source, code)
     _check_quality(log, resources, source, target.registers_per_sm)
     canonical_hash = sha256_hex("\n".join([plan.to_json(), *texts]))
@@ -90,6 +91,23 @@ def toolchain_cuda() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def _architecture(arch: str, target: Target) -> str:
+    """What to compile for: `native` is the target's own architecture.
+
+    Raises:
+        CompileError: the target cannot run code for `arch`.
+    """
+    own = "sm_{}{}".format(*target.compute_capability)
+    if arch == "native":
+        return own
+    if not target.runs(arch):
+        raise CompileError(
+            f"code for arch {arch!r} does not run on {target.name}, which is {own}; write native, or refuse this device in "
+            "validate"
+        )
+    return arch
 
 
 def _check_limits(source: KernelSource, target: Target) -> None:

@@ -180,7 +180,7 @@ class Ladder:
             if row.target_key == target.key or row.plan_json is None or row.arch is None:
                 continue
             plan = LaunchPlan.from_json(row.plan_json)
-            if plan.kind != target.kind or not runs_on(row.arch, target):
+            if plan.kind != target.kind or not target.runs(row.arch):
                 continue
             if max(step.dynamic_shared_bytes for step in plan.steps) > target.shared_bytes_per_block:
                 continue
@@ -235,21 +235,6 @@ class Ladder:
         if template.name not in self._spaces:
             self._spaces[template.name] = template.space(self.workload, self.target)
         return self._spaces[template.name]
-
-
-def runs_on(arch: str, target: Target) -> bool:
-    """Whether machine code for `arch` runs on the target (CUDA C++ Programming Guide, "Binary Compatibility").
-
-    sm_XY runs on the same major version with a minor version of at least Y; sm_XYa only on X.Y. CPU code runs only on the
-    CPU model that it was made for, which the exact rung already covers.
-    """
-    if target.kind != "cuda" or not arch.startswith("sm_"):
-        return False
-    exact = arch.endswith("a")
-    digits = arch.removeprefix("sm_").rstrip("a")
-    major, minor = int(digits[:-1]), int(digits[-1])
-    here = target.compute_capability
-    return here == (major, minor) if exact else here[0] == major and here[1] >= minor
 
 
 @dataclass(frozen=True)

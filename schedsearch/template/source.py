@@ -46,7 +46,10 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """What a template gives to the backend. The fields are as in `LaunchPlan`; `arch` is e.g. sm_80, sm_90a or native."""
+    """What a template gives to the backend. The fields are as in `LaunchPlan`.
+
+    `arch` is native, the target's own architecture, or names one, such as sm_90a.
+    """
 
     kind: Literal["cuda", "cpu"]
     arch: str

@@ -221,8 +221,7 @@ class Conv2dMma(Template):
             "weight": gemm.piece_w * ELEMENT_BYTES,
             "y": gemm.vector * gemm.out_bytes,
         }
-        major, minor = target.compute_capability
-        return KernelSource("cuda", f"sm_{major}{minor}", (step,), alignments=alignments)
+        return KernelSource("cuda", "native", (step,), alignments=alignments)
 
 
 def _warp_divides(k: Columns) -> Any:

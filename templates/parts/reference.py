@@ -102,8 +102,7 @@ def reference_source(
     params += [Int64(0), Int64(items), *operands]
     shaped_by = frozenset(_slots(function))
     step = KernelStep(function, tuple(params), Grid(blocks), _CUDA_THREADS, shaped_by=shaped_by)
-    major, minor = target.compute_capability
-    return KernelSource("cuda", f"sm_{major}{minor}", (step,))
+    return KernelSource("cuda", "native", (step,))
 
 
 def _slots(function: Any, prefix: str = "") -> Iterator[str]:
