@@ -9,7 +9,7 @@ import click
 from schedsearch.measurement import MODES
 
 mode_option = click.option("--mode", type=click.Choice(MODES), help="How times are taken. Default: the workload file's.")
-"""Of commands that measure, or that read records of one mode."""
+"""The option of commands that measure, or that read records of one mode."""
 
 
 class AtLeast(click.ParamType["int"]):

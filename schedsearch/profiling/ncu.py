@@ -29,7 +29,7 @@ from schedsearch.workload import Workload
 
 _TIMEOUT_S = 600.0
 _TAIL_LINES = 6
-# Where NVIDIA's packages put it if it is not on PATH. Of several versions the newest is taken.
+# Where NVIDIA's packages put it if it is not on PATH. The newest version is taken.
 _TOOLKITS = ("CUDA_HOME", "CUDA_PATH")
 _INSTALLED = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 

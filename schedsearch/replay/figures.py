@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from schedsearch.replay.recorded import RecordedSpace
 
-FLOOR = 0.001  # of a space's fraction in the geometric mean, where one that found nothing would make it 0
+FLOOR = 0.001  # least fraction of a space in the geometric mean, because a space without a result would make the mean 0
 NEAR = 1.05  # "within 5 %": at most this times the best known time
 RESAMPLES, CONFIDENCE = 2000, 0.95  # of the bootstrap
 

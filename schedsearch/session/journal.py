@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def time_ns(self) -> float:
-        """Of a record that is ok."""
+        """The time of a record that is ok."""
         time_ns = self.record.measurement.time_ns
         assert time_ns is not None
         return time_ns

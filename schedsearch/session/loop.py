@@ -257,11 +257,11 @@ class Session:
                 self._preparing = self._device.submit(self._runner.prepare, task.workload)
 
     def _measure(self, task: TaskState, built: Built) -> Measurement:
-        """On the device's thread: the best time is that of when the device gets to it."""
+        """Runs on the device's thread, so that the best time is the one at the moment of the measurement."""
         return self._runner.measure(task.workload, built, task.best_ns)
 
     def _wait(self) -> None:
-        """Sleeps until a proposal, a build or a measurement is done, and takes in what is built and measured."""
+        """Sleeps until a proposal, a build or a measurement is done, and collects finished builds and measurements."""
         starving = self._asked and len(self._building) < self._options.queue_depth // 2
         others: list[Future[Any]] = [*self._measuring, *(each for each, _, _ in self._thinking)]
         others += [self._preparing] if self._preparing else []
@@ -330,8 +330,8 @@ class Session:
     def _race(self, task: TaskState, stop: StopSignal) -> None:
         """Measures a task's fastest configurations and defaults again, interleaved, and promotes the winner.
 
-        Their verification runs on fresh inputs after many back-to-back launches. When every contender fails it, the
-        next fastest meet. A task whose last race is newer than all its outcomes keeps the result of that race.
+        Verification uses fresh inputs after many back-to-back launches. If every finalist fails it, the next fastest
+        race instead. A task whose last race is newer than all its outcomes keeps the result of that race.
         """
         if task.race is not None:
             return

@@ -1,8 +1,8 @@
-"""What a tuning run tells while it goes on: `Observer` and its events.
+"""The events of a tuning run, and `Observer`, which receives them.
 
-Every event is a frozen value, so an observer can keep, print or send what it gets; none of it reaches back into the run.
-`event_json` and `event_from_json` give every event its JSON form: the lines of `tune --json`, and what the store keeps
-about a run. A reader finds in an event all that it needs; only the order of events has a meaning of its own.
+Every event is a frozen value, so that an observer can keep, print or send it without any effect on the run.
+`event_json` and `event_from_json` convert events to and from JSON: the lines of `tune --json`, and the store's information
+about a run. Each event contains everything that a reader needs; beside that only the order of events matters.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TaskStart:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The run begins; its JSON is also what the store keeps about a run (`Store.runs()[i]["info"]`).
+    """The run begins. The store keeps its JSON as information about the run (`Store.runs()[i]["info"]`).
 
     Attributes:
         target: key of the device.
@@ -116,7 +116,7 @@ PhaseName = Literal["building", "preparing", "measuring", "racing"]
 
 @dataclass(frozen=True)
 class Phase:
-    """What the run does now; told when that changes, and of the search only until the first outcome.
+    """The run enters a phase. Phases of the search are reported only until the first outcome.
 
     Attributes:
         name: building: the first candidates are compiled; preparing: inputs and the reference result of a workload are
@@ -140,12 +140,12 @@ class Trial:
 
     Attributes:
         task: index of its task in the run.
-        outcome: None when the candidate is a duplicate: its machine code equals one that was already measured.
-        time_ns: median time; of a duplicate the time of its twin; None unless ok.
+        outcome: None if the candidate is a duplicate, whose machine code was measured before.
+        time_ns: median time, for a duplicate that of its twin; None unless ok.
         counted: whether it cost a trial.
         done: trials of this run so far, over all tasks.
-        best_ns, default_ns: of its task, after this outcome: the fastest, and the fastest default. Both are of the search,
-            where every configuration is measured on its own: they say how it goes, not how much faster one is.
+        best_ns, default_ns: the fastest time of its task after this outcome, and that of the fastest default. Both come from
+            the search, which measures every configuration on its own: they show progress, not a speed-up.
         elapsed_s: since the start of the run.
         final_race: whether the outcome is of the final race.
     """

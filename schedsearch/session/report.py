@@ -114,7 +114,7 @@ def _result_row(task: TaskSummary, names: Mapping[str, str], computes: bool) -> 
 
 
 def search_table(summary: RunSummary, names: Mapping[str, str]) -> SearchTable | None:
-    """How the search went; None if there were no trials. Of many tasks it shows those that got most of the trials."""
+    """How the search went; None if there were no trials. With many tasks, shows those with the most trials."""
     searched = [task for task in summary.tasks if task.new_trials]
     shown = sorted(searched, key=lambda task: -task.new_trials)[:SEARCH_ROWS]
     if not shown:

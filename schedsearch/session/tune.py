@@ -96,7 +96,7 @@ def tune(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
-        # On a CPU target only the workers that the first batch needs: one that imports the compiler disturbs the timing.
+        # On a CPU target start only the workers of the first batch: a worker that imports the compiler disturbs the timing.
         first = builder.workers if device.kind == "cuda" else min(FIRST_BATCH, builder.workers)
         runner = stack.enter_context(
             Runner(
