@@ -340,7 +340,7 @@ class TestFilesOfOthers:
         workload = Workload("foreign", {"tuner": "kernel-tuner", "kernel": "gemm", "problem": "4096"})
         assert workload.label == "kernel-tuner gemm 4096" and workload.flops == 0
         assert Workload.from_json(workload.json) == workload
-        with pytest.raises(WorkloadError, match="is not known here"):
+        with pytest.raises(WorkloadError, match="can only be read and replayed"):
             _ = workload.output
         with pytest.raises(WorkloadError, match="did you mean 'kernel'"):
             Workload("foreign", {"tuner": "a", "kernel": "b", "kernle": "c"})
