@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from schedsearch.device.detect import detect
@@ -16,6 +17,9 @@ from schedsearch.target import Target
 # Compilers make many objects that live until the kernel is done: looking for cycles as often as by default takes a twentieth
 # of the time.
 gc.set_threshold(100_000, 50, 100)
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy with something else
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
