@@ -245,6 +245,26 @@ def launch_overhead(data: dict[str, Any]) -> str:
     return markdown(("host time of a call", "us", "goal"), rows)
 
 
+def before_after(data: dict[str, Any]) -> str:
+    """Two versions in one run: what tuning found, how fast it went, and the host time of a call."""
+    layers = sorted(data["before"]["us"].keys() & data["after"]["us"].keys(), key=list(data["before"]["us"]).index)
+    rows: list[tuple[object, ...]] = [
+        (f"{_layer(layer)}, us", *(f"{data[run]['us'][layer]:.2f}" if layer in data[run]["us"] else "" for run in _RUNS))
+        for layer in layers
+    ]
+    rows.append(("geometric mean over cuDNN", *(f"{data[run]['geometric_mean_ratio']:.3f}" for run in _RUNS)))
+    rows.append(("trials per second", *(f"{data[run]['trials_per_s']:.1f}" for run in _RUNS)))
+    rows.append(("wall time spent waiting for builds", *(f"{data[run]['shares']['build']:.0%}" for run in _RUNS)))
+    calls = data["calls"]
+    rows += [
+        (f"{call}, us of the host", f"{us:.2f}", f"{calls['after'][call]:.2f}", "") for call, us in calls["before"].items()
+    ]
+    return markdown(("", "before", "after", "after, second run"), rows)
+
+
+_RUNS = ("before", "after", "warm")
+
+
 def lookup_latency(data: dict[str, Any]) -> str:
     rows = [
         (name, *(_short(result[key]) for key in ("median_us", "p99_us")), _goal(result["limit_us"]))
@@ -299,6 +319,7 @@ TABLES = {
     "conv2d_ideas": Table("", "", conv2d_ideas_table, origin=False),
     "conv2d_predictions": Table("", "", conv2d_predictions_table, origin=False),
     "conv2d_halo_predictions": Table("", "", conv2d_halo_predictions, origin=False),
+    "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Interrupted,
         NoRecordError,
         NoValidConfigError,
+        OperatorError,
         RegressionError,
         SchedsearchError,
         SchemaVersionError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         UntrustedDatabaseError,
         UsageError,
         WorkloadError,
+        WrongResultError,
     )
     from schedsearch.ops.conv2d import conv2d
     from schedsearch.runtime import Kernel, KernelCache, compile, explain
@@ -59,6 +61,7 @@ _HOMES = {
     "NoRecordError": "schedsearch.errors",
     "NoValidConfigError": "schedsearch.errors",
     "Observer": "schedsearch.session.observer",
+    "OperatorError": "schedsearch.errors",
     "RegressionError": "schedsearch.errors",
     "RunSummary": "schedsearch.session.summary",
     "SchedsearchError": "schedsearch.errors",
@@ -72,6 +75,7 @@ _HOMES = {
     "UsageError": "schedsearch.errors",
     "Workload": "schedsearch.workload",
     "WorkloadError": "schedsearch.errors",
+    "WrongResultError": "schedsearch.errors",
     "compile": "schedsearch.runtime",
     "conv2d": "schedsearch.ops.conv2d",
     "detect": "schedsearch.device.detect",
@@ -95,6 +99,7 @@ __all__ = [
     "NoRecordError",
     "NoValidConfigError",
     "Observer",
+    "OperatorError",
     "RegressionError",
     "RunSummary",
     "SchedsearchError",
@@ -108,6 +113,7 @@ __all__ = [
     "UsageError",
     "Workload",
     "WorkloadError",
+    "WrongResultError",
     "compile",
     "conv2d",
     "detect",

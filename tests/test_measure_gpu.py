@@ -72,6 +72,13 @@ def measure(runner: Runner, target: Target, template: Template) -> Measurement:
     return runner.measure(WORKLOAD, build(template, target))
 
 
+def fastest(runner: Runner, target: Target, template: Template, times: int = 5) -> float:
+    """Nanoseconds. Tests beside this one use the GPU too, so one measurement says little."""
+    measurements = [measure(runner, target, template) for _ in range(times)]
+    assert all(measurement.ok for measurement in measurements)
+    return min(measurement.time_ns for measurement in measurements)
+
+
 def truths(dtype: str, size: int, reference: np.ndarray) -> list[Truth]:
     """Compares exactly and, if the format rounds, with rounding allowed."""
     wide = np.float64 if DTYPES[dtype].is_float else np.int64
@@ -174,13 +181,12 @@ def test_small_candidates_take_tens_of_milliseconds(runner: Runner, target: Targ
 def test_after_a_fault_the_next_time_is_as_before(
     runner: Runner, target: Target, template: Template, outcome: Outcome, text: str
 ) -> None:
-    clean = measure(runner, target, faulty.PointwiseCuda())
+    clean = fastest(runner, target, faulty.PointwiseCuda())
     measurement = measure(runner, target, template)
     assert measurement.outcome is outcome and text in measurement.message
     assert measurement.times_ns == ()
-    after = measure(runner, target, faulty.PointwiseCuda())
-    assert after.ok and clean.ok
-    assert after.time_ns == pytest.approx(clean.time_ns, rel=0.1)
+    after = fastest(runner, target, faulty.PointwiseCuda())
+    assert after == pytest.approx(clean, rel=0.1)
 
 
 @pytest.mark.gpu
