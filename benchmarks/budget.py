@@ -4,7 +4,7 @@
     python benchmarks/budget.py network.db --weights 3,4,6,3 --jobs 8
 
 The spaces of the files (any files that `schedsearch replay` takes) are the tasks of one run. The benchmark first searches
-each space alone, with every seed. Then `schedsearch.session.arms.choose_arm`, the function that `tune` calls, hands out the
+each space alone, with every seed. Then `schedsearch.session.task_state.choose_arm`, which `tune` calls, hands out the
 budget in batches. An arm that gets n trials moves n evaluations further in its task's recorded search. Both ways of sharing
 therefore see the same searches, seed by seed, and differ only in the shares.
 
@@ -33,9 +33,10 @@ from schedsearch.config import Config
 from schedsearch.measure.process import call_in_children
 from schedsearch.measurement import Outcome
 from schedsearch.replay.figures import RESAMPLES
-from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Finalist, Lesson, TaskState, choose_arm
+from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson
 from schedsearch.session.hints import COLD
 from schedsearch.session.plan import ArmPlan, TaskPlan
+from schedsearch.session.task_state import Finalist, TaskState, choose_arm
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.task import Task
 from schedsearch.workload import Workload

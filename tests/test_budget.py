@@ -11,7 +11,8 @@ import pytest
 import replay_support as support
 
 from schedsearch.replay import load, run
-from schedsearch.session.arms import WARM_TRIALS, choose_arm
+from schedsearch.session.arms import WARM_TRIALS
+from schedsearch.session.task_state import choose_arm
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FLAT = np.full(400, 100.0)  # its default is its best

@@ -27,7 +27,7 @@ from schedsearch.config import Config
 from schedsearch.errors import Interrupted
 from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Anchor, Measurement, Record
-from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Finalist, Lesson, Proposal, TaskState, choose_arm
+from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson, Proposal
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
 from schedsearch.session.journal import Entry, Journal
@@ -36,6 +36,7 @@ from schedsearch.session.options import Options
 from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.summary import RunSummary
+from schedsearch.session.task_state import Finalist, TaskState, choose_arm
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.tuner import make_tuner
