@@ -396,7 +396,7 @@ class TestCommands:
         [
             (("--format", "t4", "--artifacts"), "has no place for machine code"),
             (("--format", "t4", "--deploy"), "not for --deploy"),
-            (("--template", "x"), "for the formats of other tuners"),
+            (("--template", "x"), "need the format of another tuner"),
             (("--format", "csv"), "'csv' is not one of"),
         ],
     )
