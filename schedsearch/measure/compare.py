@@ -181,19 +181,15 @@ class CudaComparer:
     def output(self, y: int, truth: Truth) -> Difference:
         buffers = {"y": y, "truth": truth.address}
         if truth.tolerance is None:
-            kernel = self._kernel(
-                f"compare_exactly {truth.dtype}", truth.size, lambda: _exact_source(self._arch, truth.dtype)
-            )
+            kernel = self._kernel(f"compare_exactly {truth.dtype}", truth.size, lambda: _exact_source(truth.dtype))
             count, bits, first = self._run(kernel, buffers, {})
         else:
-            kernel = self._kernel(
-                f"compare_output {truth.dtype}", truth.size, lambda: _output_source(self._arch, truth.dtype)
-            )
+            kernel = self._kernel(f"compare_output {truth.dtype}", truth.size, lambda: _output_source(truth.dtype))
             count, bits, first = self._run(kernel, {**buffers, "magnitude": truth.magnitude}, vars(truth.tolerance))
         return Difference(count, float(np.uint64(bits).view(np.float64)), first if count else None)
 
     def words(self, memory: int, expected: int, nbytes: int) -> tuple[int, int | None]:
-        kernel = self._kernel("compare_words", nbytes // 4, lambda: _words_source(self._arch))
+        kernel = self._kernel("compare_words", nbytes // 4, _words_source)
         count, _, first = self._run(kernel, {"memory": memory, "expected": expected}, {})
         return count, 4 * first if count else None
 
@@ -201,11 +197,6 @@ class CudaComparer:
         for kernel in self._kernels.values():
             kernel.close()
         self._device.free(self._result)
-
-    @property
-    def _arch(self) -> str:
-        major, minor = self._device.target.compute_capability
-        return f"sm_{major}{minor}"
 
     def _kernel(self, name: str, size: int, source: Callable[[], KernelSource]) -> LoadedKernel:
         """Compiled once for all sizes, as the size is a parameter of the plan; loaded once for each."""
@@ -233,12 +224,12 @@ def _grid(size: int) -> Grid:
     return Grid(max(1, math.ceil(size / _THREADS)), blocks_per_sm=8)
 
 
-def _source(arch: str, function: Callable[..., None], params: tuple[Param, ...]) -> KernelSource:
+def _source(function: Callable[..., None], params: tuple[Param, ...]) -> KernelSource:
     step = KernelStep(function, params, _grid(1), _THREADS, shaped_by=frozenset())  # dtypes share a run of the front end
-    return KernelSource("cuda", arch, (step,))
+    return KernelSource("cuda", "native", (step,))
 
 
-def _words_source(arch: str) -> KernelSource:
+def _words_source() -> KernelSource:
     from numba import types
 
     at, report = _access(), _report()
@@ -250,10 +241,10 @@ def _words_source(arch: str) -> KernelSource:
             if load(memory + 4 * index) != load(expected + 4 * index):
                 report(result, index)
 
-    return _source(arch, compare_words, (Pointer("memory"), Pointer("expected"), Pointer("result"), Int64(0)))
+    return _source(compare_words, (Pointer("memory"), Pointer("expected"), Pointer("result"), Int64(0)))
 
 
-def _exact_source(arch: str, name: str) -> KernelSource:
+def _exact_source(name: str) -> KernelSource:
     from numba import types
 
     at, report, raise_maximum = _access(), _report(), _raise_maximum()
@@ -274,10 +265,10 @@ def _exact_source(arch: str, name: str) -> KernelSource:
         if largest > 0.0:
             raise_maximum(result, largest)
 
-    return _source(arch, compare_exactly, (Pointer("y"), Pointer("truth"), Pointer("result"), Int64(0)))
+    return _source(compare_exactly, (Pointer("y"), Pointer("truth"), Pointer("result"), Int64(0)))
 
 
-def _output_source(arch: str, name: str) -> KernelSource:
+def _output_source(name: str) -> KernelSource:
     from numba import types
 
     at, report, raise_maximum = _access(), _report(), _raise_maximum()
@@ -304,7 +295,7 @@ def _output_source(arch: str, name: str) -> KernelSource:
 
     params = tuple(map(Pointer, ("y", "truth", "magnitude", "result")))
     scalars = tuple(map(Scalar, ("output", "accumulation", "limit", "smallest")))
-    return _source(arch, compare_output, (*params, Int64(0), *scalars))
+    return _source(compare_output, (*params, Int64(0), *scalars))
 
 
 def _access() -> Any:
