@@ -201,6 +201,21 @@ class TestBudget:
         assert run_report.search_text(summary, {}) == ""
 
 
+class TestNothingNew:
+    @pytest.mark.parametrize(("stopped", "told"), [
+        ("interrupted", "ended before its first result"), ("time", "ended before its first result"),
+        ("trials", "all trials were measured before"), ("exhausted", "all trials were measured before"),
+    ])  # fmt: skip
+    def test_why_a_run_measured_nothing(self, stopped: str, told: str) -> None:
+        assert told in run_report.nothing_new_text(replace(World().tune(trials=1), stopped=stopped))
+
+    @pytest.mark.parametrize(("trials", "told"), [(0, "not tried yet"), (3, "none is valid")])
+    def test_a_task_without_a_trial_is_not_called_invalid(self, trials: int, told: str) -> None:
+        summary = World().tune(trials=1)
+        task = replace(summary.tasks[0], template=None, best_ns=None, default_ns=None, trials=trials, new_trials=0)
+        assert told in run_report.results_text(replace(summary, tasks=(task,)), {})
+
+
 class TestOutput:
     def test_the_keys_of_json(self) -> None:
         data = json.loads(json.dumps(World(make_tuner=Predicting).tune(WORKLOAD, OTHER, trials=30).to_json()))

@@ -12,12 +12,19 @@ _BUSY = 0.2  # above this spread of its repeats, other programs disturb a final 
 _SAME = 0.03  # two measurements of one kernel may normally differ by this much
 
 
+def nothing_new_text(summary: RunSummary) -> str:
+    """Why a run measured nothing: everything was known, or it ended before its first result."""
+    if summary.stopped in ("interrupted", "time"):
+        return f"no new trial on {summary.target}: the run ended before its first result"
+    return f"nothing new to try on {summary.target}: all trials were measured before (--trials N tries more)"
+
+
 def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
     """One line per task. `names` maps workload ids to their names in the workload file."""
     result = result_table(summary, names)
     columns: dict[str, list[object]] = {
         "task": [row.name for row in result.rows],
-        "template": [row.template or "none is valid" for row in result.rows],
+        "template": [row.template or ("none is valid" if row.trials else "not tried yet") for row in result.rows],
         "plain": [_time(row.plain_ns, row.plain_spread, row) for row in result.rows],
         "default": [_time(row.default_ns, row.default_spread, row) for row in result.rows],
         "best": [_time(row.best_ns, row.best_spread, row) for row in result.rows],

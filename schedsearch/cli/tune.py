@@ -189,7 +189,7 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
 
     click.echo(run_report.results_text(summary, _names(file)))
     if not summary.new_trials:
-        click.echo(f"nothing new to try on {summary.target}: all trials were measured before (--trials N tries more)")
+        click.echo(run_report.nothing_new_text(summary))
         return
     rate = summary.new_trials / summary.wall_s if summary.wall_s else 0.0
     new = render.counted(summary.new_trials, "new trial")
