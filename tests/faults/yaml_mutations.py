@@ -255,10 +255,10 @@ def _splice(data: bytes, at: int, stop: int, others: list[bytes], rng: random.Ra
 
 
 _PIECES = (
-    b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[2J", b"\r", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\t", b": ", b"- ", b"{", b"}",
-    b"[", b"]", b"&a ", b"*a ", b"<<: ", b"!", b"|\n", b">\n", b"#", b"'", b'"', b"\n---\n", b"\n...\n", b"%YAML 1.1\n---\n", b"?",
-    b",",
-)  # fmt: skip
+    *(b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[2J", b"\r", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\t", b": "),
+    *(b"- ", b"{", b"}", b"[", b"]", b"&a ", b"*a ", b"<<: ", b"!", b"|\n", b">\n", b"#", b"'", b'"', b"?", b","),
+    *(b"\n---\n", b"\n...\n", b"%YAML 1.1\n---\n"),
+)
 _HEADS = (b"", b"\xef\xbb\xbf", b"%YAML 1.1\n---\n", b"%TAG ! tag:x,2000:\n---\n", b"---\n---\n")
 _ENCODINGS = ("utf-16", "utf-32", "latin-1", "utf-16-be")
 _LINE_ENDS = (b"\r\n", b"\r", b"\n\n", b"\n \n", b"\n\t")
