@@ -31,6 +31,7 @@ LAYERS = {
     "schedsearch.measurement": 1,
     "schedsearch.ops": 1,
     "schedsearch.plugins": 1,
+    "schedsearch.roofline": 1,
     "schedsearch.space": 1,
     "schedsearch.target": 1,
     "schedsearch.task": 1,

@@ -97,11 +97,16 @@ class Work:
             matter. Speed is then shown in GB/s.
         nbytes: bytes of every argument read once and every output written once.
         reduction: products (or addends) summed into one output element; 1 if nothing is summed.
+        least_flops: operations that no algorithm avoids; 0 if it is not known. A time that would need more than a device's
+            peak for them is refused: see `schedsearch.roofline`.
+        least_bytes: bytes that every kernel must read or write; 0 if it is not known. Outputs always count.
     """
 
     flops: int
     nbytes: int
     reduction: int = 1
+    least_flops: int = 0
+    least_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Padding order (top, left, bottom, right) is that of ONNX Conv's `pads`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
@@ -76,6 +77,24 @@ _PARAMETERS = {
     "epilogue": epilogue_parameter(),
 }
 _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
+
+
+_MOST_TAPS = 64  # that bounds look at; more would only raise them
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """What a convolution touches along one axis at least; padding is not touched.
+
+    Attributes:
+        outputs: output positions with an input.
+        inputs: input positions that some output reads.
+        taps: taps of the kernel that read an input for some output.
+    """
+
+    outputs: int
+    inputs: int
+    taps: int
 
 
 class Conv2d(Op):
@@ -189,7 +208,29 @@ class Conv2d(Op):
         out_h, out_w = self.output_hw(p)
         reduction = p["c"] // p["groups"] * p["r"] * p["s"]
         flops = 2 * p["n"] * out_h * out_w * p["k"] * reduction
-        return Work(flops, super().work(p).nbytes, reduction)
+        rows, columns = (self._reach(p, axis) for axis in (0, 1))
+        channels = p["c"] // p["groups"]
+        least_flops = 2 * p["n"] * rows.outputs * columns.outputs * p["k"] * channels
+        read = p["n"] * p["c"] * rows.inputs * columns.inputs + p["k"] * channels * rows.taps * columns.taps
+        written = p["n"] * out_h * out_w * p["k"]
+        least_bytes = read * dtype_of(p["dtype"]).nbytes + written * dtype_of(p["out_dtype"]).nbytes
+        return Work(flops, super().work(p).nbytes, reduction, least_flops, least_bytes)
+
+    def _reach(self, p: Mapping[str, Any], axis: int) -> _Reach:
+        """Along h (axis 0) or w (axis 1). Algorithms such as Winograd's and the FFT may save all taps except one."""
+        size, taps = (p["h"], p["r"]) if axis == 0 else (p["w"], p["s"])
+        out, stride, dilation = self.output_hw(p)[axis], p["stride"][axis], p["dilation"][axis]
+        used, most = 0, 0
+        most_of_phase: dict[int, int] = {}  # taps of one phase may read the same inputs, those of two phases never do
+        for tap in range(min(taps, _MOST_TAPS)):
+            first_input = tap * dilation - p["padding"][axis]
+            first = max(0, -(first_input // stride))
+            last = min(out - 1, (size - 1 - first_input) // stride)
+            count = max(0, last - first + 1)
+            used, most = used + (count > 0), max(most, count)
+            phase = tap * dilation % stride
+            most_of_phase[phase] = max(most_of_phase.get(phase, 0), count)
+        return _Reach(most, sum(most_of_phase.values()), used)
 
     def label(self, p: Mapping[str, Any]) -> str:
         words = [f"conv2d {p['n']}x{p['h']}x{p['w']}x{p['c']} k{p['k']} {p['r']}x{p['s']}"]
