@@ -24,7 +24,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from schedsearch.config import Config
-from schedsearch.errors import UsageError, WorkloadError
+from schedsearch.errors import DatabaseError, PlanError, UsageError, WorkloadError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
@@ -350,7 +350,7 @@ class Store:
 
         Raises:
             UntrustedDatabaseError: another machine wrote it and the database is not marked as trusted here.
-            DatabaseError: it does not match its checksum.
+            DatabaseError: it does not match its checksum, or its launch plan is not sound.
         """
         with self._db.read() as connection:
             row = connection.execute(sa.select(schema.artifact).where(schema.artifact.c.sha256 == sha256)).one_or_none()
@@ -358,7 +358,12 @@ class Store:
             return None
         trust.require(self.path, self.uuid, sha256, row.signature)
         trust.verify_digest(self.path, sha256, row.plan, row.code)
-        return Artifact(row.code, LaunchPlan.from_json(row.plan))
+        try:
+            return Artifact(row.code, LaunchPlan.from_json(row.plan))
+        except PlanError as error:
+            raise DatabaseError(
+                f"{self.name}: table artifact, row {sha256[:12]}: the launch plan cannot be used: {error}; tune again"
+            ) from error
 
     def history(
         self,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import sqlalchemy as sa
 
+from schedsearch.launch import LaunchPlan
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import schema, trust
 from schedsearch.records.database import Database
@@ -70,9 +70,13 @@ def put_profile(database: Database, connection: sa.Connection, record_id: int, p
 
 
 def put_artifact(database: Database, connection: sa.Connection, sha256: str, plan_json: str, code: bytes) -> None:
-    """Stores code that this machine vouches for. A row that exists already gets this machine's signature."""
-    plan = json.loads(plan_json)
+    """Stores code that this machine vouches for. A row that exists already gets this machine's signature.
+
+    Raises:
+        PlanError: the text is not a sound launch plan.
+    """
+    plan = LaunchPlan.from_json(plan_json)
     vouched = {"machine": trust.machine_id(), "signature": trust.sign(sha256)}
-    row = {"sha256": sha256, "kind": plan["kind"], "arch": plan["arch"], "plan": plan_json, "created_at": time.time()}
+    row = {"sha256": sha256, "kind": plan.kind, "arch": plan.arch, "plan": plan_json, "created_at": time.time()}
     connection.execute(database.insert(schema.artifact).on_conflict_do_nothing(), {**row, "code": code, **vouched})
     connection.execute(sa.update(schema.artifact).where(schema.artifact.c.sha256 == sha256).values(vouched))

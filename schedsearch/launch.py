@@ -12,13 +12,23 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from schedsearch import launch_rules
+from schedsearch.errors import PlanError, did_you_mean
 from schedsearch.identity import canonical_json, sha256_hex
+from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, TENSOR_MAP_BYTES, shown
 
-MAX_GRID_X = 2**31 - 1
-MAX_BLOCK_THREADS = 1024
-TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+__all__ = [
+    "MAX_BLOCK_THREADS", "MAX_GRID_X", "TENSOR_MAP_ALIGNMENT", "TENSOR_MAP_BYTES", "Artifact", "Float32", "Grid", "Int32",
+    "Int64", "LaunchPlan", "Param", "Pointer", "Scalar", "Step", "TensorMap",
+]  # fmt: skip
+
+TENSOR_MAP_ALIGNMENT = 64
+MAX_PLAN_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -186,11 +196,34 @@ class LaunchPlan:
 
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
-        """Reads what this or an earlier version of schedsearch wrote."""
-        data: dict[str, Any] = json.loads(text)
+        """Reads what this or an earlier version of schedsearch wrote.
+
+        Raises:
+            PlanError: the text is not a plan, has an unknown or a missing field, or breaks a rule of `launch_rules.problem`.
+        """
+        data = _fields(_parsed(text), cls, "the plan", older=("prepared", "zeroed"))
         for name in ("prepared", "zeroed"):  # fields of the first version, always empty; databases still hold them
-            data.pop(name, None)
-        return cls(**{**data, "steps": tuple(_step(step) for step in data["steps"])})
+            if data.pop(name, None):
+                raise PlanError(f"{name} of the first version is not empty; tune again")
+        for name in ("workspaces", "alignments"):
+            if not isinstance(data.get(name, {}), dict):
+                raise PlanError(f"{name} is a {type(data[name]).__name__}; allowed: a mapping from names to numbers")
+        steps = tuple(_step(step, f"step {number}") for number, step in enumerate(_list(data["steps"], "steps")))
+        plan = cls(**{**data, "steps": steps})
+        plan.check()
+        return plan
+
+    def check(self, workload: Workload | None = None) -> None:
+        """Checks that the plan is sound and, if a workload is given, that it may be launched for it.
+
+        Raises:
+            PlanError: it breaks a rule of `schedsearch.launch_rules`; the text names the step and the field.
+        """
+        text = launch_rules.problem(self)
+        if text is None and workload is not None:
+            text = launch_rules.misfit(self, workload)
+        if text is not None:
+            raise PlanError(text)
 
 
 def _without_defaults(value: LaunchPlan | Step) -> dict[str, Any]:
@@ -206,16 +239,71 @@ def _param_json(param: Param) -> dict[str, Any]:
     return data
 
 
-def _step(data: dict[str, Any]) -> Step:
-    data = {**data, "grid": Grid(**data["grid"]), "params": tuple(_param(param) for param in data["params"])}
+def _parsed(text: str) -> Any:
+    if not isinstance(text, str):
+        raise PlanError(f"the plan is a {type(text).__name__}; allowed: JSON text")
+    if len(text) > MAX_PLAN_CHARACTERS:
+        raise PlanError(f"the plan has {len(text)} characters; allowed: up to {MAX_PLAN_CHARACTERS}")
+    try:
+        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_json)
+    except PlanError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"the plan is not JSON: {error}") from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise PlanError(f"the field {shown(max(names, key=names.count))} occurs twice; allowed: once")
+    return data
+
+
+def _not_json(text: str) -> NoReturn:
+    raise PlanError(f"{text} is not a JSON number; allowed: finite numbers")
+
+
+def _fields(data: Any, kind: type, where: str, older: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of an object for a dataclass: none is unknown, and none without a default is missing."""
+    if not isinstance(data, dict):
+        raise PlanError(f"{where} is a {type(data).__name__}; allowed: an object")
+    known = {each.name: each for each in fields(kind)}
+    for name in data:
+        if name not in known and name not in older:
+            raise PlanError(f"{where} has no field {shown(name)}{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    for name, each in known.items():
+        if name not in data and each.default is MISSING and each.default_factory is MISSING:
+            raise PlanError(f"{where} lacks the field {name!r}")
+    return dict(data)
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise PlanError(f"{where} is a {type(value).__name__}; allowed: a list")
+    return value
+
+
+def _step(step: Any, where: str) -> Step:
+    data = _fields(step, Step, where, older=("weight_only",))
+    grid = Grid(**_fields(data["grid"], Grid, f"{where}, grid"))
+    params = _list(data["params"], f"{where}, params")
+    data |= {"grid": grid, "params": tuple(_param(each, f"{where}, parameter {n}") for n, each in enumerate(params))}
     if data.pop("weight_only", False):  # the earlier name, for steps that read nothing but the weight
         data["constant"] = True
     return Step(**data)
 
 
-def _param(data: dict[str, Any]) -> Param:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    made: Param = _PARAM_TYPES[data["kind"]](**values)
+def _param(param: Any, where: str) -> Param:
+    name = param.get("kind") if isinstance(param, dict) else None
+    kind = _PARAM_TYPES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise PlanError(f"{where} is of the kind {shown(name)}; allowed: {', '.join(_PARAM_TYPES)}")
+    data = _fields(param, kind, where)
+    for each in fields(kind):
+        if each.name in data and str(each.type).startswith("tuple"):
+            data[each.name] = tuple(_list(data[each.name], f"{where}, {each.name}"))
+    made: Param = kind(**data)
     return made
 
 

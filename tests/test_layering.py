@@ -28,6 +28,7 @@ LAYERS = {
     "schedsearch.config": 1,
     "schedsearch.identity": 1,
     "schedsearch.launch": 1,
+    "schedsearch.launch_rules": 1,
     "schedsearch.measurement": 1,
     "schedsearch.ops": 1,
     "schedsearch.plugins": 1,

@@ -35,6 +35,7 @@ PUBLIC = [
     "NoValidConfigError",
     "Observer",
     "OperatorError",
+    "PlanError",
     "RegressionError",
     "RunSummary",
     "SchedsearchError",

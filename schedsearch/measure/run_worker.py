@@ -181,11 +181,7 @@ class _RunWorker:
                 self._states.popitem(last=False)[1].close()
 
     def _run(self, state: _WorkloadState, request: Run) -> Ran:
-        changing = set(request.artifact.plan.constants) - set(request.workload.constants)
-        if changing:
-            allowed = ", ".join(request.workload.constants) or "no argument"
-            text = f"a step that is marked constant reads {', '.join(sorted(changing))}, which may change between calls"
-            return Ran(Outcome.LAUNCH_ERROR, message=f"{text}; allowed: {allowed}")
+        request.artifact.plan.check(request.workload)
         with self._loaded(request.artifact) as kernel:
             if request.launches:
                 return _as_reply(self._verify_under_load(state, kernel, request.launches))

@@ -31,9 +31,11 @@ def verify_once(device: Device, workload: Workload, kernel: LoadedKernel) -> str
     """What is wrong with a loaded kernel, or None. The kernel must be trusted not to crash the process.
 
     Raises:
+        PlanError: its launch plan is not one for this workload.
         DeviceError, ArgumentError: it cannot be bound or launched, or fails on the device.
         OperatorError: the operator's reference fails.
     """
+    kernel.artifact.plan.check(workload)
     code = CodeCache(device)
     with contextlib.ExitStack() as stack:
         comparer = stack.enter_context(contextlib.closing(open_comparer(device, code)))

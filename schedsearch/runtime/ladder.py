@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from schedsearch.config import Config
 from schedsearch.device import Device, LoadedKernel
 from schedsearch.errors import (
+    DatabaseError,
     NoRecordError,
+    PlanError,
     SchedsearchError,
     UnsupportedError,
     UsageError,
@@ -166,7 +168,7 @@ class Ladder:
         record = f"record {row.record_id} by {row.template}, {row.time_ns / 1e3:.2f} us"
         origin = row.template, config
         if row.artifact_sha256 is not None:
-            stored = _Stored(lookup, row, row.verified)
+            stored = _Stored(lookup, row, self.workload, row.verified)
             reason = f"{record}, stored machine code"
             yield Way("exact", reason, *origin, stored.check, stored.load, row.time_ns, row.record_id)
         build = _Build(self, *origin, row.template_version)
@@ -175,22 +177,27 @@ class Ladder:
 
     def _same_architecture(self, lookup: Lookup) -> Iterator[Way | Miss]:
         target = self.target
-        found = False
+        found, damage = False, list[str]()
         for row in lookup.same_architecture(self.workload.id, self._mode):
             if row.target_key == target.key or row.plan_json is None or row.arch is None:
                 continue
-            plan = LaunchPlan.from_json(row.plan_json)
+            try:
+                plan = _plan(lookup, row)
+            except DatabaseError as error:
+                damage.append(str(error))
+                continue
             if plan.kind != target.kind or not target.runs(row.arch):
                 continue
             if max(step.dynamic_shared_bytes for step in plan.steps) > target.shared_bytes_per_block:
                 continue
             found = True
             reason = f"record {row.record_id} of {row.target_key} by {row.template}: {row.arch} code runs on {target.name}"
-            stored = _Stored(lookup, row, verified=False)
+            stored = _Stored(lookup, row, self.workload, verified=False)
             config = Config.from_json(row.config_json)
             yield Way("same_architecture", reason, row.template, config, stored.check, stored.load, None, row.record_id)
         if not found:
-            yield Miss("same_architecture", f"no stored machine code of this workload runs on {target.name}")
+            why = "; ".join([f"no stored machine code of this workload runs on {target.name}", *damage[:1]])
+            yield Miss("same_architecture", why)
 
     def _nearest(self, lookup: Lookup) -> Iterator[Way | Miss]:
         workload, target = self.workload, self.target
@@ -243,18 +250,32 @@ class _Stored:
 
     lookup: Lookup
     row: LookupRow
+    workload: Workload
     verified: bool
 
     def _artifact(self) -> Artifact:
-        """Raises DatabaseError if the code is not trusted, was pruned or is damaged."""
-        assert self.row.artifact_sha256 is not None and self.row.plan_json is not None
-        return Artifact(self.lookup.code(self.row.artifact_sha256), LaunchPlan.from_json(self.row.plan_json))
+        """Raises DatabaseError if the code is not trusted, was pruned, is damaged, or is not that of the workload."""
+        assert self.row.artifact_sha256 is not None
+        code = self.lookup.code(self.row.artifact_sha256)  # also checks that the plan is the one that was signed
+        return Artifact(code, _plan(self.lookup, self.row, self.workload))
 
     def check(self) -> None:
         self._artifact()
 
     def load(self, device: Device) -> tuple[LoadedKernel, bool]:
         return device.load(self._artifact()), self.verified
+
+
+def _plan(lookup: Lookup, row: LookupRow, workload: Workload | None = None) -> LaunchPlan:
+    """The launch plan of stored code. Raises DatabaseError if it is damaged, or does not fit the workload."""
+    assert row.plan_json is not None
+    try:
+        plan = LaunchPlan.from_json(row.plan_json)
+        plan.check(workload)
+    except PlanError as error:
+        place = f"{lookup.path}: table artifact, row {(row.artifact_sha256 or '')[:12]}"
+        raise DatabaseError(f"{place}: the launch plan cannot be used: {error}; tune again") from error
+    return plan
 
 
 @dataclass(frozen=True)
