@@ -30,7 +30,7 @@ RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
 DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-newest test-integrations test-gpu lint format types bench docs clean
+.PHONY: help setup quickstart test test-newest test-integrations test-gpu faults lint format types bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,13 @@ test-integrations: ## install PyTorch and Kernel Tuner beside it, and run the te
 
 test-gpu: $(DEV_STAMP) ## install, and run the tests that need a GPU
 	$(BIN)/pytest -m gpu
+
+# N: tries of each fault. FILES and DATABASES: cases of the fuzzers. TIME: seconds after which nothing begins. FAULTS: a pattern.
+N ?= 100
+faults: $(DEV_STAMP) ## inject every fault N times; TIME=, FILES=, DATABASES=, FAULTS='process.*', SEED=, TARGET=cuda, OUT=file
+	$(BIN)/python -m tests.faults --n $(N) --target $(or $(TARGET),cpu) --seed $(or $(SEED),0) \
+		$(if $(TIME),--time $(TIME)) $(if $(FILES),--files $(FILES)) $(if $(DATABASES),--databases $(DATABASES)) \
+		$(if $(FAULTS),--only '$(FAULTS)') --out $(or $(OUT),build/faults_$(or $(TARGET),cpu).json)
 
 lint: $(DEV_STAMP) ## ruff: rules and formatting
 	$(BIN)/ruff check .
