@@ -30,6 +30,7 @@ schedsearch itself is never caught and shows its traceback.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -169,7 +170,14 @@ class Interrupted(SchedsearchError):
         super().__init__(message)
 
 
+_LONGEST_SLIP = 80  # characters of a name that somebody may have mistyped; comparing takes time quadratic in it
+_MOST_NAMES = 500
+
+
 def did_you_mean(got: str, allowed: Iterable[str]) -> str:
-    """Returns ' (did you mean X?)' for the closest of `allowed`, or ''."""
-    close = difflib.get_close_matches(got, list(allowed), n=1, cutoff=0.6)
+    """Returns ' (did you mean X?)' for the closest of `allowed`, or ''. Looks at short names only, and at the first 500."""
+    if len(got) > _LONGEST_SLIP:
+        return ""
+    names = [name for name in itertools.islice(allowed, _MOST_NAMES) if len(name) <= _LONGEST_SLIP]
+    close = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

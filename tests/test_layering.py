@@ -25,6 +25,7 @@ FOLDERS = {"schedsearch": ROOT / "schedsearch"} | {
 LAYERS = {
     "schedsearch.compat": 0,
     "schedsearch.errors": 0,
+    "schedsearch.reading": 0,
     "schedsearch.config": 1,
     "schedsearch.identity": 1,
     "schedsearch.launch": 1,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +18,17 @@ from hypothesis import strategies as st
 from plugin_support import OPERATORS, install, install_toys
 
 import schedsearch
-from schedsearch.errors import UsageError
+from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.measurement import COLD_GRAPH, MODES
 from schedsearch.ops import STAGES, Parameter, StageKind, operator, operator_names, stages
 from schedsearch.ops.registry import BUILT_IN
+from schedsearch.reading import open_input
 from schedsearch.target import PRESETS, Target
 from schedsearch.workload import Workload, as_python
 from schedsearch.workload_file import WorkloadFile, WorkloadFileError, json_schema, load, parse, parse_duration_s
+from schedsearch.workload_file.limits import MAX_FILE_BYTES
 from schedsearch.workload_file.schema import sizes
+from schedsearch.workload_file.yaml_source import YamlSource
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU = PRESETS["h200"]
@@ -343,7 +349,18 @@ class TestMistakes:
             ("db: !secret x\n", 1, 5, "the tag !secret is not possible"),
             ("db: !!int three\n", 1, 5, "'three' does not have the kind of its tag !!int"),
             (f"db: {'x' * 1001}\n", 1, 5, "this value is 1,001 characters long"),
-            ("budget: {trials: " + "9" * 900 + "}\n", 1, 18, "trials must be a whole number from 1"),
+            ("budget: {trials: " + "9" * 40 + "}\n", 1, 18, "trials must be a whole number from 1"),
+            ("budget: {trials: " + "9" * 400 + "}\n", 1, 18, "this number has 400 digits; at most 40 make sense"),
+            ("budget: {trials: 0x" + "f" * 300 + "}\n", 1, 18, "this number has 302 digits"),
+            ("budget: {time: 1e400}\n", 1, 16, "time must be a duration above zero and of at most 14 days"),
+            ("budget: {time: 15h 0m 1000000000s}\n", 1, 16, "time must be a duration above zero and of at most 14 days"),
+            ("db: !!int ''\n", 1, 5, "'' does not have the kind of its tag !!int"),
+            ("db: !!float _\n", 1, 5, "'_' does not have the kind of its tag !!float"),
+            ('db: "\\UFFFFFFFF"\n', 1, 1, "the parser stops here with OverflowError"),
+            ('db: "\\ud800"\n', 1, 5, "contains the character '\\ud800', which cannot be shown"),
+            ('db: "a\\e[2J"\n', 1, 5, "contains the character '\\x1b', which cannot be shown"),
+            ('"\\x00": 3\n', 1, 1, "contains the character '\\x00', which cannot be shown"),
+            (f"? {'x' * 1001}\n: 3\n", 1, 3, "this value is 1,001 characters long"),
         ],
     )  # fmt: skip
     def test_of_the_yaml(self, text: str, line: int, column: int, message: str) -> None:
@@ -361,7 +378,70 @@ class TestMistakes:
         text = "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
         for name, before in zip("bcdefghi", "abcdefgh", strict=True):
             text += f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
-        assert "more than 100,000 values" in only(text)[2]
+        assert "more than 150,000 steps; values, aliases, merge keys and tasks count" in only(text)[2]
+
+    @pytest.mark.parametrize("merged", ["[*{0}, *{0}]", "*{0}"])
+    def test_nested_merge_keys_are_followed_once_each(self, merged: str) -> None:
+        """Followed at every occurrence, the 30 maps of the first case would take 2**30 steps."""
+        text = "defaults:\n  restrict: &m0 {bm: [64]}\ntasks:\n  - op: conv2d\n"
+        shapes = "{n: 1, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}"
+        for i in range(1, 30):
+            text += f"    m{i}: &m{i} {{<<: {merged.format(f'm{i - 1}')}}}\n"
+        text += f"    restrict: *m29\n    shape: {shapes}\n"
+        source = YamlSource("f.yaml", text)
+        assert source.value["tasks"][0]["restrict"] == {"bm": [64]}
+        assert source.steps.taken < 2_000
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a: &a {" + ", ".join(f"k{i}: 1" for i in range(2000)) + "}\nb: {<<: [" + ", ".join(["*a"] * 2000) + "]}\n",
+            "defaults: {op: conv2d, restrict: {bm: [" + "1, " * 5000 + "1]}}\ntasks:\n" + "- {}\n" * 5000,
+            "r: &r [" + "1, " * 5000 + "1]\ntasks:\n" + "- {restrict: {bm: *r}}\n" * 1000,
+            "tasks: [" + "1," * 100_000 + "]",
+        ],
+        ids=["merges", "defaults", "aliases", "values"],
+    )
+    def test_a_file_that_takes_too_many_steps_is_refused(self, text: str) -> None:
+        assert "takes more than 150,000 steps" in problems(text)[-1][2]
+
+    def test_a_file_of_a_thousand_tasks_is_read(self) -> None:
+        tasks = [
+            f"  - {{op: conv2d, name: t{n}, shape: {{n: {n}, h: 8, w: 8, c: 16, k: 32, r: 3, s: 3}}, epilogue: [relu]}}\n"
+            for n in range(1, 1001)
+        ]
+        assert len(parse("tasks:\n" + "".join(tasks)).tasks) == 1000
+
+    def test_merges_and_aliases_that_nest_too_deeply_are_refused(self) -> None:
+        text = "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 40))
+        line, _, message = only(text)
+        assert line == 1 and "nested too deeply; a workload file needs five levels" in message
+
+    def test_after_a_hundred_mistakes_the_rest_is_not_looked_at(self) -> None:
+        found = problems("tasks:\n" + "  - {}\n" * 5000)
+        assert len(found) == 101
+        assert found[-1][2] == "100 mistakes; the rest is not looked at"
+
+    def test_an_anchor_may_be_used_again_without_a_warning(self, recwarn: pytest.WarningsRecorder) -> None:
+        text = one("    name: &a x\n    stride: &a 2\n    dilation: *a\n")
+        assert parse(text).tasks[0].workload.dilation == (2, 2) and not recwarn.list
+
+    def test_a_long_epilogue_is_refused(self) -> None:
+        assert only(one(f"    epilogue: [{'relu, ' * 65}]\n"))[2] == "epilogue has 65 stages; at most 64 are possible"
+
+    def test_sizes_beyond_any_float_are_refused(self) -> None:
+        big = 2**31 - 1
+        message = only(f"tasks: [{{op: conv2d, shape: {{n: {big}, h: {big}, w: {big}, c: {big}, k: {big}, r: 1, s: 1}}}}]")[
+            2
+        ]
+        assert "takes more than a billion TiB; an array of at most 1 TiB is possible" in message
+        with pytest.raises(WorkloadError, match=r"n must be at most 2147483647.*stride must be at most 2147483647"):
+            schedsearch.conv2d(n=10**400, h=1, w=1, c=1, k=1, r=1, s=1, stride=2**31)
+
+    def test_an_unprintable_character_is_not_printed(self) -> None:
+        with pytest.raises(WorkloadFileError) as caught:
+            parse("db: a\x1b[2Jb\n", "f.yaml")
+        assert "\x1b" not in caught.value.render()
 
     def test_a_yaml_1_1_boolean_is_not_a_number_and_a_key_n_stays_a_key(self) -> None:
         text = "%YAML 1.1\n---\n" + one("    groups: yes\n")
@@ -555,7 +635,37 @@ class TestFiles:
         path = tmp_path / "w.yaml"
         with path.open("wb") as file:
             file.truncate(1 << 30)
-        assert "larger than 10 MiB" in self.error(path)
+        assert "larger than 256 KiB, the limit of a workload file" in self.error(path)
+        assert "larger than 256 KiB" in self.error(Path("/dev/zero"))
+        with pytest.raises(WorkloadFileError, match="larger than 256 KiB"):
+            parse("#" * (MAX_FILE_BYTES + 1))
+
+    def test_a_pipe(self, tmp_path: Path) -> None:
+        """Text that comes late and in pieces is read whole."""
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+        text = one("")
+
+        def write() -> None:
+            with path.open("w") as file:
+                for part in (text[:10], text[10:]):
+                    file.write(part)
+                    file.flush()
+                    time.sleep(0.05)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert load(path).tasks[0].workload.k == 32
+        writer.join()
+
+    def test_a_pipe_to_which_nobody_writes(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(TimeoutError, match="nobody wrote to it within"):
+            open_input(tmp_path / "pipe", writer_wait_s=0.1)
+
+    def test_a_name_that_no_file_can_have(self, tmp_path: Path) -> None:
+        assert "cannot be read" in self.error(tmp_path / "a\0b")
+        assert "no such file" in self.error(tmp_path / "\udcff")
 
 
 @given(st.text(max_size=60))

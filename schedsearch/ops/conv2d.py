@@ -126,6 +126,8 @@ class Conv2d(Op):
         for key in (*_SIZES, "groups"):
             if key in out and not (is_int(out[key]) and out[key] >= 1):
                 problems.append(Problem(key, f"{key} must be a whole number of at least 1, got {out[key]!r}"))
+            elif key in out and out[key] > MAX_INT:
+                problems.append(Problem(key, f"{key} must be at most {MAX_INT}, got {out[key]}"))
         out["stride"] = self._numbers("stride", out["stride"], 1, problems)
         out["dilation"] = self._numbers("dilation", out["dilation"], 1, problems)
         out["padding"] = self._numbers("padding", out["padding"], 0, problems, four=True)
@@ -148,6 +150,8 @@ class Conv2d(Op):
             shape = "[vertical, horizontal]" + (" or [top, left, bottom, right]" if four else "")
             problems.append(Problem(key, f"{key} must be a whole number >= {least} or {shape}, got {value!r}"))
             return (least,) * (4 if four else 2)
+        if max(values) > MAX_INT:
+            problems.append(Problem(key, f"{key} must be at most {MAX_INT}, got {value}"))
         return tuple(values * 2 if four and len(values) == 2 else values)
 
     def _geometry(self, p: Mapping[str, Any], problems: list[Problem]) -> None:

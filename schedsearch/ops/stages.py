@@ -226,6 +226,8 @@ STAGES: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in 
 
 # ---- for operators that take an epilogue
 
+MAX_STAGES = 64  # each is compiled into the kernel
+
 
 def epilogue_parameter(stages: Sequence[str] | None = None) -> Parameter:
     """The parameter `epilogue` of an operator that takes these stages; default: all of `STAGES`."""
@@ -251,6 +253,8 @@ def parse_epilogue(value: Any, allowed: Sequence[str] | None = None) -> tuple[tu
     names = list(STAGES if allowed is None else allowed)
     if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
         return (), [Problem("epilogue", f"epilogue must be a list of stages, got {value!r}; e.g. [bias, relu]")]
+    if len(value) > MAX_STAGES:
+        return (), [Problem("epilogue", f"epilogue has {len(value):,} stages; at most {MAX_STAGES} are possible")]
     stages: list[Stage] = []
     problems: list[Problem] = []
     seen: set[str] = set()

@@ -21,6 +21,7 @@ from schedsearch.ops.registry import RECORDED_ONLY
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.workload import Workload
+from schedsearch.workload_file.limits import TASK_STEPS, values_in
 from schedsearch.workload_file.schema import (
     AUTO,
     AUTO_DTYPES,
@@ -172,8 +173,13 @@ def _check_sizes(workload: Workload) -> None:
         return
     for array in (*workload.signature, *workload.outputs):
         if array.nbytes > MAX_ARRAY_BYTES:
-            took = f"{array.name}, {array.axes} = {'x'.join(map(str, array.shape))}, takes {array.nbytes / 2**40:.3g} TiB"
+            took = f"{array.name}, {array.axes} = {'x'.join(map(str, array.shape))}, takes {_tebibytes(array.nbytes)}"
             raise WorkloadError([Problem("shape", f"{took}; an array of at most 1 TiB is possible")])
+
+
+def _tebibytes(nbytes: int) -> str:
+    whole = nbytes >> 40  # a product of many sizes is too large for a float
+    return f"{nbytes / 2**40:.3g} TiB" if whole < 10**9 else "more than a billion TiB"
 
 
 class _TaskReader:
@@ -203,6 +209,7 @@ class _TaskReader:
         ops = self._all if op is None else (op,)
         model = task_model(*ops)
         merged = self._merge(task, base, places, model, op)
+        self._source.take(TASK_STEPS + values_in(merged), base)
         options = _check(self._source, model, merged, places, ops)
         if op is None:
             self._source.report(places.find(("op",)), complaint)

@@ -50,23 +50,29 @@ class Expect:
     item: str = ""
 
 
+MAX_DURATION_S = 14 * 86_400.0  # the system calls that wait take milliseconds in 32 bits, 24 days
+
+
 def parse_duration_s(value: object) -> float:
-    """Seconds of a duration: a positive number of seconds, or text such as '90s', '10m', '1h30m', '1.5h'.
+    """Seconds of a duration: a positive number of seconds, or text such as '90s', '10m', '1h30m', '1.5h'. At most 14 days.
 
     Raises:
         ValueError: anything else.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(min(value, 10**15))  # a whole number can be too large for a float
     else:
         number = r"(\d+(?:\.\d+)?)"
-        match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", str(value).replace(" ", ""))
-        if not isinstance(value, str) or not match:
+        text = value.replace(" ", "") if isinstance(value, str) and len(value) <= 100 else "?"
+        match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text)
+        if not match:
             raise ValueError(f"{value!r} is not a duration; write e.g. 90s, 10m or 1h30m")
         hours, minutes, rest = (float(part or 0) for part in match.groups())
         seconds = 3600 * hours + 60 * minutes + rest
     if not 0 < seconds < math.inf:
         raise ValueError(f"{value!r} is not a duration above zero; write e.g. 90s, 10m or 1h30m")
+    if seconds > MAX_DURATION_S:
+        raise ValueError(f"{value!r} is longer than 14 days; write e.g. 90s, 10m or 1h30m")
     return seconds
 
 
@@ -126,7 +132,7 @@ KnobValues = Annotated[
     WithJsonSchema({"anyOf": [_KNOB_VALUE, {"type": "array", "minItems": 1, "items": _KNOB_VALUE}]}),
 ]
 Name = Annotated[str, Field(min_length=1)]
-_DURATION = Expect("a duration above zero: seconds, or e.g. 90s, 10m, 1h30m")
+_DURATION = Expect("a duration above zero and of at most 14 days: seconds, or e.g. 90s, 10m, 1h30m")
 
 
 class Section(BaseModel):
