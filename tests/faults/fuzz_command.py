@@ -17,6 +17,7 @@ from . import fuzzing
 # name -> module and class
 FUZZERS = {
     "workload_files": ("fuzz_workload_files", "WorkloadFiles"),
+    "databases": ("fuzz_databases", "Databases"),
 }
 
 

@@ -7,6 +7,7 @@ scalars are text that is written as it is.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +113,19 @@ def mutate(root: Node, others: list[Node], rng: random.Random) -> Node:
     change: Callable[..., None] = rng.choice(_CHANGES)
     change(at, index, root, others, rng)
     return root
+
+
+def mutated(trees: list[Node], rng: random.Random) -> bytes:
+    """The text of one of the trees after a few changes."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # trees may be as deep as a reader should refuse
+    try:
+        tree = rng.choice(trees)
+        for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
+            tree = mutate(tree, trees, rng)
+        return to_text(tree, flow=rng.random() < 0.3).encode("utf-8", "replace") + b"\n"
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def item_of(at: Node, index: int) -> Node:
