@@ -14,6 +14,7 @@
     ├── NoValidConfigError               1   every configuration that was tried failed
     ├── DeviceError                      3   no usable device, driver or toolkit
     │   └── DeviceBusyError              3   another run holds the device
+    ├── PreparationError                 3   no process can make the inputs and the reference of a workload
     ├── WrongResultError                 1   a kernel was built for deployment and computes wrong values on this device
     ├── NoRecordError                    4   deployment found no record and was not allowed to go on
     ├── RegressionError                  5   a record no longer reaches its time
@@ -130,6 +131,12 @@ class DeviceError(SchedsearchError):
 
 class DeviceBusyError(DeviceError):
     pass
+
+
+class PreparationError(SchedsearchError):
+    """No process can make the inputs and the reference of a workload on this device: each is killed, or takes too long."""
+
+    exit_code = 3
 
 
 class WrongResultError(SchedsearchError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -46,6 +47,40 @@ MODES = (COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH)
 """How times are taken; docs/measuring.md explains each mode. Times of different modes are never compared."""
 
 
+MESSAGE_CHARACTERS = 20_000
+"""The longest message of a measurement. A longer one keeps its beginning and its end, which say the most."""
+
+_FACT_CHARACTERS = 1_000  # a host's name, or one of the clocks
+_NOTE_CHARACTERS = 60  # room for the note about what was left out
+
+
+def storable_text(text: str, limit: int = MESSAGE_CHARACTERS) -> str:
+    """Text of foreign code in a form that a database can hold and a person wants to read.
+
+    Unpaired surrogates and NUL characters become escapes (`\\udc80`, `\\x00`). A text of more than `limit` characters keeps
+    its first fifth and its end; a note between them says how many characters were left out. Other text, and every result of
+    this function, is returned unchanged.
+    """
+    escaped = _shortened(text, limit).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return _shortened(escaped, limit)
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit // 5], text[len(text) - (limit - limit // 5 - _NOTE_CHARACTERS) :]
+    return f"{head}\n... ({len(text) - len(head) - len(tail)} characters left out)\n{tail}"
+
+
+def _storable_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Without numbers that JSON does not have."""
+    return {
+        storable_text(name, _FACT_CHARACTERS): storable_text(value, _FACT_CHARACTERS) if isinstance(value, str) else value
+        for name, value in facts.items()
+        if not (isinstance(value, float) and not math.isfinite(value))
+    }
+
+
 @dataclass(frozen=True)
 class Resources:
     """The resources of a kernel as the compiler reports them, the largest over its steps."""
@@ -64,10 +99,12 @@ class Measurement:
     Attributes:
         times_ns: one time per launch and repeat, cold or hot as `mode` says; empty unless the outcome is ok.
         max_error: largest |y - reference| over all elements; None when nothing was compared.
-        message: what went wrong, as text; empty when ok.
+        message: what went wrong, as text; empty when ok. At most `MESSAGE_CHARACTERS`.
         build_s, run_s: wall seconds of building, and of verifying plus timing.
         clocks: e.g. {"sm_mhz": 1980, "memory_mhz": 3201, "throttle": "none"} read after timing.
         host, device_uuid: which machine and which card ran it; "" when nothing ran or it is not known.
+
+    All texts pass through `storable_text`, because they may be those of a candidate.
     """
 
     outcome: Outcome
@@ -85,6 +122,10 @@ class Measurement:
     def __post_init__(self) -> None:
         if bool(self.times_ns) != (self.outcome is Outcome.OK):
             raise ValueError(f"outcome {self.outcome} with {len(self.times_ns)} times; only ok has times, and at least one")
+        object.__setattr__(self, "message", storable_text(self.message))
+        object.__setattr__(self, "host", storable_text(self.host, _FACT_CHARACTERS))
+        object.__setattr__(self, "device_uuid", storable_text(self.device_uuid, _FACT_CHARACTERS))
+        object.__setattr__(self, "clocks", _storable_facts(self.clocks))
 
     @property
     def ok(self) -> bool:

@@ -36,6 +36,7 @@ PUBLIC = [
     "Observer",
     "OperatorError",
     "PlanError",
+    "PreparationError",
     "RegressionError",
     "RunSummary",
     "SchedsearchError",

@@ -9,13 +9,14 @@ import os
 import time
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
 from schedsearch.backend.sharing import share_through
 from schedsearch.config import Config
-from schedsearch.measurement import Outcome
+from schedsearch.measure.canary import changes, process_state
+from schedsearch.measure.channel import ChildEnd
+from schedsearch.measurement import Outcome, storable_text
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template
@@ -42,24 +43,28 @@ class BuilderReady:
 
 @dataclass(frozen=True)
 class BuildStarted:
-    """`at_s` is on the monotonic clock, which all processes of a machine share."""
+    """Sent before any code of the candidate runs: from here on, what happens to the process is the candidate's doing."""
 
     token: int
-    at_s: float
 
 
 @dataclass(frozen=True)
 class BuildFinished:
-    """Either a result, or the reason why there is none."""
+    """Either a result, or the reason why there is none.
+
+    Attributes:
+        worn: what the candidate changed in the process, which must not build another one then; "" for nothing.
+    """
 
     token: int
     result: BuildResult | None
     outcome: Outcome
     message: str
     build_s: float
+    worn: str = ""
 
 
-def serve_builds(conn: Connection, target: Target, shared_folder: Path) -> None:
+def serve_builds(conn: ChildEnd, target: Target, shared_folder: Path) -> None:
     """Builds one `BuildTask` after another for `target`; the builders of a run share work through the folder."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
@@ -67,10 +72,20 @@ def serve_builds(conn: Connection, target: Target, shared_folder: Path) -> None:
     conn.send(BuilderReady())
     while True:
         task: BuildTask = conn.recv()
+        conn.send(BuildStarted(task.token))
         started = time.monotonic()
-        conn.send(BuildStarted(task.token, started))
+        with contextlib.suppress(BaseException):  # the build below meets it again
+            _template_and_space(task.template, task.workload, target)
+        before = process_state()
         result, outcome, message = _build(task, target)
-        conn.send(BuildFinished(task.token, result, outcome, message, time.monotonic() - started))
+        build_s = time.monotonic() - started
+        try:
+            conn.send(BuildFinished(task.token, result, outcome, message, build_s, changes(before)))
+        except OSError:
+            raise
+        except BaseException:  # pickling runs code of the candidate, too
+            text = f"its result cannot be sent to the run:\n{_traceback()}"
+            conn.send(BuildFinished(task.token, None, Outcome.COMPILE_ERROR, text, build_s, changes(before)))
 
 
 def _import_compiler(target: Target, shared_folder: Path) -> None:
@@ -102,11 +117,19 @@ def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome
         source = template.kernel(task.workload, target, task.config)
         return compile_source(source, target), Outcome.OK, ""
     except RejectedError as error:
-        return None, Outcome.REJECTED, str(error)
+        return None, Outcome.REJECTED, _text(error)
     except CompileError as error:
-        return None, Outcome.COMPILE_ERROR, str(error)
-    except (
-        Exception,
-        SystemExit,
-    ):  # the template's code is part of the candidate, so any exception is the candidate's failure
-        return None, Outcome.COMPILE_ERROR, traceback.format_exc()
+        return None, Outcome.COMPILE_ERROR, _text(error)
+    except BaseException:  # the template's code is part of the candidate: SystemExit and the like are its failure, too
+        return None, Outcome.COMPILE_ERROR, _traceback()
+
+
+def _text(error: Exception) -> str:
+    try:
+        return storable_text(str(error))
+    except BaseException:  # a template may raise a class of its own
+        return _traceback()
+
+
+def _traceback() -> str:
+    return storable_text(traceback.format_exc())

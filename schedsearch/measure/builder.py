@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import os
+import subprocess
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from schedsearch.backend.build_cache import BuildCache
 from schedsearch.backend.cuda import require_compiler
 from schedsearch.config import Config
 from schedsearch.errors import UsageError
-from schedsearch.launch import Artifact
+from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measure.build_worker import BuilderReady, BuildFinished, BuildStarted, BuildTask
-from schedsearch.measure.process import ChildDiedError, ChildProcess
+from schedsearch.measure.process import ChildDiedError, ChildProcess, wait_for
+from schedsearch.measure.restarts import Restarts
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
 from schedsearch.target import Target
 from schedsearch.template import Template
@@ -31,6 +34,12 @@ _TASKS_PER_WORKER = 2
 _BUILDS_PER_WORKER = 500
 # A fresh worker imports the compiler before its first candidate.
 _START_S = 120.0
+# A worker that is ready begins its next candidate at once, unless it is stopped.
+_BEGIN_S = 60.0
+# A candidate whose process was lost this often before it began has failed: perhaps it cannot even be received.
+_LOST_BEFORE = 3
+# After so many candidates without a loss, one more worker may run again.
+_BUILDS_TO_RECOVER = 50
 
 
 @dataclass(frozen=True)
@@ -60,12 +69,21 @@ class Built:
 
 
 @dataclass
+class _Queued:
+    """A candidate on its way: `number` is that of the request, `lost` counts workers that were lost before they began it."""
+
+    task: BuildTask
+    number: int = 0
+    lost: int = 0
+
+
+@dataclass
 class _Worker:
     process: ChildProcess
-    tasks: deque[BuildTask] = field(default_factory=deque)  # the first is in work
-    born_s: float = field(default_factory=time.monotonic)
+    tasks: deque[_Queued] = field(default_factory=deque)  # the first is in work
     ready: bool = False
-    started_s: float | None = None  # when the first task began; None until the worker reports it
+    building: bool = False  # whether the first task has begun
+    since_s: float = field(default_factory=time.monotonic)  # when the worker started, or its last message or first task came
     builds: int = 0
 
 
@@ -74,7 +92,8 @@ class Builder:
 
     `poll` returns a candidate's failure as a Measurement: compile_error with the compiler's text or the
     template's traceback, rejected, compile_timeout, or worker_lost when the compiler's process died. The process is then
-    replaced, and the candidates that waited behind this one are built by others.
+    replaced, and the candidates that waited behind this one are built by others. A process that cannot start is tried again,
+    later and with fewer others if memory is short (`schedsearch.measure.restarts`).
 
     On the CPU building disturbs timing: submit a batch, `drain()` it, and measure while the builder is `idle`.
 
@@ -86,7 +105,8 @@ class Builder:
 
     Raises:
         UsageError: `workers` or `timeout_s` is not positive; or the target is a GPU and numba-cuda is not installed.
-        RuntimeError: from `poll`, when a worker cannot start at all, which is no candidate's fault.
+        DeviceError: from `warm_up`, `submit` and `poll`, when no worker can start although all others have ended; the text
+            says how the last one ended.
     """
 
     def __init__(self, target: Target, workers: int | None = None, timeout_s: float = 60.0, mode: str = COLD_GRAPH) -> None:
@@ -103,14 +123,18 @@ class Builder:
         if cache := BuildCache.open():
             cache.trim()
         self._tokens = itertools.count()
-        self._queue: deque[BuildTask] = deque()
+        self._queue: deque[_Queued] = deque()
         self._done: list[tuple[int, Built | Measurement]] = []
         self._pool: list[_Worker] = []
+        self._restarts = Restarts("compiler process")
+        self._most_workers = self.workers  # fewer while memory is short
+        self._builds_since_loss = 0
 
     def warm_up(self, candidates: int) -> None:
         """Starts the workers that this number of candidates will need, because importing the compiler takes seconds."""
-        while len(self._pool) < min(self.workers, candidates):
-            self._add_worker()
+        while len(self._pool) < min(self._most_workers, candidates):
+            if self._add_worker() is None:
+                return
 
     def submit(self, candidate: Candidate) -> int:
         """Queues a candidate; returns the token under which `poll` reports it.
@@ -119,7 +143,7 @@ class Builder:
             UsageError: the workers cannot import the template's class by name.
         """
         task = BuildTask(next(self._tokens), _location(candidate.template), candidate.workload, candidate.config)
-        self._queue.append(task)
+        self._queue.append(_Queued(task))
         self._dispatch()
         return task.token
 
@@ -127,13 +151,13 @@ class Builder:
         """The finished candidates. Waits up to `timeout_s` for the first, but not at all when nothing is pending."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._collect(0.0)
+            self._collect()
             self._expire()
             self._dispatch()
             now = time.monotonic()
             if self._done or now >= deadline or not self.pending:
                 break
-            self._collect(min(deadline, self._next_expiry()) - now)
+            wait_for([worker.process for worker in self._pool], min(deadline, self._next_event_s()) - now)
         done, self._done = self._done, []
         return done
 
@@ -151,12 +175,13 @@ class Builder:
 
     def close(self) -> None:
         """Kills the workers and forgets pending candidates."""
-        for worker in self._pool:
-            worker.process.kill()
-        self._pool.clear()
-        self._queue.clear()
-        self._done.clear()
-        self._shared.cleanup()
+        try:
+            while self._pool:
+                self._remove(self._pool[-1])
+        finally:
+            self._queue.clear()
+            self._done.clear()
+            self._shared.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -164,94 +189,160 @@ class Builder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    # Workers
+
     def _dispatch(self) -> None:
         """Gives the oldest candidates to the least busy workers; starts workers only when there is work for them."""
         while self._queue:
             free = [worker for worker in self._pool if len(worker.tasks) < _TASKS_PER_WORKER]
             worker = min(free, key=lambda worker: len(worker.tasks), default=None)
-            if (worker is None or worker.tasks) and len(self._pool) < self.workers:
-                worker = self._add_worker()
+            if (worker is None or worker.tasks) and len(self._pool) < self._most_workers:
+                worker = self._add_worker() or worker
             if worker is None:
                 return
-            task = self._queue.popleft()
-            worker.tasks.append(task)
-            worker.process.send(task)
+            queued = self._queue.popleft()
+            if not worker.tasks and worker.ready:
+                worker.since_s = time.monotonic()
+            queued.number = worker.process.send(queued.task)
+            worker.tasks.append(queued)
 
-    def _add_worker(self) -> _Worker:
+    def _add_worker(self) -> _Worker | None:
+        """None if a worker cannot be started now."""
+        if not self._restarts.due:
+            return None
         args = (self._target, Path(self._shared.name))
-        worker = _Worker(ChildProcess("schedsearch.measure.build_worker:serve_builds", args, self._env))
+        try:
+            worker = _Worker(ChildProcess("schedsearch.measure.build_worker:serve_builds", args, self._env))
+        except ChildDiedError as error:
+            self._start_failed(error)
+            return None
         self._pool.append(worker)
         return worker
 
-    def _collect(self, timeout_s: float) -> None:
-        """Receives all messages that are there, or waits up to `timeout_s` for the first."""
-        by_conn: dict[Any, _Worker] = {worker.process.conn: worker for worker in self._pool}
-        while ready := wait(list(by_conn), max(0.0, timeout_s)):
-            timeout_s = 0.0
-            for conn in ready:
-                worker = by_conn[conn]
-                try:
-                    message = worker.process.receive(0.0)
-                except ChildDiedError as error:
-                    if not worker.ready:
-                        raise RuntimeError(f"a compiler process cannot start: {error}") from error
-                    del by_conn[conn]
-                    self._lose(worker, Outcome.WORKER_LOST, f"the builder process was lost: {error}")
-                else:
-                    self._take(worker, message)
-                    if worker not in self._pool:
-                        del by_conn[conn]
+    def _start_failed(self, error: ChildDiedError) -> None:
+        """Waits longer before the next start. Raises if none can be started and no other worker goes on."""
+        if error.short_of_memory:
+            self._use_fewer_workers()
+        self._restarts.failed(error, hopeless=error.exited, others=any(worker.ready for worker in self._pool))
 
-    def _take(self, worker: _Worker, message: BuilderReady | BuildStarted | BuildFinished) -> None:
-        if isinstance(message, BuilderReady):
-            worker.ready = True
-            return
-        if isinstance(message, BuildStarted):
-            worker.started_s = message.at_s
-            return
-        worker.tasks.popleft()
-        worker.started_s = None
-        worker.builds += 1
-        if message.result is None:
-            self._fail(message.token, message.outcome, message.message, message.build_s)
-        else:
-            result = message.result
-            built = Built(result.artifact, result.resources, result.canonical_hash, message.build_s, result.shared)
-            self._done.append((message.token, built))
-        if worker.builds >= _BUILDS_PER_WORKER and not worker.tasks:
-            self._remove(worker)
-
-    def _expire(self) -> None:
-        for worker in list(self._pool):
-            if time.monotonic() < self._expiry(worker):
-                continue
-            if not worker.ready:
-                raise RuntimeError(f"a compiler process did not start within {_START_S:g} s; is the machine overloaded?")
-            self._lose(worker, Outcome.COMPILE_TIMEOUT, f"not compiled within {self._timeout_s:g} s; killed")
-
-    def _expiry(self, worker: _Worker) -> float:
-        if not worker.ready:
-            return worker.born_s + _START_S
-        return float("inf") if worker.started_s is None else worker.started_s + self._timeout_s
-
-    def _next_expiry(self) -> float:
-        return min(map(self._expiry, self._pool), default=float("inf"))
-
-    def _lose(self, worker: _Worker, outcome: Outcome, message: str) -> None:
-        """Blames the candidate in work, and puts those that waited behind it back at the front of the queue."""
-        self._remove(worker)
-        if worker.tasks:
-            task = worker.tasks.popleft()
-            build_s = time.monotonic() - (worker.started_s or time.monotonic())
-            self._fail(task.token, outcome, message, build_s)
-            self._queue.extendleft(reversed(worker.tasks))
+    def _use_fewer_workers(self) -> None:
+        self._most_workers = max(1, min(self._most_workers - 1, len(self._pool)))
+        self._builds_since_loss = 0
 
     def _remove(self, worker: _Worker) -> None:
         self._pool.remove(worker)
-        worker.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; the run does not need it
+            worker.process.kill()
+
+    def _lose(self, worker: _Worker, error: ChildDiedError) -> None:
+        """Blames the candidate that had begun, if there is one."""
+        if not worker.ready:
+            self._give_back(worker)
+            self._start_failed(error)
+            return
+        if error.short_of_memory:
+            self._use_fewer_workers()
+        self._blame(worker, Outcome.WORKER_LOST, f"the builder process was lost: {error}")
+
+    def _blame(self, worker: _Worker, outcome: Outcome, message: str) -> None:
+        """Removes a worker. The candidate in work fails, unless it had not begun and may be tried again."""
+        if worker.tasks:
+            first = worker.tasks[0]
+            first.lost += 1
+            if worker.building or first.lost >= _LOST_BEFORE:
+                worker.tasks.popleft()
+                self._fail(first.task.token, outcome, message, time.monotonic() - worker.since_s)
+        self._give_back(worker)
+
+    def _give_back(self, worker: _Worker) -> None:
+        """Removes a worker, and puts its candidates back at the front of the queue."""
+        self._remove(worker)
+        self._queue.extendleft(reversed(worker.tasks))
+
+    # Messages
+
+    def _collect(self) -> None:
+        """Takes all messages that are there."""
+        for worker in list(self._pool):
+            try:
+                while worker in self._pool and (taken := worker.process.take()) is not None:
+                    self._take(worker, *taken)
+            except ChildDiedError as error:
+                self._lose(worker, error)
+
+    def _take(self, worker: _Worker, number: int, message: object) -> None:
+        """Raises ChildDiedError if the message does not belong to what this worker has to do."""
+        worker.since_s = time.monotonic()
+        expected = worker.tasks[0].number if worker.tasks else 0
+        if isinstance(message, BuilderReady) and not worker.ready:
+            worker.ready = True
+            self._restarts.succeeded()
+        elif isinstance(message, BuildStarted) and number == expected and not worker.building:
+            worker.building = True
+        elif isinstance(message, BuildFinished) and number == expected and worker.building:
+            self._finish(worker, message)
+        else:
+            raise worker.process.dismiss(f"it sent {type(message).__name__} for request {number} out of turn")
+
+    def _finish(self, worker: _Worker, message: BuildFinished) -> None:
+        token = worker.tasks.popleft().task.token
+        worker.building = False
+        worker.builds += 1
+        self._done.append((token, _checked(message, self._mode)))
+        self._builds_since_loss += 1
+        if self._builds_since_loss >= _BUILDS_TO_RECOVER and self._most_workers < self.workers:
+            self._most_workers += 1
+            self._builds_since_loss = 0
+        if message.worn or (worker.builds >= _BUILDS_PER_WORKER and not worker.tasks):
+            self._give_back(worker)
+
+    # Time limits
+
+    def _expire(self) -> None:
+        for worker in list(self._pool):
+            if time.monotonic() < self._expiry_s(worker):
+                continue
+            if not worker.ready:
+                text = f"a compiler process did not start within {_START_S:g} s; is the machine overloaded?"
+                self._lose(worker, ChildDiedError(text))
+            elif worker.building:
+                self._blame(worker, Outcome.COMPILE_TIMEOUT, f"not compiled within {self._timeout_s:g} s; killed")
+            else:
+                text = f"the builder process did not begin to build within {_BEGIN_S:g} s; killed"
+                self._blame(worker, Outcome.WORKER_LOST, text)
+
+    def _expiry_s(self, worker: _Worker) -> float:
+        """When the worker has kept the builder waiting for too long."""
+        if not worker.ready:
+            return worker.since_s + _START_S
+        if not worker.tasks:
+            return math.inf
+        return worker.since_s + (self._timeout_s if worker.building else _BEGIN_S)
+
+    def _next_event_s(self) -> float:
+        start_s = self._restarts.next_s if self._queue and not self._restarts.due else math.inf
+        return min([start_s, *map(self._expiry_s, self._pool)])
 
     def _fail(self, token: int, outcome: Outcome, message: str, build_s: float) -> None:
         self._done.append((token, Measurement(outcome, self._mode, message=message, build_s=build_s)))
+
+
+def _checked(message: BuildFinished, mode: str) -> Built | Measurement:
+    """What a message says, if it makes sense: the template's code ran in the process that sent it."""
+    try:
+        build_s = float(message.build_s)
+        if message.result is None:
+            return Measurement(Outcome(message.outcome), mode, message=message.message, build_s=build_s)
+        result = message.result
+        plan = LaunchPlan.from_json(result.artifact.plan.to_json())
+        if plan != result.artifact.plan or not isinstance(result.artifact.code, bytes):
+            raise ValueError("the launch plan or the code has a value of a wrong type")
+        if not all(isinstance(number, int) for number in astuple(result.resources)):
+            raise ValueError(f"{result.resources} has a value that is not a whole number")
+        return Built(result.artifact, result.resources, str(result.canonical_hash), build_s, bool(result.shared))
+    except Exception as error:  # any part of the message may have any type
+        text = f"the result of the build is not usable: {type(error).__name__}: {error}"
+        return Measurement(Outcome.COMPILE_ERROR, mode, message=text)
 
 
 def _location(template: Template) -> str:

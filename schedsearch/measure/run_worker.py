@@ -11,13 +11,14 @@ import os
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schedsearch.device import Device, LoadedKernel, open_device
 from schedsearch.errors import ArgumentError, DeviceError, OperatorError
 from schedsearch.launch import Artifact
+from schedsearch.measure.canary import changes, process_state
+from schedsearch.measure.channel import ChildEnd
 from schedsearch.measure.compare import CodeCache, Comparer, open_comparer
 from schedsearch.measure.prepared import PreparedPath
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
@@ -73,6 +74,7 @@ class Ran:
         times_ns: one series per artifact.
         broken: this process must not run any more kernels.
         facts: of the rotation.
+        worn: what the candidate changed in this process, which must then be replaced; "" for nothing.
     """
 
     outcome: Outcome
@@ -81,6 +83,7 @@ class Ran:
     message: str = ""
     broken: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    worn: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,14 +94,17 @@ class Failed:
     error: type[Exception]
 
 
-def serve_runs(conn: Connection, target: Target, cores: Sequence[int], mode: str) -> None:
+def serve_runs(conn: ChildEnd, target: Target, cores: Sequence[int], mode: str) -> None:
     """Opens the device and answers requests. `cores` pins the process."""
     os.sched_setaffinity(0, cores)
     try:
         worker = _RunWorker(target, mode)
         conn.send(Ready())
         while True:
-            conn.send(worker.answer(conn.recv()))
+            request = conn.recv()
+            before = process_state()
+            reply = worker.answer(request)
+            conn.send(replace(reply, worn=changes(before)) if isinstance(reply, Ran) else reply)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except (DeviceError, OperatorError) as error:

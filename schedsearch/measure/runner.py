@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import platform
@@ -13,12 +14,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from schedsearch.errors import DeviceError, OperatorError, UsageError
+from schedsearch.errors import DeviceError, PreparationError, SchedsearchError, UsageError
 from schedsearch.launch import Artifact
 from schedsearch.measure.builder import Built
 from schedsearch.measure.clocks import read_clocks
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.process import ChildDiedError, ChildProcess
+from schedsearch.measure.restarts import Restarts
 from schedsearch.measure.run_worker import Failed, Prepare, Race, Ran, Ready, Run
 from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Outcome
 from schedsearch.target import Target
@@ -26,7 +28,6 @@ from schedsearch.workload import Workload
 
 _START_S = 120.0
 _PREPARE_S = 600.0  # a naive float64 convolution on one core may take minutes
-_RESTARTS = 3  # after a hang the driver may need a moment before it accepts the next process
 _CLOCKS_AGE_S = 2.0
 _STRESS_LAUNCHES = 50
 
@@ -51,7 +52,8 @@ class Runner:
 
     Raises:
         DeviceBusyError: another run holds the device and `wait` is false.
-        DeviceError: the device cannot be opened; every method raises it, too, if the device cannot be opened again.
+        DeviceError: the device cannot be opened; every method raises it, too, if the device cannot be opened again. A
+            process that dies meanwhile is replaced several times.
         UsageError: the mode is unknown, or `timeout_s` is not positive.
     """
 
@@ -79,7 +81,7 @@ class Runner:
         self.restarts = 0
         self._lock = DeviceLock(target, wait=wait, on_wait=on_wait)
         try:
-            self._start_child(meanwhile)
+            self._open_child(meanwhile, first=True)
         except BaseException:
             self.close()
             raise
@@ -100,7 +102,8 @@ class Runner:
 
         Raises:
             OperatorError: the reference of another package's operator failed, not the candidate.
-            RuntimeError: schedsearch's own reference or this code failed.
+            PreparationError: no process survives making the inputs and the reference, or it takes too long.
+            RuntimeError: schedsearch's own reference failed.
         """
         self._prepare(workload, seed=0)
         began = time.monotonic()
@@ -115,7 +118,7 @@ class Runner:
             because clocks and temperature drift for all alike.
 
         Raises:
-            OperatorError, RuntimeError: as `measure` does.
+            OperatorError, PreparationError, RuntimeError: as `measure` does.
         """
         results: dict[int, Measurement] = {}
         errors: dict[int, float | None] = {}
@@ -168,28 +171,44 @@ class Runner:
 
     def _prepare(self, workload: Workload, seed: int) -> None:
         """Retries a failure in a fresh process: in one that ran candidates it may be their fault, in a fresh one it is
-        ours.
+        ours. A process that only disappears is replaced several times.
         """
         began = time.monotonic()
-        fresh = self._child is None
+        restarts = Restarts(f"process that makes the inputs and the reference of {workload.label}")
         try:
-            child = self._child or self._restart_child()
-            known = {name: code for name, code in self._code.items() if name not in self._child_knows}
-            child.send(Prepare(workload, seed, known))
-            reply = child.receive(_PREPARE_S)
-            if isinstance(reply, Failed):
-                raise reply.error(reply.text)
-        except (ChildDiedError, TimeoutError, DeviceError, OperatorError, RuntimeError) as error:
-            self._stop_child()
-            if not fresh:
-                return self._prepare(workload, seed)
-            if not isinstance(error, (ChildDiedError, TimeoutError)):
-                raise
-            raise RuntimeError(f"the runner's process failed to prepare {workload.label}: {error}") from error
+            while not (ready := self._try_to_prepare(workload, seed, restarts)):
+                restarts.wait()
         finally:
             self.prepare_s += time.monotonic() - began
-        self._code.update(reply.code)
+        self._code.update(ready.code)
         self._child_knows = set(self._code)
+
+    def _try_to_prepare(self, workload: Workload, seed: int, restarts: Restarts) -> Ready | None:
+        """None if it makes sense to try again."""
+        fresh = self._child is None
+        child = self._child or self._open_child()
+        child.send(Prepare(workload, seed, {name: self._code[name] for name in self._code.keys() - self._child_knows}))
+        try:
+            reply = child.receive(_PREPARE_S)
+        except ChildDiedError as error:
+            self._stop_child()
+            if fresh:
+                try:
+                    restarts.failed(error)
+                except DeviceError as last:
+                    raise PreparationError(str(last)) from error
+            return None
+        except TimeoutError as error:
+            self._stop_child()
+            if fresh:
+                text = f"the inputs and the reference of {workload.label} were not ready within {_PREPARE_S:g} s"
+                raise PreparationError(text) from error
+            return None
+        if isinstance(reply, Ready):
+            return reply
+        self._stop_child()
+        if fresh:
+            raise _error_of(reply)
         return None
 
     def _run(self, request: Run | Race, timeout_s: float) -> Ran:
@@ -198,19 +217,16 @@ class Runner:
         began = time.monotonic()
         try:
             self._child.send(request)
-            reply: Ran | Failed = self._child.receive(timeout_s)
+            ran = _checked(self._child.receive(timeout_s), request)
         except TimeoutError:
-            reply = Ran(Outcome.RUN_TIMEOUT, message=f"not verified and timed within {timeout_s:g} s; killed", broken=True)
+            ran = Ran(Outcome.RUN_TIMEOUT, message=f"not verified and timed within {timeout_s:g} s; killed", broken=True)
         except ChildDiedError as error:
-            reply = Ran(Outcome.WORKER_LOST, message=f"the runner process was lost: {error}", broken=True)
+            ran = Ran(Outcome.WORKER_LOST, message=f"the runner process was lost: {error}", broken=True)
         self.busy_s += time.monotonic() - began
-        if isinstance(reply, Failed):
-            self._stop_child()
-            raise RuntimeError(reply.text)
-        if reply.broken:
+        if ran.broken or ran.worn:
             self._stop_child()
             self.restarts += 1
-        return reply
+        return ran
 
     def _measurement(self, ran: Ran, built: Built, run_s: float) -> Measurement:
         finite = ran.max_error is not None and math.isfinite(ran.max_error)
@@ -228,32 +244,45 @@ class Runner:
             device_uuid=self._target.uuid,
         )
 
-    def _restart_child(self) -> ChildProcess:
-        for attempt in range(_RESTARTS - 1):
-            try:
-                return self._start_child()
-            except DeviceError:
-                time.sleep(1.0 + attempt)
-        return self._start_child()
+    def _open_child(self, meanwhile: Callable[[], None] = lambda: None, first: bool = False) -> ChildProcess:
+        """Starts a child that has the device open, and tries again when it dies before.
 
-    def _start_child(self, meanwhile: Callable[[], None] = lambda: None) -> ChildProcess:
+        It also tries again when the device refuses, except for the `first` child: after a hang the driver may need a
+        moment.
+        """
+        restarts = Restarts(f"process that opens {self._target.name}")
+        while True:
+            try:
+                child, reply = self._start_child(meanwhile)
+            except ChildDiedError as error:
+                restarts.failed(error, hopeless=error.exited)
+            else:
+                if isinstance(reply, Ready):
+                    return child
+                self._stop_child()
+                if first or not (isinstance(reply, Failed) and reply.error is DeviceError):
+                    raise _error_of(reply)
+                restarts.failed(_error_of(reply), hopeless=True)
+            meanwhile = lambda: None  # noqa: E731
+            restarts.wait()
+
+    def _start_child(self, meanwhile: Callable[[], None]) -> tuple[ChildProcess, object]:
         target, env = self._target, {}
         if target.kind == "cuda" and target.uuid:
             target, env = replace(target, ordinal=0), {"CUDA_VISIBLE_DEVICES": target.uuid}
         args = (target, self._cores, self._mode)
-        self._child = ChildProcess("schedsearch.measure.run_worker:serve_runs", args, env)
+        child = self._child = ChildProcess("schedsearch.measure.run_worker:serve_runs", args, env)
         self._child_knows = set()
         meanwhile()
         try:
-            reply = self._child.receive(_START_S)
-        except (ChildDiedError, TimeoutError) as error:
+            return child, child.receive(_START_S)
+        except TimeoutError:
+            error = child.dismiss(f"it was not ready within {_START_S:g} s")
             self._stop_child()
-            raise DeviceError(f"the process that opens {target.name} failed: {error}") from error
-        if isinstance(reply, Failed):
+            raise error from None
+        except ChildDiedError:
             self._stop_child()
-            raise reply.error(reply.text)
-        assert isinstance(reply, Ready)
-        return self._child
+            raise
 
     def _stop_child(self) -> None:
         child, self._child = self._child, None
@@ -264,3 +293,40 @@ class Runner:
                 raise DeviceError(
                     f"process {child.pid} hangs on {self._target.name} and cannot be killed; reset the device"
                 ) from error
+
+
+def _error_of(reply: object) -> Exception:
+    """The exception for a reply that should have been `Ready`."""
+    if isinstance(reply, Failed) and issubclass(reply.error, SchedsearchError | RuntimeError):
+        return reply.error(reply.text)
+    return PreparationError(f"the runner's process sent {type(reply).__name__} instead of Ready")
+
+
+def _checked(reply: object, request: Run | Race) -> Ran:
+    """A reply that makes sense. Any other is the fault of the candidate's code, which ran in the process that sent it."""
+    if isinstance(reply, Failed):
+        return Ran(Outcome.LAUNCH_ERROR, message=reply.text, broken=True)
+    try:
+        return _plain(reply, request)
+    except Exception:  # any part of the reply may have any type
+        text = f"the runner's process sent an answer that makes no sense: {reply!r:.500}"
+        return Ran(Outcome.WORKER_LOST, message=text, broken=True)
+
+
+def _plain(reply: object, request: Run | Race) -> Ran:
+    """The same reply with values of the types that it declares. Raises anything if it cannot be made so."""
+    if not isinstance(reply, Ran):
+        raise TypeError
+    series = len(request.artifacts) if isinstance(request, Race) else 0 if request.launches else 1
+    times_ns = [tuple(float(time_ns) for time_ns in times) for times in reply.times_ns]
+    sound = all(times and all(0 < time_ns < math.inf for time_ns in times) for times in times_ns)
+    if not sound or len(times_ns) != (series if reply.outcome is Outcome.OK else 0):
+        raise ValueError
+    return replace(
+        reply,
+        outcome=Outcome(reply.outcome),
+        times_ns=times_ns,
+        max_error=None if reply.max_error is None else float(reply.max_error),
+        message=str(reply.message),
+        facts=json.loads(json.dumps(dict(reply.facts))),
+    )
