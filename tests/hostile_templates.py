@@ -1,7 +1,7 @@
 """Candidates that attack the process they run in, as configurations of one template. All compute right results otherwise.
 
-Each value of the knob `attack` names a function below. Those in `BUILDER_ATTACKS` run in the builder's process while it makes the
-kernel, those in `KERNEL_ATTACKS` in the runner's process, called by the kernel.
+Each value of the knob `attack` names a function below. Those in `BUILDER_ATTACKS` run in the process of a builder, before it
+makes the kernel. The kernel calls those in `KERNEL_ATTACKS`, in the process of the runner.
 """
 
 from __future__ import annotations

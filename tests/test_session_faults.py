@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import faulty_templates as faulty
+import hostile_templates as hostile
 import pytest
 from child_environment import child_environment
 from test_measure_lock import alive, gone
@@ -16,7 +17,7 @@ from test_measure_lock import alive, gone
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.measure import DeviceLock
-from schedsearch.measurement import Outcome, Record
+from schedsearch.measurement import MESSAGE_CHARACTERS, Outcome, Record
 from schedsearch.records.store import Store
 from schedsearch.session import tune
 from schedsearch.session.summary import RunSummary
@@ -112,6 +113,58 @@ def test_a_template_that_workers_cannot_import_is_refused_before_anything_runs(t
     with pytest.raises(UsageError, match="top level"):
         run(tmp_path / "t.db", Local(), "cpu")
     assert trials(tmp_path / "t.db") == []
+
+
+HOSTILE = {
+    "surrogate": (Outcome.COMPILE_ERROR, r"lone \udc80 and NUL \x00 in a message"),
+    "huge text": (Outcome.COMPILE_ERROR, "characters left out)"),
+    "no text": (Outcome.COMPILE_ERROR, "_SilentError"),
+    "no compiler text": (Outcome.COMPILE_ERROR, "SystemExit"),
+    "unpicklable error": (Outcome.COMPILE_ERROR, "_UnpicklableError"),
+    "SystemExit": (Outcome.COMPILE_ERROR, "SystemExit"),
+    "KeyboardInterrupt": (Outcome.COMPILE_ERROR, "KeyboardInterrupt"),
+    "GeneratorExit": (Outcome.COMPILE_ERROR, "GeneratorExit"),
+    "fork": (Outcome.OK, ""),
+    "exit": (Outcome.WORKER_LOST, "exited with status 0"),
+    "exec": (Outcome.WORKER_LOST, "closed its connection"),
+    "garbage": (Outcome.WORKER_LOST, "garbage"),
+    "old length": (Outcome.WORKER_LOST, "not the start of a message"),
+    "close": (Outcome.WORKER_LOST, "closed"),
+    "close everything": (Outcome.WORKER_LOST, ""),
+    "close and live": (Outcome.WORKER_LOST, "closed its connection"),
+    "stop": (Outcome.COMPILE_TIMEOUT, ""),
+    "no signals": (Outcome.COMPILE_TIMEOUT, ""),
+    "print": (Outcome.OK, ""),
+    "recursion limit": (Outcome.COMPILE_ERROR, "RecursionError"),
+    "nonsense result": (Outcome.COMPILE_ERROR, "work_items"),
+    "kernel exits": (Outcome.WORKER_LOST, "exited with status 0"),
+    "kernel closes": (Outcome.WORKER_LOST, "closed or replaced"),
+    "kernel stops": (Outcome.RUN_TIMEOUT, ""),
+}
+
+
+def test_no_attack_of_a_candidate_on_its_process_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has an outcome of its own, and what it leaves behind harms no other one."""
+    pids = tmp_path / "pids"
+    monkeypatch.setenv(hostile.GRANDCHILDREN, str(pids))
+    tune(
+        [Task(WORKLOAD)],
+        tmp_path / "t.db",
+        target="cpu",
+        tuner="grid",
+        templates=[hostile.Hostile()],
+        workers=2,
+        build_timeout_s=8.0,
+        run_timeout_s=5.0,
+    )
+    outcomes = {record.config["attack"]: record.measurement for record in trials(tmp_path / "t.db")}
+    assert sorted(outcomes) == sorted(hostile.ATTACKS)
+    for attack, (outcome, text) in HOSTILE.items():
+        assert outcomes[attack].outcome is outcome, (attack, outcomes[attack].message)
+        assert text in outcomes[attack].message, (attack, outcomes[attack].message)
+        assert len(outcomes[attack].message) <= MESSAGE_CHARACTERS
+    assert outcomes["none"].ok and outcomes["after"].ok
+    assert gone([int(pid) for pid in pids.read_text().split()])
 
 
 PARENT = """
