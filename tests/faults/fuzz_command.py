@@ -18,6 +18,8 @@ from . import fuzzing
 FUZZERS = {
     "workload_files": ("fuzz_workload_files", "WorkloadFiles"),
     "databases": ("fuzz_databases", "Databases"),
+    "imports": ("fuzz_imports", "Imports"),
+    "conditions": ("fuzz_conditions", "Conditions"),
 }
 
 

@@ -16,22 +16,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from conv2d_numpy import numpy_conv2d
-
-import schedsearch
-from schedsearch import backend
-from schedsearch.backend import CompileError
-from schedsearch.device.cpu import CpuDevice
-from schedsearch.errors import DatabaseError, NoRecordError, SchedsearchError
-from schedsearch.launch import Artifact
+from schedsearch.errors import DatabaseError
 from schedsearch.records import trust
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
-from schedsearch.workload import Workload
 
 from . import database_damages, fuzzing, sample_database
 from .commands import call, check_error
+from .deployment import Deployment
 from .fuzzing import Broken, Result
 
 NAME = "databases"
@@ -75,10 +67,7 @@ class Databases:
     def __init__(self, samples: sample_database.Samples | None = None) -> None:
         self._samples = samples or sample_database.make()
         self._seeds = (self._samples.store,) * 6 + (self._samples.deployment,) * 2 + self._samples.older
-        self._calls = [_operands(workload) for workload in sample_database.SERVED]
-        self._loaded: list[str] = []
-        _record_loads(self._loaded)
-        backend.compile_source = _no_compiler  # what is served here is stored code
+        self._deployment = Deployment(self._samples.code_of)
 
     def case(self, random: random.Random, folder: Path) -> str:
         path = folder / FILE
@@ -92,7 +81,7 @@ class Databases:
         done += database_damages.damage(path, random)
         try:
             if how < 0.3:
-                return self._deploy(path, random)
+                return self._deployment.check(path, random)
             if how < 0.4:
                 return _look_up(path, random)
             return self._command(path, folder, random)
@@ -121,30 +110,6 @@ class Databases:
         if before is not None and _content(path) != before:
             raise Broken(f"{' '.join(template)} changed the database")
         return f"{answer.word}"
-
-    def _deploy(self, path: Path, random: random.Random) -> str:
-        """Asks for both kernels. A kernel that is served has the right code and computes right values."""
-        words = []
-        for workload, (arguments, wanted) in zip(sample_database.SERVED, self._calls):
-            self._loaded.clear()
-            try:
-                allow = random.choice((("exact",), ("exact", "same_architecture")))
-                with schedsearch.compile(workload, path, target="cpu", allow=allow) as kernel:
-                    got = kernel(**arguments)
-                    if not kernel.verified:
-                        raise Broken(f"a kernel of rung {kernel.rung} that was never verified is served")
-            except NoRecordError as error:
-                check_error(error, (), "compile")
-                words.append("no record")
-            except SchedsearchError as error:
-                check_error(error, (FILE,), "compile")
-                words.append("refused")
-            else:
-                np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
-                words.append("served")
-            if foreign := set(self._loaded) - self._samples.code_of[workload.id]:
-                raise Broken(f"code that was not made for the workload was loaded: {foreign}")
-        return f"deployment {' and '.join(sorted(set(words)))}"
 
 
 def _look_up(path: Path, random: random.Random) -> str:
@@ -177,29 +142,8 @@ def _look_up(path: Path, random: random.Random) -> str:
         return "refused"
 
 
-def _record_loads(loaded: list[str]) -> None:
-    """Makes the CPU's device note the code that it is given, before it runs any of it."""
-    load = CpuDevice.load
-
-    def noting(self: CpuDevice, artifact: Artifact) -> Any:
-        loaded.append(artifact.sha256)
-        return load(self, artifact)
-
-    CpuDevice.load = noting  # type: ignore[method-assign]
-
-
-def _no_compiler(source: Any, target: Any) -> Any:
-    raise CompileError("this campaign builds no kernels")
-
-
 def _content(path: Path) -> tuple[str, ...]:
     return hashlib.sha256(path.read_bytes()).hexdigest(), *sorted(each.name for each in path.parent.glob(f"{FILE}*"))
-
-
-def _operands(workload: Workload) -> tuple[dict[str, Any], Any]:
-    rng = np.random.default_rng(7)
-    arguments = {spec.name: rng.standard_normal(spec.shape).astype(np.float32) for spec in workload.signature}
-    return arguments, numpy_conv2d(workload, arguments, {})
 
 
 def run(seed: int, count: int, folder: Path, deadline_s: float | None = None, first: int = 0, **options: Any) -> Result:
