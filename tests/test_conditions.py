@@ -164,3 +164,8 @@ def test_products_of_constants_are_of_64_bits_as_those_of_columns_are(factors: l
     assert holds(f"{text} == {wrapped}") == [True] * len(POINTS)
     assert holds(f"{text} > a") == [wrapped > a for a, _, _ in POINTS]
     assert holds(f"{text} * b < a") == [(wrapped * b + 2**63) % 2**64 - 2**63 < a for a, b, _ in POINTS]
+
+
+@pytest.mark.parametrize("text", ["1.5 % 0 > 1 or a == a", "1.5 / 0.0 > 1 or a == a", "2.5 // False > 1 or a == a"])
+def test_a_division_of_constants_by_zero_is_harmless_if_an_or_covers_it(text: str) -> None:
+    assert all(holds(text))

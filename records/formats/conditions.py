@@ -134,9 +134,9 @@ class _Compiler:
         value = tree.value
         if not isinstance(value, bool | int | float | str) or (isinstance(value, int) and abs(value) >= 2**63):
             raise self._error(tree, f"the constant {str(value)[:40]!r} is not allowed")
-        constant = (
-            np.int64(value) if type(value) is int else value
-        )  # fixed width, so that no product of constants can explode
+        # Numbers of NumPy: no product of constants can explode, and 1.5 % 0 is nan as it is in a column, not an error.
+        fixed: dict[type, type] = {int: np.int64, float: np.float64}
+        constant = fixed.get(type(value), type(value))(value)
         return lambda _: constant
 
     def _comparison(self, tree: ast.Compare) -> Node:

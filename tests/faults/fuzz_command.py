@@ -20,6 +20,7 @@ FUZZERS = {
     "databases": ("fuzz_databases", "Databases"),
     "imports": ("fuzz_imports", "Imports"),
     "conditions": ("fuzz_conditions", "Conditions"),
+    "plans": ("fuzz_plans", "Plans"),
 }
 
 

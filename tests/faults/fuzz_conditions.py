@@ -35,14 +35,26 @@ COLUMNS: dict[str, Any] = {
 }
 _NUMBERS = ("bx", "by", "tile", "ratio", "flag")
 _FORBIDDEN = (
-    "__import__('os').system('true')", "open('/etc/passwd').read()", "bx.__class__", "().__class__.__bases__[0]", "fuzz_trap()",
-    "(lambda: fuzz_trap())()", "[x for x in (1,)]", "{**{}}", "f'{fuzz_trap()}'", "bx[0]", "9**9**9", "1 << 9999", "bx @ by", "~bx",
-    "(y := 3)", "await bx", "yield", "min(*[1, 2])", "min(1, 2, key=fuzz_trap)", "max(bx)", "min()", "print(1)", "bx if by else tile",
-    "'a' * 10**9", "'%s' % bx", "'a' + order", "1j", "b'x'", "...", "None", "bx is by", "bx in tile", "bx in ()", "bx in []", "9" * 400,
-    "1e999", "-9223372036854775808", "9223372036854775807 + 1", "0 // 0", "bx % 0", "1 / 0", "unknown", "bx, by", "{bx}", "bx not in [1]",
-    "order < 3", "order == 3", "order < 'row'", "-order", "not order", "True + True", "'row'", "1.5", "", " ", "\x00", "bx\nby", "#", "\\",
-    "bx == 1 #", "0x10 == 16", "1_0 == 10", "0b1 == bx", "00 == 0", "é", "ｂｘ == 1", "bx ＝ 1", "\ud800", "bx > 1;", "import os", "exec('1')",
-)  # fmt: skip
+    *("__import__('os').system('true')", "open('/etc/passwd').read()", "bx.__class__", "().__class__.__bases__[0]", "bx[0]"),
+    *("fuzz_trap()", "(lambda: fuzz_trap())()", "[x for x in (1,)]", "{**{}}", "f'{fuzz_trap()}'", "9**9**9", "1 << 9999"),
+    *("bx @ by", "~bx", "(y := 3)", "await bx", "yield", "min(*[1, 2])", "min(1, 2, key=fuzz_trap)", "max(bx)", "min()"),
+    *("print(1)", "bx if by else tile", "'a' * 10**9", "'%s' % bx", "'a' + order", "1j", "b'x'", "...", "None", "bx is by"),
+    *("bx in tile", "bx in ()", "bx in []", "9" * 400, "1e999", "-9223372036854775808", "9223372036854775807 + 1", "0 // 0"),
+    *(
+        "bx % 0",
+        "1 / 0",
+        "1.5 % 0",
+        "unknown",
+        "bx, by",
+        "{bx}",
+        "bx not in [1]",
+        "order < 3",
+        "order == 3",
+        "order < 'row'",
+    ),
+    *("-order", "not order", "True + True", "'row'", "1.5", "", " ", "\x00", "bx\nby", "#", "\\", "bx == 1 #", "0x10 == 16"),
+    *("1_0 == 10", "0b1 == bx", "00 == 0", "é", "ｂｘ == 1", "bx ＝ 1", "\ud800", "bx > 1;", "import os", "exec('1')"),
+)
 
 
 class Conditions:
@@ -122,7 +134,14 @@ def _expression(rng: random.Random, depth: int, forbidden: float = 0.0) -> str:
 
 def _texts(rng: random.Random) -> str:
     return rng.choice(
-        ("(order == 'row')", "('column' != order)", "(order in ['row', 'x'])", "(order not in ('x', 'column'))", "flag", "(flag)")
+        (
+            "(order == 'row')",
+            "('column' != order)",
+            "(order in ['row', 'x'])",
+            "(order not in ('x', 'column'))",
+            "flag",
+            "(flag)",
+        )
     )
 
 
@@ -140,11 +159,41 @@ def _number(rng: random.Random, depth: int, forbidden: float) -> str:
     return f"({_number(rng, depth + 1, forbidden)} {operation} {_number(rng, depth + 1, forbidden)})"
 
 
+_PIECES = (*"()[].'\",:=\n\t\x00é\\#@; 9a", "**", "__")
+
+
 def _mutated(text: str, rng: random.Random) -> str:
     for _ in range(rng.choice((1, 1, 2, 4))):
         at = rng.randrange(len(text) + 1)
-        piece = rng.choice(("(", ")", "[", "]", ".", "'", '"', ",", ":", "=", "**", "\n", "\t", "\x00", "é", "\\", "#", "@", ";", " ", "9", "a"))
-        text = rng.choice((text[:at] + piece + text[at:], text[:at] + text[at + 1 :], text[:at], text[:at] + rng.choice(_FORBIDDEN)))
+        piece = rng.choice(
+            (
+                "(",
+                ")",
+                "[",
+                "]",
+                ".",
+                "'",
+                '"',
+                ",",
+                ":",
+                "=",
+                "**",
+                "\n",
+                "\t",
+                "\x00",
+                "é",
+                "\\",
+                "#",
+                "@",
+                ";",
+                " ",
+                "9",
+                "a",
+            )
+        )
+        text = rng.choice(
+            (text[:at] + piece + text[at:], text[:at] + text[at + 1 :], text[:at], text[:at] + rng.choice(_FORBIDDEN))
+        )
     return text
 
 

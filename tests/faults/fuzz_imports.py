@@ -7,9 +7,11 @@ larger when unpacked. The file is imported into a new database or into one that 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ FORMATS = ("jsonl", "kernel-tuner", "t4", "autotvm")
 _ENTRIES = 20  # kept of a public file
 
 
-
 class Imports:
     """See `fuzzing.Fuzzer`."""
 
@@ -35,29 +36,38 @@ class Imports:
         self._deployment = Deployment(self._samples.code_of)
         cache = replay_support.cache({"bx": [16, 32], "unroll": [1, 2.5], "order": ["row", "column"], "flag": [True]})
         caches = [json.loads(self._samples.kernel_tuner), replay_support.cache(), cache]
-        results = [json.loads(self._samples.t4), replay_support.t4(replay_support.cache())]
-        self._descriptions = [
-            json.loads(self._samples.t1),
-            replay_support.t1("bx * unroll != 64", "order in ['row', 'column'] or min(bx, 64) <= 64"),
+        conditions = replay_support.t1("bx * unroll != 64", "order in ['row', 'column'] or min(bx, 64) <= 64")
+        self._results = [
+            (json.loads(self._samples.t4), json.loads(self._samples.t1)),
+            (replay_support.t4(replay_support.cache()), conditions),
         ]
-        for path in sorted(PUBLIC.glob("*.json*")) if PUBLIC.is_dir() else ():  # without it, our own files remain
-            _add_public(path, caches, results, self._descriptions)
-        self._values = {"kernel-tuner": caches, "t4": results}
+        for path in sorted(PUBLIC.glob("*_A100*.gz")) if PUBLIC.is_dir() else ():  # without it, our own files remain
+            _add_public(path, caches, self._results)
+        self._caches = caches
         self._lines = {
             "jsonl": [text.decode().splitlines() for text in self._samples.jsonl],
             "autotvm": [self._samples.autotvm.decode().splitlines()],
         }
         self._others = [*self._samples.jsonl, self._samples.kernel_tuner, self._samples.t1, self._samples.autotvm]
+        with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+            connection.deserialize(self._samples.store.replace(b"\2\2", b"\1\1", 1))  # as a database without a log
+            self._count = connection.execute("SELECT count(*) FROM record").fetchone()[0]
         self._zeros = gzip.compress(bytes(4 << 20)), gzip.compress(b"[" + b" " * (4 << 20)), gzip.compress(b"\n" * (4 << 20))
 
     def case(self, random: random.Random, folder: Path) -> str:
         form = random.choice(FORMATS)
         path = folder / ("some_T4.json" if form == "t4" else "some.json")
-        path.write_bytes(self._packed(self._content(form, random), random))
         if form == "t4":
-            description = random.choice(self._descriptions)
-            text = json_mutations.mutated(description, random) if random.random() < 0.5 else json.dumps(description)
-            (folder / "some_T1.json").write_bytes(self._packed(text.encode("utf-8", "replace"), random))
+            results, description = random.choice(self._results)
+            first = random.random() < 0.5  # one of the two files changes
+            path.write_bytes(self._packed(self._changed(results, random) if first else _plain(results), random))
+            beside = _plain(description) if first else self._changed(description, random)
+            (folder / "some_T1.json").write_bytes(self._packed(beside, random))
+        elif form == "kernel-tuner":
+            path.write_bytes(self._packed(self._changed(random.choice(self._caches), random), random))
+        else:
+            lines = _changed_lines(random.choice(self._lines[form]), random)
+            path.write_bytes(self._packed(self._bent(lines, random), random))
         if form in ("kernel-tuner", "t4") and random.random() < 0.2:
             answer = call(
                 *("replay", path, "--tuner", random.choice(("random", "grid")), "--seeds", "1", "--evaluations", "2,3"),
@@ -77,7 +87,7 @@ class Imports:
         if answer.code:
             if not ours and db.exists():
                 raise Broken("a new database is left behind after an import that failed")
-            if ours and _records(db) != len(self._samples_ids(folder)):
+            if ours and _records(db) != self._count:
                 raise Broken("an import that failed added something")
             return "refused"
         if random.random() < 0.3:
@@ -93,17 +103,11 @@ class Imports:
             return f"taken, {self._deployment.check(db, random)}"
         return "taken"
 
-    def _samples_ids(self, folder: Path) -> range:
-        path = folder / "before.db"
-        path.write_bytes(self._samples.store)
-        return range(_records(path))
+    def _changed(self, value: Any, random: random.Random) -> bytes:
+        return self._bent(json_mutations.mutated(value, random).encode("utf-8", "replace"), random)
 
-    def _content(self, form: str, random: random.Random) -> bytes:
-        if form in self._values:
-            data = json_mutations.mutated(random.choice(self._values[form]), random).encode("utf-8", "replace")
-        else:
-            data = _changed_lines(random.choice(self._lines[form]), random)
-        while random.random() < 0.15:
+    def _bent(self, data: bytes, random: random.Random) -> bytes:
+        while random.random() < 0.1:
             data = yaml_mutations.mutate_bytes(data, self._others, random)
         return data
 
@@ -126,9 +130,6 @@ class Imports:
 
 
 def _records(db: Path) -> int:
-    import contextlib
-    import sqlite3
-
     with contextlib.closing(sqlite3.connect(db)) as connection:
         return int(connection.execute("SELECT count(*) FROM record").fetchone()[0])
 
@@ -153,15 +154,18 @@ def _changed_lines(lines: list[str], rng: random.Random) -> bytes:
     return "\n".join(changed).encode("utf-8", "replace") + b"\n"
 
 
-def _add_public(path: Path, caches: list[Any], results: list[Any], descriptions: list[Any]) -> None:
-    """The beginning of a public recorded space, in its own format."""
-    data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+def _plain(value: Any) -> bytes:
+    return json.dumps(value).encode("utf-8", "replace")
+
+
+def _add_public(path: Path, caches: list[Any], results: list[tuple[Any, Any]]) -> None:
+    """The beginning of a public recorded space: a cache, or T4 results with their description."""
+    data = json.loads(gzip.decompress(path.read_bytes()))
     if "cache" in data:
         caches.append({**data, "cache": dict(list(data["cache"].items())[:_ENTRIES])})
-    elif "results" in data:
-        results.append({**data, "results": data["results"][:_ENTRIES]})
-    elif "ConfigurationSpace" in data:
-        descriptions.append(data)
+    else:
+        description = json.loads(path.with_name(f"{path.name.partition('_')[0]}_T1.json").read_text())
+        results.append(({**data, "results": data["results"][:_ENTRIES]}, description))
 
 
 def run(seed: int, count: int, folder: Path, deadline_s: float | None = None, first: int = 0, **options: Any) -> Result:

@@ -181,6 +181,7 @@ class _Worker:
 
     def _work(self, fuzzer: Fuzzer, pipe: int, deadline_s: float | None) -> None:
         _prepare_process()
+        gc.freeze()  # what the parent made stays
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit = _memory("VmSize") + MEMORY_LIMIT_BYTES + (256 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

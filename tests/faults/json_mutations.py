@@ -36,7 +36,7 @@ ODD = (
 def mutated(value: Any, rng: random.Random, changes: int = 0) -> str:
     """The JSON text of a value after some changes, sometimes with a duplicate key or a huge number in it."""
     changed = copy.deepcopy(value)
-    for _ in range(changes or rng.choice((1, 1, 1, 2, 4))):
+    for _ in range(changes or rng.choice((1, 1, 1, 1, 2, 4))):
         changed = _change(changed, rng)
     text = json.dumps(changed)
     how = rng.random()
