@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
 
-SCHEMA_VERSION = 3  # the newest version that this code knows; `schema.MIGRATIONS` leads to it
+SCHEMA_VERSION = 4  # the newest version that this code knows; `schema.MIGRATIONS` leads to it
 BUSY_TIMEOUT_S = 30.0
 MIN_SQLITE = (3, 37, 0)  # STRICT tables
 

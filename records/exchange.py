@@ -2,15 +2,15 @@
 
 An exchange file has one JSON object per line, each with a `kind`:
 
-    {"kind": "header", "format": 3, "uuid": ...}
+    {"kind": "header", "format": 4, "uuid": ...}
     {"kind": "run", "id": ..., "machine": ..., "started_at": ..., "finished_at": ..., "info": {...}, "summary": {...}}
     {"kind": "artifact", "sha256": ..., "plan": {...}, "code": <base64>, "signature": ...}     only with artifacts=True
-    {"kind": "record", ...}                                                                    see `rows.to_json`
+    {"kind": "record", ..., "signature": ...}                                                  see `rows.to_json`
     {"kind": "profile", "content_id": ..., "profile": {...}}                                   see `Profile.to_json`
-    {"kind": "best", "content_id": ..., "verified": ..., "artifact": ..., "promoted_at": ...}
+    {"kind": "best", "content_id": ..., "verified": ..., "artifact": ..., "promoted_at": ..., "signature": ...}
 
-The file is complete: after an export and an import a store is the same, except for code that is not trusted. Code enters a
-store only if this machine wrote it or its origin is trusted; other code is rebuilt from the configuration.
+The file is complete: after an export and an import on the same machine a store is the same. What another machine wrote is a
+claim. Its records come in, as somebody else's measurements. Its code and bests come in only if their origin is trusted.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ from schedsearch.errors import DatabaseError, NoRecordError, SchemaVersionError,
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import dbfile, rows, schema
-from schedsearch.records import trust as trust_marks
+from schedsearch.records import dbfile, rows, schema, trust
 from schedsearch.records.formats.recording import Place, parse_json, read_bytes
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import new_file, temporary_beside
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
 from schedsearch.records.store import Store
-from schedsearch.records.trust import trust
-from schedsearch.records.writes import put_artifact, put_profile, set_best
+from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best
 from schedsearch.workload import Workload
 
-__all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge", "trust"]
+__all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge"]
 
-FORMAT = 3  # format 2 has no model, anchor, host and device_uuid
+FORMAT = 4  # format 2 has no model, anchor, host and device_uuid; formats 2 and 3 have no signatures of records and bests
 _MAX_PROBLEMS = 10
 _CHUNK = 2000  # rows per statement
 _RUN_FIELDS = ("id", "machine", "started_at", "finished_at")
@@ -52,15 +50,28 @@ _RUN_FIELDS = ("id", "machine", "started_at", "finished_at")
 
 @dataclass
 class Report:
-    """What an import or merge did. `known` counts records that were there already, `dropped` untrusted artifacts."""
+    """What an import or merge did. `known` counts records that were there already, `dropped` what is not trusted."""
 
     records_added: int = 0
     records_known: int = 0
     runs_added: int = 0
     profiles_added: int = 0
     bests_changed: int = 0
+    bests_dropped: int = 0
     artifacts_added: int = 0
     artifacts_dropped: int = 0
+
+    @property
+    def note(self) -> str:
+        """What was left out and how to get it; "" if nothing was."""
+        if not self.bests_dropped and not self.artifacts_dropped:
+            return ""
+        return (
+            f"left out, because this machine did not make them: {self.bests_dropped} best records and "
+            f"{self.artifacts_dropped} kernels' machine code. Their configurations were imported; deployment builds and "
+            "verifies them here. Tune here, or if you trust the origin: schedsearch records import --trusted, or "
+            "schedsearch records trust FILE and then merge"
+        )
 
     def __add__(self, other: Report) -> Report:
         return Report(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -110,7 +121,7 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
                 )
         query = rows.stored().order_by(schema.record.c.id).execution_options(yield_per=_CHUNK)
         for row in connection.execute(query).mappings():
-            write("record", rows.to_json(dict(row)))
+            write("record", {**rows.to_json(dict(row)), "signature": row["signature"]})
             records += 1
         for row in connection.execute(_profiles()).mappings():
             write("profile", {"content_id": row["content_id"], "profile": json.loads(row["json"])})
@@ -122,6 +133,7 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
                     "verified": bool(row["verified"]),
                     "artifact": row["best_sha256"],
                     "promoted_at": row["promoted_at"],
+                    "signature": row["best_signature"],
                 },
             )
     return records
@@ -133,7 +145,7 @@ def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Re
     Args:
         store: receives the records.
         path: a file of `export_jsonl`, gzip or not.
-        trusted: whether to accept machine code that another machine wrote.
+        trusted: whether to accept machine code and bests of another machine; this machine then signs them.
 
     Raises:
         UsageError: the file cannot be read, or lines are wrong; it names each line as file:line with the mistake.
@@ -196,10 +208,11 @@ def reason(error: Exception) -> str:
 def merge(store: Store, sources: Sequence[str | Path]) -> Report:
     """Adds the records of other databases. Each source is added as a whole or not at all. A second merge adds nothing.
 
-    A best of a source replaces ours if it is faster (`writes.set_best`). Code comes along if this machine wrote it or the
-    source is trusted.
+    A best of a source comes along, with its code, if this machine signed it or it is marked as trusted (`trust.vouches`). It
+    replaces ours if it is faster (`writes.set_best`).
 
     Raises:
+        UsageError: a row of a source is not what its identity says.
         UsageError: a source is the store itself.
         DatabaseError: a source cannot be read; the sources before it stay merged.
     """
@@ -213,22 +226,26 @@ def merge(store: Store, sources: Sequence[str | Path]) -> Report:
 
 
 def _merge_one(store: Store, other: Store, source: str) -> Report:
-    trusted = trust_marks.is_marked(other.path, other.uuid)
     with other.database.read() as reading, store.database.write() as writing:
-        importer = _Importer(store, writing, source=source, trusted=trusted)
+        importer = _Importer(store, writing, source=source, trusted=False)
         for row in reading.execute(sa.select(schema.run)).mappings():
             importer.run(dict(row))
+        bests = reading.execute(_bests()).all()
+        claims = [(claim_of(row, verified=bool(row.verified), artifact_sha256=row.best_sha256), row) for row in bests]
+        importer.accept(claim.artifact_sha256 for claim, row in claims if trust.vouches(claim, row.best_signature))
         for row in reading.execute(sa.select(schema.artifact).execution_options(yield_per=16)).mappings():
             importer.artifact(row["sha256"], row["plan"], row["code"], row["signature"])
         query = rows.stored().add_columns(schema.workload.c.op).order_by(schema.record.c.id)
         for row in reading.execute(query.execution_options(yield_per=_CHUNK)).mappings():
             values = dict(row)
             del values["id"]
-            importer.record(values, values.pop("op"))
+            if problem := rows.problem_of_ids(values):
+                raise UsageError(f"{source}: record {row['id']} is not what it says: {problem}; nothing of it was merged")
+            importer.record(values, values.pop("op"), values.pop("signature"))
         for row in reading.execute(_profiles()).mappings():
             importer.profile(row["content_id"], row["json"])
-        for row in reading.execute(_bests()).mappings():
-            importer.best(row["content_id"], bool(row["verified"]), row["best_sha256"], row["promoted_at"])
+        for best in bests:
+            importer.best(best.content_id, bool(best.verified), best.best_sha256, best.promoted_at, best.best_signature)
         importer.finish()
     return importer.report
 
@@ -242,7 +259,13 @@ def _profiles() -> sa.Select[Any]:
 def _bests() -> sa.Select[Any]:
     best, record = schema.best, schema.record
     return (
-        sa.select(record.c.content_id, best.c.verified, best.c.artifact_sha256.label("best_sha256"), best.c.promoted_at)
+        sa.select(
+            record,
+            best.c.verified,
+            best.c.artifact_sha256.label("best_sha256"),
+            best.c.promoted_at,
+            best.c.signature.label("best_signature"),
+        )
         .join(record, record.c.id == best.c.record_id)
         .order_by(best.c.workload_id, best.c.target_key, best.c.mode)
     )
@@ -262,7 +285,8 @@ class _Importer:
         self._toolchains: dict[str, dict[str, str]] = {}
         self._records: list[dict[str, Any]] = []
         self._profiles: list[tuple[str, Profile]] = []
-        self._bests: list[tuple[str, bool, str | None, float]] = []
+        self._bests: list[tuple[str, bool, str | None, float, str]] = []
+        self._accepted: set[str | None] = set()
         self._seen = 0
         self._records_before = self._count(schema.record)
         self._artifacts_before = self._count(schema.artifact)
@@ -290,32 +314,46 @@ class _Importer:
             self.artifact(str(data["sha256"]), str(data["plan"]), code, str(data["signature"]))
         elif kind == "record":
             record = rows.from_json(data)
-            self.record(rows.to_row(record), record.workload.op)
+            self.record(rows.to_row(record), record.workload.op, str(data.get("signature", "")))
         elif kind == "profile":
             self.profile(str(data["content_id"]), json.dumps(data["profile"]))
         elif kind == "best":
             artifact = None if data["artifact"] is None else str(data["artifact"])
-            self.best(str(data["content_id"]), bool(data["verified"]), artifact, float(data["promoted_at"]))
+            promoted_at, signature = float(data["promoted_at"]), str(data.get("signature", ""))
+            self.best(str(data["content_id"]), bool(data["verified"]), artifact, promoted_at, signature)
         else:
             raise ValueError(f"unknown kind {kind!r}; allowed: header (first line), run, artifact, record, profile, best")
 
     def run(self, row: dict[str, Any]) -> None:
+        """Adds a run, or the end of a run that is known without one."""
         run = schema.run
-        known = self._connection.execute(sa.select(run.c.finished_at).where(run.c.id == row["id"])).one_or_none()
+        known = self._connection.execute(sa.select(run).where(run.c.id == row["id"])).one_or_none()
         if known is None:
             self._connection.execute(sa.insert(run), row)
             self.report.runs_added += 1
-        elif known.finished_at is None:
-            self._connection.execute(sa.update(run).where(run.c.id == row["id"]).values(row))
+        elif known.finished_at is None and (known.machine, known.started_at) == (row["machine"], row["started_at"]):
+            end = {name: row[name] for name in ("finished_at", "summary")}
+            self._connection.execute(sa.update(run).where(run.c.id == row["id"]).values(end))
+
+    def accept(self, artifacts: Iterable[str | None]) -> None:
+        """The machine code with these digests is trusted."""
+        self._accepted.update(artifacts)
 
     def artifact(self, sha256: str, plan_json: str, code: bytes, signature: str) -> None:
-        if self._trusted or trust_marks.is_ours(sha256, signature):
-            trust_marks.verify_digest(Path(self._source), sha256, plan_json, code)
+        if self._trusted or sha256 in self._accepted or trust.is_ours(trust.Kind.ARTIFACT, sha256, signature):
+            trust.verify_digest(Path(self._source), sha256, plan_json, code)
             put_artifact(self._db, self._connection, sha256, plan_json, code)
         else:
             self.report.artifacts_dropped += 1
 
-    def record(self, row: dict[str, Any], op: str) -> None:
+    def record(self, row: dict[str, Any], op: str, signature: str = "") -> None:
+        """Adds a record. One that this machine did not measure loses its artifact, which would name code of ours."""
+        own = rows.is_own_record({**row, "signature": signature})
+        row = {
+            **row,
+            "signature": signature if own else "",
+            "artifact_sha256": row["artifact_sha256"] if own or self._trusted else None,
+        }
         workload_json, toolchain_json = row.pop("workload_json"), row.pop("toolchain_json")
         self._workloads[row["workload_id"]] = {"id": row["workload_id"], "op": op, "json": workload_json}
         self._toolchains[row["toolchain_id"]] = {"id": row["toolchain_id"], "json": toolchain_json}
@@ -327,8 +365,8 @@ class _Importer:
     def profile(self, content_id: str, text: str) -> None:
         self._profiles.append((content_id, Profile.from_json(text)))
 
-    def best(self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float) -> None:
-        self._bests.append((content_id, verified, artifact_sha256, promoted_at))
+    def best(self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float, signature: str) -> None:
+        self._bests.append((content_id, verified, artifact_sha256, promoted_at, signature))
 
     def finish(self) -> None:
         """Writes the outstanding rows, then profiles and bests, which refer to records and artifacts."""
@@ -356,12 +394,19 @@ class _Importer:
                 self._connection.execute(self._db.insert(table).on_conflict_do_nothing(), values)
         self._workloads, self._toolchains, self._records = {}, {}, []
 
-    def _promote(self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float) -> None:
-        """Takes over a best if it is faster than ours (see `writes.set_best`), or if it has code and ours has none."""
+    def _promote(
+        self, content_id: str, verified: bool, artifact_sha256: str | None, promoted_at: float, signature: str
+    ) -> None:
+        """Takes over a best that is trusted, if it is faster than ours (see `writes.set_best`), or if it has code and ours
+        has none. This machine signs it."""
         record = schema.record
         row = self._connection.execute(sa.select(record).where(record.c.content_id == content_id)).one_or_none()
         if row is None or row.time_ns is None:
             raise UsageError(f"{self._source} names a best record {content_id[:12]} that it does not hold, or that failed")
+        claim = claim_of(row, verified=verified, artifact_sha256=artifact_sha256)
+        if trust.is_revoked(claim) or not (self._trusted or trust.vouches(claim, signature)):
+            self.report.bests_dropped += 1
+            return
         stored = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == artifact_sha256)
         kept_sha256 = self._connection.execute(stored).scalar()
         self.report.bests_changed += set_best(
@@ -382,8 +427,8 @@ def export_deploy(
 ) -> dict[str, int]:
     """Writes a small read-only database with the best kernels and their code, for `compile` on other machines.
 
-    The file appears under its name only when it is complete, so it may replace a file that is in use. It is a new database,
-    so it must be marked as trusted on each machine that uses it (`schedsearch records trust FILE`).
+    The file appears under its name only when it is complete, so it may replace a file that is in use. Another machine has to
+    trust its kernels (`schedsearch records trust FILE`).
 
     Args:
         store: the source.
@@ -391,7 +436,8 @@ def export_deploy(
         target, mode, workloads: export only these; None means all.
 
     Returns:
-        {"bests", "artifacts", "size_bytes"}.
+        {"bests", "artifacts", "unsigned", "size_bytes"}. Unsigned kernels are bests with code that this machine does not
+        vouch for; it will not be loaded here.
 
     Raises:
         UsageError: the destination exists and is not a deployment file.
@@ -431,24 +477,25 @@ def _copy_deployed(
     wanted = [column == value for column, value in ((best.c.target_key, target), (best.c.mode, mode)) if value is not None]
     if workloads is not None:
         wanted.append(best.c.workload_id.in_([workload.id for workload in workloads]))
-    marked = trust_marks.is_marked(store.path, store.uuid)
-    counts = {"bests": 0, "artifacts": 0}
+    counts = {"bests": 0, "artifacts": 0, "unsigned": 0}
     database.create_deploy()
     with store.database.read() as reading, database.write() as writing:
-        writing.execute(sa.insert(schema.meta), new_meta("deploy", signed=store.trusted))
+        writing.execute(sa.insert(schema.meta), new_meta("deploy"))
         chosen = sa.select(best.c.workload_id).where(*wanted)
         for row in reading.execute(sa.select(schema.workload).where(schema.workload.c.id.in_(chosen))).mappings():
             writing.execute(sa.insert(schema.workload), dict(row))
         used = sa.select(best.c.artifact_sha256).where(best.c.artifact_sha256.is_not(None), *wanted)
         query = sa.select(artifact).where(artifact.c.sha256.in_(used)).execution_options(yield_per=16)
         for row in reading.execute(query).mappings():
-            if marked or trust_marks.is_ours(row["sha256"], row["signature"]):
-                put_artifact(database, writing, row["sha256"], row["plan"], row["code"])
-            else:  # keeps the origin: another machine's code
-                writing.execute(sa.insert(artifact), dict(row))
+            writing.execute(sa.insert(artifact), dict(row))
             counts["artifacts"] += 1
-        for row in reading.execute(sa.select(best).where(*wanted)).mappings():
-            writing.execute(sa.insert(best), dict(row))
+        for served in reading.execute(sa.select(best).where(*wanted)):
+            values, claim = dict(served._mapping), claim_of(served)
+            if trust.vouches(claim, served.signature):
+                values["signature"] = trust.sign(trust.Kind.BEST, claim.text)  # it may have been marked only
+            else:
+                counts["unsigned"] += served.artifact_sha256 is not None
+            writing.execute(sa.insert(best), values)
             counts["bests"] += 1
     return counts
 

@@ -33,6 +33,15 @@ def matching(
     return [column == value for column, value in wanted if value is not None]
 
 
+def measured_here() -> sa.ColumnElement[bool]:
+    """Condition on record: it was measured into this database, or came in with a signature of this machine.
+
+    Of another record an import or merge keeps no signature, and always a source.
+    """
+    record = schema.record.c
+    return sa.or_(record.source == "", record.signature != "")
+
+
 def tuned(op: str, template: str, version: int, mode: str) -> sa.Select[Any]:
     """Distinct rows (workload's json, target_key) that have a valid record, in this order."""
     record = schema.record
@@ -54,15 +63,16 @@ def tuned(op: str, template: str, version: int, mode: str) -> sa.Select[Any]:
     return sa.select(pairs.c.json, pairs.c.target_key).where(valid).order_by(pairs.c.json, pairs.c.target_key)
 
 
-def evidence(workload: Workload, target: str, template: str, version: int, mode: str) -> sa.Select[Any]:
-    """Rows (config, its smallest time_ns or NULL), the fastest first, failures last."""
+def evidence(workload: Workload, target: str, template: str, version: int, mode: str, *, imported: bool) -> sa.Select[Any]:
+    """Rows (config, its smallest time_ns or NULL), the fastest first, failures last; see `Store.evidence`."""
     columns = schema.record.c
     time_ns = sa.func.min(columns.time_ns)
+    conditions = matching(workload=workload, target=target, template=template, mode=mode)
+    if imported:
+        conditions.append(sa.not_(measured_here()))
     return (
         sa.select(columns.config, time_ns.label("time_ns"))
-        .where(
-            *matching(workload=workload, target=target, template=template, mode=mode), columns.template_version == version
-        )
+        .where(*conditions, columns.template_version == version)
         .group_by(columns.config)
         .order_by(time_ns.is_(None), time_ns, columns.config)
     )

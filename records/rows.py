@@ -18,7 +18,7 @@ from schedsearch.config import Config
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.measurement import Anchor, Attempt, Measurement, Outcome, Record, Resources
-from schedsearch.records import schema
+from schedsearch.records import schema, trust
 from schedsearch.workload import Workload
 
 _INFINITY = "inf"
@@ -34,7 +34,7 @@ def to_row(record: Record) -> dict[str, Any]:
         ValueError: a time, score or stamp is not a finite number, or a count does not fit into 64 bits.
     """
     row = _values(record, record.workload.id, record.workload.json)
-    return {**row, "content_id": _content_id(row)}
+    return {**row, "content_id": content_id(row)}
 
 
 def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, Any]:
@@ -118,8 +118,9 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _content_id(row: Mapping[str, Any]) -> str:
-    """sha256 of everything that was measured and when. It does not cover the source of an import and the artifact.
+def content_id(row: Mapping[str, Any]) -> str:
+    """sha256 of everything that was measured and when, of a row with the keys of `stored`. It does not cover the source of
+    an import and the artifact.
 
     A field that was added to Record or Measurement later is left out while it has its default, so ids do not change.
     """
@@ -129,6 +130,29 @@ def _content_id(row: Mapping[str, Any]) -> str:
         for name in [name for name, default in _LATER.items() if name in part and part[name] == default]:
             del part[name]
     return sha256_hex(canonical_json(content))
+
+
+def sign_record(content_id: str, artifact_sha256: str | None) -> str:
+    """This machine's signature of a record that it measured, and of the code that was kept for it."""
+    return trust.sign(trust.Kind.RECORD, trust.record_text(content_id, artifact_sha256))
+
+
+def is_own_record(row: Mapping[str, Any]) -> bool:
+    """Whether this machine measured exactly what a row says, with the keys of `stored`."""
+    text = trust.record_text(row["content_id"], row["artifact_sha256"])
+    return trust.is_ours(trust.Kind.RECORD, text, row["signature"]) and not problem_of_ids(row)
+
+
+def problem_of_ids(row: Mapping[str, Any]) -> str:
+    """Which identity of a row, with the keys of `stored`, does not belong to its content; "" if all do."""
+    for name, wanted in (
+        ("workload_id", sha256_hex(row["workload_json"])),
+        ("toolchain_id", sha256_hex(row["toolchain_json"])),
+        ("content_id", content_id(row)),
+    ):
+        if row[name] != wanted:
+            return f"its {name} is {str(row[name])[:12]}, that of its content is {wanted[:12]}"
+    return ""
 
 
 def from_json(data: Mapping[str, Any]) -> Record:
@@ -236,12 +260,26 @@ class Best:
         verified: whether exactly this code computed right results when it was measured.
         artifact_sha256: that of the stored code; None if no code is kept, so that it is rebuilt from the config.
         promoted_at: seconds since the epoch.
+        signature: of the claim, by the machine that made it the best; "" before schema version 4.
     """
 
     row: RecordRow
     verified: bool
     artifact_sha256: str | None
     promoted_at: float
+    signature: str
+
+    @property
+    def claim(self) -> trust.Claim:
+        """What a row of table best with this record says."""
+        row, time_ns = self.row, self.row.measurement.time_ns
+        task, candidate = (row.workload_id, row.target, row.measurement.mode), (row.template, row.template_version)
+        return trust.Claim(*task, *candidate, row.config.json, time_ns, self.verified, self.artifact_sha256)
+
+    @property
+    def vouched(self) -> bool:
+        """Whether this machine measured and verified exactly this, or its user marked it as trusted."""
+        return trust.vouches(self.claim, self.signature)
 
     @property
     def record_id(self) -> int:

@@ -5,7 +5,8 @@ Nobody edits a released migration: a change appends one and raises `dbfile.SCHEM
 the migrations with the tables here. Another test opens a database of every released version.
 
 `record` is append-only: triggers refuse every change except the later addition of an artifact's sha256. `best` has a small
-row per (workload, target, mode) that names a record and the artifact to run. `artifact` has the machine code. `profile` has
+row per (workload, target, mode) that names a record and the artifact to run; its signature covers what it says
+(`trust.Claim`). `artifact` has the machine code. `profile` has
 the metrics of a hardware profiler and is also append-only. The text columns config, times_ns, clocks, info, summary, json
 and plan hold JSON.
 """
@@ -83,6 +84,7 @@ record = Table(
     Column("anchor_ns", Float),
     Column("host", Text, nullable=False, default=""),
     Column("device_uuid", Text, nullable=False, default=""),
+    Column("signature", Text, nullable=False, default=""),  # by this machine if it measured the record; see `trust`
 )
 
 artifact = Table(
@@ -112,6 +114,7 @@ best = Table(
     Column("verified", Integer, nullable=False),
     Column("artifact_sha256", Text),
     Column("promoted_at", Float, nullable=False),
+    Column("signature", Text, nullable=False, default=""),  # of its `trust.Claim`
 )
 
 profile = Table(
@@ -200,19 +203,33 @@ _SQLITE_STORE_3 = (
         BEGIN SELECT RAISE(ABORT, 'records are append-only'); END""",
 )
 
+_SQLITE_DEPLOY_4 = ("ALTER TABLE best ADD COLUMN signature TEXT NOT NULL DEFAULT ''",)
+_SQLITE_STORE_4 = ("ALTER TABLE record ADD COLUMN signature TEXT NOT NULL DEFAULT ''",)
+
 # dialect -> the statements that migrate from version i to version i + 1
 MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "sqlite": ((*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1), _SQLITE_STORE_2, _SQLITE_STORE_3),
+    "sqlite": (
+        (*_SQLITE_DEPLOY_1, *_SQLITE_STORE_1),
+        _SQLITE_STORE_2,
+        _SQLITE_STORE_3,
+        (*_SQLITE_DEPLOY_4, *_SQLITE_STORE_4),
+    ),
 }
 
 _PROFILE_IN_NONE = "CREATE TEMP TABLE profile (id INTEGER, record_id INTEGER, subject TEXT, taken_at REAL, json TEXT) STRICT"
 _RECORD_BEFORE_3 = """CREATE TEMP VIEW record AS SELECT *, NULL AS model, NULL AS anchor_code, NULL AS anchor_ns, '' AS host,
-    '' AS device_uuid FROM main.record"""
+    '' AS device_uuid, '' AS signature FROM main.record"""
+_RECORD_BEFORE_4 = "CREATE TEMP VIEW record AS SELECT *, '' AS signature FROM main.record"
+_BEST_BEFORE_4 = "CREATE TEMP VIEW best AS SELECT *, '' AS signature FROM main.best"
 
 # dialect -> version -> the statements that make a database of this older version look like the newest to one connection.
 # Read-only connections use them; they write nothing to the file.
 SEEN_AS_NEWEST: dict[str, dict[int, tuple[str, ...]]] = {
-    "sqlite": {1: (_PROFILE_IN_NONE, _RECORD_BEFORE_3), 2: (_RECORD_BEFORE_3,)},
+    "sqlite": {
+        1: (_PROFILE_IN_NONE, _RECORD_BEFORE_3, _BEST_BEFORE_4),
+        2: (_RECORD_BEFORE_3, _BEST_BEFORE_4),
+        3: (_RECORD_BEFORE_4, _BEST_BEFORE_4),
+    },
 }
 # dialect -> the statements that create a deployment file of the newest version
-DEPLOY_SCHEMA: dict[str, tuple[str, ...]] = {"sqlite": _SQLITE_DEPLOY_1}
+DEPLOY_SCHEMA: dict[str, tuple[str, ...]] = {"sqlite": (*_SQLITE_DEPLOY_1, *_SQLITE_DEPLOY_4)}

@@ -106,7 +106,7 @@ class SqliteDatabase:
                 for statement in (text for step in schema.MIGRATIONS[DIALECT][version:] for text in step):
                     connection.exec_driver_sql(statement)
                 if not version:
-                    connection.execute(sa.insert(schema.meta), new_meta("store", signed=True))
+                    connection.execute(sa.insert(schema.meta), new_meta("store"))
                 connection.execute(
                     sa.update(schema.meta)
                     .where(schema.meta.c.key == "schema_version")
@@ -211,15 +211,15 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
 
-def new_meta(kind: str, *, signed: bool) -> list[dict[str, str]]:
-    """The rows of table meta for a new database; with `signed` this machine vouches for it."""
+def new_meta(kind: str) -> list[dict[str, str]]:
+    """The rows of table meta for a new database of this machine."""
     uuid = str(uuids.uuid4())
     values = {
         "schema_version": str(dbfile.SCHEMA_VERSION),
         "uuid": uuid,
         "kind": kind,
         "machine": trust.machine_id(),
-        "signature": trust.sign(uuid) if signed else "",
+        "signature": trust.sign(trust.Kind.DATABASE, uuid),
         "created_at": repr(time.time()),
     }
     return [{"key": key, "value": value} for key, value in values.items()]

@@ -24,7 +24,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from schedsearch.config import Config
-from schedsearch.errors import DatabaseError, PlanError, UsageError, WorkloadError
+from schedsearch.errors import DatabaseError, PlanError, UntrustedDatabaseError, UsageError, WorkloadError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
@@ -32,9 +32,9 @@ from schedsearch.profiling.profile import Profile
 from schedsearch.records import dbfile, queries, schema, trust
 from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
-from schedsearch.records.rows import Best, RecordReader, RecordRow, to_row
+from schedsearch.records.rows import Best, RecordReader, RecordRow, is_own_record, sign_record, stored, to_row
 from schedsearch.records.sqlite import SqliteDatabase
-from schedsearch.records.writes import put_artifact, put_profile, set_best
+from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best
 from schedsearch.workload import Workload
 
 
@@ -107,9 +107,9 @@ class Store:
         return self._db
 
     @property
-    def trusted(self) -> bool:
-        """Whether this machine created the database or its user marked it as trusted. Code is judged piece by piece."""
-        return trust.is_ours(self.uuid, self._meta["signature"]) or trust.is_marked(self.path, self.uuid)
+    def created_here(self) -> bool:
+        """Whether this machine created the database. What it holds is judged row by row."""
+        return trust.created_here(self._meta)
 
     def close(self) -> None:
         self._db.close()
@@ -146,7 +146,8 @@ class Store:
         """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
 
         Args:
-            record: of any outcome. Its code is stored only when it is promoted.
+            record: of any outcome. Its code is stored only when it is promoted. With an empty `source` it was measured here,
+                and this machine signs it.
 
         Returns:
             The record's id; ids grow in the order of appending.
@@ -155,6 +156,7 @@ class Store:
             ValueError: a number in the record is not finite.
         """
         row = to_row(record)
+        row["signature"] = "" if record.source else sign_record(row["content_id"], record.artifact)
 
         def add(table: sa.Table) -> Any:
             return self._db.insert(table).on_conflict_do_nothing()
@@ -173,11 +175,11 @@ class Store:
     def promote(
         self, record_id: int, artifact: Artifact | None = None, *, verified: bool = True, if_faster: bool = False
     ) -> bool:
-        """Makes a record the best of its (workload, target, mode).
+        """Makes a record the best of its (workload, target, mode). This machine signs the row and the code.
 
         Args:
-            record_id: of a record whose outcome is ok.
-            artifact: its code. Without it, deployment serves the code stored with the record, if any.
+            record_id: of a record that was measured here and is ok.
+            artifact: its code. Without it, deployment serves the code stored with the record, if this machine stored it.
             verified: whether this code computed right results on the device when it was measured.
             if_faster: keep the present best unless this record is faster. Two records compare by the ratio to their anchor
                 if both come from races with the same anchor, otherwise by time (see `docs/records.md`). The transaction
@@ -187,15 +189,19 @@ class Store:
             Whether the record is the best now.
 
         Raises:
-            UsageError: no such record, or its outcome is not ok.
+            UsageError: no such record, its outcome is not ok, or it was imported.
         """
-        record = schema.record
         with self._db.write() as connection:
-            row = connection.execute(sa.select(record).where(record.c.id == record_id)).one_or_none()
+            row = connection.execute(stored().where(schema.record.c.id == record_id)).one_or_none()
             if row is None:
                 raise UsageError(f"{self.name} has no record {record_id}")
             if row.outcome != Outcome.OK:
                 raise UsageError(f"record {record_id} ended in {row.outcome}; only a record that is ok can be best")
+            if row.source and not row.signature:
+                raise UsageError(
+                    f"record {record_id} came from {row.source}; only what was measured here can be best; measure its "
+                    "configuration here: schedsearch tune"
+                )
             with connection.begin_nested() as attempt:
                 sha256 = self._artifact_of(connection, row, artifact)
                 promoted = set_best(
@@ -208,13 +214,20 @@ class Store:
     def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
         """Removes the best of a task, because its code turned out to be wrong. Its records stay.
 
+        This machine then serves that code for the workload from no file, until it is promoted again.
+
         Returns:
             Whether there was one.
         """
         best = schema.best
         task = sa.and_(best.c.workload_id == workload.id, best.c.target_key == target_key, best.c.mode == mode)
         with self._db.write() as connection:
-            return bool(connection.execute(sa.delete(best).where(task)).rowcount)
+            row = connection.execute(sa.select(best).where(task)).one_or_none()
+            if row is not None:
+                if trust.vouches(claim_of(row), row.signature):  # anybody may have written another row
+                    trust.revoke(claim_of(row))
+                connection.execute(sa.delete(best).where(task))
+        return row is not None
 
     def add_profile(self, record_id: int, profile: Profile) -> None:
         """Keeps a profile of a record's kernel; twice adds nothing. Raises UsageError if there is no such record."""
@@ -253,12 +266,16 @@ class Store:
         if artifact is not None:
             put_artifact(self._db, connection, artifact.sha256, artifact.plan.to_json(), artifact.code)
             if row.artifact_sha256 is None:
-                connection.execute(
-                    sa.update(schema.record).where(schema.record.c.id == row.id).values(artifact_sha256=artifact.sha256)
-                )
+                values = {"artifact_sha256": artifact.sha256}
+                if row.signature:
+                    values["signature"] = sign_record(row.content_id, artifact.sha256)
+                connection.execute(sa.update(schema.record).where(schema.record.c.id == row.id).values(values))
             return artifact.sha256
-        stored = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == row.artifact_sha256)
-        return connection.execute(stored).scalar()
+        # The record says which code it is of. That counts only if this machine said so, of this very content.
+        if not is_own_record(row._mapping):
+            return None
+        code = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == row.artifact_sha256)
+        return connection.execute(code).scalar()
 
     # ---- reading
 
@@ -333,7 +350,10 @@ class Store:
         """Every matching promoted record, ordered by operator, workload and target."""
         columns = schema.best.c
         query = RecordReader.select().add_columns(
-            columns.verified, columns.artifact_sha256.label("best_sha256"), columns.promoted_at
+            columns.verified,
+            columns.artifact_sha256.label("best_sha256"),
+            columns.promoted_at,
+            columns.signature.label("best_signature"),
         )
         query = query.where(
             columns.record_id.is_not(None), *queries.matching(workload=workload, target=target, op=op, mode=mode)
@@ -343,20 +363,38 @@ class Store:
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         for row in rows:
-            yield Best(reader.read(row), bool(row.verified), row.best_sha256, row.promoted_at)
+            yield Best(reader.read(row), bool(row.verified), row.best_sha256, row.promoted_at, signature=row.best_signature)
 
-    def artifact(self, sha256: str) -> Artifact | None:
-        """Stored code, or None if it was never stored or was pruned.
+    def code(self, best: Best) -> Artifact | None:
+        """The stored code of a best; None if none is kept, or this machine does not vouch for it: then build it again.
 
         Raises:
-            UntrustedDatabaseError: another machine wrote it and the database is not marked as trusted here.
             DatabaseError: it does not match its checksum, or its launch plan is not sound.
         """
+        if best.artifact_sha256 is None or not best.vouched:
+            return None
+        return self._stored_code(best.artifact_sha256, require_signature=False)
+
+    def artifact(self, sha256: str) -> Artifact | None:
+        """Code that this machine compiled, by its digest. None if it was never stored or was pruned.
+
+        Only `code` says that it is the right code for a task.
+
+        Raises:
+            UntrustedDatabaseError: another machine stored it.
+            DatabaseError: it does not match its checksum.
+        """
+        return self._stored_code(sha256, require_signature=True)
+
+    def _stored_code(self, sha256: str, *, require_signature: bool) -> Artifact | None:
         with self._db.read() as connection:
             row = connection.execute(sa.select(schema.artifact).where(schema.artifact.c.sha256 == sha256)).one_or_none()
         if row is None:
             return None
-        trust.require(self.path, self.uuid, sha256, row.signature)
+        if require_signature and not trust.is_ours(trust.Kind.ARTIFACT, sha256, row.signature):
+            raise UntrustedDatabaseError(
+                f"{self.path} holds machine code ({sha256[:12]}) that another machine stored; build its configuration here"
+            )
         trust.verify_digest(self.path, sha256, row.plan, row.code)
         try:
             return Artifact(row.code, LaunchPlan.from_json(row.plan))
@@ -392,7 +430,7 @@ class Store:
         mode: str = COLD_GRAPH,
         toolchain: Mapping[str, str] | None = None,
     ) -> dict[Config, Record]:
-        """The measurements that need not be repeated: config -> its latest record.
+        """The measurements that need not be repeated: config -> its latest record. Imported records are none of them.
 
         If a configuration has a time from outside of a final race, it is used, so that the times of a search compare with
         each other. A configuration that failed in its latest final race counts as failed.
@@ -404,6 +442,7 @@ class Store:
         query = RecordReader.select().where(
             *queries.matching(workload=workload, target=target_key, template=template, mode=mode),
             schema.record.c.template_version == version,
+            queries.measured_here(),
         )
         if toolchain is not None:
             query = query.where(schema.toolchain.c.json == canonical_json(dict(toolchain)))
@@ -417,7 +456,7 @@ class Store:
     def last_race(
         self, workload: Workload, target_key: str, mode: str = COLD_GRAPH, toolchain: Mapping[str, str] | None = None
     ) -> list[Record]:
-        """The records of the last final race of a task, including failures, in the order of their measurement.
+        """The records of the last final race of a task here, including failures, in the order of their measurement.
 
         Args:
             workload, target_key, mode: the task.
@@ -425,6 +464,7 @@ class Store:
         """
         record = schema.record.c
         conditions = [*queries.matching(workload=workload, target=target_key, mode=mode), record.final_race == 1]
+        conditions.append(queries.measured_here())
         if toolchain is not None:
             conditions.append(schema.toolchain.c.json == canonical_json(dict(toolchain)))
         query = RecordReader.select().where(*conditions)
@@ -445,7 +485,15 @@ class Store:
         return found
 
     def evidence(
-        self, workload: Workload, target_key: str, template: str, version: int, mode: str = COLD_GRAPH, *, limit: int
+        self,
+        workload: Workload,
+        target_key: str,
+        template: str,
+        version: int,
+        mode: str = COLD_GRAPH,
+        *,
+        limit: int,
+        imported: bool = False,
     ) -> list[tuple[Config, float | None]]:
         """The results of one version of a template on a workload: (config, its fastest time or None).
 
@@ -453,11 +501,12 @@ class Store:
 
         Args:
             limit: a longer list is thinned, see `schedsearch.records.evidence.thinned`.
+            imported: use only records that were not measured here; otherwise all.
 
         Returns:
             The fastest first, failures last.
         """
-        query = queries.evidence(workload, target_key, template, version, mode)
+        query = queries.evidence(workload, target_key, template, version, mode, imported=imported)
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         return [(Config.from_json(row.config), row.time_ns) for row in thinned(rows, limit)]
@@ -484,7 +533,7 @@ class Store:
             "path": str(self.path),
             "schema_version": int(self._meta["schema_version"]),
             "uuid": self.uuid,
-            "trusted": self.trusted,
+            "created_here": self.created_here,
             **self._db.health(),
             **self.stats(),
         }

@@ -1,11 +1,16 @@
 """Decides whose machine code may run here.
 
-A cubin is machine code. schedsearch therefore loads code from a database only if this machine wrote it, or if the user
-marked the database with `schedsearch records trust FILE`. A database cannot claim either for itself:
+A cubin is machine code. schedsearch therefore loads code from a file only if this machine vouches for what the file says
+about it, or if the user marked exactly that with `schedsearch records trust FILE`. A file can claim neither for itself:
 
-- every artifact that is written carries an HMAC of its sha256 under a random key that never leaves this machine
-  (`machine-key` in the state folder, mode 0600);
-- a mark is a file in the state folder, named by the absolute path and the unique id of the database.
+- This machine signs with a random key that never leaves it (`machine-key` in the state folder, mode 0600). A signature is
+  an HMAC over a kind and a text, so one of an artifact is none of a best row. What deployment serves is a `Claim`, a row of
+  table best: this code is the best of this workload on this target, in this configuration. The row's signature covers all
+  of it, so that good code cannot be put beside another workload.
+- A mark is a file in the state folder, named by the digest of the claim. It follows the content wherever the file goes, and
+  does not cover what comes into the file later.
+- Code that turned out wrong here is revoked by a file in the state folder. Neither signature nor mark help it, so that an
+  old copy of the row cannot bring it back.
 
 The state folder is platformdirs' `user_state_dir`, or SCHEDSEARCH_STATE_DIR. This module needs platformdirs and the standard
 library only.
@@ -14,19 +19,74 @@ library only.
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
 
 STATE_DIR_VARIABLE = "SCHEDSEARCH_STATE_DIR"
 _KEY_BYTES = 32
+
+
+class Kind(enum.StrEnum):
+    """What a signature is of. A signature of one kind is never valid as one of another."""
+
+    ARTIFACT = "artifact"  # its sha256: this machine compiled the code
+    BEST = "best"  # `Claim.text`: this machine measured and verified it
+    DATABASE = "database"  # its unique id: this machine created it
+    RECORD = "record"  # `record_text`: this machine measured it
+
+
+# Until schema version 3 the bare sha256 of an artifact and the bare id of a database were signed. Neither text can be taken
+# for the other.
+_SIGNED_BARE = {
+    Kind.ARTIFACT: re.compile(r"[0-9a-f]{64}"),
+    Kind.DATABASE: re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+}
+
+
+class Claim(NamedTuple):
+    """What a row of table best claims: the columns that its signature covers."""
+
+    workload_id: str
+    target_key: str
+    mode: str
+    template: str
+    template_version: int
+    config: str
+    time_ns: float | None
+    verified: bool
+    artifact_sha256: str | None
+
+    @property
+    def text(self) -> str:
+        """Canonical JSON of all fields. A damaged row may hold other types; its text then matches no signature."""
+        return json.dumps([*self[:7], bool(self.verified), self.artifact_sha256], separators=(",", ":"), default=repr)
+
+    @property
+    def mark(self) -> Path:
+        return state_dir() / "trusted" / _digest("claim", self.text)
+
+    @property
+    def revocation(self) -> Path:
+        """It is of the code, for all targets, modes and times: code that is wrong for a workload is wrong in each."""
+        return state_dir() / "revoked" / _digest("code", json.dumps([self.workload_id, self.artifact_sha256], default=repr))
+
+
+def record_text(content_id: str, artifact_sha256: str | None) -> str:
+    """What the signature of a record covers: its content, and the code that was measured if that was kept."""
+    return f"{content_id} {artifact_sha256 or '-'}"
 
 
 def state_dir() -> Path:
@@ -46,48 +106,113 @@ def machine_id() -> str:
     return hashlib.sha256(b"schedsearch machine\0" + _key(create=True)).hexdigest()[:16]
 
 
-def sign(text: str) -> str:
-    """This machine's signature of a text (an artifact's sha256, a database's id).
+def sign(kind: Kind, text: str) -> str:
+    """This machine's signature.
 
     Raises:
         DatabaseError: the state folder cannot be written.
     """
-    return _hmac(_key(create=True), text)
+    return _hmac(_key(create=True), _separated(kind, text))
 
 
-def is_ours(text: str, signature: str | None) -> bool:
-    """Whether this machine signed `text`. A machine without a key has signed nothing; this creates no key."""
+def is_ours(kind: Kind, text: str, signature: str | None) -> bool:
+    """Whether this machine signed `text` as `kind`. A machine without a key has signed nothing; this creates no key."""
     key = _key(create=False) if signature else b""
-    return bool(key) and hmac.compare_digest(_hmac(key, text), signature or "")
+    if not key:
+        return False
+    signed = [_separated(kind, text)]
+    if kind in _SIGNED_BARE and _SIGNED_BARE[kind].fullmatch(text):
+        signed.append(text)
+    given = str(signature).encode(errors="replace")
+    return any(hmac.compare_digest(_hmac(key, each).encode(), given) for each in signed)
 
 
-def is_marked(path: Path, uuid: str) -> bool:
-    """Whether the user of this machine marked this database as trusted."""
-    return _mark(path, uuid).is_file()
+def created_here(meta: Mapping[str, str]) -> bool:
+    """Whether this machine created the database that has this table meta."""
+    return is_ours(Kind.DATABASE, meta.get("uuid", ""), meta.get("signature", ""))
 
 
-def trust(path: str | Path) -> None:
-    """Marks a database as trusted on this machine, at its present path.
+def vouches(claim: Claim, signature: str | None) -> bool:
+    """Whether the code of a claim may run here, and the claim counts as measured: this machine signed it or its user marked
+    it, and the code has not turned out wrong since."""
+    return (is_ours(Kind.BEST, claim.text, signature) or claim.mark.is_file()) and not is_revoked(claim)
+
+
+def require(claim: Claim, signature: str | None, path: Path, *, kind: str = "store") -> None:
+    """Raises UntrustedDatabaseError unless the code of a claim may be loaded from the file.
+
+    Args:
+        path, kind: the file and whether it is a "store" or a "deploy" file, for the message.
+    """
+    if vouches(claim, signature):
+        return
+    code = f"the machine code {str(claim.artifact_sha256)[:12]} in {path}"
+    if is_revoked(claim):
+        raise UntrustedDatabaseError(
+            f"{code} turned out wrong for this workload on this machine, so it is not loaded; tune the workload again"
+        )
+    verify = "" if kind == "deploy" else f"to verify and sign it here: schedsearch records verify --db {path}; "
+    raise UntrustedDatabaseError(
+        f"this machine did not sign {code} for this workload, device and configuration: another machine or an earlier "
+        f"version of schedsearch wrote it, or it was changed; {verify}if you trust its origin: schedsearch records trust "
+        f"{path}; else it is built again from its configuration"
+    )
+
+
+def mark(claims: Iterable[Claim], source: Path) -> int:
+    """Marks claims as trusted on this machine; `source` is noted in the marks. Returns how many had no mark before.
 
     Raises:
-        DatabaseError: it is not a database of schedsearch, or the mark cannot be written.
+        DatabaseError: the state folder cannot be written.
+    """
+    note = json.dumps({"source": str(source.absolute()), "at": time.time()}).encode()
+    new = [path for claim in claims if not (path := claim.mark).is_file()]
+    for path in new:
+        _write(path, note)
+    return len(new)
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """What `trust` did: how many kernels the file holds, and how many of them were neither signed nor marked before."""
+
+    kernels: int
+    marked: int
+
+
+def trust(path: str | Path) -> Trusted:
+    """Marks the kernels that a database holds now as trusted on this machine, wherever the file goes.
+
+    Raises:
+        DatabaseError: it is not a database of schedsearch, or a mark cannot be written.
     """
     from schedsearch.records.lookup import Lookup
 
-    path = Path(path)
     with Lookup(path) as lookup:
-        uuid = lookup.uuid
-    mark = _mark(path, uuid)
-    _write(mark, json.dumps({"path": str(path.resolve()), "uuid": uuid, "at": time.time()}).encode())
+        rows = lookup.with_code()
+        return Trusted(len(rows), mark((row.claim for row in rows if not row.vouched), lookup.path))
 
 
-def require(path: Path, uuid: str, sha256: str, signature: str | None) -> None:
-    """Raises UntrustedDatabaseError unless code with this sha256 may be loaded from the database."""
-    if not is_ours(sha256, signature) and not is_marked(path, uuid):
-        raise UntrustedDatabaseError(
-            f"{path} holds machine code ({sha256[:12]}) that another machine wrote; if you trust its origin run: "
-            f"schedsearch records trust {path}; else tune here, or rebuild from the stored configuration"
-        )
+def is_revoked(claim: Claim) -> bool:
+    """Whether the code of a claim turned out wrong on this machine."""
+    return claim.artifact_sha256 is not None and claim.revocation.is_file()
+
+
+def revoke(claim: Claim) -> None:
+    """The code of a claim turned out wrong for its workload: this machine serves it from no file any more.
+
+    Raises:
+        DatabaseError: the state folder cannot be written.
+    """
+    if claim.artifact_sha256 is not None:
+        _write(claim.revocation, json.dumps({"claim": claim.text, "at": time.time()}).encode())
+
+
+def reinstate(claim: Claim) -> None:
+    """The code of a claim was verified here again."""
+    if is_revoked(claim):
+        with contextlib.suppress(FileNotFoundError):
+            claim.revocation.unlink()
 
 
 def verify_digest(path: Path, sha256: str, plan_json: str, code: bytes) -> None:
@@ -98,12 +223,16 @@ def verify_digest(path: Path, sha256: str, plan_json: str, code: bytes) -> None:
         )
 
 
+def _separated(kind: Kind, text: str) -> str:
+    return f"schedsearch {kind}\0{text}"
+
+
+def _digest(kind: str, text: str) -> str:
+    return hashlib.sha256(f"schedsearch {kind}\0{text}".encode(errors="replace")).hexdigest()
+
+
 def _hmac(key: bytes, text: str) -> str:
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-
-
-def _mark(path: Path, uuid: str) -> Path:
-    return state_dir() / "trusted" / hashlib.sha256(f"{path.resolve()}\0{uuid}".encode()).hexdigest()
+    return hmac.new(key, text.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 def _key(*, create: bool) -> bytes:

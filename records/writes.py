@@ -33,12 +33,17 @@ def set_best(
     The same record with code also replaces a present best without code. All of it is one statement, so the faster of two
     writers stays whatever their order.
 
+    The caller vouches for the row and its code: this machine signs them. A present best is compared with only if it counts
+    (`_counts`).
+
     Returns:
         Whether the record is the best now.
     """
     best, record = schema.best, schema.record
+    claim = claim_of(row, verified=verified, artifact_sha256=artifact_sha256)
     values = {column.name: getattr(row, column.name) for column in best.c if column.name in row._fields}
     values |= {
+        "signature": trust.sign(trust.Kind.BEST, claim.text),
         "record_id": row.id,
         "artifact_sha256": artifact_sha256,
         "verified": int(verified),
@@ -46,6 +51,7 @@ def set_best(
     }
     statement = database.insert(best).values(values)
     new = statement.excluded
+    compares = if_faster and _counts(database, connection, claim)
     present_anchor_ns = (
         sa.select(record.c.anchor_ns)
         .where(record.c.id == best.c.record_id, record.c.anchor_code == row.anchor_code)
@@ -58,9 +64,35 @@ def set_best(
     statement = statement.on_conflict_do_update(
         index_elements=[best.c.workload_id, best.c.target_key, best.c.mode],
         set_={column.name: new[column.name] for column in best.c if not column.primary_key},
-        where=sa.or_(new.time_ns < best.c.time_ns * handicap, gains_code) if if_faster else None,
+        where=sa.or_(new.time_ns < best.c.time_ns * handicap, gains_code) if compares else None,
     )
-    return connection.execute(statement.returning(best.c.record_id)).scalar() is not None
+    is_best = connection.execute(statement.returning(best.c.record_id)).scalar() is not None
+    if is_best and verified:
+        trust.reinstate(claim)
+    return is_best
+
+
+def claim_of(row: Any, *, verified: bool | None = None, artifact_sha256: str | None = None) -> trust.Claim:
+    """The claim of a row of table best, or of a row of table record with what is missing there."""
+    if verified is None:
+        verified, artifact_sha256 = bool(row.verified), row.artifact_sha256
+    task, candidate = (row.workload_id, row.target_key, row.mode), (row.template, row.template_version, row.config)
+    return trust.Claim(*task, *candidate, row.time_ns, verified, artifact_sha256)
+
+
+def _counts(database: Database, connection: sa.Connection, new: trust.Claim) -> bool:
+    """Whether the present best of a task, if there is one, has to be beaten.
+
+    It counts if this machine vouches for it, or if it has no signature because this database of ours is older than
+    signatures. What somebody else wrote into the row does not count, so that it cannot keep out what is measured here.
+    """
+    best = schema.best
+    task = (best.c.workload_id == new.workload_id, best.c.target_key == new.target_key, best.c.mode == new.mode)
+    row = connection.execute(sa.select(best).where(*task)).one_or_none()
+    if row is None or trust.vouches(claim_of(row), row.signature):
+        return True
+    meta = connection.execute(sa.select(schema.meta)).all()
+    return not row.signature and trust.created_here({each.key: each.value for each in meta})
 
 
 def put_profile(database: Database, connection: sa.Connection, record_id: int, profile: Profile) -> bool:
@@ -70,13 +102,22 @@ def put_profile(database: Database, connection: sa.Connection, record_id: int, p
 
 
 def put_artifact(database: Database, connection: sa.Connection, sha256: str, plan_json: str, code: bytes) -> None:
-    """Stores code that this machine vouches for. A row that exists already gets this machine's signature.
+    """Stores code that this machine vouches for, and signs it. It replaces a row with this sha256, which may be damaged.
 
     Raises:
         PlanError: the text is not a sound launch plan.
     """
     plan = LaunchPlan.from_json(plan_json)
-    vouched = {"machine": trust.machine_id(), "signature": trust.sign(sha256)}
-    row = {"sha256": sha256, "kind": plan.kind, "arch": plan.arch, "plan": plan_json, "created_at": time.time()}
-    connection.execute(database.insert(schema.artifact).on_conflict_do_nothing(), {**row, "code": code, **vouched})
-    connection.execute(sa.update(schema.artifact).where(schema.artifact.c.sha256 == sha256).values(vouched))
+    row = {
+        "sha256": sha256,
+        "kind": plan.kind,
+        "arch": plan.arch,
+        "plan": plan_json,
+        "created_at": time.time(),
+        "code": code,
+        "machine": trust.machine_id(),
+        "signature": trust.sign(trust.Kind.ARTIFACT, sha256),
+    }
+    statement = database.insert(schema.artifact).values(row)
+    changed = {name: statement.excluded[name] for name in row if name != "created_at"}
+    connection.execute(statement.on_conflict_do_update(index_elements=[schema.artifact.c.sha256], set_=changed))

@@ -122,7 +122,7 @@ class TestDoctor:
     def test_the_database_is_examined(self) -> None:
         Store.open("records.db").close()
         health = json.loads(schedsearch("doctor", "--json").stdout)["database"]
-        assert (health["records"], health["problems"], health["trusted"]) == (0, [], True)
+        assert (health["records"], health["problems"], health["created_here"]) == (0, [], True)
 
     def test_a_broken_database_exits_with_6_after_the_rest(self) -> None:
         Path("broken.db").write_bytes(b"SQLite format 3\0" + b"\1" * 5000)

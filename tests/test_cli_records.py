@@ -295,8 +295,10 @@ class TestDeploy:
     def test_trust_marks_a_file_of_another_machine(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(folder / "another-machine"))
         with Store.open("tuned.db", readonly=True) as store:
-            assert not store.trusted
-        assert "trusted" in ok("records", "trust", "tuned.db")
+            assert not next(store.bests()).vouched
+        out = ok("records", "trust", "tuned.db")
+        assert "1 kernel in tuned.db, 1 newly trusted" in out and "with all your rights" in out
         with Store.open("tuned.db", readonly=True) as store:
-            assert store.trusted
+            assert next(store.bests()).vouched
+        assert "1 kernel in tuned.db, 0 newly trusted" in ok("records", "trust", "tuned.db")
         assert schedsearch("records", "trust", "nope.db").exit_code == 6

@@ -152,7 +152,7 @@ def test_files_that_are_not_an_export(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: No such file"):
         export_jsonl(store, tmp_path / "nowhere" / "out.jsonl")
     file.write_text('{"kind": "header", "format": 9}\n')
-    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 3; upgrade"):
+    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 4; upgrade"):
         import_jsonl(store, file)
 
 
@@ -165,11 +165,13 @@ def test_an_import_drops_code_of_another_machine_unless_told_to_trust_it(
     with Store.open(tmp_path / "copy.db") as copy:
         report = import_jsonl(copy, file)
         assert (report.artifacts_added, report.artifacts_dropped) == (0, 1)
-        assert copy.best(conv(), H200) is not None, "the configuration stays, to be built from"
-        assert [best.artifact_sha256 for best in copy.bests()] == [None, None]
+        assert (report.bests_changed, report.bests_dropped) == (0, 2) and list(copy.bests()) == []
+        assert "2 best records and 1 kernels' machine code" in report.note and "--trusted" in report.note
+        assert {item.artifact for item in copy.history()} == {None}, "the name of code that somebody else made"
         report = import_jsonl(copy, file, trusted=True)
-        assert (report.artifacts_added, report.artifacts_dropped, report.bests_changed) == (1, 0, 1)
-        assert copy.artifact(artifact().sha256) == artifact(), "this machine vouches for it now"
+        assert (report.artifacts_added, report.artifacts_dropped, report.bests_changed) == (1, 0, 2) and not report.note
+        best = next(copy.bests(workload=conv(), target=H200))
+        assert best.vouched and copy.code(best) == artifact(), "this machine vouches for it now"
 
 
 def test_a_merge_joins_and_a_second_one_adds_nothing(store: Store, tmp_path: Path) -> None:
@@ -202,6 +204,7 @@ def test_a_merge_drops_code_of_another_machine(store: Store, tmp_path: Path, mon
     with Store.open(tmp_path / "mine.db") as mine:
         report = merge(mine, [store.path])
         assert (report.records_added, report.artifacts_added, report.artifacts_dropped) == (10, 0, 1)
+        assert report.bests_dropped == 2 and list(mine.bests()) == []
         assert mine.artifact(artifact().sha256) is None
 
 
@@ -232,7 +235,7 @@ def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path:
         store.demote(conv(k=128), H200)
     file = tmp_path / "deploy.db"
     report = export_deploy(store, file)
-    assert report == {"bests": 2, "artifacts": 1, "size_bytes": file.stat().st_size}
+    assert report == {"bests": 2, "artifacts": 1, "unsigned": 0, "size_bytes": file.stat().st_size}
     assert report["size_bytes"] < 64 * 1024
     with sqlite3.connect(file) as other:
         tables = {name for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
@@ -244,8 +247,8 @@ def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path:
     with Lookup(file) as lookup, Lookup(store.path) as live:
         row = lookup.exact(conv().id, H200, "cold-graph-v1")
         assert row is not None and row == live.exact(conv().id, H200, "cold-graph-v1")
-        assert lookup.kind == "deploy" and lookup.trusted
-        assert lookup.code(row.artifact_sha256 or "") == artifact().code
+        assert lookup.kind == "deploy" and row.vouched
+        assert lookup.code(row) == artifact().code
     assert sorted(tmp_path.glob("*deploy.db*")) == [file], "no temporary file is left"
 
 

@@ -49,15 +49,23 @@ def test_an_exact_row_has_all_that_a_launch_needs(lookup: Lookup) -> None:
     assert (row.template, row.template_version, row.time_ns, row.verified) == ("conv2d_wgmma", 1, 1000.0, True)
     assert Config.from_json(row.config_json) == record(number=1).config
     assert LaunchPlan.from_json(row.plan_json or "") == artifact().plan and row.arch == "sm_90a"
-    assert lookup.code(row.artifact_sha256 or "") == b"h200"
+    assert row.vouched and lookup.code(row) == b"h200"
 
 
 def test_a_missing_row_is_none(lookup: Lookup) -> None:
     assert lookup.exact(conv(k=8).id, H200, MODE) is None
     assert lookup.exact(conv().id, "cuda:sm_120:170:RTX 5090", MODE) is None
     assert lookup.exact(conv().id, H200, "hot-graph-v1") is None
-    with pytest.raises(DatabaseError, match="has no artifact 0000; it was pruned"):
-        lookup.code("0000")
+
+
+def test_code_that_was_pruned_meanwhile_is_said_to_be(store: Store, lookup: Lookup) -> None:
+    store.promote(store.append(record(3000.0, number=8)), artifact(b"slow"))
+    row = lookup.exact(conv().id, H200, MODE)
+    assert row is not None
+    store.promote(store.append(record(2000.0, number=9)))
+    store.prune(1)
+    with pytest.raises(DatabaseError, match=f"has no artifact {row.artifact_sha256}; it was pruned"):
+        lookup.code(row)
 
 
 def test_the_same_workload_on_other_targets_with_code_fastest_first(lookup: Lookup) -> None:
@@ -150,7 +158,7 @@ sys.meta_path.insert(0, Ban())
 from schedsearch.records.lookup import Lookup
 with Lookup(sys.argv[1]) as lookup:
     row = lookup.exact({conv().id!r}, {H200!r}, {MODE!r})
-    print(lookup.code(row.artifact_sha256).decode())
+    print(lookup.code(row).decode())
 """
     process = python(code, store.path)
     assert process.communicate()[0] == "h200\n" and process.returncode == 0

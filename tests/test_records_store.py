@@ -144,7 +144,7 @@ def test_stats_and_health_count(store: Store) -> None:
     assert stats["targets"] == {H200: 2} and stats["artifact_bytes"] == len(artifact().code)
     health = store.health()
     assert health["problems"] == [] and health["journal_mode"] == "wal" and health["schema_version"] == dbfile.SCHEMA_VERSION
-    assert health["trusted"] is True
+    assert health["created_here"] is True
 
 
 def test_the_toolchain_is_stored_once(store: Store) -> None:

@@ -555,7 +555,7 @@ def test_code_that_is_not_trusted_is_served_by_neither(
     assert agree(CPU_WORKLOAD, cpu_db) == "exact"
     explanation = schedsearch.explain(CPU_WORKLOAD, cpu_db, target="cpu")
     assert [rung.verdict for rung in explanation.rungs[:2]] == ["no", "serves"]
-    assert "another machine wrote; if you trust its origin run: schedsearch records trust" in explanation.rungs[0].reason
+    assert "this machine did not sign the machine code" in explanation.rungs[0].reason
     assert explanation.rungs[1].reason.endswith("built again from its configuration")
 
 

@@ -222,7 +222,7 @@ def _print(report: dict[str, Any]) -> None:
                 f"{health['path']}: {render.counted(health['records'], 'record')}, "
                 f"{render.counted(health['bests'], 'best record')}, "
                 f"{render.size_bytes(health['size_bytes'])}, schema {health['schema_version']}, "
-                f"{'trusted' if health['trusted'] else 'not trusted'}, {'; '.join(health['problems']) or 'sound'}",
+                f"{'ours' if health['created_here'] else 'of another machine'}, {'; '.join(health['problems']) or 'sound'}",
             )
         )
     width = max(len(name) for name, _ in rows)

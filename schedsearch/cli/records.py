@@ -256,7 +256,7 @@ def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool,
 
     with store_to_fill(db) as store:
         report = import_file(store, file, form, t1=t1, trusted=trusted)
-    _print_counts(asdict(report), as_json)
+    _print_counts(asdict(report), as_json, note=report.note)
 
 
 @records.command()
@@ -270,7 +270,7 @@ def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
 
     with store_to_fill(db) as store:
         report = exchange.merge(store, files)
-    _print_counts(asdict(report), as_json)
+    _print_counts(asdict(report), as_json, note=report.note)
 
 
 @records.command()
@@ -342,14 +342,22 @@ def verify(db: str, selector: str, no_wait: bool, as_json: bool) -> None:
 @records.command()
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 def trust(file: str) -> None:
-    """Allow the machine code in a database to run on this machine, as long as the file stays at its present path.
+    """Allow the kernels that a database holds now to run on this machine.
 
-    A kernel is a program: trust only files from people you trust.
+    A kernel is a program: it runs with all your rights. Its results are taken as verified by whoever wrote the file. Trust
+    only files from people you trust. The mark is of the content: it holds wherever the file is copied or moved, and not for
+    what comes into the file later.
     """
-    from schedsearch.records import exchange
+    from schedsearch.records.trust import trust as trust_file
 
-    exchange.trust(file)
-    click.echo(f"{file} is trusted on this machine")
+    found = trust_file(file)
+    if not found.kernels:
+        click.echo(f"{file} holds no machine code; there is nothing to trust")
+        return
+    click.echo(
+        f"{render.counted(found.kernels, 'kernel')} in {file}, {found.marked} newly trusted: their machine code now runs on "
+        "this machine with all your rights. Kernels that come into the file later are not trusted by this"
+    )
 
 
 def _open(db: str) -> Store:
@@ -413,8 +421,10 @@ def _is_stdout(file: str) -> bool:
         return False
 
 
-def _print_counts(counts: dict[str, Any], as_json: bool, err: bool = False) -> None:
+def _print_counts(counts: dict[str, Any], as_json: bool, err: bool = False, note: str = "") -> None:
     if as_json:
         render.echo_json(counts, err=err)
     else:
         click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts.items()), err=err)
+    if note:
+        click.echo(f"note: {note}", err=True)

@@ -57,12 +57,12 @@ def recheck(
 ) -> Iterator[Check]:
     """Verifies and times every best record of a target again, as the final race of a tuning run does.
 
-    It measures the stored code; if none is stored, it builds the configuration again. Each measurement is appended to the
-    store. A best with a wrong result is demoted.
+    It measures the stored code. If none is stored, or this machine does not vouch for it, it builds the configuration again.
+    Each measurement is appended to the store. A best with a wrong result is demoted. A correct measurement replaces a best
+    that this machine does not vouch for, so that deployment serves its code from then on.
 
     Raises:
         DeviceError: the device does not exist, or another run holds it and `wait` is false.
-        UntrustedDatabaseError: another machine made the stored code.
         UsageError: a best record's template is not installed.
     """
     bests = list(store.bests(target=target.key, mode=mode))
@@ -87,7 +87,9 @@ def recheck(
                 started_at=started_at,
                 finished_at=time.time(),
             )
-            store.append(record)
+            record_id = store.append(record)
+            if isinstance(built, Built) and measurement.ok and not best.vouched and _is_of_today(best):
+                store.promote(record_id, built.artifact)
             check = Check(best.record_id, best.record, measurement)
             if measurement.outcome is Outcome.WRONG_ANSWER:
                 store.demote(best.record.workload, target.key, mode)
@@ -96,14 +98,20 @@ def recheck(
 
 
 def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:
-    """A best record's stored code, or its configuration built again if no code is stored; a Measurement if that fails."""
-    artifact = store.artifact(best.artifact_sha256) if best.artifact_sha256 else None
+    """A best record's stored code, or its configuration built again (see `Store.code`); a Measurement if that fails."""
+    artifact = store.code(best)
     record = best.record
     if artifact is not None:
         return Built(artifact, record.measurement.resources, artifact.sha256, 0.0)
     builder.submit(Candidate(record.workload, load_template(record.template), record.config))
     ((_, result),) = builder.drain()
     return result
+
+
+def _is_of_today(best: Best) -> bool:
+    """Whether the installed template is of the best's version, and its workload is the one that it names."""
+    version = load_template(best.record.template).version
+    return (best.row.template_version, best.row.workload_id) == (version, best.record.workload.id)
 
 
 def _measure(runner: Runner, best: Best, built: Built) -> Measurement:

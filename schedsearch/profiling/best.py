@@ -80,7 +80,6 @@ def profile_best(
         NoRecordError: the workload has no best record on this kind of device.
         NoValidConfigError: its configuration no longer builds.
         UsageError, DeviceError: see `check`; no permission to read counters; the kernel cannot be launched.
-        UntrustedDatabaseError: another machine made the stored code.
     """
     program = check(target, [workload], ncu_path=ncu_path, peer=peer)
     best = next(store.bests(workload=workload, target=target.key, mode=mode), None)
@@ -96,7 +95,7 @@ def profile_best(
 
 
 def _artifact(store: Store, best: Best, target: Target, mode: str) -> Artifact:
-    if best.artifact_sha256 and (stored := store.artifact(best.artifact_sha256)):
+    if stored := store.code(best):
         return stored
     with Builder(target, workers=1, mode=mode) as builder:
         built = machine_code(store, builder, best)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 RUNGS = ("exact", "same_architecture", "nearest", "default")
 _NEIGHBOURS_TRIED = 4  # each costs a build
+_IMPORTED_TRIED = 4
 
 # The modules that a build imports, by kind of target. They are looked up, not imported, so that `explain` stays quick.
 _COMPILERS = {"cpu": ("numba", "llvmlite"), "cuda": ("numba", "numba_cuda", "cuda.bindings.nvjitlink")}
@@ -162,29 +163,47 @@ class Ladder:
     def _exact(self, lookup: Lookup) -> Iterator[Way | Miss]:
         row = lookup.exact(self.workload.id, self.target.key, self._mode)
         if row is None:
-            yield Miss("exact", f"no record of this workload on {self.target.key} in mode {self._mode}")
+            yield from self._imported(lookup)
             return
         config = Config.from_json(row.config_json)
-        record = f"record {row.record_id} by {row.template}, {row.time_ns / 1e3:.2f} us"
+        time_ns = row.time_ns if row.vouched else None  # otherwise anybody may have written it
+        measured = "not measured by this machine" if time_ns is None else f"{time_ns / 1e3:.2f} us"
+        record = f"record {row.record_id} by {row.template}, {measured}"
         origin = row.template, config
         if row.artifact_sha256 is not None:
             stored = _Stored(lookup, row, self.workload, row.verified)
             reason = f"{record}, stored machine code"
-            yield Way("exact", reason, *origin, stored.check, stored.load, row.time_ns, row.record_id)
+            yield Way("exact", reason, *origin, stored.check, stored.load, time_ns, row.record_id)
         build = _Build(self, *origin, row.template_version)
         reason = f"{record}, built again from its configuration"
-        yield Way("exact", reason, *origin, build.check, build.load, row.time_ns, row.record_id)
+        yield Way("exact", reason, *origin, build.check, build.load, time_ns, row.record_id)
+
+    def _imported(self, lookup: Lookup) -> Iterator[Way | Miss]:
+        """What others measured on exactly this task: configurations that are built and verified here."""
+        rows = lookup.imported(self.workload.id, self.target.key, self._mode, _IMPORTED_TRIED)
+        for row in rows:
+            config = Config.from_json(row.config_json)
+            build = _Build(self, row.template, config, row.template_version)
+            reason = (
+                f"imported record {row.record_id} by {row.template} (from {row.source}), built now from its configuration"
+            )
+            yield Way("exact", reason, row.template, config, build.check, build.load, None, row.record_id)
+        if not rows:
+            yield Miss("exact", f"no record of this workload on {self.target.key} in mode {self._mode}")
 
     def _same_architecture(self, lookup: Lookup) -> Iterator[Way | Miss]:
         target = self.target
-        found, damage = False, list[str]()
+        found, why = False, [f"no stored machine code of this workload runs on {target.name}"]
         for row in lookup.same_architecture(self.workload.id, self._mode):
             if row.target_key == target.key or row.plan_json is None or row.arch is None:
+                continue
+            if not row.vouched:
+                why.append(f"this machine did not sign record {row.record_id} of {row.target_key}")
                 continue
             try:
                 plan = _plan(lookup, row)
             except DatabaseError as error:
-                damage.append(str(error))
+                why.append(str(error))
                 continue
             if plan.kind != target.kind or not target.runs(row.arch):
                 continue
@@ -196,8 +215,7 @@ class Ladder:
             config = Config.from_json(row.config_json)
             yield Way("same_architecture", reason, row.template, config, stored.check, stored.load, None, row.record_id)
         if not found:
-            why = "; ".join([f"no stored machine code of this workload runs on {target.name}", *damage[:1]])
-            yield Miss("same_architecture", why)
+            yield Miss("same_architecture", "; ".join(why[:2]))
 
     def _nearest(self, lookup: Lookup) -> Iterator[Way | Miss]:
         workload, target = self.workload, self.target
@@ -255,8 +273,7 @@ class _Stored:
 
     def _artifact(self) -> Artifact:
         """Raises DatabaseError if the code is not trusted, was pruned, is damaged, or is not that of the workload."""
-        assert self.row.artifact_sha256 is not None
-        code = self.lookup.code(self.row.artifact_sha256)  # also checks that the plan is the one that was signed
+        code = self.lookup.code(self.row)  # also checks that the plan is the one that was signed
         return Artifact(code, _plan(self.lookup, self.row, self.workload))
 
     def check(self) -> None:

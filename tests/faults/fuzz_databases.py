@@ -122,8 +122,8 @@ def _look_up(path: Path, random: random.Random) -> str:
                 lookup.nearest("conv2d", "cold-graph-v1")
                 for row in lookup.same_architecture(workload.id, "cold-graph-v1"):
                     if row.artifact_sha256:
-                        lookup.code(row.artifact_sha256)
-                _ = lookup.trusted, lookup.uuid, lookup.kind, lookup.version()
+                        lookup.code(row)
+                _ = lookup.created_here, lookup.uuid, lookup.kind, lookup.version()
             return "looked up"
         with Store.open(path, create=False, readonly=True) as store:
             store.history()
