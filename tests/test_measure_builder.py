@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import faulty_templates as faulty
 import pytest
 
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
-from schedsearch.errors import UsageError
-from schedsearch.measure import Builder, Built, Candidate
+from schedsearch.errors import DeviceError, UsageError
+from schedsearch.measure import Builder, Built, Candidate, process, restarts
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.target import PRESETS
 from schedsearch.template import Template, load_template
@@ -165,3 +169,73 @@ def test_gpu_candidates_compile_without_a_gpu() -> None:
     assert isinstance(built, Built), built
     assert built.artifact.code.startswith(b"\x7fELF")
     assert built.resources.registers > 0
+
+
+def test_workers_that_are_killed_before_they_are_ready_are_started_again() -> None:
+    with Builder(CPU, workers=1, timeout_s=60.0) as builder:
+        token = builder.submit(candidate(faulty.PointwiseCpu()))
+        for _ in range(3):
+            deadline = time.monotonic() + 30.0
+            while not builder._pool and time.monotonic() < deadline:  # it waits before it starts another one
+                builder.poll(0.1)
+            os.kill(builder._pool[0].process.pid, signal.SIGKILL)
+            builder.poll(0.5)
+        ((reported, result),) = builder.drain()
+    assert reported == token and isinstance(result, Built)
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_process_that_the_system_cannot_start_now_is_started_later(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refusals = process._start, iter(range(2))
+
+    def sometimes(*args: Any) -> Any:
+        if next(refusals, None) is not None:
+            raise OSError(error, os.strerror(error))
+        return start(*args)
+
+    monkeypatch.setattr(process, "_start", sometimes)
+    with Builder(CPU, workers=2, timeout_s=60.0) as builder:
+        builder.warm_up(2)
+        for _ in range(2):
+            builder.submit(candidate(faulty.PointwiseCpu()))
+        assert all(isinstance(result, Built) for _, result in builder.drain())
+        assert builder._most_workers == (2 if error == errno.EMFILE else 1), "fewer workers when memory is short"
+
+
+def test_when_no_worker_can_be_started_the_error_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> Any:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(process, "_start", never)
+    monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(restarts, "LONGEST_WAIT_S", 0.001)
+    with Builder(CPU, workers=2) as builder, pytest.raises(DeviceError) as caught:
+        builder.submit(candidate(faulty.PointwiseCpu()))
+        builder.drain()
+    text = str(caught.value)
+    assert f"no compiler process can be started: {restarts.ATTEMPTS} failed in a row" in text
+    assert "Resource temporarily unavailable" in text
+
+
+def test_a_worker_that_ends_by_itself_before_it_is_ready_is_not_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(process, "_BOOTSTRAP", "import a_module_that_is_missing  # {path} {fd} {parent}")
+    with (
+        Builder(CPU, workers=1) as builder,
+        pytest.raises(DeviceError, match=r"(?s)5 failed in a row.*a_module_that_is_missing"),
+    ):
+        builder.submit(candidate(faulty.PointwiseCpu()))
+        builder.drain()
+
+
+def test_many_restarts_leave_no_descriptors_and_no_processes() -> None:
+    """Children that only die cost 20 ms each."""
+    process.ChildProcess("builtins:print").kill()  # starts what a process has once
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        child = process.ChildProcess("os:abort")
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(process.ChildDiedError, match="SIGKILL"):
+            child.receive(30)
+        child.kill()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Iterator
 
 import faulty_templates as faulty
@@ -11,8 +13,10 @@ import pytest
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
-from schedsearch.errors import DeviceBusyError, UsageError
-from schedsearch.measure import Built, Runner
+from schedsearch.errors import DeviceBusyError, PreparationError, UsageError
+from schedsearch.measure import Built, Runner, restarts
+from schedsearch.measure.process import ChildProcess
+from schedsearch.measure.run_worker import Prepare
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.template import Template
 from schedsearch.workload import Workload
@@ -130,6 +134,51 @@ def test_a_lost_process_is_replaced_and_the_next_candidate_is_measured(
     assert measurement.outcome is outcome and text in measurement.message
     after = measure(runner, faulty.PointwiseCpu())
     assert after.ok and runner.restarts == restarts + 1 and runner.pid != pid
+
+
+class _Killing:
+    """Kills each new child of a runner, as often as it is told, when the runner sends it a request of a kind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type, times: int) -> None:
+        self.left, send = times, ChildProcess.send
+
+        def sending(child: ChildProcess, message: object) -> int:
+            if isinstance(message, kind) and self.left:
+                self.left -= 1
+                os.kill(child.pid, signal.SIGKILL)
+            return send(child, message)
+
+        monkeypatch.setattr(ChildProcess, "send", sending)
+        monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.001)
+
+
+def test_processes_that_are_killed_while_they_prepare_are_replaced(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    _Killing(monkeypatch, Prepare, 3)
+    assert measure(runner, faulty.PointwiseCpu()).ok
+
+
+def test_processes_that_are_killed_before_they_are_ready_are_replaced(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.kill(runner.pid or 0, signal.SIGKILL)
+    killing = _Killing(monkeypatch, tuple, 2)  # the first message names the entry
+    assert measure(runner, faulty.PointwiseCpu()).ok and not killing.left
+
+
+def test_when_no_process_survives_preparing_the_error_says_why(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "ATTEMPTS", 2)
+    _Killing(monkeypatch, Prepare, 3)
+    with pytest.raises(PreparationError, match=r"2 failed in a row.*killed by signal 9 \(SIGKILL\)"):
+        measure(runner, faulty.PointwiseCpu())
+    assert measure(runner, faulty.PointwiseCpu()).ok
+
+
+def test_a_process_that_answers_another_request_is_replaced(runner: Runner) -> None:
+    runner.prepare(WORKLOAD)
+    assert runner._child is not None
+    pid = runner.pid
+    runner._child.send(Prepare(WORKLOAD, 0, {}))  # nobody takes its answer, so it comes before the next one
+    assert measure(runner, faulty.PointwiseCpu()).ok and runner.pid != pid
 
 
 def test_several_workloads_can_be_measured_in_turns(runner: Runner) -> None:

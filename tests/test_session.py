@@ -21,6 +21,7 @@ from session_support import (
     Counted,
     CpuSquare,
     FakeBuilder,
+    FakeRunner,
     Line,
     RandomTuner,
     Square,
@@ -29,7 +30,7 @@ from session_support import (
 )
 
 from schedsearch.config import Config
-from schedsearch.errors import ConfigError, Interrupted, TaskPart, UnsupportedError, UsageError
+from schedsearch.errors import ConfigError, Interrupted, PreparationError, TaskPart, UnsupportedError, UsageError
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Anchor, Measurement, Outcome, Record
 from schedsearch.session import tune
@@ -552,3 +553,36 @@ class TestPlan:
     def test_a_knob_of_one_template_restricts_that_one_only(self) -> None:
         (plan,) = plan_tasks([Task(WORKLOAD, restrict={"x": [1, 2]})], TemplateSet([Square(), Line()]), GPU)
         assert [arm.space.size.count for arm in plan.arms] == [32, 63]
+
+
+class TestTasksThatCannotBePrepared:
+    @pytest.fixture
+    def world(self, monkeypatch: pytest.MonkeyPatch) -> World:
+        """The inputs and the reference of `OTHER` cannot be made."""
+        prepare = FakeRunner.prepare
+
+        def failing(runner: FakeRunner, workload: Workload) -> None:
+            prepare(runner, workload)
+            if workload == OTHER:
+                raise PreparationError("every process is killed")
+
+        monkeypatch.setattr(FakeRunner, "prepare", failing)
+        return World()
+
+    def test_they_are_given_up_and_the_others_go_on(self, world: World) -> None:
+        given_up, tuned = world.tune(OTHER, WORKLOAD).tasks
+        assert given_up.problem == "every process is killed" and given_up.best_ns is None
+        assert given_up.new_trials == 0, "no candidate is blamed"
+        assert tuned.problem == "" and tuned.race is not None
+        assert tuned.new_trials == 40, "the other task gets the trials of both"
+        assert world.runner.prepared.count(OTHER) == 1
+
+    def test_the_summary_keeps_the_reason(self, world: World) -> None:
+        summary = world.tune(OTHER, WORKLOAD)
+        assert RunSummary.from_json(summary.to_json()) == summary
+
+    def test_without_another_task_the_run_ends_with_the_error_and_its_summary_is_stored(self, world: World) -> None:
+        with pytest.raises(PreparationError, match="every process is killed"):
+            world.tune(OTHER)
+        (stored,) = world.store.runs.values()
+        assert stored["tasks"][0]["problem"] == "every process is killed"

@@ -135,7 +135,11 @@ def tune(
         _print_summary(summary, file)
         _print_next(summary, file, db, selector, mode or measure.mode)
     if not summary.complete:
-        failed = [name for task, name in zip(summary.tasks, _names(file).values()) if task.best_ns is None]
+        failed = [
+            f"{name} ({task.problem})" if task.problem else name
+            for task, name in zip(summary.tasks, _names(file).values())
+            if task.best_ns is None
+        ]
         raise NoValidConfigError(
             f"no valid configuration was found for {', '.join(failed)}; "
             f"see why: schedsearch records list --db {shlex.quote(db)} --failed"

@@ -21,10 +21,10 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedsearch.config import Config
-from schedsearch.errors import Interrupted
+from schedsearch.errors import Interrupted, OperatorError, PreparationError
 from schedsearch.measure.builder import Candidate
 from schedsearch.measurement import Anchor, Measurement, Record
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson, Proposal
@@ -44,6 +44,8 @@ from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
+
+T = TypeVar("T")
 
 FIRST_BATCH = 2  # on a CPU: candidates to build before the first is measured, so that a result comes soon
 FEWEST_AT_ONCE = 8  # a tuner is asked when this part of the queue is free, not for single proposals
@@ -77,7 +79,7 @@ class Session:
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
         # Requests (Answer) and results (bool) sent to the tuners, in order: an answer is valid until the next result.
         self._thinking: deque[tuple[Future[Answer] | Future[bool], TaskState, Arm]] = deque()
-        self._preparing: Future[None] | None = None
+        self._preparing: tuple[Future[None], TaskState] | None = None
         self._building: dict[int, Proposal] = {}
         self._ready: deque[tuple[Proposal, Built]] = deque()
         self._measuring: dict[Future[Measurement], tuple[Proposal, Built]] = {}
@@ -87,7 +89,11 @@ class Session:
     # The run
 
     def run(self) -> RunSummary:
-        """Searches, races, returns the summary. Raises Interrupted (see `tune`); errors of collaborators propagate."""
+        """Searches, races, returns the summary.
+
+        A task whose inputs and reference cannot be made is given up, and the others go on. Raises the error of the first if
+        none could go on, and Interrupted (see `tune`). All other errors of collaborators propagate.
+        """
         prepared_before_s = self._runner.prepare_s
         with StopSignal() as stop, self._device, self._tuners:
             self._resume()
@@ -95,7 +101,7 @@ class Session:
             stopped = self._search(stop)
             for task in self._tasks:
                 if not stop.requested:
-                    self._race(task, stop)
+                    self._race_unless_given_up(task, stop)
                     self._journal.end_task(task)
             shares = self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - prepared_before_s)
         summary = self._journal.close(shares, "interrupted" if stop.requested else stopped)
@@ -103,6 +109,9 @@ class Session:
             raise Interrupted(
                 f"interrupted after {self._spent} trials, all saved in {self._db}; tune again to go on from there", summary
             )
+        errors = [task.error for task in self._tasks if task.error is not None]
+        if errors and len(errors) == len(self._tasks):
+            raise errors[0]
         return summary
 
     def _resume(self) -> None:
@@ -151,12 +160,22 @@ class Session:
                 return "trials" if self._trials_left == 0 else "exhausted"
             self._wait()
         self._ready.clear()
-        for future in list(self._measuring):
-            if future.cancel():
-                del self._measuring[future]
+        self._cancel_measurements(self._tasks)
         wait(self._measuring)
         self._collect_measurements()
         return "interrupted"
+
+    def _cancel_measurements(self, tasks: Sequence[TaskState]) -> None:
+        """Takes back what the device has not begun."""
+        for future, (proposal, _) in list(self._measuring.items()):
+            if proposal.task in tasks and future.cancel():
+                del self._measuring[future]
+
+    def _give_up(self, task: TaskState, error: Exception) -> None:
+        """Nothing of this task can be measured: it gets no more trials, and what it has under way is dropped."""
+        task.error = task.error or error
+        self._ready = deque(each for each in self._ready if each[0].task is not task)
+        self._cancel_measurements([task])
 
     def _propose(self) -> None:
         """Keeps the builders fed: asks the arms that deserve it most, up to the queue's depth."""
@@ -191,7 +210,7 @@ class Session:
                 arm.told(finished=result)
                 continue
             arm.answered(result)
-            if not self._out_of_time():
+            if not self._out_of_time() and task.error is None:
                 self._submit_all(task, arm, result)
 
     def _warm_start(self, task: TaskState, arm: Arm) -> WarmStart:
@@ -255,7 +274,7 @@ class Session:
             task = next((proposal.task for proposal in self._building.values() if not proposal.task.prepared), None)
             if task is not None:
                 task.prepared = True
-                self._preparing = self._device.submit(self._runner.prepare, task.workload)
+                self._preparing = (self._device.submit(self._runner.prepare, task.workload), task)
 
     def _measure(self, task: TaskState, built: Built) -> Measurement:
         """Runs on the device's thread, so that the best time is the one at the moment of the measurement."""
@@ -265,7 +284,7 @@ class Session:
         """Sleeps until a proposal, a build or a measurement is done, and collects finished builds and measurements."""
         starving = self._asked and len(self._building) < self._options.queue_depth // 2
         others: list[Future[Any]] = [*self._measuring, *(each for each, _, _ in self._thinking)]
-        others += [self._preparing] if self._preparing else []
+        others += self._preparing[:1] if self._preparing else ()
         with self._device.idle_counts_as("tuner" if starving else "build"):
             if self._building:
                 done = self._builder.poll(0.01 if others else 0.2)
@@ -274,12 +293,22 @@ class Session:
                 wait(others, timeout=0.5, return_when=FIRST_COMPLETED)
         for token, result in done:
             self._on_build(self._building.pop(token), result)
-        if self._preparing and self._preparing.done():
-            self._preparing.result()
-            self._preparing = None
+        if self._preparing and self._preparing[0].done():
+            (preparing, task), self._preparing = self._preparing, None
+            self._result(preparing, task)
         self._collect_measurements()
 
+    def _result(self, future: Future[T], task: TaskState) -> T | None:
+        """What the device's thread returned; None if the task had to be given up."""
+        try:
+            return future.result()
+        except (PreparationError, OperatorError) as error:
+            self._give_up(task, error)
+            return None
+
     def _on_build(self, proposal: Proposal, result: Built | Measurement) -> None:
+        if proposal.task.error is not None:
+            return
         if isinstance(result, Measurement):
             self._on_outcome(proposal, result, None)
             return
@@ -297,8 +326,12 @@ class Session:
 
     def _collect_measurements(self) -> None:
         for future in [future for future in self._measuring if future.done()]:
+            if future not in self._measuring:  # its task was given up meanwhile
+                continue
             proposal, built = self._measuring.pop(future)
-            measurement = future.result()
+            measurement = self._result(future, proposal.task)
+            if measurement is None:
+                continue
             proposal.task.by_code[built.canonical_hash] = measurement.time_ns
             self._on_outcome(proposal, measurement, built)
             for twin in proposal.twins:
@@ -327,6 +360,13 @@ class Session:
             self._thinking.append((self._tuners.submit(arm.tuner.tell, [(config, time_ns)]), task, arm))
 
     # The final race
+
+    def _race_unless_given_up(self, task: TaskState, stop: StopSignal) -> None:
+        if task.error is None:
+            try:
+                self._race(task, stop)
+            except (PreparationError, OperatorError) as error:
+                self._give_up(task, error)
 
     def _race(self, task: TaskState, stop: StopSignal) -> None:
         """Measures a task's fastest configurations and defaults again, interleaved, and promotes the winner.

@@ -90,6 +90,7 @@ class TaskSummary:
             search, before the final race.
         ranking: how well the models' predictions agree with the measurements; for valid trials of this run that were
             proposed after the model was first trained.
+        problem: why this run gave the task up: its inputs and its reference cannot be made; "" if it did not.
     """
 
     workload: Workload
@@ -109,6 +110,7 @@ class TaskSummary:
     arms: tuple[ArmSummary, ...]
     best_after_ns: tuple[float | None, ...]
     ranking: RankAgreement
+    problem: str = ""
 
     @property
     def speedup(self) -> float | None:
@@ -150,6 +152,7 @@ class TaskSummary:
             "templates": [arm.to_json() for arm in self.arms],
             "best_after_ns": list(self.best_after_ns),
             **_ranking_json(self.ranking),
+            **({"problem": self.problem} if self.problem else {}),
         }
 
     @classmethod
@@ -172,6 +175,7 @@ class TaskSummary:
             arms=tuple(map(ArmSummary.from_json, data["templates"])),
             best_after_ns=tuple(data["best_after_ns"]),
             ranking=RankAgreement(**data["ranking"]),
+            problem=data.get("problem", ""),
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
-from schedsearch.measurement import Measurement, Record
+from schedsearch.measurement import Measurement, Record, storable_text
 from schedsearch.session.arms import Arm, Proposal
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.race import Raced, RaceResult
@@ -61,6 +61,7 @@ class TaskState:
         best_after_ns: the fastest time after each trial of this run.
         by_code: canonical hash -> the proposal that is being measured, or its result.
         prepared: inputs and reference are on the device, or on their way.
+        error: why nothing of this task can be measured; it gets no more trials then. None while all is well.
         seconds: time of building and running this task's candidates in this run.
         unshared: how many of them were compiled without sharing work with others.
     """
@@ -77,6 +78,7 @@ class TaskState:
         self.by_code: dict[str, Proposal | float | None] = {}
         self.best_after_ns: list[float | None] = []
         self.prepared = False
+        self.error: Exception | None = None
         self.stored_best: Record | None = None
         self.race: RaceResult | None = None
         self._plain: list[Finalist] = []  # configurations that race although the search never tried them
@@ -245,6 +247,7 @@ class TaskState:
             arms=tuple(arm.summary() for arm in self.arms),
             best_after_ns=tuple(self.best_after_ns),
             ranking=sum((arm.ranking for arm in self.arms), RankAgreement()),
+            problem=storable_text(str(self.error)) if self.error else "",
         )
 
 
@@ -254,7 +257,7 @@ def choose_arm(tasks: Sequence[TaskState], warm_trials: int) -> tuple[TaskState,
     First every arm in turn measures its default. Then one arm after the other gets `warm_trials`, so that later ones can
     profit from results of earlier ones. After that the arm with the greatest expected gain times its task's weight is next.
     """
-    arms = [(task, arm) for task in tasks for arm in task.arms if arm.ready]
+    arms = [(task, arm) for task in tasks for arm in task.arms if arm.ready and task.error is None]
     if not arms:
         return None
     for pair in arms:
