@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from child_environment import child_environment
 
 from schedsearch.device.detect import detect
-from schedsearch.errors import DeviceBusyError
+from schedsearch.errors import DeviceBusyError, DeviceError
 from schedsearch.measure import DeviceLock
 from schedsearch.measure.process import ChildDiedError, ChildProcess, call_in_children
 from schedsearch.target import PRESETS
@@ -78,6 +79,74 @@ def test_devices_are_told_apart_by_uuid(tmp_path: Path) -> None:
     locks = [DeviceLock(target, wait=False, folder=tmp_path) for target in (CPU, first, second)]
     for lock in locks:
         lock.close()
+
+
+def put_link(path: Path) -> None:
+    victim = path.with_name("victim")
+    victim.touch(0o600)
+    path.hardlink_to(victim)
+
+
+def put_symlink(path: Path) -> None:
+    victim = path.with_name("victim")
+    victim.touch(0o600)
+    path.symlink_to(victim)
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (put_link, "another name, too"),
+        (put_symlink, "cannot be opened"),
+        (os.mkfifo, "not a regular file"),
+        (os.mkdir, "not a regular file"),
+        (lambda path: path.write_text("a letter\n"), "something else"),
+        (lambda path: path.write_text("1\n" + "x" * 10_000), "something else"),
+        (lambda path: path.write_text("\u00b2\n"), "something else"),
+    ],
+    ids=["hard link", "symbolic link", "fifo", "folder", "letter", "long", "digit"],
+)
+def test_something_else_at_the_place_of_the_lock_is_left_alone(
+    put: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "schedsearch-cpu.lock"
+    put(path)
+    before = [(each.name, each.lstat().st_mode, each.lstat().st_size) for each in sorted(tmp_path.iterdir())]
+    with pytest.raises(DeviceError, match=said):
+        DeviceLock(CPU, wait=False, folder=tmp_path)
+    assert [(each.name, each.lstat().st_mode, each.lstat().st_size) for each in sorted(tmp_path.iterdir())] == before
+
+
+def test_the_holders_command_cannot_write_to_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "schedsearch-cpu.lock"
+    with hold(tmp_path, 60) as holder:
+        path.write_text("7\n\x1b[2Jall is well\n\u202e" + 1000 * "y" + "\n")
+        with pytest.raises(DeviceBusyError) as caught:
+            DeviceLock(CPU, wait=False, folder=tmp_path)
+        holder.kill()
+    text = str(caught.value)
+    assert text.isprintable() and len(text) < 400
+    assert r"process 7 (\x1b[2Jall is well\n\u202eyyy" in text
+
+
+def test_a_lock_file_that_is_removed_while_a_run_waits_is_made_again(tmp_path: Path) -> None:
+    """Otherwise the waiting run would lock a file that no other run can find."""
+    path = tmp_path / "schedsearch-cpu.lock"
+    with hold(tmp_path, 60) as holder:
+
+        def replace_holder(told: str) -> None:
+            path.unlink()
+            holder.kill()
+
+        lock = DeviceLock(CPU, on_wait=replace_holder, folder=tmp_path)
+    with pytest.raises(DeviceBusyError, match="this process"):
+        DeviceLock(CPU, wait=False, folder=tmp_path)
+    lock.close()
+
+
+def test_the_command_of_a_run_may_have_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tune", "\udcff\0\n"])
+    DeviceLock(CPU, folder=tmp_path).close()
 
 
 def alive(pid: int) -> bool:
