@@ -190,6 +190,9 @@ class Device(Protocol):
 
     def copy_in(self, address: int, data: memoryview) -> None: ...
 
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copies within the device's memory, in stream order on the default stream. The ranges do not overlap."""
+
     def copy_out(self, data: memoryview, address: int) -> None: ...
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:

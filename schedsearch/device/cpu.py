@@ -61,6 +61,9 @@ class CpuDevice:
         flat = data.cast("B")
         bytes_at(address, flat.nbytes)[:] = flat
 
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(destination, source, nbytes)
+
     def copy_out(self, data: memoryview, address: int) -> None:
         flat = data.cast("B")
         flat[:] = bytes_at(address, flat.nbytes)

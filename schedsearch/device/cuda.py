@@ -192,6 +192,11 @@ class CudaDevice:
             with self.current():
                 _call("cuMemcpyHtoD", address, source.ctypes.data, source.size)
 
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        if nbytes:
+            with self.current():
+                _call("cuMemcpyDtoD", destination, source, nbytes)
+
     def copy_out(self, data: memoryview, address: int) -> None:
         destination = np.frombuffer(data, dtype=np.uint8)
         if destination.size:

@@ -7,7 +7,12 @@ of this process's own code is sent as `Failed` and raised in the parent.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import random
+import secrets
+import statistics
+import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,15 +26,20 @@ from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
 from schedsearch.measure.compare import CodeCache, Comparer, open_comparer
 from schedsearch.measure.prepared import PreparedPath
+from schedsearch.measure.timed_set import TimedSet
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
 from schedsearch.measure.verify import Verdict, Verification
 from schedsearch.measurement import Outcome
+from schedsearch.roofline import least_time_ns, suspect_time_ns
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
 _MEMORY_SHARE = 0.5  # of the device's memory, for the data of all workloads
 _RACE_ROUNDS = 8
 _RACE_SAMPLES = 2
+_STRESS_LAUNCHES = 1000  # of a finalist, between which its outputs are checked
+_STRESS_S = 1.0  # at most; a slow kernel is launched less often
+_STRESS_CHECKS = 4
 
 
 @dataclass(frozen=True)
@@ -43,17 +53,17 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Run:
-    """Verifies, then times. With `launches` it only verifies, after this many launches back to back."""
+    """Verifies, times, and verifies again. With `stress` it only verifies, between many launches."""
 
     workload: Workload
     artifact: Artifact
     best_ns: float | None = None
-    launches: int = 0
+    stress: bool = False
 
 
 @dataclass(frozen=True)
 class Race:
-    """Times several verified artifacts in turns."""
+    """Times several verified artifacts in turns, and verifies each once more."""
 
     workload: Workload
     artifacts: Sequence[Artifact]
@@ -75,6 +85,9 @@ class Ran:
         broken: this process must not run any more kernels.
         facts: of the rotation.
         worn: what the candidate changed in this process, which must then be replaced; "" for nothing.
+        wrong: of a race that is ok: number of an artifact -> what is wrong with it. It ends at the first that wrote where it
+            must not, and then says nothing about later ones.
+        verify_s: wall seconds of verification.
     """
 
     outcome: Outcome
@@ -84,6 +97,8 @@ class Ran:
     broken: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     worn: str = ""
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    verify_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,11 @@ def serve_runs(conn: ChildEnd, target: Target, cores: Sequence[int], mode: str) 
 
 
 class _WorkloadState:
-    """Everything that one workload needs on the device."""
+    """Everything that one workload needs on the device.
+
+    Attributes:
+        timed_set: None if the timing's numbers cannot judge a kernel.
+    """
 
     def __init__(
         self, device: Device, comparer: Comparer, code: CodeCache, workload: Workload, seed: int, mode: str
@@ -122,26 +141,41 @@ class _WorkloadState:
         self._make_verification: Callable[[int], Verification] = lambda seed: Verification(
             device, comparer, code, workload, seed
         )
-        self.verification = self._make_verification(seed)
-        try:
-            self.arena = Arena(device, workload, mode)
-        except BaseException:
-            self.verification.close()
-            raise
+        with contextlib.ExitStack() as stack:
+            self.verification = self._make_verification(seed)
+            stack.callback(lambda: self.verification.close())
+            self.arena = stack.enter_context(contextlib.closing(Arena(device, workload, mode)))
+            self.timed_set = TimedSet.make(device, comparer, code, workload, self.arena)
+            if self.timed_set is not None:
+                stack.enter_context(contextlib.closing(self.timed_set))
+            self._stack = stack.pop_all()
 
     def reseed(self, seed: int) -> None:
         """Draws new inputs, unless the present ones have this seed."""
         if self.verification.seed != seed:
+            fresh = self._make_verification(seed)
             self.verification.close()
-            self.verification = self._make_verification(seed)
+            self.verification = fresh
 
     @property
     def nbytes(self) -> int:
-        return self.verification.nbytes + self.arena.nbytes
+        return self.verification.nbytes + self.arena.nbytes + (self.timed_set.nbytes if self.timed_set else 0)
 
     def close(self) -> None:
-        self.verification.close()
-        self.arena.close()
+        self._stack.close()
+
+
+class _Stopwatch:
+    """Wall seconds spent inside `with` blocks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.monotonic() - self._began
 
 
 class _RunWorker:
@@ -188,35 +222,107 @@ class _RunWorker:
 
     def _run(self, state: _WorkloadState, request: Run) -> Ran:
         request.artifact.plan.check(request.workload)
+        watch = _Stopwatch()
         with self._loaded(request.artifact) as kernel:
-            if request.launches:
-                return _as_reply(self._verify_under_load(state, kernel, request.launches))
-            verdict = state.verification.check(kernel)
-            if verdict.ok and state.arena.prepared and kernel.artifact.plan.constants:
-                verdict = state.verification.check(PreparedPath(kernel))
+            with watch:
+                verdict = state.verification.check(kernel)
+                if verdict.ok and state.arena.prepared and kernel.artifact.plan.constants:
+                    verdict = state.verification.check(PreparedPath(kernel))
+                if verdict.ok and state.timed_set:
+                    state.timed_set.soil()
             if not verdict.ok:
-                return _as_reply(verdict)
+                return _as_reply(verdict, watch)
             with contextlib.closing(self._timer.prepare(kernel, state.arena)) as timed:
+                if request.stress:
+                    with watch:
+                        verdict = self._stress(state, kernel, timed)
+                    return _as_reply(verdict, watch)
                 times = repeat(timed.sample, request.best_ns, PATIENCE[self._device.target.kind])
+                with watch:
+                    again = self._check_again(state, kernel, timed)
+                    if again.ok:
+                        again = self._doubt(state, request, kernel, timed, times)
+                if not again.ok:
+                    return _as_reply(again, watch)
                 facts = timed.rotation.facts()
-        return Ran(Outcome.OK, [times], verdict.max_error, facts=facts)
+        return Ran(Outcome.OK, [times], verdict.max_error, facts=facts, verify_s=watch.seconds)
 
-    def _verify_under_load(self, state: _WorkloadState, kernel: LoadedKernel, launches: int) -> Verdict:
-        with contextlib.closing(self._timer.prepare(kernel, state.arena)) as timed:
-            checked = PreparedPath(kernel) if state.arena.prepared else kernel
-            return state.verification.check(checked, lambda bound: timed.launch(launches, then=bound))
+    def _check_again(self, state: _WorkloadState, kernel: LoadedKernel, timed: Timed) -> Verdict:
+        """Judges what timed launches computed, and whether the kernel still computes the truth after them."""
+        wrong = state.timed_set.judge(timed) if state.timed_set else ""
+        if wrong:
+            return Verdict(False, 0.0, False, wrong)
+        checked = PreparedPath(kernel) if state.arena.prepared else kernel
+        verdict = state.verification.check_again(checked, state.verification.bind(checked))
+        message = verdict.message and f"after it was timed: {verdict.message}"
+        return Verdict(verdict.ok, verdict.max_error, verdict.stray, message)
+
+    def _stress(self, state: _WorkloadState, kernel: LoadedKernel, timed: Timed) -> Verdict:
+        """Launches a kernel many times, and checks it at points that it cannot know."""
+        points = [*sorted(random.SystemRandom().sample(range(1, _STRESS_LAUNCHES), _STRESS_CHECKS)), _STRESS_LAUNCHES]
+        began, launched = time.monotonic(), 0
+        verdict = Verdict(True, 0.0)
+        for point in points:
+            while launched < point:
+                count = min(point - launched, 64)
+                timed.launch(count)
+                launched += count
+                self._device.synchronize()
+                if time.monotonic() - began > _STRESS_S:
+                    break
+            verdict = self._check_again(state, kernel, timed)
+            if not verdict.ok:
+                message = f"after {launched} launches: {verdict.message}"
+                return Verdict(False, verdict.max_error, verdict.stray, message)
+            if time.monotonic() - began > _STRESS_S:
+                break
+        return verdict
+
+    def _doubt(
+        self, state: _WorkloadState, request: Run, kernel: LoadedKernel, timed: Timed, times: Sequence[float]
+    ) -> Verdict:
+        """Looks at a time that is too good: refuses one that physics forbids, and verifies harder what is close to it."""
+        if message := self._impossible(request.workload, times):
+            return Verdict(False, 0.0, False, message)
+        time_ns = statistics.median(times)
+        suspect_ns = suspect_time_ns(request.workload, self._device.target.key, self._mode)
+        if time_ns < suspect_ns and time_ns < (request.best_ns or math.inf):
+            state.reseed(secrets.randbits(31))
+            verdict = state.verification.check(kernel)
+            return self._stress(state, kernel, timed) if verdict.ok else verdict
+        return Verdict(True, 0.0)
+
+    def _impossible(self, workload: Workload, times: Sequence[float]) -> str:
+        """Why no kernel can have taken these times; empty if one can."""
+        key, time_ns = self._device.target.key, statistics.median(times)
+        least_ns = least_time_ns(workload, key, self._mode)
+        if time_ns >= least_ns:
+            return ""
+        return (
+            f"measured {time_ns / 1e3:.3f} us, but no kernel for this workload takes less than {least_ns / 1e3:.3f} us on "
+            f"{key} (schedsearch.roofline). It skips work, or the clock is wrong: read the kernel, then profile it"
+        )
 
     def _race(self, state: _WorkloadState, request: Race) -> Ran:
+        watch, wrong, broken = _Stopwatch(), {}, False
         with contextlib.ExitStack() as stack:
-            racers: list[Timed] = []
+            racers: list[tuple[LoadedKernel, Timed]] = []
             for artifact in request.artifacts:
                 kernel = stack.enter_context(self._loaded(artifact))
-                racers.append(stack.enter_context(contextlib.closing(self._timer.prepare(kernel, state.arena))))
+                racers.append((kernel, stack.enter_context(contextlib.closing(self._timer.prepare(kernel, state.arena)))))
             times: list[tuple[float, ...]] = [()] * len(racers)
             for _ in range(_RACE_ROUNDS):
-                for number, timed in enumerate(racers):
+                for number, (_, timed) in enumerate(racers):
                     times[number] += tuple(timed.sample(_RACE_SAMPLES))
-        return Ran(Outcome.OK, times, facts=state.arena.facts())
+            with watch:
+                for number, (kernel, timed) in enumerate(racers):
+                    verdict = self._check_again(state, kernel, timed)
+                    if message := verdict.message or self._impossible(request.workload, times[number]):
+                        wrong[number] = message
+                    if verdict.stray:
+                        broken = True
+                        break
+        return Ran(Outcome.OK, times, broken=broken, facts=state.arena.facts(), wrong=wrong, verify_s=watch.seconds)
 
     @contextlib.contextmanager
     def _loaded(self, artifact: Artifact) -> Iterator[LoadedKernel]:
@@ -240,6 +346,6 @@ class _RunWorker:
         return True
 
 
-def _as_reply(verdict: Verdict) -> Ran:
+def _as_reply(verdict: Verdict, watch: _Stopwatch) -> Ran:
     outcome = Outcome.OK if verdict.ok else Outcome.WRONG_ANSWER
-    return Ran(outcome, (), verdict.max_error, verdict.message, broken=verdict.stray)
+    return Ran(outcome, (), verdict.max_error, verdict.message, broken=verdict.stray, verify_s=watch.seconds)

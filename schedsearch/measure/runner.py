@@ -29,7 +29,6 @@ from schedsearch.workload import Workload
 _START_S = 120.0
 _PREPARE_S = 600.0  # a naive float64 convolution on one core may take minutes
 _CLOCKS_AGE_S = 2.0
-_STRESS_LAUNCHES = 50
 
 
 class Runner:
@@ -48,6 +47,7 @@ class Runner:
     Attributes:
         busy_s: wall seconds that candidates have used the device so far.
         prepare_s: wall seconds for inputs and references so far.
+        verify_s: the part of `busy_s` that verification took.
         restarts: number of child processes lost so far.
 
     Raises:
@@ -77,7 +77,7 @@ class Runner:
         self._seeds = itertools.count(1)
         self._clocks: dict[str, Any] = {}
         self._clocks_s = -math.inf
-        self.busy_s = self.prepare_s = 0.0
+        self.busy_s = self.prepare_s = self.verify_s = 0.0
         self.restarts = 0
         self._lock = DeviceLock(target, wait=wait, on_wait=on_wait)
         try:
@@ -91,7 +91,7 @@ class Runner:
         self._prepare(workload, seed=0)
 
     def measure(self, workload: Workload, built: Built, best_ns: float | None = None) -> Measurement:
-        """Verifies every element, then times.
+        """Verifies every element, times, and verifies again what timed launches computed.
 
         Args:
             best_ns: the workload's best time so far; a candidate that is far slower is timed only once.
@@ -111,7 +111,8 @@ class Runner:
         return self._measurement(ran, built, time.monotonic() - began)
 
     def race(self, workload: Workload, finalists: Sequence[Built]) -> list[Measurement]:
-        """Verifies finalists again, with fresh inputs after many launches in a row, and times them in turns.
+        """Verifies finalists again, with fresh inputs and between a thousand launches, times them in turns, and verifies
+        them once more. If one fails then, the others race again without it.
 
         Returns:
             One measurement each, in order. Times of one race are easier to compare than those of separate measurements,
@@ -126,23 +127,25 @@ class Runner:
         for number, built in enumerate(finalists):
             self._prepare(workload, seed)
             began = time.monotonic()
-            ran = self._run(Run(workload, built.artifact, launches=_STRESS_LAUNCHES), self._timeout_s)
+            ran = self._run(Run(workload, built.artifact, stress=True), self._timeout_s)
             errors[number] = ran.max_error
             if ran.outcome is not Outcome.OK:
                 results[number] = self._measurement(ran, built, time.monotonic() - began)
-        survivors = [number for number in range(len(finalists)) if number not in results]
-        if survivors:
+        while survivors := [number for number in range(len(finalists)) if number not in results]:
             self._prepare(workload, seed)
             began = time.monotonic()
             artifacts = [finalists[number].artifact for number in survivors]
             ran = self._run(Race(workload, artifacts), self._timeout_s * len(survivors))
             run_s = (time.monotonic() - began) / len(survivors)
             for place, number in enumerate(survivors):
-                if ran.outcome is Outcome.OK:
+                if ran.outcome is not Outcome.OK:  # the race failed as a whole: run each finalist alone to find the culprit
+                    results[number] = self.measure(workload, finalists[number])
+                elif place in ran.wrong:
+                    own = Ran(Outcome.WRONG_ANSWER, message=ran.wrong[place])
+                    results[number] = self._measurement(own, finalists[number], run_s)
+                elif not ran.wrong:
                     own = replace(ran, times_ns=[ran.times_ns[place]], max_error=errors[number])
                     results[number] = self._measurement(own, finalists[number], run_s)
-                else:  # the race failed as a whole: rerun each finalist alone to find the culprit
-                    results[number] = self.measure(workload, finalists[number])
         return [results[number] for number in range(len(finalists))]
 
     def clocks(self) -> dict[str, Any]:
@@ -223,6 +226,7 @@ class Runner:
         except ChildDiedError as error:
             ran = Ran(Outcome.WORKER_LOST, message=f"the runner process was lost: {error}", broken=True)
         self.busy_s += time.monotonic() - began
+        self.verify_s += ran.verify_s
         if ran.broken or ran.worn:
             self._stop_child()
             self.restarts += 1
@@ -317,7 +321,7 @@ def _plain(reply: object, request: Run | Race) -> Ran:
     """The same reply with values of the types that it declares. Raises anything if it cannot be made so."""
     if not isinstance(reply, Ran):
         raise TypeError
-    series = len(request.artifacts) if isinstance(request, Race) else 0 if request.launches else 1
+    series = len(request.artifacts) if isinstance(request, Race) else 0 if request.stress else 1
     times_ns = [tuple(float(time_ns) for time_ns in times) for times in reply.times_ns]
     sound = all(times and all(0 < time_ns < math.inf for time_ns in times) for times in times_ns)
     if not sound or len(times_ns) != (series if reply.outcome is Outcome.OK else 0):
@@ -329,4 +333,6 @@ def _plain(reply: object, request: Run | Race) -> Ran:
         max_error=None if reply.max_error is None else float(reply.max_error),
         message=str(reply.message),
         facts=json.loads(json.dumps(dict(reply.facts))),
+        wrong={int(number): str(message) for number, message in dict(reply.wrong).items()},
+        verify_s=float(reply.verify_s),
     )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
 from schedsearch.measure.inputs import timing_pattern
-from schedsearch.measure.verify import align
+from schedsearch.measure.truths import align
 from schedsearch.measurement import COLD_GRAPH_PREPARED, HOT_GRAPH
 from schedsearch.target import Target
 from schedsearch.workload import Workload
@@ -198,8 +198,14 @@ class Timed(Protocol):
             DeviceError: a launch failed.
         """
 
-    def launch(self, count: int, then: BoundKernel | None = None) -> None:
-        """Launches back to back, rotating over the sets, and `then` after them; does not wait for the end."""
+    def launch(self, count: int) -> None:
+        """Launches back to back, rotating over the sets; does not wait for the end."""
+
+    def launch_set(self, number: int) -> None:
+        """Launches once on one set; does not wait for the end."""
+
+    def has_launched(self, number: int) -> bool:
+        """Whether the samples taken so far contain a launch on this set."""
 
     def close(self) -> None: ...
 
@@ -265,14 +271,18 @@ class CudaTimed:
         events[-1].synchronize()
         return [begin.elapsed_ms(end) * 1e6 / self._launches for begin, end in itertools.pairwise(events)]
 
-    def launch(self, count: int, then: BoundKernel | None = None) -> None:
+    def launch(self, count: int) -> None:
         """Moves one argument block from set to set: a launch, and its capture into a graph, copies the block."""
         for number in range(count):
-            for name, address in self._sets[number % len(self._sets)]:
-                self._bound.set_pointer(name, address)
-            self._bound.launch(self._stream)
-        if then is not None:
-            then.launch(self._stream)
+            self.launch_set(number % len(self._sets))
+
+    def launch_set(self, number: int) -> None:
+        for name, address in self._sets[number]:
+            self._bound.set_pointer(name, address)
+        self._bound.launch(self._stream)
+
+    def has_launched(self, number: int) -> bool:
+        return number < self._launches
 
     def close(self) -> None:
         self._graph.close()
@@ -292,7 +302,7 @@ class CpuTimed:
         self._bound: list[BoundKernel] = [
             kernel.bind(operands, arena.scalars, made) for operands, made in zip(arena.buffers, self.rotation.prepared)
         ]
-        self._next = 0
+        self._next = self._launched = 0
         self.launch(1)
         began = time.perf_counter_ns()
         self.launch(1)
@@ -308,11 +318,18 @@ class CpuTimed:
             times.append((time.perf_counter_ns() - began) / self._launches)
         return times
 
-    def launch(self, count: int, then: BoundKernel | None = None) -> None:
-        for bound in [*self._chain(count), *([] if then is None else [then])]:
+    def launch(self, count: int) -> None:
+        for bound in self._chain(count):
             bound.launch()
 
+    def launch_set(self, number: int) -> None:
+        self._bound[number].launch()
+
+    def has_launched(self, number: int) -> bool:
+        return number < self._launched
+
     def _chain(self, count: int) -> list[BoundKernel]:
+        self._launched += count
         start, self._next = self._next, (self._next + count) % len(self._bound)
         return [self._bound[(start + i) % len(self._bound)] for i in range(count)]
 

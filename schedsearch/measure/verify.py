@@ -1,29 +1,38 @@
-"""Verifies a kernel: compares every element of every output, and checks that it writes nothing else."""
+"""Verifies a kernel: compares every element of every output, and checks that it writes nothing else.
+
+A kernel may be right the first time only: it may skip its work where the output already holds numbers, remember results by
+address or by some of its inputs, or rely on what an earlier launch left in a workspace. Verification therefore launches one
+bound kernel several times, over different old contents of outputs and workspaces, and changes inputs in their place between
+launches, one argument after the other.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel
-from schedsearch.measure.compare import CodeCache, Comparer, Difference, Tolerance, Truth, open_comparer
-from schedsearch.measure.inputs import Array, check_domains, check_pattern, check_scalars
-from schedsearch.measure.reference import CheckedReference, is_rounded
+from schedsearch.measure.compare import CodeCache, Comparer, Difference, open_comparer
+from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars
+from schedsearch.measure.prepared import PreparedPath
+from schedsearch.measure.reference import CheckedReference
+from schedsearch.measure.truths import Truths, align
+from schedsearch.measure.workspaces import GuardedWorkspaces
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.checks import is_sum_of_products
 from schedsearch.ops.dtypes import decode, dtype
 from schedsearch.ops.layout import Layout
-from schedsearch.template import magnitude_of
 from schedsearch.workload import Workload
 
-ALIGNMENT = 256
 _GUARD_BYTES = 256
+_LAST_GUARD_BYTES = 65536  # what lies behind are truths, which a stray write must not change
 _GUARD = 0xFF  # NaN in every floating-point format
+_WORKSPACE_CONTENTS = (0xFF, 0x5A)  # NaN, and a finite number in every format
 _SPOT_CHECKS = 256
+_RUN = 64  # consecutive elements that are compared after a change of inputs
 _SPOT_ERROR = 1e-9  # difference of float64 sums in two orders, relative to their magnitude
 
 
@@ -41,10 +50,6 @@ def verify_once(device: Device, workload: Workload, kernel: LoadedKernel) -> str
         comparer = stack.enter_context(contextlib.closing(open_comparer(device, code)))
         verification = stack.enter_context(contextlib.closing(Verification(device, comparer, code, workload, seed=0)))
         return verification.check(kernel).message or None
-
-
-def align(nbytes: int) -> int:
-    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,23 @@ def old_contents(outputs: Sequence[ArgSpec]) -> tuple[Mapping[str, int], ...]:
     return tuple({name: bytes_[min(i, len(bytes_) - 1)] for name, bytes_ in poisons.items()} for i in range(launches))
 
 
+@dataclass(frozen=True)
+class _Change:
+    """An argument whose numbers are replaced in their place, and some elements of the outputs thereafter.
+
+    Attributes:
+        argument: its name. The arguments of earlier changes keep their new numbers.
+        image: address of the new numbers.
+        nbytes: of the argument.
+        truths: output -> (index of the first element, `_RUN` elements as float64 or int64).
+    """
+
+    argument: str
+    image: int
+    nbytes: int
+    truths: Mapping[str, tuple[int, Array]]
+
+
 class Verification:
     """Inputs of one workload, the truth about its outputs, and guarded memory to run kernels in.
 
@@ -80,6 +102,9 @@ class Verification:
     outputs are filled with `old_contents`; guards hold NaN. A read outside an argument therefore shows in an output, and an
     element that is not written keeps its old content. Comparisons find writes outside the outputs: with a copy in front of
     the first output, with the guard's byte after each output.
+
+    There are two draws of numbers for each argument. All outputs are known for the first. After a change to the second, of
+    one argument after the other, a run of elements is known. Constants change last, because prepared calls do not see it.
 
     Args:
         seed: of the inputs; the same seed gives the same numbers.
@@ -99,98 +124,136 @@ class Verification:
         rng = np.random.default_rng(seed)
         domains = check_domains(workload)
         self._patterns = {arg.name: check_pattern(arg, domains[arg.name], rng) for arg in workload.signature}
+        others = {arg.name: check_pattern(arg, domains[arg.name], rng) for arg in workload.signature}
         self._offsets: dict[str, int] = {}
         end = _GUARD_BYTES
         for spec in (*workload.signature, *workload.outputs):
             self._offsets[spec.name] = end
             end += align(spec.nbytes) + _GUARD_BYTES
+        end += _LAST_GUARD_BYTES - _GUARD_BYTES
         self._inputs_end, self._end = self._offsets[workload.outputs[0].name], end
-        truth_bytes = {spec.name: align(8 * spec.size) for spec in workload.outputs}
-        rounded = [spec.name for spec in workload.outputs if is_rounded(workload, spec.dtype)]
-        self.nbytes = end + self._inputs_end + sum(truth_bytes.values()) + sum(truth_bytes[name] for name in rounded)
-        self._memory = device.allocate(self.nbytes)
-        self._expected = self._memory + end
-        self._truths: dict[str, Truth] = {}
-        address = self._expected + self._inputs_end
-        for spec in workload.outputs:
-            step, tolerance = truth_bytes[spec.name], None
-            if spec.name in rounded:
-                exact_sums = is_sum_of_products(workload.signature)
-                tolerance = Tolerance.rounded(spec.dtype, workload.work.reduction, exact_sums=exact_sums)
-            self._truths[spec.name] = Truth(spec.dtype, spec.size, address, address + step if tolerance else 0, tolerance)
-            address += 2 * step if tolerance else step
+        self._truths = Truths(device, workload, exact_sums=is_sum_of_products(workload.signature))
         try:
+            memory_bytes = end + 2 * self._inputs_end
+            self._memory = device.allocate(memory_bytes)
+        except BaseException:
+            self._truths.close()
+            raise
+        self.nbytes = memory_bytes + self._truths.nbytes
+        self._expected = self._memory + end
+        self._others = self._expected + self._inputs_end
+        try:
+            self._write_inputs(self._expected, self._patterns)
+            self._write_inputs(self._others, others)
             self._restore()
-            self._write_inputs(self._expected)
-            self._compute_truths(code)
-            self._check_truths(rng)
+            self._truths.compute(code, {name: self._expected + at for name, at in self._offsets.items()}, self.scalars)
+            arrays = {arg.name: self._on_host(arg, self._patterns) for arg in workload.signature}
+            self._check_truths(arrays, rng)
+            self._changes = tuple(self._plan_changes(arrays, others, rng))
             self._check_comparer()
         except BaseException:
             self.close()
             raise
 
-    def check(self, kernel: LoadedKernel, launch: Callable[[BoundKernel], None] | None = None) -> Verdict:
-        """Runs the kernel on the inputs, once for each of `old_contents`, and judges it.
-
-        Args:
-            launch: launches the bound kernel in another way, e.g. after many others.
+    def check(self, kernel: LoadedKernel) -> Verdict:
+        """Judges a kernel. It is launched once for each of `old_contents`, twice at least if it has workspaces, and once
+        after each change of an argument. Its workspaces have guards.
 
         Raises:
             DeviceError, ArgumentError: the kernel cannot be bound or launched, or fails on the device.
         """
-        bound = kernel.bind({name: self._memory + offset for name, offset in self._offsets.items()}, self.scalars)
-        max_error = 0.0
-        for contents in self._old_contents:
-            self._fill_outputs(contents)
-            if launch is None:
-                bound.launch()
-            else:
-                launch(bound)
-            self._device.synchronize()
-            verdict = self._judge()
-            max_error = max(max_error, verdict.max_error)
-            if not verdict.ok:
-                return verdict
+        self._restore()
+        with contextlib.closing(GuardedWorkspaces(self._device, kernel.artifact.plan)) as spaces:
+            launches = max(len(self._old_contents), len(_WORKSPACE_CONTENTS) if spaces else 1)
+            bound, max_error = None, 0.0
+            for number in range(launches):
+                if spaces or bound is None:  # constants are prepared again, over the new content of workspaces
+                    spaces.fill(_WORKSPACE_CONTENTS[number % len(_WORKSPACE_CONTENTS)])
+                    bound = self._bind(kernel, spaces.addresses)
+                self._fill_outputs(self._old_contents[min(number, len(self._old_contents) - 1)])
+                verdict = self._launch(bound, spaces)
+                max_error = max(max_error, verdict.max_error)
+                if not verdict.ok:
+                    return verdict
+            assert bound is not None
+            wrong = self._change_inputs(bound, _prepared(kernel))
+            overrun = spaces.overrun()
+            if wrong or overrun:
+                return Verdict(False, max_error, bool(overrun), overrun or wrong)
         return Verdict(True, max_error)
+
+    def bind(self, kernel: LoadedKernel) -> BoundKernel:
+        """Binds a kernel to this verification's memory, for `check_again`. It uses its own workspaces, as callers do."""
+        self._restore()
+        return self._bind(kernel, {})
+
+    def check_again(self, kernel: LoadedKernel, bound: BoundKernel) -> Verdict:
+        """Judges a bound kernel that has been launched since, here or elsewhere. First it gets other inputs, then those
+        that all outputs are known for. Outputs hold finite numbers, and workspaces what earlier launches left.
+
+        Raises:
+            DeviceError: the kernel fails on the device.
+        """
+        wrong = self._change_inputs(bound, _prepared(kernel), stepwise=False)
+        if wrong:
+            return Verdict(False, 0.0, False, wrong)
+        self._restore()
+        return self._launch(bound, None)
 
     def close(self) -> None:
         self._device.free(self._memory)
+        self._truths.close()
 
     # ---- preparing
 
-    def _restore(self) -> None:
-        self._device.fill(self._memory, _GUARD, self._end)
-        self._write_inputs(self._memory)
+    def _bind(self, kernel: LoadedKernel, workspaces: Mapping[str, int]) -> BoundKernel:
+        addresses = {name: self._memory + offset for name, offset in self._offsets.items()}
+        return kernel.bind({**addresses, **workspaces}, self.scalars)
 
-    def _write_inputs(self, base: int) -> None:
-        if base == self._expected:
-            self._device.fill(base, _GUARD, self._inputs_end)
-        for arg in self._workload.signature:
-            self._patterns[arg.name].write(self._device, base + self._offsets[arg.name], arg.size)
+    def _restore(self) -> None:
+        """Inputs and guards as they were; outputs keep their content."""
+        self._device.copy(self._memory, self._expected, self._inputs_end)
+        for output in self._workload.outputs:
+            end = self._offsets[output.name] + output.nbytes
+            self._device.fill(self._memory + end, _GUARD, self._behind(output))
         self._device.synchronize()
+
+    def _behind(self, output: ArgSpec) -> int:
+        """Bytes of the guard that begins at the exact end of an output."""
+        last = output.name == self._workload.outputs[-1].name
+        return align(output.nbytes) - output.nbytes + (_LAST_GUARD_BYTES if last else _GUARD_BYTES)
+
+    def _write_inputs(self, base: int, patterns: Mapping[str, Pattern]) -> None:
+        self._device.fill(base, _GUARD, self._inputs_end)
+        for arg in self._workload.signature:
+            patterns[arg.name].write(self._device, base + self._offsets[arg.name], arg.size)
+        self._device.synchronize()
+
+    def _on_host(self, arg: ArgSpec, patterns: Mapping[str, Pattern]) -> Array:
+        return decode(patterns[arg.name].elements(arg.size), arg.dtype).reshape(arg.shape)
+
+    def _plan_changes(
+        self, arrays: dict[str, Array], others: Mapping[str, Pattern], rng: np.random.Generator
+    ) -> Iterator[_Change]:
+        """The changes in their order; `arrays` then holds the new numbers."""
+        for arg in sorted(self._workload.signature, key=lambda arg: arg.constant):
+            arrays[arg.name] = self._on_host(arg, others)
+            truths = {}
+            for output in self._workload.outputs:
+                count = min(_RUN, output.size)
+                first = int(rng.integers(0, output.size - count + 1))
+                truths[output.name] = (
+                    first,
+                    self._reference.points(arrays, self.scalars, np.arange(first, first + count), output.name),
+                )
+            yield _Change(arg.name, self._others + self._offsets[arg.name], arg.nbytes, truths)
 
     def _fill_outputs(self, contents: Mapping[str, int]) -> None:
         for output in self._workload.outputs:
             self._device.fill(self._memory + self._offsets[output.name], contents[output.name], output.nbytes)
         self._device.synchronize()
 
-    def _compute_truths(self, code: CodeCache) -> None:
-        artifact = code.get(f"reference {self._workload.id}", lambda: self._reference.artifact(self._device.target))
-        addresses = {arg.name: self._expected + self._offsets[arg.name] for arg in self._workload.signature}
-        for name, truth in self._truths.items():
-            addresses |= {name: truth.address, magnitude_of(name): truth.magnitude}
-        kernel = self._device.load(artifact)
-        try:
-            kernel.bind(addresses, self.scalars).launch()
-            self._device.synchronize()
-        finally:
-            kernel.close()
-
-    def _check_truths(self, rng: np.random.Generator) -> None:
-        arrays = {
-            arg.name: decode(self._patterns[arg.name].elements(arg.size), arg.dtype).reshape(arg.shape)
-            for arg in self._workload.signature
-        }
+    def _check_truths(self, arrays: Mapping[str, Array], rng: np.random.Generator) -> None:
         for output, truth in self._truths.items():
             indices = rng.integers(0, truth.size, min(_SPOT_CHECKS, truth.size))
             numpy = self._reference.points(arrays, self.scalars, indices, output)
@@ -231,6 +294,59 @@ class Verification:
 
     # ---- judging
 
+    def _launch(self, bound: BoundKernel, spaces: GuardedWorkspaces | None) -> Verdict:
+        bound.launch()
+        self._device.synchronize()
+        verdict = self._judge()
+        overrun = spaces.overrun() if spaces and not verdict.stray else ""
+        return Verdict(False, verdict.max_error, True, overrun) if overrun else verdict
+
+    def _change_inputs(self, bound: BoundKernel, prepared: Sequence[str], *, stepwise: bool = True) -> str:
+        """Replaces the numbers of arguments in their place, except those that are prepared, and launches after each change
+        (or after the last one). Outputs keep what the launch before has left.
+
+        Returns:
+            A description of wrong elements; empty if all are right.
+        """
+        changes = [change for change in self._changes if change.argument not in prepared]
+        for change in changes:
+            self._device.copy(self._memory + self._offsets[change.argument], change.image, change.nbytes)
+            if not stepwise and change is not changes[-1]:
+                continue
+            self._device.synchronize()
+            bound.launch()
+            self._device.synchronize()
+            for output in self._workload.outputs:
+                if wrong := self._stale(output, *change.truths[output.name]):
+                    what = f"{change.argument} changed in its place" if stepwise else "inputs changed in their places"
+                    return f"after {what}, {wrong}; the kernel must not rely on earlier launches"
+        return ""
+
+    def _stale(self, output: ArgSpec, first: int, expected: Array) -> str:
+        """Describes elements that differ from the expected ones. Where sums are not exact, most of them must."""
+        row = dtype(output.dtype)
+        raw = np.empty(expected.size * row.nbytes, np.uint8)
+        self._device.copy_out(raw.data, self._memory + self._offsets[output.name] + first * row.nbytes)
+        got = decode(raw.view(row.storage), output.dtype)
+        tolerance = self._truths[output.name].tolerance
+        with np.errstate(invalid="ignore", over="ignore"):
+            if tolerance is None:
+                wrong, enough = got != expected, 1
+            else:
+                exact = tolerance.limit < 1
+                allowed = tolerance.output * np.abs(expected) + tolerance.smallest + (tolerance.limit if exact else 0.0)
+                error = np.abs(got.astype(np.float64) - expected)
+                wrong = ~((error <= (allowed if exact else 64 * allowed)) | (got == expected))
+                enough = 1 if exact else expected.size // 2 + 1
+        if np.count_nonzero(wrong) < enough:
+            return ""
+        place = int(np.argmax(wrong))
+        value, wanted = got[place].item(), expected[place].item()
+        return (
+            f"{output.name}: {np.count_nonzero(wrong)} of {expected.size} elements are wrong; first "
+            f"{output.name}[{_index_text(output, first + place)}] = {value!r}, expected {wanted!r}"
+        )
+
     def _judge(self) -> Verdict:
         differences = self._differences()
         max_error = max(difference.max_error for difference in differences.values())
@@ -254,7 +370,7 @@ class Verification:
             return f"the kernel wrote outside {names}: {count} words in front changed, the first in {self._place(first)}"
         for output in self._workload.outputs:
             end = self._offsets[output.name] + output.nbytes
-            behind = np.empty(align(output.nbytes) - output.nbytes + _GUARD_BYTES, np.uint8)
+            behind = np.empty(self._behind(output), np.uint8)
             self._device.copy_out(behind.data, self._memory + end)
             changed = np.flatnonzero(behind != _GUARD)
             if changed.size:
@@ -286,6 +402,11 @@ class Verification:
             f"{difference.max_error:g}; first {name}[{_index_text(output, first)}] = "
             f"{decode(raw, output.dtype)[0].item()!r}, expected {expected.item()!r}"
         )
+
+
+def _prepared(kernel: LoadedKernel) -> tuple[str, ...]:
+    """Names of the arguments that were prepared when the kernel was bound, so that it no longer reads them."""
+    return kernel.artifact.plan.constants if isinstance(kernel, PreparedPath) else ()
 
 
 def _index_text(spec: ArgSpec, flat: int) -> str:

@@ -1,0 +1,125 @@
+"""Judges what timed launches computed: one set of the timing data has known outputs.
+
+Verification's numbers are small and whole, those of the timing are not: a kernel could tell them apart, by accident too. And
+a kernel that skips its work where it finds numbers is fast only while it is timed.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+from schedsearch.device import Device
+from schedsearch.errors import DeviceError
+from schedsearch.measure.compare import CodeCache, Comparer, Tolerance, Truth
+from schedsearch.measure.timing import Arena, Timed
+from schedsearch.measure.truths import Truths, truth_bytes
+from schedsearch.ops.checks import is_sum_of_products
+from schedsearch.ops.dtypes import dtype
+from schedsearch.workload import Workload
+
+_DIRT = (0x3C, 0xBC, 0x35, 0xB5)  # finite, and near 1 in float16; not far from what the timing computes
+_FIRST_SETS = 4  # every kernel is timed on some of these
+_MEMORY_SHARE = 8
+_SLACK = 4.0  # tensor cores truncate where float32 rounds
+_OTHER_SLACK = 64.0  # operators that are no sums of products
+_EXCUSED = 1e-3
+
+
+class TimedSet:
+    """A set of the arena with the truth about its outputs.
+
+    Attributes:
+        number: of the set. It is drawn from the system's entropy, so that no kernel knows it.
+    """
+
+    def __init__(self, device: Device, comparer: Comparer, code: CodeCache, workload: Workload, arena: Arena) -> None:
+        self._device, self._comparer, self._workload = device, comparer, workload
+        self.number = secrets.randbelow(min(_FIRST_SETS, arena.sets))
+        self._buffers = arena.buffers[self.number]
+        slack = _SLACK if is_sum_of_products(workload.signature) else _OTHER_SLACK
+        self._truths = Truths(device, workload, exact_sums=False, slack=slack, excused=_EXCUSED)
+        try:
+            self._truths.compute(code, self._buffers, arena.scalars)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def make(cls, device: Device, comparer: Comparer, code: CodeCache, workload: Workload, arena: Arena) -> TimedSet | None:
+        """None if the truth is not defined on the timing's numbers (sums may overflow, results are NaN) or takes too much
+        memory.
+
+        Raises:
+            OperatorError, RuntimeError: the reference fails.
+        """
+        room = device.target.memory_bytes // _MEMORY_SHARE
+        if _may_overflow(workload) or (room and truth_bytes(workload) > room):
+            return None
+        try:
+            made = cls(device, comparer, code, workload, arena)
+        except DeviceError:  # no memory is left; the verification goes without
+            return None
+        if is_sum_of_products(workload.signature) or made._is_a_number():
+            return made
+        made.close()
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        return self._truths.nbytes
+
+    def soil(self) -> None:
+        """Fills the set's outputs with finite numbers that are wrong."""
+        byte = secrets.choice(_DIRT)
+        for output in self._workload.outputs:
+            self._device.fill(self._buffers[output.name], byte, output.nbytes)
+        self._device.synchronize()
+
+    def judge(self, timed: Timed) -> str:
+        """Describes what is wrong with the outputs that timed launches left since `soil`, and with those of one more launch
+        over new dirt; empty if they are right.
+
+        Raises:
+            DeviceError: the kernel fails on the device.
+        """
+        self._device.synchronize()
+        wrong = self._differences() if timed.has_launched(self.number) else ""
+        if not wrong:
+            self.soil()
+            timed.launch_set(self.number)
+            self._device.synchronize()
+            wrong = self._differences()
+        return wrong and f"on the timing's random numbers {wrong}, although it was right on verification's numbers"
+
+    def close(self) -> None:
+        self._truths.close()
+
+    def _differences(self) -> str:
+        for name, truth in self._truths.items():
+            difference = self._comparer.output(self._buffers[name], truth)
+            if difference.violations > truth.excused:
+                return (
+                    f"{difference.violations} of {truth.size} elements of {name} are wrong, the largest error is "
+                    f"{difference.max_error:g}"
+                )
+        return ""
+
+    def _is_a_number(self) -> bool:
+        """Whether no element of the truth is NaN. A NaN differs from itself."""
+        for truth in self._truths.values():
+            if dtype(truth.dtype).is_float:
+                itself = Truth("float64", truth.size, truth.address, truth.address, Tolerance(0.0, 0.0, math.inf, 0.0))
+                if self._comparer.output(truth.address, itself).violations:
+                    return False
+        return True
+
+
+def _may_overflow(workload: Workload) -> bool:
+    """Whether results of the timing's integers, which fill their formats, may leave 32 bits."""
+    rows = {spec: dtype(spec.dtype) for spec in workload.signature if spec.role != "index"}
+    integers = {spec: row for spec, row in rows.items() if not row.is_float}
+    if any(row.nbytes > 1 for row in integers.values()):
+        return True
+    factors = [max(-row.lowest, row.largest) for spec, row in integers.items() if spec.role == "factor"]
+    return bool(integers) and workload.work.reduction * math.prod(factors) > 2.0**31

@@ -1,0 +1,89 @@
+"""The right outputs for given inputs, computed on the device by the operator's reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from schedsearch.device import Device
+from schedsearch.measure.compare import CodeCache, Tolerance, Truth
+from schedsearch.measure.reference import CheckedReference, is_rounded
+from schedsearch.template import magnitude_of
+from schedsearch.workload import Workload
+
+ALIGNMENT = 256
+
+
+def align(nbytes: int) -> int:
+    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
+
+
+def truth_bytes(workload: Workload) -> int:
+    """Device memory that `Truths` takes: 16 bytes for each element that may be rounded, 8 for every other."""
+    return sum(align(8 * spec.size) * (2 if is_rounded(workload, spec.dtype) else 1) for spec in workload.outputs)
+
+
+class Truths(Mapping[str, Truth]):
+    """Output -> truth. The memory is allocated here; `compute` fills it.
+
+    Args:
+        tolerance: of an output that may be rounded; made for each such output from its dtype and the reduction.
+        excused: see `Truth`; a share of an output's elements.
+
+    Raises:
+        DeviceError: there is not enough memory.
+    """
+
+    def __init__(
+        self, device: Device, workload: Workload, *, exact_sums: bool, slack: float = 1.0, excused: float = 0.0
+    ) -> None:
+        self._device, self._workload = device, workload
+        self.nbytes = truth_bytes(workload)
+        self._memory = device.allocate(self.nbytes)
+        self._truths: dict[str, Truth] = {}
+        address = self._memory
+        for spec in workload.outputs:
+            truth = Truth(spec.dtype, spec.size, address, excused=int(excused * spec.size))
+            address += align(8 * spec.size)
+            if is_rounded(workload, spec.dtype):
+                tolerance = Tolerance.rounded(spec.dtype, workload.work.reduction, exact_sums=exact_sums)
+                tolerance = replace(tolerance, accumulation=slack * tolerance.accumulation)
+                truth = replace(truth, magnitude=address, tolerance=tolerance)
+                address += align(8 * spec.size)
+            self._truths[spec.name] = truth
+
+    def compute(self, code: CodeCache, inputs: Mapping[str, int], scalars: Mapping[str, float]) -> None:
+        """Runs the reference.
+
+        Args:
+            code: contains the reference's machine code, or receives it.
+            inputs: argument -> address.
+
+        Raises:
+            OperatorError: the reference of another package's operator fails.
+            RuntimeError: schedsearch's own reference does.
+        """
+        reference = CheckedReference(self._workload)
+        artifact = code.get(f"reference {self._workload.id}", lambda: reference.artifact(self._device.target))
+        addresses = {spec.name: inputs[spec.name] for spec in self._workload.signature}
+        for name, truth in self.items():
+            addresses |= {name: truth.address, magnitude_of(name): truth.magnitude}
+        kernel = self._device.load(artifact)
+        try:
+            kernel.bind(addresses, scalars).launch()
+            self._device.synchronize()
+        finally:
+            kernel.close()
+
+    def __getitem__(self, output: str) -> Truth:
+        return self._truths[output]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._truths)
+
+    def __len__(self) -> int:
+        return len(self._truths)
+
+    def close(self) -> None:
+        self._device.free(self._memory)
