@@ -33,7 +33,7 @@ from schedsearch.workload import Workload
 from . import runs
 from .scenario import Batch, Scenario
 
-_BATCH = 10
+_BATCH = 20
 
 
 @dataclass(frozen=True)
