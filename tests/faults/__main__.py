@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--databases", type=int, help="databases and imports for the fuzzers; default: 100 for each try")
     parser.add_argument("--time", type=float, default=math.inf, metavar="S", help="begin nothing after this many seconds")
     parser.add_argument("--seed", type=int, default=0, help="of the first try; the next has seed + 1")
-    parser.add_argument("--jobs", type=int, help="batches at once; default: cores + 1 on a CPU, 1 on a GPU")
+    parser.add_argument("--jobs", type=int, help="batches at once; default: 2 for each core on a CPU, 1 on a GPU")
     parser.add_argument("--short", action="store_true", help="the size of `make test`: each fault about once")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--render", action="store_true", help="put the table of --out into docs/reliability.md")
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         scenarios,
         None if chosen.short else counts,
         seed=chosen.seed,
-        jobs=chosen.jobs or (1 if chosen.target == "cuda" else cores + 1),
+        jobs=chosen.jobs or (1 if chosen.target == "cuda" else 2 * cores),
         time_s=chosen.time,
         out=chosen.out,
         keep=chosen.keep,

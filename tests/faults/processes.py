@@ -57,8 +57,8 @@ def _children_struck(
         ]
         plan = runs.Plan(
             {runs.HEALTHY: range(count + 1)},
-            build_timeout_s=3.0 if slow else runs.BUILD_TIMEOUT_S,
-            run_timeout_s=2.5 if slow else runs.RUN_TIMEOUT_S,
+            build_timeout_s=4.0 if slow else runs.BUILD_TIMEOUT_S,
+            run_timeout_s=3.0 if slow else runs.RUN_TIMEOUT_S,
         )
         ran = runs.tune(plan, batch.folder, lambda: inject.install(strikes))
         stored = runs.records(ran.db)
@@ -104,7 +104,7 @@ def _parent_struck(
                 yield f"{signal.Signals(signum).name} at {moment}: status {ran.ended.status}: {ran.ended.err[-1500:]}"
             if "Traceback" in ran.ended.err:
                 yield f"{signal.Signals(signum).name} at {moment}: a traceback: {ran.ended.err[-1500:]}"
-            if ran.ended.status == 130 and ran.summary is None:
+            if ran.ended.status == 130 and ran.events and ran.summary is None:
                 yield f"{signal.Signals(signum).name} at {moment}: no summary"
             for left in lab.reap():
                 yield f"{signal.Signals(signum).name} at {moment}: it outlived the run: {left}"
