@@ -32,7 +32,8 @@ from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import dbfile, rows, schema, trust
-from schedsearch.records.formats.recording import Place, parse_json, read_bytes
+from schedsearch.records.formats.content import Content
+from schedsearch.records.formats.recording import Place, parse_json
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import new_file, temporary_beside
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
@@ -44,6 +45,7 @@ __all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jso
 
 FORMAT = 4  # format 2 has no model, anchor, host and device_uuid; formats 2 and 3 have no signatures of records and bests
 _MAX_PROBLEMS = 10
+_MAX_REASON = 500  # characters of one of them; a line may quote megabytes
 _CHUNK = 2000  # rows per statement
 _RUN_FIELDS = ("id", "machine", "started_at", "finished_at")
 
@@ -151,20 +153,22 @@ def import_jsonl(store: Store, path: str | Path, *, trusted: bool = False) -> Re
         UsageError: the file cannot be read, or lines are wrong; it names each line as file:line with the mistake.
         SchemaVersionError: the file has a newer format.
     """
-    return import_lines(store, read_bytes(path), source=str(path), trusted=trusted)
+    with Content(path) as content:
+        return import_lines(store, content.lines(), source=str(path), trusted=trusted)
 
 
-def import_lines(store: Store, data: bytes, *, source: str, trusted: bool = False) -> Report:
-    """Like `import_jsonl`, for the content of the file `source`."""
+def import_lines(store: Store, lines: Iterable[bytes], *, source: str, trusted: bool = False) -> Report:
+    """Like `import_jsonl`, for the lines of the file `source`. They are read one by one, so a file may have any size."""
     problems: list[str] = []
     with store.database.write() as connection:
         importer = _Importer(store, connection, source=source, trusted=trusted)
-        for number, line in enumerate(io.BytesIO(data), 1):
+        for number, line in enumerate(lines, 1):
             try:
                 importer.line(number, line)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 at = f"{source}:{number}: "
-                problems.append(at + reason(error).removeprefix(at))
+                why = reason(error).removeprefix(at)
+                problems.append(at + (why if len(why) <= _MAX_REASON else f"{why[:_MAX_REASON]} ..."))
                 if len(problems) == _MAX_PROBLEMS:
                     problems.append("... (later lines were not looked at)")
                     break
@@ -194,6 +198,12 @@ def add_records(store: Store, records: Iterable[Record], *, source: str) -> Repo
             importer.record(rows.to_row(record), record.workload.op)
         importer.finish()
     return importer.report
+
+
+def _finite_json(value: Any) -> str:
+    """The canonical JSON of a value. Raises ValueError for NaN and infinities, with which no export could go on."""
+    json.dumps(value, allow_nan=False)
+    return canonical_json(value)
 
 
 def reason(error: Exception) -> str:
@@ -305,10 +315,8 @@ class _Importer:
                 )
             self.header = True
         elif kind == "run":
-            summary = None if data["summary"] is None else canonical_json(data["summary"])
-            self.run(
-                {**{name: data[name] for name in _RUN_FIELDS}, "info": canonical_json(data["info"]), "summary": summary}
-            )
+            summary = None if data["summary"] is None else _finite_json(data["summary"])
+            self.run({**{name: data[name] for name in _RUN_FIELDS}, "info": _finite_json(data["info"]), "summary": summary})
         elif kind == "artifact":
             code = base64.b64decode(data["code"], validate=True)
             self.artifact(str(data["sha256"]), str(data["plan"]), code, str(data["signature"]))
@@ -316,7 +324,7 @@ class _Importer:
             record = rows.from_json(data)
             self.record(rows.to_row(record), record.workload.op, str(data.get("signature", "")))
         elif kind == "profile":
-            self.profile(str(data["content_id"]), json.dumps(data["profile"]))
+            self.profile(str(data["content_id"]), _finite_json(data["profile"]))
         elif kind == "best":
             artifact = None if data["artifact"] is None else str(data["artifact"])
             promoted_at, signature = float(data["promoted_at"]), str(data.get("signature", ""))

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, cast
 
-WRITER_WAIT_S = 5.0  # how long a pipe may have no writer before it is refused
+WRITER_WAIT_S = 3.0  # how long a pipe may have no writer before it is refused
 _POLL_S = 0.02
 _CHUNK = 1 << 16
 

@@ -20,8 +20,9 @@ from schedsearch.errors import UsageError, WorkloadError
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome, Record
 from schedsearch.records.formats import autotvm, kernel_tuner, t4
+from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.exchange import export_file, import_file, recognise, recordings
-from schedsearch.records.formats.recording import read_bytes
+from schedsearch.records.formats.recording import Place, parse_json, read_json
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
 
@@ -63,7 +64,8 @@ class TestOurRecords:
         path = tmp_path / name
         counts = export_file(store, path, form)
         assert (counts["configurations"], counts["records"]) == (8, 10)
-        assert recognise(read_bytes(path), path) == form
+        with Content(path) as content:
+            assert recognise(content)[0] == form
         with Store.open(tmp_path / "copy.db") as copy:
             assert import_file(copy, path).records_added == 10
             assert bare(copy.history()) == store.history()
@@ -129,7 +131,7 @@ class TestOurRecords:
         assert export_file(store, tmp_path / "a.json", "t4", workload=conv(k=128).id[:8])["records"] == 1
         assert export_file(store, tmp_path / "b.json", "t4", target=A100)["records"] == 1
         assert export_file(store, tmp_path / "c.log", "autotvm")["records"] == 12
-        assert len(autotvm.parse((tmp_path / "c.log").read_bytes(), "c.log")) == 3
+        assert len(autotvm.parse((tmp_path / "c.log").read_bytes().splitlines(), "c.log")) == 3
         with pytest.raises(UsageError, match="no record that matches"):
             export_file(store, tmp_path / "d.json", "t4", template="nothing")
         with pytest.raises(UsageError, match="cannot write"):
@@ -348,8 +350,11 @@ class TestFilesOfOthers:
     @pytest.mark.parametrize("text", ["", "{}", "[1]", "3", '{"a": 1}\n{"a": 2}', "bm,time\n1,2"])
     def test_a_file_of_no_known_format(self, tmp_path: Path, text: str) -> None:
         path = support.write(tmp_path / "some.txt", text)
-        with pytest.raises(UsageError, match=r"some\.txt: (the format is not recognised|not JSON|empty)"):
-            recognise(path.read_bytes(), path)
+        with (
+            Content(path) as content,
+            pytest.raises(UsageError, match=r"some\.txt: (the format is not recognised|not JSON|empty)"),
+        ):
+            recognise(content)
 
 
 class TestCommands:
@@ -451,3 +456,102 @@ def test_descriptions_are_found_by_the_longest_name(tmp_path: Path) -> None:
     assert t4.description_of(tmp_path / "conv_A100_T4.json.gz").name == "conv_A100_T1.json"
     assert t4.description_of(tmp_path / "conv_W6600_T4.json").name == "conv_T1.json"
     assert t4.description_of(tmp_path / "conv.json").name == "conv_T1.json"
+
+
+class TestContent:
+    """Files that are too large, damaged or made to exhaust memory are refused, after reading little of them."""
+
+    def lines(self, path: Path) -> list[bytes]:
+        with Content(path) as content:
+            return list(content.lines())
+
+    def refused(self, path: Path) -> str:
+        with pytest.raises(UsageError) as caught:
+            self.lines(path)
+        assert str(path) in str(caught.value)
+        return str(caught.value).removeprefix(f"{path}")
+
+    @pytest.mark.parametrize(
+        "text", [b"", b"a", b"a\n", b"\n\na\n\nb", b"a\r\nb", b"x" * 70_000 + b"\n" + b"y" * 140_000 + b"\nz"]
+    )
+    @pytest.mark.parametrize(
+        "pack", [bytes, gzip.compress, lambda text: gzip.compress(text[:5]) + gzip.compress(text[5:]) + b"\0" * 99]
+    )
+    def test_lines_are_those_of_the_unpacked_text(self, tmp_path: Path, text: bytes, pack: Any) -> None:
+        (tmp_path / "file").write_bytes(pack(text))
+        assert self.lines(tmp_path / "file") == text.removesuffix(b"\n").split(b"\n") if text else [b""]
+        with Content(tmp_path / "file") as content:
+            assert content.first_line() == text.lstrip().partition(b"\n")[0]
+            assert content.document() == text, "looking at the first line removes nothing"
+
+    def test_a_line_without_an_end(self) -> None:
+        assert self.refused(Path("/dev/zero")) == ":1: the line is longer than 16 MiB, the limit; split it"
+
+    def test_a_document_without_an_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(UsageError, match=r"/dev/zero: holds more than 64 MiB.*SCHEDSEARCH_MAX_DOCUMENT_MIB=N"):
+            read_json("/dev/zero")
+        monkeypatch.setenv("SCHEDSEARCH_MAX_DOCUMENT_MIB", "2")
+        with pytest.raises(UsageError, match="/dev/zero: holds more than 2 MiB"):
+            read_json("/dev/zero")
+        monkeypatch.setenv("SCHEDSEARCH_MAX_DOCUMENT_MIB", "many")
+        with pytest.raises(UsageError, match="SCHEDSEARCH_MAX_DOCUMENT_MIB is 'many'; give a whole number"):
+            read_json("/dev/zero")
+
+    def test_a_gzip_of_nothing_but_zeros(self, tmp_path: Path) -> None:
+        (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\n" * (70 << 20)))
+        assert "unpacks to more than 64 MiB and 200 times its size" in self.refused(tmp_path / "bomb.gz")
+
+    def test_a_gzip_of_many_empty_members(self, tmp_path: Path) -> None:
+        (tmp_path / "members.gz").write_bytes(gzip.compress(b"") * 5000)
+        assert "thousands of empty members" in self.refused(tmp_path / "members.gz")
+
+    def test_damaged_gzips(self, tmp_path: Path) -> None:
+        packed = gzip.compress(b"some text " * 50)
+        for name, data, wanted in (
+            ("truncated", packed[:-5], "is truncated"),
+            ("header only", packed[:4], "is truncated"),
+            ("checksum", packed[:-8] + bytes(8), "is damaged"),
+            ("trailing", packed + b"garbage", "is damaged"),
+        ):
+            (tmp_path / name).write_bytes(data)
+            assert wanted in self.refused(tmp_path / name)
+
+    def test_a_pipe_to_which_nobody_writes(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(UsageError, match=r"cannot read .*pipe: it is a pipe, and nobody wrote to it within 3 s"):
+            read_json(tmp_path / "pipe")
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"[" + b"[]," * 2_000_000 + b"[]]", "more than 4,000,000 values"),
+            (b"[" + b"{}," * 240_000 + b"{}]", "more than 4,000,000 values, where an object counts as 16"),
+            (b"[" * 101 + b"]" * 101, "nested too deeply, more than 100 lists and objects"),
+            (b'["[\\"", ' + b'{"a\\\\": [' * 60 + b"]}" * 60 + b"]", "nested too deeply"),
+            (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice"),
+            (b'["\\ud800"]', "half of a character"),
+            (b'{"\\udfff": 1}', "half of a character"),
+            (b"9" * 5000, "not the JSON of any known format"),
+        ],
+        ids=["lists", "objects", "deep", "deep between texts", "twice", "half", "half of a key", "digits"],
+    )
+    def test_json_that_would_take_much_memory_or_cannot_be_kept(self, data: bytes, message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            parse_json(data, Place("some.json"))
+
+    def test_brackets_in_texts_are_not_nesting(self) -> None:
+        value = {"text\\": ["[" * 500, '"[' * 500, "\\\\[" * 500, "]" * 500], "pair": "\U00010000"}
+        assert parse_json(json.dumps(value).encode(), Place("some.json")) == value
+
+    def test_blank_lines_of_a_log_are_limited(self) -> None:
+        looked_at = 0
+
+        def blank() -> Any:
+            nonlocal looked_at
+            while True:
+                looked_at += 1
+                yield b""
+
+        with pytest.raises(UsageError, match="more than 4,000,000 values up to here"):
+            autotvm.parse(blank(), "some.log")
+        assert looked_at == 250_001

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from records_support import A100, H200, artifact, conv, profile, record
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UsageError
 from schedsearch.measurement import Measurement, Outcome
-from schedsearch.records.exchange import Report, export_deploy, export_jsonl, import_jsonl, merge
+from schedsearch.records.exchange import Report, export_deploy, export_jsonl, import_jsonl, import_lines, merge
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 
@@ -154,6 +155,51 @@ def test_files_that_are_not_an_export(store: Store, tmp_path: Path) -> None:
     file.write_text('{"kind": "header", "format": 9}\n')
     with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 4; upgrade"):
         import_jsonl(store, file)
+
+
+def test_lines_are_read_one_by_one(store: Store, tmp_path: Path) -> None:
+    """After ten wrong lines nothing more is read, so an import of any size needs little memory."""
+    given = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal given
+        while True:
+            given += 1
+            yield b"{}"
+
+    with pytest.raises(UsageError, match="later lines were not looked at"):
+        import_lines(store, lines(), source="endless")
+    assert given == 10
+
+
+def test_a_truncated_gzip_adds_nothing(store: Store, tmp_path: Path) -> None:
+    export_jsonl(store, tmp_path / "all.jsonl.gz")
+    packed = (tmp_path / "all.jsonl.gz").read_bytes()
+    (tmp_path / "all.jsonl.gz").write_bytes(packed[:-10])
+    with Store.open(tmp_path / "copy.db") as copy:
+        with pytest.raises(UsageError, match="truncated"):
+            import_jsonl(copy, tmp_path / "all.jsonl.gz")
+        assert copy.stats()["records"] == 0 and copy.runs() == []
+
+
+def test_messages_about_wrong_lines_are_short(store: Store) -> None:
+    lines = [b'{"kind": "header", "format": 3}', json.dumps({"kind": "x" * 10**6}).encode(), b'{"kind": "thing"}']
+    with pytest.raises(UsageError) as caught:
+        import_lines(store, lines, source="some.jsonl")
+    assert "some.jsonl:2: unknown kind 'xxx" in str(caught.value) and "some.jsonl:3: unknown kind 'thing'" in str(
+        caught.value
+    )
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
+def test_numbers_that_no_export_could_write_are_refused(store: Store, tmp_path: Path, number: str) -> None:
+    export_jsonl(store, tmp_path / "all.jsonl")
+    text = (tmp_path / "all.jsonl").read_text()
+    assert '"trials": 8' in text
+    (tmp_path / "all.jsonl").write_text(text.replace('"trials": 8', f'"trials": {number}'))
+    with Store.open(tmp_path / "copy.db") as copy, pytest.raises(UsageError, match="Out of range float values"):
+        import_jsonl(copy, tmp_path / "all.jsonl")
 
 
 def test_an_import_drops_code_of_another_machine_unless_told_to_trust_it(

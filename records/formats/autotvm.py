@@ -8,7 +8,6 @@ describe the space, so the knobs have the values that occur. A configuration may
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome
+from schedsearch.records.formats.content import OBJECT_VALUES, document_limits, values_at_most
 from schedsearch.records.formats.recording import Entry, KnobTable, Place, Recording, parse_json
 
 VERSION = 0.2
@@ -40,15 +40,24 @@ _TAGGED = re.compile(r"(sp|re|an)(\[.*\])", re.DOTALL)
 _EMBEDDED = "schedsearch"  # a field of our own in a line: the JSON of the records behind it
 
 
-def parse(data: bytes, path: str | Path) -> list[Recording]:
-    """Reads the log at `path`: one recording per task, target and set of knobs, in the order of their first lines.
+def parse(lines: Iterable[bytes], path: str | Path) -> list[Recording]:
+    """Reads the lines of the log at `path`: one recording per task, target and set of knobs, in the order of their first
+    lines.
 
     Raises:
-        UsageError: a line is wrong; it names file and line.
+        UsageError: a line is wrong; it names file and line. Or the lines together hold more values than a document may.
     """
+    _, limit = document_limits()
+    values = 0
     tasks: dict[tuple[str, str, str, tuple[str, ...]], list[tuple[dict[str, Any], Mapping[str, Any], Place]]] = {}
-    for number, line in enumerate(io.BytesIO(data), 1):
-        if not line.strip():
+    for number, line in enumerate(lines, 1):
+        blank = not line.strip()
+        values += OBJECT_VALUES if blank else values_at_most(line)
+        if values > limit:
+            Place(path).line(number).fail(
+                f"the log holds more than {limit:,} values up to here, where an object counts as {OBJECT_VALUES}; split it"
+            )
+        if blank:
             continue
         place = Place(path).line(number)
         row = place.object(parse_json(line, place))
@@ -56,9 +65,9 @@ def parse(data: bytes, path: str | Path) -> list[Recording]:
         if len(given) < 3:
             place["input"].fail(f"[target, task, arguments, ...] is wanted, got {len(given)} elements")
         target, kernel = place["input"][0].text(given[0]), place["input"][1].text(given[1])
-        values = _values(place.object(place.need(row, "config")), place["config"])
-        task = (target, kernel, canonical_json(given[2]), tuple(values))
-        tasks.setdefault(task, []).append((values, row, place))
+        config = _values(place.object(place.need(row, "config")), place["config"])
+        task = (target, kernel, canonical_json(given[2]), tuple(config))
+        tasks.setdefault(task, []).append((config, row, place))
     if not tasks:
         Place(path).fail("empty; give a log of AutoTVM")
     return [_recording(path, *task, lines) for task, lines in tasks.items()]

@@ -25,7 +25,8 @@ from schedsearch.errors import UsageError
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records import exchange, rows
 from schedsearch.records.formats import FORMATS, autotvm, kernel_tuner, t4
-from schedsearch.records.formats.recording import Entry, Place, Recording, parse_json, read_bytes
+from schedsearch.records.formats.content import MAX_LINE_BYTES, Content
+from schedsearch.records.formats.recording import Entry, Place, Recording, parse_json
 from schedsearch.records.output import is_database, new_file
 from schedsearch.records.store import Store
 from schedsearch.space import Knob
@@ -237,39 +238,57 @@ def import_file(
     """
     if is_database(path):
         raise UsageError(f"{path} is a database; add its records with: schedsearch records merge {path}")
-    data = read_bytes(path)  # once, as it may be a pipe
-    form = form or recognise(data, path)
-    if t1 is not None and form != "t4":
-        raise UsageError(f"{path}: {form} needs no T1 description, which says what T4 results leave open; leave out --t1")
-    if form == "jsonl":
-        return exchange.import_lines(store, data, source=str(path), trusted=trusted)
-    if form == "autotvm":
-        found = autotvm.parse(data, path)
-    else:
-        value = parse_json(data, Place(path))
-        found = [kernel_tuner.parse(value, path) if form == "kernel-tuner" else t4.parse(value, path, t1)]
-    made = [record for recording in found for entry in recording.entries for record in _records(recording, entry)]
+    with Content(path) as content:  # which reads it once, as it may be a pipe
+        value = None
+        if form is None:
+            form, value = recognise(content)
+        if t1 is not None and form != "t4":
+            raise UsageError(
+                f"{path}: {form} needs no T1 description, which says what T4 results leave open; leave out --t1"
+            )
+        if form == "jsonl":
+            return exchange.import_lines(store, content.lines(), source=str(path), trusted=trusted)
+        if form == "autotvm":
+            found = autotvm.parse(content.lines(), path)
+        else:
+            value = parse_json(content.document(), Place(path)) if value is None else value
+            found = [kernel_tuner.parse(value, path) if form == "kernel-tuner" else t4.parse(value, path, t1)]
+    made = (record for recording in found for entry in recording.entries for record in _records(recording, entry))
     return exchange.add_records(store, made, source=str(path))
 
 
-def recognise(content: bytes, path: str | Path) -> str:
-    """Recognises the format of a file from its unpacked content. Raises UsageError if it is unknown."""
-    first = content.lstrip().partition(b"\n")[0]
-    try:
-        line = json.loads(first)
-    except (ValueError, RecursionError):
-        line = None  # one value over many lines
+def recognise(content: Content) -> tuple[str, Any]:
+    """Recognises the format of a file.
+
+    Returns:
+        The format, and the JSON value of a file that is one value; None for formats of lines.
+
+    Raises:
+        UsageError: the format is unknown, or the file cannot be read.
+    """
+    line = _value_of(content.first_line())
     if isinstance(line, dict) and "kind" in line:
-        return "jsonl"
+        return "jsonl", None
     if isinstance(line, dict) and "input" in line and "result" in line:
-        return "autotvm"
-    data = line if line is not None else parse_json(content, Place(path))
+        return "autotvm", None
+    path = content.path
+    data = parse_json(content.document(), Place(path))
     if kernel_tuner.is_cache(data):
-        return "kernel-tuner"
+        return "kernel-tuner", data
     if t4.is_results(data):
-        return "t4"
+        return "t4", data
     t4.refuse_description(data, path)
     raise UsageError(f"{path}: the format is not recognised; give it with --format, one of {', '.join(FORMATS)}")
+
+
+def _value_of(line: bytes) -> Any:
+    """The JSON value of a line that can be one of a format of lines; None for any other line."""
+    if len(line) > MAX_LINE_BYTES or (b'"kind"' not in line and b'"input"' not in line):
+        return None
+    try:
+        return parse_json(line, Place(""))
+    except UsageError:
+        return None  # one value over many lines
 
 
 def _records(recording: Recording, entry: Entry) -> Iterator[Record]:

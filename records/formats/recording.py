@@ -7,12 +7,9 @@ records, and replay searches it. Readers trust nothing: every mistake is a Usage
 from __future__ import annotations
 
 import datetime
-import gzip
-import io
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +18,14 @@ from typing import Any, NoReturn
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, UsageError
 from schedsearch.measurement import Outcome
+from schedsearch.records.formats.content import MAX_DEPTH, Content, document_limits, nesting, values_at_most
 from schedsearch.space import Knob, Value
 
-MAX_BYTES = 1 << 31  # limit of an unpacked file: a few KB of gzip can claim to hold terabytes
 _INT64 = 2**63
+_MAX_MESSAGE = 1000  # characters of a message, which may quote values of the file
+_SHOWN = 100  # characters of a key in the place of a value
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
 TIME_SLACK = 1.5  # a time this far outside of its own repetitions has another unit or belongs to another configuration
 
 
@@ -88,7 +88,7 @@ class Place:
         if isinstance(key, str) and key.isidentifier():
             step = f".{key}" if self._inside else key
         else:
-            step = f"[{json.dumps(key)}]"
+            step = f"[{json.dumps(key if isinstance(key, int) else key[:_SHOWN])}]"
         return Place(self._path, self._inside + step)
 
     def line(self, number: int) -> Place:
@@ -98,7 +98,7 @@ class Place:
         return f"{self._path}: {self._inside}" if self._inside else self._path
 
     def fail(self, message: str) -> NoReturn:
-        raise UsageError(f"{self}: {message}")
+        raise UsageError(f"{self}: {message if len(message) <= _MAX_MESSAGE else f'{message[:_MAX_MESSAGE]} ...'}")
 
     def object(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -137,69 +137,60 @@ class Place:
         return number if math.isfinite(number) and number > 0 else 0.0
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """The content of a file, unpacked if its first bytes (not its name) say that it is a gzip.
-
-    Raises:
-        UsageError: the file cannot be read, the gzip is truncated or damaged, or it holds more than MAX_BYTES.
-    """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
-    if data[:2] != b"\x1f\x8b":
-        return data
-    try:
-        with gzip.open(io.BytesIO(data)) as file:
-            data = file.read(MAX_BYTES + 1)
-    except (EOFError, OSError, zlib.error) as error:
-        reason = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
-        raise UsageError(f"{path}: the gzip of {len(data):,} bytes is {reason}; get the file again") from error
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: holds more than {MAX_BYTES:,} bytes once unpacked; unpack it before, or split it")
-    return data
-
-
 def read_json(path: str | Path) -> Any:
     """The JSON value of a file, gzip or not. A key that occurs twice in an object is a mistake.
 
     Raises:
-        UsageError: as for `read_bytes`, or the content is not JSON; it names the position.
+        UsageError: the file cannot be read, is a truncated or damaged gzip, holds more than a document may
+            (`content.document_limits`), or is not JSON; it names the position.
     """
-    return parse_json(read_bytes(path), Place(path))
+    with Content(path) as content:
+        return parse_json(content.document(), Place(path))
 
 
 def parse_json(data: bytes, place: Place) -> Any:
-    """See `read_json`."""
+    """See `read_json`. Values and nesting are limited, so that memory is."""
     if not data.strip():
         place.fail("empty; get the file again")
+    if values_at_most(data) > (limit := document_limits()[1]):
+        place.fail(f"holds more than {limit:,} values, where an object counts as 16; split the file")
+    if nesting(data) > MAX_DEPTH:
+        place.fail(f"not the JSON of any known format: nested too deeply, more than {MAX_DEPTH} lists and objects")
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=lambda pairs: _object(pairs, place))
-        if _SURROGATE.search(data):
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
-    except UnicodeEncodeError:
-        place.fail("a text holds half of a character, \\ud8xx to \\udfxx alone, which no text file can; remove it")
+        text = data.decode("utf-8-sig")
+        value = json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, place))
     except UnicodeDecodeError as error:
         place.fail(f"not a text file in UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
         unfinished = data.rstrip().endswith(b",")
         remedy = "; a cache that Kernel Tuner did not finish wants }} in place of its last comma" if unfinished else ""
         place.fail(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}{remedy}")
-    except RecursionError:
-        place.fail("not the JSON of any known format: nested too deeply")
     except UsageError:
         raise
     except ValueError as error:  # a number with more digits than Python converts
         place.fail(f"not the JSON of any known format: {error}")
+    if _SURROGATE.search(data) and _has_half_character(value):
+        place.fail("a text holds half of a character, \\ud8xx to \\udfxx alone, which no text file can; remove it")
+    return value
+
+
+def _has_half_character(value: Any) -> bool:
+    """Whether any text in a JSON value has half of a surrogate pair, which cannot be encoded."""
+    if isinstance(value, str):
+        return not value.isascii() and _HALF.search(value) is not None
+    if isinstance(value, dict):
+        return any(_has_half_character(key) or _has_half_character(item) for key, item in value.items())
+    return isinstance(value, list) and any(map(_has_half_character, value))
 
 
 def _object(pairs: list[tuple[str, Any]], place: Place) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        place.fail(f"the key {twice!r} occurs twice in one object; keep one")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                place.fail(f"the key {key!r} occurs twice in one object; keep one")
+            seen.add(key)
     return made
 
 
