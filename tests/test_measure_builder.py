@@ -17,6 +17,7 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.measure import Builder, Built, Candidate, process, restarts
+from schedsearch.measure.sessions import MARK
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.target import PRESETS
 from schedsearch.template import Template, load_template
@@ -97,7 +98,12 @@ def test_equal_code_has_an_equal_hash_whichever_worker_compiled_it() -> None:
 
 def test_workers_can_be_started_before_there_is_work_for_them() -> None:
     def workers() -> int:
-        return sum(len((task / "children").read_text().split()) for task in Path("/proc/self/task").iterdir())
+        """How many child processes compile. They have this process's environment and a mark."""
+        found = 0
+        for task in Path("/proc/self/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                found += MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        return found
 
     with Builder(CPU, workers=2) as builder:
         before = workers()

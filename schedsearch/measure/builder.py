@@ -7,22 +7,21 @@ import itertools
 import math
 import os
 import subprocess
-import tempfile
 import time
 from collections import deque
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from schedsearch.backend.build_cache import BuildCache
 from schedsearch.backend.cuda import require_compiler
 from schedsearch.config import Config
-from schedsearch.errors import UsageError
+from schedsearch.errors import DeviceError, UsageError
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measure.build_worker import BuilderReady, BuildFinished, BuildStarted, BuildTask
 from schedsearch.measure.process import ChildDiedError, ChildProcess, wait_for
 from schedsearch.measure.restarts import Restarts
+from schedsearch.measure.scratch import ScratchFolder
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
 from schedsearch.target import Target
 from schedsearch.template import Template
@@ -105,8 +104,8 @@ class Builder:
 
     Raises:
         UsageError: `workers` or `timeout_s` is not positive; or the target is a GPU and numba-cuda is not installed.
-        DeviceError: from `warm_up`, `submit` and `poll`, when no worker can start although all others have ended; the text
-            says how the last one ended.
+        DeviceError: no temporary folder can be made. Also raised by `warm_up`, `submit` and `poll` when no worker can start
+            and none is left; the text says how the last one ended.
     """
 
     def __init__(self, target: Target, workers: int | None = None, timeout_s: float = 60.0, mode: str = COLD_GRAPH) -> None:
@@ -119,7 +118,10 @@ class Builder:
         self._target, self._timeout_s, self._mode = target, timeout_s, mode
         # Without a visible GPU no worker can create a context there by accident.
         self._env = {"CUDA_VISIBLE_DEVICES": ""} if target.kind == "cuda" else {}
-        self._shared = tempfile.TemporaryDirectory(prefix="schedsearch-builds-", ignore_cleanup_errors=True)
+        try:
+            self._shared = ScratchFolder("builds")
+        except OSError as error:
+            raise DeviceError(f"no temporary folder can be made for the builders: {error}; set TMPDIR") from error
         if cache := BuildCache.open():
             cache.trim()
         self._tokens = itertools.count()
@@ -181,7 +183,7 @@ class Builder:
         finally:
             self._queue.clear()
             self._done.clear()
-            self._shared.cleanup()
+            self._shared.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +212,7 @@ class Builder:
         """None if a worker cannot be started now."""
         if not self._restarts.due:
             return None
-        args = (self._target, Path(self._shared.name))
+        args = (self._target, self._shared.path)
         try:
             worker = _Worker(ChildProcess("schedsearch.measure.build_worker:serve_builds", args, self._env))
         except ChildDiedError as error:

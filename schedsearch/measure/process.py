@@ -16,7 +16,6 @@ import fcntl
 import functools
 import importlib
 import os
-import secrets
 import select
 import signal
 import socket
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from schedsearch.measure.channel import ChildEnd, ForeignBytesError, ParentEnd
-from schedsearch.measure.sessions import MARK, end_session, oom_kills
+from schedsearch.measure.sessions import MARK, Keeper, end_session, oom_kills
 
 _PR_SET_PDEATHSIG = 1
 _STDERR_TAIL_BYTES = 2000
@@ -42,6 +41,9 @@ _SLICE_S = 0.5  # between looks at the things that no descriptor reports
 _BOOTSTRAP = (
     "import sys; sys.path[:] = {path!r}; from schedsearch.measure.process import run_child; run_child({fd}, {parent})"
 )
+
+
+_KEEPER = Keeper()
 
 
 class ChildDiedError(Exception):
@@ -83,7 +85,8 @@ class ChildProcess:
                 # The child and this process share the file's position. Appending does not depend on it.
                 fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
                 self._oom_kills = oom_kills()
-                self._mark = secrets.token_hex(16)
+                self._mark = _KEEPER.mark()
+                opened.callback(_KEEPER.release)
                 env = {**(env or {}), MARK: self._mark}
                 self._process = _spawner().submit(_start, theirs.fileno(), self._stderr, env).result()
             except (OSError, subprocess.SubprocessError) as error:
@@ -203,6 +206,7 @@ class ChildProcess:
             self._stderr.close()
             if self._pidfd >= 0:
                 os.close(self._pidfd)
+            _KEEPER.release()
 
 
 def wait_for(children: Sequence[ChildProcess], timeout_s: float | None) -> None:

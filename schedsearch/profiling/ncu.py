@@ -5,6 +5,7 @@ Options and format follow the "Nsight Compute CLI" manual; the names of metrics 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import pickle
@@ -13,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from schedsearch.errors import DeviceError
 from schedsearch.launch import Artifact
+from schedsearch.measure.scratch import ScratchFolder
 from schedsearch.measurement import HOT_GRAPH
 from schedsearch.profiling.process import Request
 from schedsearch.profiling.profile import METRICS, Launch, Profile
@@ -88,8 +89,8 @@ def profile(workload: Workload, artifact: Artifact | None, target: Target, *, mo
     if target.uuid:
         target, environment = replace(target, ordinal=0), {**environment, "CUDA_VISIBLE_DEVICES": target.uuid}
     tool = f"ncu {_version(program)}"
-    with tempfile.TemporaryDirectory(prefix="schedsearch-profile-") as folder:
-        request = Path(folder, "request")
+    with contextlib.closing(ScratchFolder("profile")) as folder:
+        request = folder.path / "request"
         request.write_bytes(pickle.dumps(Request(target, workload, artifact)))
         asked, missing = list(METRICS), list[str]()
         while True:
