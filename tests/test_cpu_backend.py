@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -277,6 +279,33 @@ def test_code_that_needs_other_instructions_is_refused(device, monkeypatch):
     monkeypatch.setattr("schedsearch.device.cpu._host_features", lambda: frozenset({"sse2"}))
     with pytest.raises(DeviceError, match="this CPU lacks"):
         device.load(artifact)
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as made:
+        for name, data in members.items():
+            made.writestr(name, data)
+    return buffer.getvalue()
+
+
+def test_damaged_code_is_refused_before_a_loader_sees_it(device):
+    """LLVM crashes on an object file that was cut off. Nothing of an archive is unpacked to the disk, whatever its names."""
+    artifact = compile_source(two_steps(1), TARGET).artifact
+    with zipfile.ZipFile(io.BytesIO(artifact.code)) as made:
+        members = {name: made.read(name) for name in made.namelist()}
+    first = next(name for name in members if name.endswith(".o"))
+    whole = members[first]
+    damaged = [
+        b"", b"PK", artifact.code[:-30], artifact.code[:200], artifact.code[:100] + b"\0" * 40 + artifact.code[140:],
+        *(archive({**members, "manifest.json": text}) for text in (b"", b"{}", b"[]", b'{"features":3}', b"\xff")),
+        *(archive({**members, first: data}) for data in (b"", b"\x7fELF", whole[:70], whole[:200], whole[:-1], whole[::-1])),
+        archive({f"../{name}": data for name, data in members.items()}),
+    ]  # fmt: skip
+    for code in damaged:
+        with pytest.raises(DeviceError, match=r"cannot be loaded|ELF|damaged"):
+            device.load(replace(artifact, code=code))
+    device.load(replace(artifact, code=archive(members))).close()
 
 
 def test_kernels_may_be_dropped_between_launches(device):

@@ -15,6 +15,7 @@ import json
 import mmap
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 
 from llvmlite import binding as llvm
@@ -22,12 +23,14 @@ from llvmlite import binding as llvm
 from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
 from schedsearch.device.cpu_pool import Pool, barrier_address, target_machine
 from schedsearch.device.memory import bytes_at
+from schedsearch.device.objects import check_elf
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Float32, Int32, Int64, Pointer, Scalar, Step
 from schedsearch.target import Target
 
 # The argument block, in 64-bit words: the status, the barrier's counter on a cache line of its own, and the parameters.
 _STATUS_WORD, _COUNTER_WORD, _FIRST_PARAM_WORD = 0, 8, 16
+_MAX_CODE_BYTES = 256 << 20
 
 
 class CpuDevice:
@@ -201,19 +204,49 @@ def _host_features() -> frozenset[str]:
 
 
 def _link(artifact: Artifact, steps: Sequence[Step], threads: int) -> tuple[llvm.ExecutionEngine, int]:
-    """The linked code of some steps of an artifact and the address of its `run`."""
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(steps, threads)), target_machine())
+    """The linked code of some steps of an artifact and the address of its `run`.
+
+    Raises:
+        DeviceError: the code is not an archive of `backend.cpu`, lacks a step, or needs instructions that this CPU lacks.
+    """
+    try:
+        objects = _objects(artifact, [step.entry for step in steps])
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_run_ir(steps, threads)), target_machine())
+        for code in objects:
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        TypeError,
+        ValueError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
+        # RuntimeError is LLVM's, and zipfile's for an encrypted member
+        reason = f"{type(error).__name__}: {error}"
+        raise DeviceError(f"the code for {artifact.plan.arch} cannot be loaded ({reason}); tune on this machine") from error
+    return engine, engine.get_function_address("run")
+
+
+def _objects(artifact: Artifact, entries: Sequence[str]) -> list[bytes]:
+    """The object files of some entries. They are read from the archive in memory, and nothing is unpacked to the disk."""
     with zipfile.ZipFile(io.BytesIO(artifact.code)) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+        if size > _MAX_CODE_BYTES:
+            raise DeviceError(f"the code unpacks to {size} bytes; allowed: up to {_MAX_CODE_BYTES}; tune on this machine")
         missing = set(json.loads(archive.read("manifest.json"))["features"]) - _host_features()
         if missing:
             raise DeviceError(
-                f"the code was made for {artifact.plan.arch}; this CPU lacks {', '.join(sorted(missing))}; "
+                f"the code was made for {artifact.plan.arch}; this CPU lacks {', '.join(sorted(map(str, missing)))}; "
                 "tune on this machine"
             )
-        for step in steps:
-            engine.add_object_file(llvm.ObjectFileRef.from_data(archive.read(f"{step.entry}.o")))
-    engine.finalize_object()
-    return engine, engine.get_function_address("run")
+        objects = [archive.read(f"{entry}.o") for entry in entries]
+    for entry, code in zip(entries, objects):
+        check_elf(code, f"{entry}.o of the code")
+    return objects
 
 
 _LLVM_TYPES = {"pointer": "i64", "i32": "i32", "i64": "i64", "f32": "float", "scalar": "float"}

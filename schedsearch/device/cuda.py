@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
+from schedsearch.device.objects import check_elf
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, Step, TensorMap
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -176,6 +177,7 @@ class CudaDevice:
             raise DeviceError(f"{self.target.name} was closed; open it again")
 
     def load(self, artifact: Artifact) -> CudaKernel:
+        """Raises DeviceError for code that is damaged, or that the driver refuses."""
         return CudaKernel(self, artifact)
 
     def allocate(self, nbytes: int) -> int:
@@ -285,6 +287,7 @@ class CudaKernel:
         self.artifact = artifact
         self.device = device
         plan = artifact.plan
+        check_elf(artifact.code, f"the code for {plan.arch}")
         self.workspaces = Workspaces(device, plan.workspaces)
         with device.current():
             self._module = _call("cuModuleLoadData", artifact.code)
