@@ -5,17 +5,24 @@ Writing (`store`) and deployment (`lookup`) share this module and therefore give
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import sqlite3
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from schedsearch.errors import DatabaseError, DatabaseLockedError, SchemaVersionError
+from schedsearch.records import damage
 
 SCHEMA_VERSION = 4  # the newest version that this code knows; `schema.MIGRATIONS` leads to it
 BUSY_TIMEOUT_S = 30.0
+MAX_VALUE_BYTES = 256 << 20  # of one text or blob; SQLite refuses to read a longer one
 MIN_SQLITE = (3, 37, 0)  # STRICT tables
 
+_REMEDY = "restore it from a copy, or save what can be read with: sqlite3 {path} .recover"
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 # A reader that may not write the log's index; https://www.sqlite.org/rescode.html
@@ -61,6 +68,7 @@ def connect(
             isolation_level=None,
             check_same_thread=False,
         )
+        _harden(connection)
         if readonly:
             connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA schema_version").fetchone()  # reads the header, so that a wrong file is found here
@@ -69,6 +77,16 @@ def connect(
         if connection is not None:
             connection.close()
         raise explain(error, path) or error from error
+
+
+def _harden(connection: sqlite3.Connection) -> None:
+    """For files from anywhere, as https://www.sqlite.org/security.html advises."""
+    connection.execute("PRAGMA trusted_schema = OFF")  # functions with side effects do not run from views and triggers
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA mmap_size = 0")  # a page that cannot be read is an error, not a signal
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    # A text that is not UTF-8 is damage of one row: its reader finds the surrogates. By default it fails the whole query.
+    connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
 
 
 def check(path: Path, *, create: bool, readonly: bool) -> None:
@@ -137,7 +155,7 @@ def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
         return DatabaseError(f"{path} is not a database: it does not begin as an SQLite file does; check the path")
     page_bytes = int.from_bytes(header[16:18], "big")
     promised = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
-    remedy = f"restore it from a copy, or save what can be read with: sqlite3 {path} .recover"
+    remedy = _REMEDY.format(path=path)
     if size < max(promised, _HEADER_BYTES):
         return DatabaseError(f"{path} is truncated: {size} bytes, its header promises {promised}; {remedy}")
     return DatabaseError(f"{path} is damaged ({error}); {remedy}")
@@ -184,6 +202,13 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return _damage(error, path)
+    if code == sqlite3.SQLITE_TOOBIG:
+        return DatabaseError(
+            f"{path} has a text or blob of more than {MAX_VALUE_BYTES} bytes, which schedsearch never writes; restore it "
+            f"from a copy, or drop that row with: sqlite3 {path}"
+        )
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column", "no such index")):
+        return DatabaseError(f"{path} is damaged ({error}); {_REMEDY.format(path=path)}")
     if code == sqlite3.SQLITE_CANTOPEN or extended in _READONLY_LOG:
         return DatabaseError(
             f"cannot open {path} ({error}); the folder of a live database must be writable, also for reading, as its log "
@@ -207,6 +232,63 @@ def check_version(path: Path, found: int) -> None:
             f"{path} has schema version {found}, this schedsearch knows up to {SCHEMA_VERSION}; "
             "upgrade schedsearch (pip install -U schedsearch) or give another --db"
         )
+
+
+def read_meta(path: Path, found: Iterable[tuple[Any, Any]], required: Iterable[str]) -> dict[str, str]:
+    """Table meta, checked, from its rows (key, value).
+
+    Args:
+        required: keys that must be there, besides `schema_version`.
+
+    Raises:
+        DatabaseError: a key is missing, a value is not text, or the schema version is not a number.
+        SchemaVersionError: a newer schedsearch wrote the file.
+    """
+    meta: dict[str, str] = {}
+    for key, value in found:
+        try:
+            meta[damage.text("key", key)] = damage.text("value", value)
+        except damage.DamagedRow as error:
+            raise damage.DamageError(damage.damage(path, "meta", key, error)) from error
+    if "schema_version" not in meta:
+        raise foreign(path)
+    for key in required:
+        if key not in meta:
+            raise DatabaseError(f"{path}: table meta, row {key}: it is missing; {_REMEDY.format(path=path)}")
+    if not re.fullmatch("[0-9]{1,6}", meta["schema_version"], re.ASCII) or meta["schema_version"] == "0":
+        wrong = damage.DamagedRow(f"{ascii(meta['schema_version'])[:40]} is not a version number")
+        raise damage.DamageError(damage.damage(path, "meta", "schema_version", wrong))
+    check_version(path, int(meta["schema_version"]))
+    return meta
+
+
+def check_tables(connection: sqlite3.Connection, path: Path, tables: Mapping[str, Iterable[str]]) -> None:
+    """Checks that each table is a plain table of the file and has its columns.
+
+    A view, a virtual table or a generated column in its place would run what the author of the file wrote there. Temporary
+    tables and views of this connection may stand in for a table of an older schema.
+
+    Raises:
+        DatabaseError: it is not so; the text names the table and the column.
+    """
+    own = {
+        name: (kind, page) for name, kind, page in connection.execute("SELECT name, type, rootpage FROM main.sqlite_schema")
+    }
+    stand_ins = {name for (name,) in connection.execute("SELECT name FROM temp.sqlite_schema")}
+    for table, columns in tables.items():
+        kind, page = own.get(table, ("", 0))
+        if kind and (kind != "table" or not page):
+            raise DatabaseError(f"{path}: {table} is not a plain table; do not use this file, somebody changed it")
+        if not kind and table not in stand_ins:
+            raise DatabaseError(f"{path} is damaged: it has no table {table}; {_REMEDY.format(path=path)}")
+        found = dict(connection.execute("SELECT name, hidden FROM pragma_table_xinfo(?)", (table,)).fetchall())
+        for column in columns:
+            if column not in found:
+                raise DatabaseError(f"{path} is damaged: table {table} has no column {column}; {_REMEDY.format(path=path)}")
+            if found[column]:
+                raise DatabaseError(
+                    f"{path}: column {column} of table {table} is computed; do not use this file, somebody changed it"
+                )
 
 
 def foreign(path: Path) -> DatabaseError:

@@ -31,7 +31,7 @@ from schedsearch.errors import DatabaseError, NoRecordError, SchemaVersionError,
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import dbfile, rows, schema, trust
+from schedsearch.records import dbfile, queries, rows, schema, trust
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.recording import Place, parse_json
 from schedsearch.records.lookup import Lookup
@@ -110,32 +110,32 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
         file.write(json.dumps({"kind": kind, **values}, allow_nan=False) + "\n")
 
     write("header", {"format": FORMAT, "uuid": store.uuid, "exported_at": time.time()})
+    reader = store.reader(thorough=True)
     with store.database.read() as connection:
-        for row in connection.execute(sa.select(schema.run).order_by(schema.run.c.started_at)).mappings():
-            summary = json.loads(row["summary"]) if row["summary"] else None
-            write("run", {**row, "info": json.loads(row["info"]), "summary": summary})
+
+        def rows_of(query: sa.Select[Any]) -> Any:
+            return connection.execute(query.execution_options(yield_per=_CHUNK))
+
+        for run in reader.runs(rows_of(sa.select(schema.run).order_by(schema.run.c.started_at))):
+            write("run", run)
         if artifacts:
-            for row in connection.execute(sa.select(schema.artifact)).mappings():
-                code = base64.b64encode(row["code"]).decode()
-                write(
-                    "artifact",
-                    {"sha256": row["sha256"], "plan": row["plan"], "code": code, "signature": row["signature"]},
-                )
-        query = rows.stored().order_by(schema.record.c.id).execution_options(yield_per=_CHUNK)
-        for row in connection.execute(query).mappings():
-            write("record", {**rows.to_json(dict(row)), "signature": row["signature"]})
+            for row in reader.artifacts(rows_of(queries.artifacts())):
+                code = base64.b64encode(row.code).decode()
+                write("artifact", {"sha256": row.sha256, "plan": row.plan, "code": code, "signature": row.signature})
+        for values in reader.record_values(rows_of(queries.records().order_by(schema.record.c.id))):
+            write("record", {**rows.to_json(values), "signature": values["signature"]})
             records += 1
-        for row in connection.execute(_profiles()).mappings():
-            write("profile", {"content_id": row["content_id"], "profile": json.loads(row["json"])})
-        for row in connection.execute(_bests()).mappings():
+        for content_id, profile in reader.profiles(rows_of(queries.profiles().order_by(None).order_by(schema.profile.c.id))):
+            write("profile", {"content_id": content_id, "profile": json.loads(profile.to_json())})
+        for best in reader.bests(rows_of(queries.bests())):
             write(
                 "best",
                 {
-                    "content_id": row["content_id"],
-                    "verified": bool(row["verified"]),
-                    "artifact": row["best_sha256"],
-                    "promoted_at": row["promoted_at"],
-                    "signature": row["best_signature"],
+                    "content_id": best.content_id,
+                    "verified": best.verified,
+                    "artifact": best.artifact_sha256,
+                    "promoted_at": best.promoted_at,
+                    "signature": best.signature,
                 },
             )
     return records
@@ -218,11 +218,12 @@ def reason(error: Exception) -> str:
 def merge(store: Store, sources: Sequence[str | Path]) -> Report:
     """Adds the records of other databases. Each source is added as a whole or not at all. A second merge adds nothing.
 
+    Damaged rows, and rows that are not what their identity says, are left out; `Store.damage` lists them.
+
     A best of a source comes along, with its code, if this machine signed it or it is marked as trusted (`trust.vouches`). It
     replaces ours if it is faster (`writes.set_best`).
 
     Raises:
-        UsageError: a row of a source is not what its identity says.
         UsageError: a source is the store itself.
         DatabaseError: a source cannot be read; the sources before it stay merged.
     """
@@ -236,49 +237,30 @@ def merge(store: Store, sources: Sequence[str | Path]) -> Report:
 
 
 def _merge_one(store: Store, other: Store, source: str) -> Report:
+    reader = other.reader(thorough=True)
     with other.database.read() as reading, store.database.write() as writing:
+
+        def rows_of(query: sa.Select[Any]) -> Any:
+            return reading.execute(query.execution_options(yield_per=_CHUNK))
+
         importer = _Importer(store, writing, source=source, trusted=False)
-        for row in reading.execute(sa.select(schema.run)).mappings():
-            importer.run(dict(row))
-        bests = reading.execute(_bests()).all()
-        claims = [(claim_of(row, verified=bool(row.verified), artifact_sha256=row.best_sha256), row) for row in bests]
-        importer.accept(claim.artifact_sha256 for claim, row in claims if trust.vouches(claim, row.best_signature))
-        for row in reading.execute(sa.select(schema.artifact).execution_options(yield_per=16)).mappings():
-            importer.artifact(row["sha256"], row["plan"], row["code"], row["signature"])
-        query = rows.stored().add_columns(schema.workload.c.op).order_by(schema.record.c.id)
-        for row in reading.execute(query.execution_options(yield_per=_CHUNK)).mappings():
-            values = dict(row)
+        for run in reader.runs(rows_of(sa.select(schema.run))):
+            texts = {name: None if run[name] is None else canonical_json(run[name]) for name in ("info", "summary")}
+            importer.run({**run, **texts})
+        bests = list(reader.bests(rows_of(queries.bests())))
+        importer.accept(best.artifact_sha256 for best in bests if best.vouched)
+        for row in reader.artifacts(rows_of(queries.artifacts())):
+            importer.artifact(row.sha256, row.plan, row.code, row.signature)
+        for values in reader.record_values(rows_of(queries.records().order_by(schema.record.c.id))):
             del values["id"]
-            if problem := rows.problem_of_ids(values):
-                raise UsageError(f"{source}: record {row['id']} is not what it says: {problem}; nothing of it was merged")
             importer.record(values, values.pop("op"), values.pop("signature"))
-        for row in reading.execute(_profiles()).mappings():
-            importer.profile(row["content_id"], row["json"])
+        for content_id, profile in reader.profiles(rows_of(queries.profiles())):
+            importer.profile(content_id, profile.to_json())
         for best in bests:
-            importer.best(best.content_id, bool(best.verified), best.best_sha256, best.promoted_at, best.best_signature)
+            importer.best(best.content_id, best.verified, best.artifact_sha256, best.promoted_at, best.signature)
         importer.finish()
+    store.damage.extend(other.damage)
     return importer.report
-
-
-def _profiles() -> sa.Select[Any]:
-    profile, record = schema.profile, schema.record
-    query = sa.select(record.c.content_id, profile.c.json).join(record, record.c.id == profile.c.record_id)
-    return query.order_by(profile.c.id)
-
-
-def _bests() -> sa.Select[Any]:
-    best, record = schema.best, schema.record
-    return (
-        sa.select(
-            record,
-            best.c.verified,
-            best.c.artifact_sha256.label("best_sha256"),
-            best.c.promoted_at,
-            best.c.signature.label("best_signature"),
-        )
-        .join(record, record.c.id == best.c.record_id)
-        .order_by(best.c.workload_id, best.c.target_key, best.c.mode)
-    )
 
 
 class _Importer:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from schedsearch.errors import DatabaseError
-from schedsearch.records import dbfile, trust
+from schedsearch.records import damage, dbfile, trust
+
+T = TypeVar("T")
 
 _SIGNED_SINCE = 4  # the schema version that added signatures of bests and records
 _BUSY_TIMEOUT_S = 5.0  # readers wait only while a file is created, recovered or rebuilt
@@ -90,11 +93,30 @@ _IMPORTED = """SELECT r.id, r.template, r.template_version, r.config, r.source, 
     GROUP BY r.template, r.template_version, r.config ORDER BY min(r.time_ns), r.id LIMIT ?4"""
 
 
+# What the queries use; a test compares it with the schema.
+_TABLES = {
+    "workload": ("id", "op", "json"),
+    "best": (
+        "workload_id", "target_key", "mode", "record_id", "template", "template_version", "config", "time_ns", "verified",
+        "artifact_sha256",
+    ),
+    "artifact": ("sha256", "arch", "plan", "signature", "code"),
+}  # fmt: skip
+_STORE_TABLES = {
+    "record": (
+        "id", "workload_id", "target_key", "template", "template_version", "config", "mode", "outcome", "time_ns", "source",
+    )
+}  # fmt: skip
+
+
 class Lookup:
     """An open database file. Any thread may call its methods. Do not share it across a fork: each process opens its own.
 
     Args:
         path: a database of schedsearch, or a file of `records export --deploy`.
+
+    Attributes:
+        damage: the damaged rows that methods left out.
 
     Raises:
         DatabaseError: no such file, no permission, truncated, damaged, or not a database of schedsearch.
@@ -105,6 +127,7 @@ class Lookup:
         self.path = Path(path).absolute()
         self._lock = threading.Lock()
         self._found: dict[tuple[str, str, str], LookupRow] = {}
+        self.damage = damage.DamageLog()
         self._connection = dbfile.connect(self.path, readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)
         try:
             self._meta = self._read_meta()
@@ -114,12 +137,12 @@ class Lookup:
             raise
 
     def _read_meta(self) -> dict[str, str]:
-        if not self._all("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta'"):
+        if not self._all("SELECT 1 FROM main.sqlite_schema WHERE name = 'meta'"):
             raise dbfile.foreign(self.path)
-        meta = dict(self._all("SELECT key, value FROM meta"))
-        if "schema_version" not in meta:
-            raise dbfile.foreign(self.path)
-        dbfile.check_version(self.path, int(meta["schema_version"]))
+        self._run(lambda connection: dbfile.check_tables(connection, self.path, {"meta": ("key", "value")}))
+        meta = dbfile.read_meta(self.path, self._all("SELECT key, value FROM meta"), ("uuid", "kind", "signature"))
+        tables = _TABLES | (_STORE_TABLES if meta["kind"] == "store" else {})
+        self._run(lambda connection: dbfile.check_tables(connection, self.path, tables))
         return meta
 
     @property
@@ -137,28 +160,28 @@ class Lookup:
         return trust.created_here(self._meta)
 
     def exact(self, workload_id: str, target_key: str, mode: str) -> LookupRow | None:
-        """The best record of exactly this task, or None."""
+        """The best record of exactly this task, or None. Raises DamageError if its row is damaged."""
         key = (workload_id, target_key, mode)
         found = self._found.get(key)
         if found is None:
             rows = self._all(self._best(_EXACT), key)
             if not rows:
                 return None
-            found = self._found[key] = _row(rows[0])
+            found = self._found[key] = self._one("best", _task(rows[0]), lambda: _row(rows[0]))
         return found
 
     def same_architecture(self, workload_id: str, mode: str) -> list[LookupRow]:
         """The workload's best records with code on any target, fastest first. The caller checks `arch`."""
-        return [_row(row) for row in self._all(self._best(_SAME_WORKLOAD), (workload_id, mode))]
+        return list(self._sound("best", self._all(self._best(_SAME_WORKLOAD), (workload_id, mode)), _row, _task))
 
     def with_code(self) -> list[LookupRow]:
         """All best records that have code."""
-        return [_row(row) for row in self._all(self._best(_WITH_CODE))]
+        return list(self._sound("best", self._all(self._best(_WITH_CODE)), _row, _task))
 
     def nearest(self, op: str, mode: str, target_prefix: str = "") -> list[NeighbourRow]:
         """The best records of all workloads of an operator, on targets whose key begins with `target_prefix` ('cuda:')."""
         rows = self._all(_NEAREST, (op, mode, len(target_prefix), target_prefix))
-        return [NeighbourRow._make(row[:-1]) for row in rows if _is_digest(row[-1], row[0])]
+        return list(self._sound("best", rows, _neighbour, lambda row: f"{row[-1]}, {row[1]}, {mode}"))
 
     def imported(self, workload_id: str, target_key: str, mode: str, limit: int) -> list[ImportedRow]:
         """The fastest imported records of exactly this task, one per configuration: nothing was verified here.
@@ -168,7 +191,8 @@ class Lookup:
         if self.kind != "store":
             return []
         query = _IMPORTED.format(signature="r.signature" if self._signed else "''")
-        return [ImportedRow._make(row) for row in self._all(query, (workload_id, target_key, mode, limit))]
+        rows = self._all(query, (workload_id, target_key, mode, limit))
+        return list(self._sound("record", rows, _imported, lambda row: row[0]))
 
     def code(self, row: LookupRow) -> bytes:
         """The machine code of a best record.
@@ -183,7 +207,7 @@ class Lookup:
             raise DatabaseError(
                 f"{self.path} has no artifact {row.artifact_sha256}; it was pruned: look up the workload again"
             )
-        code = bytes(found[0][0])
+        code = self._one("artifact", row.artifact_sha256, lambda: _blob("code", found[0][0]))
         trust.verify_digest(self.path, row.artifact_sha256, row.plan_json, code)
         return code
 
@@ -208,16 +232,71 @@ class Lookup:
         self.close()
 
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        return self._run(lambda connection: connection.execute(query, values).fetchall())
+
+    def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:
         try:
             with self._lock:
-                return self._connection.execute(query, values).fetchall()
+                return action(self._connection)
         except sqlite3.Error as error:
             raise dbfile.explain(error, self.path) or error from error
 
+    def _sound(self, table: str, rows: list[Any], read: Callable[[Any], T], name: Callable[[Any], object]) -> Iterator[T]:
+        return damage.sound(self.damage, self.path, table, rows, read, name)
 
-def _is_digest(identity: str, text: str) -> bool:
-    return hashlib.sha256(str(text).encode(errors="replace")).hexdigest() == identity
+    def _one(self, table: str, name: object, read: Callable[[], T]) -> T:
+        """What `read` returns. Raises DamageError if the row is damaged."""
+        try:
+            return read()
+        except damage.UNREADABLE as error:
+            raise damage.DamageError(damage.damage(self.path, table, name, error)) from error
 
 
 def _row(row: tuple[Any, ...]) -> LookupRow:
-    return LookupRow._make(row)._replace(verified=bool(row[8]))
+    found = LookupRow._make(row)
+    damage.text("workload_id", found.workload_id)
+    damage.text("mode", found.mode)
+    damage.whole("record_id", found.record_id, 1)
+    _check_kernel(found)
+    for name in ("artifact_sha256", "plan_json", "arch"):
+        damage.optional_text(name, getattr(found, name))
+    damage.text("signature", found.signature)
+    return found._replace(verified=damage.flag("verified", found.verified))
+
+
+def _neighbour(row: tuple[Any, ...]) -> NeighbourRow:
+    *values, workload_id = row
+    found = NeighbourRow._make(values)
+    damage.mapping("json of the workload", found.workload_json)
+    if hashlib.sha256(found.workload_json.encode()).hexdigest() != workload_id:
+        raise damage.DamagedRow("json does not match its id, which is its sha256", "workload", str(workload_id))
+    damage.text("target_key", found.target_key)
+    _check_kernel(found)
+    return found
+
+
+def _imported(row: tuple[Any, ...]) -> ImportedRow:
+    found = ImportedRow._make(row)
+    damage.whole("id", found.record_id, 1)
+    damage.text("source", found.source)
+    _check_kernel(found)
+    return found
+
+
+def _check_kernel(row: LookupRow | NeighbourRow | ImportedRow) -> None:
+    """Raises DamagedRow if a column that all kinds of rows have is damaged."""
+    damage.text("template", row.template)
+    damage.whole("template_version", row.template_version)
+    damage.config_values("config", row.config_json)
+    damage.number("time_ns", row.time_ns, above=0.0)
+
+
+def _blob(column: str, value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise damage.DamagedRow(f"{column} is a {type(value).__name__}; it must be a blob")
+    return value
+
+
+def _task(row: tuple[Any, ...]) -> str:
+    """The primary key of a row of table best, for messages."""
+    return ", ".join(ascii(value)[:40].strip("'") for value in row[:3])

@@ -1,4 +1,6 @@
-"""Converts `Record` to and from table rows and JSON objects; the identity of a record; a record as stored.
+"""Converts `Record` to table rows and to and from JSON objects; the identity of a record; a record as stored.
+
+`reader` reads rows.
 
 Exchange files use the JSON objects. They are valid JSON: a float that is not finite is written as the text "inf".
 """
@@ -12,13 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import sqlalchemy as sa
-
 from schedsearch.config import Config
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.measurement import Anchor, Attempt, Measurement, Outcome, Record, Resources
-from schedsearch.records import schema, trust
+from schedsearch.measurement import Anchor, Attempt, Measurement, Record
+from schedsearch.records import trust
+from schedsearch.records.damage import LATEST_S
 from schedsearch.workload import Workload
 
 _INFINITY = "inf"
@@ -28,10 +29,11 @@ _RESOURCES = ("registers", "shared_bytes", "local_bytes", "spill_bytes", "code_b
 
 
 def to_row(record: Record) -> dict[str, Any]:
-    """The row of table record without its id, and with `workload_json` and `toolchain_json` as in `stored`.
+    """The row of table record without its id, and with `workload_json` and `toolchain_json` as in `queries.records`.
 
     Raises:
-        ValueError: a time, score or stamp is not a finite number, or a count does not fit into 64 bits.
+        ValueError: a time or score is not a finite number, a time stamp is before 1970 or after the year 9999, or a count is
+            negative or does not fit into 64 bits.
     """
     row = _values(record, record.workload.id, record.workload.json)
     return {**row, "content_id": content_id(row)}
@@ -62,16 +64,16 @@ def _values(record: Attempt, workload_id: str, workload_json: str) -> dict[str, 
         "spill_bytes": _whole("spill_bytes", resources.spill_bytes),
         "code_bytes": _whole("code_bytes", resources.code_bytes),
         # SQL has no NaN. An output with NaN gets an infinite error.
-        "max_error": None if error is None else float(error) if math.isfinite(error) else math.inf,
+        "max_error": None if error is None else float(error) + 0.0 if math.isfinite(error) else math.inf,
         "message": measurement.message,
-        "build_s": _finite("build_s", measurement.build_s),
-        "run_s": _finite("run_s", measurement.run_s),
+        "build_s": _finite("build_s", measurement.build_s, 0.0),
+        "run_s": _finite("run_s", measurement.run_s, 0.0),
         "clocks": canonical_json(dict(measurement.clocks)),
         "run": record.run,
         "batch": _whole("batch", record.batch),
         "prediction": None if record.prediction is None else _finite("prediction", record.prediction),
-        "started_at": _finite("started_at", record.started_at),
-        "finished_at": _finite("finished_at", record.finished_at),
+        "started_at": _finite("started_at", record.started_at, 0.0, LATEST_S),
+        "finished_at": _finite("finished_at", record.finished_at, 0.0, LATEST_S),
         "final_race": int(record.final_race),
         "artifact_sha256": record.artifact,
         "source": record.source,
@@ -119,8 +121,8 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_id(row: Mapping[str, Any]) -> str:
-    """sha256 of everything that was measured and when, of a row with the keys of `stored`. It does not cover the source of
-    an import and the artifact.
+    """sha256 of everything that was measured and when, of a row of `queries.records`. It does not cover the source of an
+    import and the artifact.
 
     A field that was added to Record or Measurement later is left out while it has its default, so ids do not change.
     """
@@ -138,17 +140,21 @@ def sign_record(content_id: str, artifact_sha256: str | None) -> str:
 
 
 def is_own_record(row: Mapping[str, Any]) -> bool:
-    """Whether this machine measured exactly what a row says, with the keys of `stored`."""
+    """Whether this machine measured exactly what a row says, with the keys of `queries.records`."""
     text = trust.record_text(row["content_id"], row["artifact_sha256"])
     return trust.is_ours(trust.Kind.RECORD, text, row["signature"]) and not problem_of_ids(row)
 
 
 def problem_of_ids(row: Mapping[str, Any]) -> str:
-    """Which identity of a row, with the keys of `stored`, does not belong to its content; "" if all do."""
+    """Which identity of a row, with the keys of `queries.records`, does not belong to its content; "" if all do."""
+    content = content_id(row)
+    if row["prediction"] == 0 and row["content_id"] != content:
+        # Earlier versions hashed a prediction of -0.0, of which SQLite keeps 0.0.
+        content = content_id({**row, "prediction": -0.0})
     for name, wanted in (
         ("workload_id", sha256_hex(row["workload_json"])),
         ("toolchain_id", sha256_hex(row["toolchain_json"])),
-        ("content_id", content_id(row)),
+        ("content_id", content),
     ):
         if row[name] != wanted:
             return f"its {name} is {str(row[name])[:12]}, that of its content is {wanted[:12]}"
@@ -261,6 +267,7 @@ class Best:
         artifact_sha256: that of the stored code; None if no code is kept, so that it is rebuilt from the config.
         promoted_at: seconds since the epoch.
         signature: of the claim, by the machine that made it the best; "" before schema version 4.
+        content_id: of the record, see `content_id`.
     """
 
     row: RecordRow
@@ -268,6 +275,7 @@ class Best:
     artifact_sha256: str | None
     promoted_at: float
     signature: str
+    content_id: str
 
     @property
     def claim(self) -> trust.Claim:
@@ -296,94 +304,18 @@ def _workload(text: str) -> Workload:
     return Workload.from_json(text)
 
 
-class RecordReader:
-    """Turns rows into records. It parses recurring configs and toolchains once; use one reader per listing."""
-
-    def __init__(self) -> None:
-        self._configs: dict[str, Config] = {}
-        self._toolchains: dict[str, dict[str, str]] = {}
-
-    @staticmethod
-    def select() -> sa.Select[Any]:
-        """The query whose rows `read` takes: the columns of `stored`, op, and whether the record is the best of its task."""
-        record, best = schema.record.c, schema.best.c
-        return (
-            stored()
-            .outerjoin(
-                schema.best,
-                sa.and_(
-                    best.workload_id == record.workload_id,
-                    best.target_key == record.target_key,
-                    best.mode == record.mode,
-                    best.record_id == record.id,
-                ),
-            )
-            .add_columns(schema.workload.c.op, best.record_id.is_not(None).label("best"))
-        )
-
-    def read(self, row: Any) -> RecordRow:
-        config = self._configs.get(row.config)
-        if config is None:
-            config = self._configs[row.config] = Config.from_json(row.config)
-        toolchain = self._toolchains.get(row.toolchain_id)
-        if toolchain is None:
-            toolchain = self._toolchains[row.toolchain_id] = json.loads(row.toolchain_json)
-        return RecordRow(
-            id=row.id,
-            op=row.op,
-            workload_id=row.workload_id,
-            workload_json=row.workload_json,
-            best=bool(row.best),
-            target=row.target_key,
-            template=row.template,
-            template_version=row.template_version,
-            config=config,
-            measurement=Measurement(
-                outcome=Outcome(row.outcome),
-                mode=row.mode,
-                times_ns=tuple(json.loads(row.times_ns)) if row.times_ns else (),
-                resources=Resources(row.registers, row.shared_bytes, row.local_bytes, row.spill_bytes, row.code_bytes),
-                max_error=row.max_error,
-                message=row.message,
-                build_s=row.build_s,
-                run_s=row.run_s,
-                clocks=json.loads(row.clocks),
-                host=row.host,
-                device_uuid=row.device_uuid,
-            ),
-            toolchain=toolchain,
-            run=row.run,
-            batch=row.batch,
-            prediction=row.prediction,
-            started_at=row.started_at,
-            finished_at=row.finished_at,
-            artifact=row.artifact_sha256,
-            source=row.source,
-            final_race=bool(row.final_race),
-            model=row.model,
-            anchor=None if row.anchor_code is None else Anchor(row.anchor_code, row.anchor_ns),
-        )
-
-
-def stored() -> sa.Select[Any]:
-    """Every column of table record, then the JSON of workload and toolchain. `to_json` takes such rows."""
-    return sa.select(
-        schema.record, schema.workload.c.json.label("workload_json"), schema.toolchain.c.json.label("toolchain_json")
-    ).select_from(
-        schema.record.join(schema.workload, schema.record.c.workload_id == schema.workload.c.id).join(
-            schema.toolchain, schema.record.c.toolchain_id == schema.toolchain.c.id
-        )
-    )
-
-
 def _whole(name: str, value: int) -> int:
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"{name} of a record must fit into 64 bits, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} of a record must not be negative, got {value!r}")
     return int(value)
 
 
-def _finite(name: str, value: float) -> float:
+def _finite(name: str, value: float, low: float = -math.inf, high: float = math.inf) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} of a record must be finite, got {value!r}")
-    return number
+    if not low <= number <= high:
+        raise ValueError(f"{name} of a record must be from {low:g} to {high:g}, got {value!r}")
+    return number + 0.0  # SQLite keeps no negative zero

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid as uuids
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,8 @@ class SqliteDatabase:
         """
         with self.read() as connection:
             found = self._meta(connection)
+            if not self.readonly:
+                _refuse_strange_triggers(connection, self.path)
         version = self._version(found)
         if version < dbfile.SCHEMA_VERSION and not self.readonly:
             self._use_wal()
@@ -113,6 +115,8 @@ class SqliteDatabase:
                     .values(value=str(dbfile.SCHEMA_VERSION))
                 )
                 found = self._meta(connection)
+        with self.read() as connection:
+            self._check_tables(connection, _TABLES)
         return found
 
     def create_deploy(self) -> None:
@@ -122,12 +126,21 @@ class SqliteDatabase:
                 connection.exec_driver_sql(statement)
 
     def _meta(self, connection: sa.Connection) -> dict[str, str]:
-        tables = set(sa.inspect(connection).get_table_names())
-        if not tables:
+        """Table meta, checked; empty for a file without tables."""
+        tables = connection.exec_driver_sql("SELECT name FROM main.sqlite_schema WHERE type IN ('table', 'view')")
+        names = {row[0] for row in tables}
+        if not names:
             return {}
-        if "meta" not in tables:
+        if "meta" not in names:
             raise dbfile.foreign(self.path)
-        return {row.key: row.value for row in connection.execute(sa.select(schema.meta))}
+        self._check_tables(connection, {"meta": ("key", "value")})
+        rows = connection.exec_driver_sql("SELECT key, value FROM meta").all()
+        return dbfile.read_meta(self.path, [tuple(row) for row in rows], ("uuid", "signature", "kind"))
+
+    def _check_tables(self, connection: sa.Connection, tables: Mapping[str, Iterable[str]]) -> None:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        dbfile.check_tables(driver, self.path, tables)
 
     def _version(self, found: dict[str, str]) -> int:
         if not found and self.readonly:
@@ -135,14 +148,12 @@ class SqliteDatabase:
                 f"{self.path} is a database without tables: nothing was recorded in it, e.g. because the disk was full when "
                 "it was made; delete it, or let schedsearch tune or records import fill it"
             )
-        version = int(found.get("schema_version", 0))
-        dbfile.check_version(self.path, version)
         if found.get("kind", "store") != "store":
             raise DatabaseError(
                 f"{self.path} is a deployment file: it holds best kernels and no measurements; give the database it was "
                 "exported from"
             )
-        return version
+        return int(found.get("schema_version", 0))
 
     def _use_wal(self) -> None:
         """Waits for locks and sets WAL mode, because SQLite itself does not wait when it changes the journal mode."""
@@ -179,6 +190,7 @@ class SqliteDatabase:
 
             problems = [str(line) for line in pragma("quick_check(20)") if line != "ok"]
             problems += [f"broken reference from table {table}" for table in pragma("foreign_key_check")]
+            problems += _missing_parts(connection)
             return {
                 "sqlite": sqlite3.sqlite_version,
                 "journal_mode": pragma("journal_mode")[0],
@@ -195,13 +207,39 @@ class SqliteDatabase:
         self._engine.dispose()
 
 
+_TABLES = {table.name: [column.name for column in table.columns] for table in schema.metadata.sorted_tables}
+_TRIGGERS = {text for step in schema.MIGRATIONS[DIALECT] for text in step if text.startswith("CREATE TRIGGER ")}
+
+
+def _refuse_strange_triggers(connection: sa.Connection, path: Path) -> None:
+    """Raises DatabaseError if the file has a trigger that schedsearch did not put there: it would run when we write."""
+    for name, text in connection.exec_driver_sql("SELECT name, sql FROM main.sqlite_schema WHERE type = 'trigger'"):
+        if text not in _TRIGGERS:
+            raise DatabaseError(
+                f"{path} has a trigger {ascii(name)[:60]} that schedsearch did not make, so nothing is written to it; "
+                "read its records into a new database: schedsearch records merge"
+            )
+
+
+def _missing_parts(connection: sa.Connection) -> list[str]:
+    """The indexes and triggers that the file lacks. It can be used without them, slower and with less protection."""
+    version = connection.exec_driver_sql("SELECT value FROM main.meta WHERE key = 'schema_version'").scalar_one()
+    present = {row[0] for row in connection.exec_driver_sql("SELECT name FROM main.sqlite_schema")}
+    made = (text.split() for step in schema.MIGRATIONS[DIALECT][: int(version)] for text in step)
+    wanted = [(words[1].lower(), words[2]) for words in made if words[:2] in (["CREATE", "INDEX"], ["CREATE", "TRIGGER"])]
+    return [f"the {kind} {name} is missing" for kind, name in dict.fromkeys(wanted) if name not in present]
+
+
 def _see_as_newest(connection: sqlite3.Connection) -> None:
     """Puts temporary views over the tables of an older schema, so that queries of the newest schema can read it."""
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta'").fetchone():
+    if not connection.execute(
+        "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'meta' AND rootpage > 0"
+    ).fetchone():
         return
-    found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+    found = connection.execute("SELECT value FROM main.meta WHERE key = 'schema_version'").fetchone()
     connection.execute("PRAGMA query_only = OFF")  # the pragma also forbids temporary views
-    for statement in schema.SEEN_AS_NEWEST[DIALECT].get(int(found[0]) if found else 0, ()):
+    versions = {str(version): statements for version, statements in schema.SEEN_AS_NEWEST[DIALECT].items()}
+    for statement in versions.get(found[0], ()) if found else ():  # `migrate` says what is wrong with any other
         connection.execute(statement)
     connection.execute("PRAGMA query_only = ON")
 

@@ -11,8 +11,6 @@ load, `exchange` reads and writes files of records, and deployment reads through
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import secrets
 import time
@@ -24,22 +22,32 @@ from typing import Any
 import sqlalchemy as sa
 
 from schedsearch.config import Config
-from schedsearch.errors import DatabaseError, PlanError, UntrustedDatabaseError, UsageError, WorkloadError
+from schedsearch.errors import UntrustedDatabaseError, UsageError
 from schedsearch.identity import canonical_json
-from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import dbfile, queries, schema, trust
+from schedsearch.records.damage import Damage, DamageLog
 from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
-from schedsearch.records.rows import Best, RecordReader, RecordRow, is_own_record, sign_record, stored, to_row
+from schedsearch.records.reader import Reader
+from schedsearch.records.rows import Best, RecordRow, is_own_record, sign_record, to_row
 from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best
 from schedsearch.workload import Workload
 
+_CHUNK = 500  # rows read at a time from a whole table
+_DAMAGE_SHOWN = 20
+
 
 class Store:
     """An open database. Any thread may call its methods.
+
+    Methods that return many rows leave out damaged ones and add them to `damage`.
+
+    Attributes:
+        damage: the damaged rows that were skipped so far. `close` logs a warning about them.
 
     Raises (all methods):
         DatabaseLockedError: another process kept the write lock for longer than the busy time-out.
@@ -49,6 +57,7 @@ class Store:
     def __init__(self, database: Database, meta: Mapping[str, str]) -> None:
         self._db = database
         self._meta = meta
+        self.damage = DamageLog()
 
     @classmethod
     def open(
@@ -113,6 +122,11 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+        self.damage.close()
+
+    def reader(self, *, thorough: bool = False) -> Reader:
+        """Reads rows of this store, and adds the damaged ones to `damage`; for `exchange`."""
+        return Reader(self.path, self.damage, thorough=thorough)
 
     def __enter__(self) -> Store:
         return self
@@ -190,11 +204,14 @@ class Store:
 
         Raises:
             UsageError: no such record, its outcome is not ok, or it was imported.
+            DamageError: its row is damaged.
         """
         with self._db.write() as connection:
-            row = connection.execute(stored().where(schema.record.c.id == record_id)).one_or_none()
+            row = connection.execute(queries.records().where(schema.record.c.id == record_id)).one_or_none()
             if row is None:
                 raise UsageError(f"{self.name} has no record {record_id}")
+            reader = self.reader()
+            reader.one("record", record_id, lambda: reader.record(row))
             if row.outcome != Outcome.OK:
                 raise UsageError(f"record {record_id} ended in {row.outcome}; only a record that is ok can be best")
             if row.source and not row.signature:
@@ -280,12 +297,18 @@ class Store:
     # ---- reading
 
     def row(self, record_id: int) -> RecordRow:
-        """One record. Raises UsageError if there is no record with this id."""
+        """One record.
+
+        Raises:
+            UsageError: there is no record with this id.
+            DamageError: it is damaged; the text names the column.
+        """
         with self._db.read() as connection:
-            row = connection.execute(RecordReader.select().where(schema.record.c.id == record_id)).one_or_none()
+            row = connection.execute(queries.records().where(schema.record.c.id == record_id)).one_or_none()
         if row is None:
             raise UsageError(f"{self.name} has no record {record_id}; list them: schedsearch records list --db {self.name}")
-        return RecordReader().read(row)
+        reader = self.reader(thorough=True)
+        return reader.one("record", record_id, lambda: reader.record(row))
 
     def rows(
         self,
@@ -304,7 +327,7 @@ class Store:
         Args:
             limit: return at most this many, the newest.
         """
-        query = RecordReader.select().where(
+        query = queries.records().where(
             *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode, run=run)
         )
         if outcomes is not None:
@@ -323,21 +346,20 @@ class Store:
             run: return only records of this run.
             limit: return at most this many, the oldest.
         """
-        query = RecordReader.select().where(*queries.matching(run=run), schema.record.c.id > record_id)
+        query = queries.records().where(*queries.matching(run=run), schema.record.c.id > record_id)
         return self._read(query.order_by(schema.record.c.id).limit(limit))
 
     def _read(self, query: sa.Select[Any]) -> list[RecordRow]:
-        reader = RecordReader()
         with self._db.read() as connection:
             rows = connection.execute(query).all()
-        return [reader.read(row) for row in rows]
+        return list(self.reader().records(rows))
 
     def profiles(self, record_id: int) -> list[Profile]:
         """The profiles of a record's kernel, the oldest first."""
-        profile = schema.profile.c
-        query = sa.select(profile.json).where(profile.record_id == record_id).order_by(profile.taken_at, profile.id)
+        query = queries.profiles().where(schema.profile.c.record_id == record_id)
         with self._db.read() as connection:
-            return [Profile.from_json(text) for text in connection.execute(query).scalars()]
+            rows = connection.execute(query).all()
+        return [profile for _, profile in self.reader().profiles(rows)]
 
     def best(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> Record | None:
         """The promoted record of a task, or None."""
@@ -348,22 +370,17 @@ class Store:
         self, workload: Workload | None = None, target: str | None = None, op: str | None = None, mode: str | None = None
     ) -> Iterator[Best]:
         """Every matching promoted record, ordered by operator, workload and target."""
-        columns = schema.best.c
-        query = RecordReader.select().add_columns(
-            columns.verified,
-            columns.artifact_sha256.label("best_sha256"),
-            columns.promoted_at,
-            columns.signature.label("best_signature"),
+        best = schema.best.c
+        wanted = (
+            (best.workload_id, workload.id if workload else None),
+            (best.target_key, target),
+            (schema.workload.c.op, op),
+            (best.mode, mode),
         )
-        query = query.where(
-            columns.record_id.is_not(None), *queries.matching(workload=workload, target=target, op=op, mode=mode)
-        )
-        query = query.order_by(schema.workload.c.op, schema.record.c.workload_id, schema.record.c.target_key)
-        reader = RecordReader()
+        query = queries.bests().where(*[column == value for column, value in wanted if value is not None])
         with self._db.read() as connection:
             rows = connection.execute(query).all()
-        for row in rows:
-            yield Best(reader.read(row), bool(row.verified), row.best_sha256, row.promoted_at, signature=row.best_signature)
+        yield from self.reader().bests(rows)
 
     def code(self, best: Best) -> Artifact | None:
         """The stored code of a best; None if none is kept, or this machine does not vouch for it: then build it again.
@@ -388,20 +405,15 @@ class Store:
 
     def _stored_code(self, sha256: str, *, require_signature: bool) -> Artifact | None:
         with self._db.read() as connection:
-            row = connection.execute(sa.select(schema.artifact).where(schema.artifact.c.sha256 == sha256)).one_or_none()
+            row = connection.execute(queries.artifacts().where(schema.artifact.c.sha256 == sha256)).one_or_none()
         if row is None:
             return None
         if require_signature and not trust.is_ours(trust.Kind.ARTIFACT, sha256, row.signature):
             raise UntrustedDatabaseError(
                 f"{self.path} holds machine code ({sha256[:12]}) that another machine stored; build its configuration here"
             )
-        trust.verify_digest(self.path, sha256, row.plan, row.code)
-        try:
-            return Artifact(row.code, LaunchPlan.from_json(row.plan))
-        except PlanError as error:
-            raise DatabaseError(
-                f"{self.name}: table artifact, row {sha256[:12]}: the launch plan cannot be used: {error}; tune again"
-            ) from error
+        reader = self.reader()
+        return reader.one("artifact", sha256, lambda: reader.stored_artifact(row))
 
     def history(
         self,
@@ -416,7 +428,7 @@ class Store:
         Raises:
             WorkloadError: a record has an operator that is not installed.
         """
-        query = RecordReader.select().where(
+        query = queries.records().where(
             *queries.matching(workload=workload, target=target, template=template, op=op, mode=mode)
         )
         return [row.record() for row in self._read(query.order_by(schema.record.c.started_at, schema.record.c.id))]
@@ -439,7 +451,7 @@ class Store:
             workload, target_key, template, version, mode: the task and the template with its version.
             toolchain: use only records made with exactly these versions; None accepts any.
         """
-        query = RecordReader.select().where(
+        query = queries.records().where(
             *queries.matching(workload=workload, target=target_key, template=template, mode=mode),
             schema.record.c.template_version == version,
             queries.measured_here(),
@@ -467,7 +479,7 @@ class Store:
         conditions.append(queries.measured_here())
         if toolchain is not None:
             conditions.append(schema.toolchain.c.json == canonical_json(dict(toolchain)))
-        query = RecordReader.select().where(*conditions)
+        query = queries.records().where(*conditions)
         last = query.with_only_columns(record.run).order_by(record.id.desc()).limit(1).scalar_subquery()
         return [row.record() for row in self._read(query.where(record.run == last).order_by(record.id))]
 
@@ -476,13 +488,9 @@ class Store:
 
         It reads at most one such record each. It leaves out a workload if its schema is unknown to this schedsearch.
         """
-        query = queries.tuned(op, template, version, mode)
-        found = []
         with self._db.read() as connection:
-            for text, target_key in connection.execute(query).all():
-                with contextlib.suppress(WorkloadError):
-                    found.append((Workload.from_json(text), target_key))
-        return found
+            rows = connection.execute(queries.tuned(op, template, version, mode)).all()
+        return list(self.reader().workloads(rows))
 
     def evidence(
         self,
@@ -509,18 +517,13 @@ class Store:
         query = queries.evidence(workload, target_key, template, version, mode, imported=imported)
         with self._db.read() as connection:
             rows = connection.execute(query).all()
-        return [(Config.from_json(row.config), row.time_ns) for row in thinned(rows, limit)]
+        return list(self.reader().evidence(thinned(rows, limit)))
 
     def runs(self) -> list[dict[str, Any]]:
         """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""
-        run, record = schema.run, schema.record
-        count = sa.select(sa.func.count()).where(record.c.run == run.c.id).scalar_subquery().label("records")
         with self._db.read() as connection:
-            rows = connection.execute(sa.select(run, count).order_by(run.c.started_at, run.c.id)).mappings().all()
-        return [
-            {**row, "info": json.loads(row["info"]), "summary": row["summary"] and json.loads(row["summary"])}
-            for row in rows
-        ]
+            rows = connection.execute(queries.runs()).all()
+        return list(self.reader().runs(rows))
 
     def stats(self) -> dict[str, Any]:
         """Counts: records, outcomes (by name), workloads, targets, templates, runs, bests, artifacts, artifact_bytes."""
@@ -529,11 +532,32 @@ class Store:
 
     def health(self) -> dict[str, Any]:
         """The state of the file for `doctor`, and `problems` ([] if it is sound). It reads the whole file."""
+        facts = self._db.health()
+        found = list(map(str, self.find_damage()))
+        if len(found) > _DAMAGE_SHOWN:
+            found[_DAMAGE_SHOWN:] = [f"and {len(found) - _DAMAGE_SHOWN} more damaged rows"]
+        facts["problems"] += found
         return {
             "path": str(self.path),
             "schema_version": int(self._meta["schema_version"]),
             "uuid": self.uuid,
             "created_here": self.created_here,
-            **self._db.health(),
+            **facts,
             **self.stats(),
         }
+
+    def find_damage(self) -> list[Damage]:
+        """All damaged rows of the file. It reads every row and compares records and code with their digests."""
+        log = DamageLog()
+        reader = Reader(self.path, log, thorough=True)
+        with self._db.read() as connection:
+            for read, query in (
+                (reader.records, queries.records().order_by(schema.record.c.id)),
+                (reader.bests, queries.bests()),
+                (reader.runs, queries.runs()),
+                (reader.profiles, queries.profiles()),
+                (reader.artifacts, queries.artifacts()),
+            ):
+                for _ in read(connection.execute(query.execution_options(yield_per=_CHUNK))):
+                    pass
+        return list(log)

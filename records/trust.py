@@ -215,9 +215,14 @@ def reinstate(claim: Claim) -> None:
             claim.revocation.unlink()
 
 
+def matches_digest(sha256: str, plan_json: str, code: bytes) -> bool:
+    """Whether code and plan match `sha256` (see `Artifact.sha256`)."""
+    return hashlib.sha256(plan_json.encode(errors="surrogateescape") + b"\0" + code).hexdigest() == sha256
+
+
 def verify_digest(path: Path, sha256: str, plan_json: str, code: bytes) -> None:
-    """Raises DatabaseError if code and plan do not match `sha256` (see `Artifact.sha256`)."""
-    if hashlib.sha256(plan_json.encode() + b"\0" + code).hexdigest() != sha256:
+    """Raises DatabaseError if code and plan do not match `sha256`."""
+    if not matches_digest(sha256, plan_json, code):
         raise DatabaseError(
             f"{path} is damaged: artifact {sha256[:12]} does not match its checksum; tune again or restore a copy"
         )

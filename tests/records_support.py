@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,17 +14,42 @@ from typing import Any
 
 from child_environment import child_environment
 
+from schedsearch.identity import sha256_hex
 from schedsearch.measurement import Record
+from schedsearch.records.rows import content_id
 from schedsearch.testing.store_contract import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
 __all__ = [
-    "A100", "H100", "H200", "TOOLCHAIN", "artifact", "before_version_3", "conv", "forked", "profile", "python", "record",
+    "A100", "H100", "H200", "TOOLCHAIN", "artifact", "as_of_an_operator_that_is_not_installed", "before_version_3", "conv",
+    "forked", "profile", "python", "record",
 ]  # fmt: skip
 
 
 def before_version_3(record: Record) -> Record:
     """The same record without the fields that schema version 3 added."""
     return replace(record, measurement=replace(record.measurement, host="", device_uuid=""), model=None, anchor=None)
+
+
+def as_of_an_operator_that_is_not_installed(path: Path, *, except_for: str = "") -> None:
+    """Turns conv2d workloads of a database into those of an operator `attention`, with the ids that follow from it."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.row_factory = sqlite3.Row
+        triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+        for trigger in triggers:
+            connection.execute(f"DROP TRIGGER {trigger['name']}")
+        for old_id, text in connection.execute("SELECT id, json FROM workload WHERE id != ?", (except_for,)).fetchall():
+            renamed = text.replace("conv2d", "attention")
+            new_id = sha256_hex(renamed)
+            connection.execute("INSERT INTO workload VALUES (?, 'attention', ?)", (new_id, renamed))
+            for table in ("record", "best"):
+                connection.execute(f"UPDATE {table} SET workload_id = ? WHERE workload_id = ?", (new_id, old_id))
+            connection.execute("DELETE FROM workload WHERE id = ?", (old_id,))
+        whole = """SELECT r.*, w.json AS workload_json, t.json AS toolchain_json FROM record r
+            JOIN workload w ON w.id = r.workload_id JOIN toolchain t ON t.id = r.toolchain_id"""
+        for row in connection.execute(whole).fetchall():
+            connection.execute("UPDATE record SET content_id = ? WHERE id = ?", (content_id(dict(row)), row["id"]))
+        for trigger in triggers:
+            connection.execute(trigger["sql"])
 
 
 def python(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:

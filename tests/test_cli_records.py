@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_support import TINY, events, isolate, schedsearch
+from records_support import as_of_an_operator_that_is_not_installed
 
 from schedsearch.backend import compile_source
 from schedsearch.device.detect import detect
@@ -116,11 +116,7 @@ def test_records_of_an_operator_that_is_not_installed_are_listed_with_a_note(fol
                 replace(store.row(known[0]["id"]).record(), workload=Workload.conv2d(**TINY_CONV | {"n": size + 2}))
             )
             store.promote(other)
-    with sqlite3.connect("tuned.db") as connection:
-        connection.execute(
-            "UPDATE workload SET op = 'attention', json = replace(json, 'conv2d', 'attention') WHERE id != ?",
-            [known[0]["workload_id"]],
-        )
+    as_of_an_operator_that_is_not_installed(Path("tuned.db"), except_for=known[0]["workload_id"])
     for command in (["list", "--limit", 100], ["best"]):
         table = ok("records", *command, "--db", "tuned.db")
         assert "conv2d 1x8x8x8 k8 3x3 f32 NHWC" in table, "the others are not affected"

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records_support import H200, artifact, conv, profile, record
+from records_support import H200, artifact, as_of_an_operator_that_is_not_installed, conv, profile, record
 
 from schedsearch.config import Config
 from schedsearch.errors import UsageError, WorkloadError
@@ -39,6 +39,8 @@ def store(tmp_path: Path):
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
+seconds = st.floats(0, 1e300)
+stamps = st.floats(0, 253_402_300_799)  # to the end of the year 9999
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 measurements = st.builds(
     Measurement,
@@ -47,13 +49,13 @@ measurements = st.builds(
     resources=st.builds(Resources, *[st.integers(0, 2**40)] * 5),
     max_error=st.none() | finite | st.just(math.inf),
     message=text,
-    build_s=finite,
-    run_s=finite,
+    build_s=seconds,
+    run_s=seconds,
     clocks=st.dictionaries(text, text | st.integers(0, 2**40) | finite),
 )
 
 
-@given(measurement=measurements, prediction=st.none() | finite, stamp=finite, note=text, race=st.booleans())
+@given(measurement=measurements, prediction=st.none() | finite, stamp=stamps, note=text, race=st.booleans())
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_nothing_is_rounded_or_lost(store: Store, measurement, prediction, stamp, note, race) -> None:
     wanted = record(
@@ -114,11 +116,10 @@ def test_newer_records_are_found_by_index(store: Store) -> None:
 def test_a_record_of_an_operator_that_is_not_installed_can_be_read(store: Store) -> None:
     record_id = store.append(record(number=1))
     store.promote(record_id)
-    with sqlite3.connect(store.path) as other:
-        other.execute("UPDATE workload SET op = 'attention', json = replace(json, 'conv2d', 'attention')")
+    as_of_an_operator_that_is_not_installed(store.path)
     (row,), (best,) = store.rows(), store.bests()
     assert row == best.row == store.row(record_id) and row.op == "attention"
-    assert row.label == f"attention {conv().id[:12]}" and "attention" in row.problem
+    assert row.label == f"attention {row.workload_id[:12]}" and "attention" in row.problem
     assert row.measurement == record().measurement and row.config == record(number=1).config
     assert row.to_json()["workload"]["op"] == "attention"
     with pytest.raises(WorkloadError, match="attention"):

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from schedsearch.cli.damaged import raise_for_damage
 from schedsearch.errors import SchedsearchError
 
 # In the order of `--help`.
@@ -107,7 +108,9 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with _failures(ctx), _terminated_as_interrupted():
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            raise_for_damage(ctx)
+            return result
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

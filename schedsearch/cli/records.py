@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
+from schedsearch.cli.damaged import report_damage
 from schedsearch.cli.options import AtLeast
 from schedsearch.errors import NoValidConfigError, RegressionError
 from schedsearch.measurement import DEFAULT_DB, Outcome
@@ -255,6 +256,7 @@ def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool,
     from schedsearch.records.output import store_to_fill
 
     with store_to_fill(db) as store:
+        report_damage(store)
         report = import_file(store, file, form, t1=t1, trusted=trusted)
     _print_counts(asdict(report), as_json, note=report.note)
 
@@ -269,6 +271,7 @@ def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
     from schedsearch.records.output import store_to_fill
 
     with store_to_fill(db) as store:
+        report_damage(store)
         report = exchange.merge(store, files)
     _print_counts(asdict(report), as_json, note=report.note)
 
@@ -363,7 +366,7 @@ def trust(file: str) -> None:
 def _open(db: str) -> Store:
     from schedsearch.records.store import Store
 
-    return Store.open(db, create=False, readonly=True)
+    return report_damage(Store.open(db, create=False, readonly=True))
 
 
 def _key(selector: str | None) -> str | None:

@@ -14,6 +14,7 @@ from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import COLD_GRAPH
+from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.explain import Explanation, explain_ladder
 from schedsearch.runtime.kernel import Kernel
@@ -164,7 +165,10 @@ class KernelCache:
             self._file = status.st_dev, status.st_ino
 
     def _best(self, workload: Workload) -> _Best | None:
-        row = self._lookups[-1].exact(workload.id, self.target.key, self.mode) if self._lookups else None
+        try:
+            row = self._lookups[-1].exact(workload.id, self.target.key, self.mode) if self._lookups else None
+        except DamageError:  # the ladder gives it as the reason of its rung, and goes on
+            return None
         return None if row is None else (row.record_id, row.artifact_sha256)
 
     def _find(self, workload: Workload) -> Kernel:

@@ -25,6 +25,7 @@ from schedsearch.errors import (
     did_you_mean,
 )
 from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup, LookupRow
 from schedsearch.runtime.kernel import Provenance
 from schedsearch.target import Target
@@ -161,7 +162,11 @@ class Ladder:
                 yield from rungs[rung](self._lookup)
 
     def _exact(self, lookup: Lookup) -> Iterator[Way | Miss]:
-        row = lookup.exact(self.workload.id, self.target.key, self._mode)
+        try:
+            row = lookup.exact(self.workload.id, self.target.key, self._mode)
+        except DamageError as error:
+            yield Miss("exact", str(error))
+            return
         if row is None:
             yield from self._imported(lookup)
             return
@@ -189,7 +194,8 @@ class Ladder:
             )
             yield Way("exact", reason, row.template, config, build.check, build.load, None, row.record_id)
         if not rows:
-            yield Miss("exact", f"no record of this workload on {self.target.key} in mode {self._mode}")
+            why = f"no record of this workload on {self.target.key} in mode {self._mode}"
+            yield Miss("exact", "; ".join(filter(None, [why, lookup.damage.summary()])))
 
     def _same_architecture(self, lookup: Lookup) -> Iterator[Way | Miss]:
         target = self.target
@@ -215,7 +221,7 @@ class Ladder:
             config = Config.from_json(row.config_json)
             yield Way("same_architecture", reason, row.template, config, stored.check, stored.load, None, row.record_id)
         if not found:
-            yield Miss("same_architecture", "; ".join(why[:2]))
+            yield Miss("same_architecture", "; ".join(filter(None, [*why[:2], lookup.damage.summary()])))
 
     def _nearest(self, lookup: Lookup) -> Iterator[Way | Miss]:
         workload, target = self.workload, self.target
@@ -236,7 +242,8 @@ class Ladder:
             yield Way("nearest", reason, row.template, config, build.check, build.load)
         if not ranked:
             more = f" ({unreadable} cannot be read by this version)" if unreadable else ""
-            yield Miss("nearest", f"no record of another {workload.op} on a {target.kind} device in mode {self._mode}{more}")
+            why = f"no record of another {workload.op} on a {target.kind} device in mode {self._mode}{more}"
+            yield Miss("nearest", "; ".join(filter(None, [why, lookup.damage.summary()])))
 
     def _default(self) -> Iterator[Way | Miss]:
         try:
