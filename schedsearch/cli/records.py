@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from schedsearch.records.formats import FORMATS
 if TYPE_CHECKING:
     from schedsearch.records.rows import RecordRow
     from schedsearch.records.store import Store
+    from schedsearch.target import Target
 
 
 def _db_option(function: Any) -> Any:
@@ -293,8 +295,16 @@ def prune(keep: int, db: str, as_json: bool) -> None:
 @_db_option
 @click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
+@click.option(
+    "--sanitize",
+    "tool",
+    is_flag=False,
+    flag_value="memcheck",
+    metavar="[TOOL]",
+    help="Also run each kernel under NVIDIA's compute-sanitizer; memcheck by default, or initcheck, racecheck, synccheck.",
+)
 @_json_option
-def verify(db: str, selector: str, no_wait: bool, as_json: bool) -> None:
+def verify(db: str, selector: str, no_wait: bool, tool: str | None, as_json: bool) -> None:
     """Verify and time the best records of this device again, each in its recorded timing mode.
 
     Exits with 1 if a kernel is wrong, else with 5 if one takes over 1.1 times its recorded time.
@@ -334,12 +344,35 @@ def verify(db: str, selector: str, no_wait: bool, as_json: bool) -> None:
                 click.echo(f"{verdict:>6}  {record.workload.label}  {record.template}  {times}{mode}")
     if not checks and not as_json:
         click.echo(f"no best record of {target.key} in {db}; nothing to verify")
-    if wrong := [str(check.record_id) for check in checks if check.wrong]:
+    wrong = [str(check.record_id) for check in checks if check.wrong]
+    if tool:
+        wrong += _sanitize(db, target, tool, options, as_json)
+    if wrong:
         raise NoValidConfigError(f"wrong or failing: record {', '.join(wrong)}; tune these workloads again")
     if slow := [str(check.record_id) for check in checks if check.regressed]:
         raise RegressionError(
             f"over {SLOWER}x slower than recorded: record {', '.join(slow)}; is the device busy or throttled?"
         )
+
+
+def _sanitize(db: str, target: Target, tool: str, options: Mapping[str, Any], as_json: bool) -> list[str]:
+    """Ids of the records whose kernels have findings; these are no longer best."""
+    from schedsearch.measure.sanitizer import sanitize_bests
+    from schedsearch.records.store import Store
+
+    found = []
+    with Store.open(db, create=False) as store:
+        for each in sanitize_bests(store, target, tool, **options):
+            if each.finding:
+                found.append(str(each.record_id))
+            label = each.record.workload.label
+            if as_json:
+                render.echo_json({"id": each.record_id, "label": label, "tool": tool, "finding": each.finding})
+            else:
+                click.echo(f"{'error' if each.finding else 'ok':>6}  {label}  {each.record.template}  {tool}")
+                if each.finding:
+                    click.echo(textwrap.indent(each.finding, " " * 8))
+    return found
 
 
 @records.command()
