@@ -720,8 +720,12 @@ def numbers(batch: Batch) -> dict[int, int]:
     return {runs.HEALTHY_NUMBERS + seed % few: seed for seed in batch.seeds}
 
 
-def check(batch: Batch, plan: runs.Plan, run: runs.Run, name: str, fault: Fault, seeds: dict[int, int]) -> None:
-    """What must hold after a run with many tries of one fault."""
+def check(batch: Batch, plan: runs.Plan, run: runs.Run, faults: Mapping[str, Fault], seeds: dict[int, int]) -> None:
+    """What must hold after a run that tried some faults.
+
+    Args:
+        seeds: the seed of each candidate's number.
+    """
     first = batch.seeds[0]
 
     def each() -> Iterator[tuple[int, str]]:
@@ -730,9 +734,10 @@ def check(batch: Batch, plan: runs.Plan, run: runs.Run, name: str, fault: Fault,
         stored = runs.records(run.db)
         for text in (*runs.nothing_lost([run], stored), *runs.each_tried_once([run], stored, plan), *runs.blamed(stored, 0)):
             yield first, text
-        for number, text in runs.outcomes(stored, {runs.HEALTHY: frozenset({OK}), name: fault.outcomes}):
+        allowed = {runs.HEALTHY: frozenset({OK}), **{name: fault.outcomes for name, fault in faults.items()}}
+        for number, text in runs.outcomes(stored, allowed):
             yield seeds.get(number, first), text
-        right = {runs.HEALTHY, *([name] if fault.right else [])}
+        right = {runs.HEALTHY, *(name for name, fault in faults.items() if fault.right)}
         for text in (*runs.right_best(run.db, plan.target, right), *runs.lock_is_free(batch.folder)):
             yield first, text
         times = runs.healthy_times(stored)
@@ -746,19 +751,38 @@ def check(batch: Batch, plan: runs.Plan, run: runs.Run, name: str, fault: Fault,
 def _tries(name: str) -> Callable[[Batch], None]:
     def run(batch: Batch) -> None:
         seeds = numbers(batch)
-        # Time-outs are the price of a hang. A few tries, as in `make test`, may share the machine with much else.
-        hang = FAULTS[name].slow and len(batch.seeds) > 2
+        hang = FAULTS[name].slow
         plan = runs.Plan(
             {runs.HEALTHY: [0, 1], name: list(seeds)},
             build_timeout_s=4.0 if hang else runs.BUILD_TIMEOUT_S,
             run_timeout_s=3.0 if hang else runs.RUN_TIMEOUT_S,
         )
-        check(batch, plan, runs.tune(plan, batch.folder, limit_s=240.0), name, FAULTS[name], seeds)
+        check(batch, plan, runs.tune(plan, batch.folder, limit_s=240.0), {name: FAULTS[name]}, seeds)
 
     return run
 
 
+def _mixed(batch: Batch) -> None:
+    """Every fault once in one run, in random order; of those that cost a time-out only two."""
+    (seed,) = batch.seeds
+    slow = [name for name, fault in FAULTS.items() if fault.slow]
+    chosen = {"build": 0, "run": 0}
+    batch.random(seed).shuffle(slow)
+    faults = {}
+    for name in [*slow, *(each for each in FAULTS if each not in slow)]:
+        group = name.partition("-")[0]
+        if name in slow:
+            chosen[group] += 1
+            if chosen[group] > 1:
+                continue
+        faults[name] = FAULTS[name]
+    seeds = numbers(batch)
+    configs = {runs.HEALTHY: [0, 1], **{name: list(seeds) for name in faults}}
+    plan = runs.Plan(configs, arguments=("--tuner", "random", "--seed", str(seed)))
+    check(batch, plan, runs.tune(plan, batch.folder, limit_s=240.0), faults, seeds)
+
+
 SCENARIOS = [
-    Scenario(f"candidate.{name}", fault.what, _tries(name), batch=_BATCH, short=2, limit_s=300.0)
-    for name, fault in FAULTS.items()
+    *(Scenario(f"candidate.{name}", each.what, _tries(name), batch=_BATCH, limit_s=300.0) for name, each in FAULTS.items()),
+    Scenario("candidate.all", "all of these in one run, in random order", _mixed, share=0.05, short=1, limit_s=300.0),
 ]

@@ -368,12 +368,12 @@ def _tries(fault: str) -> Callable[[Batch], None]:
         seeds = candidates.numbers(batch)
         run_timeout_s = 4.0 if FAULTS[fault].slow else 10.0
         plan = runs.Plan({runs.HEALTHY: [0, 1], fault: list(seeds)}, "cuda", 30.0, run_timeout_s, workers=4)
-        candidates.check(batch, plan, runs.tune(plan, batch.folder, limit_s=550.0), fault, FAULTS[fault], seeds)
+        candidates.check(batch, plan, runs.tune(plan, batch.folder, limit_s=550.0), {fault: FAULTS[fault]}, seeds)
 
     return run
 
 
 SCENARIOS = [
-    Scenario(f"device.{name}", f"the kernel {fault.what}", _tries(name), "cuda", batch=_BATCH, short=2, limit_s=600.0)
+    Scenario(f"device.{name}", f"the kernel {fault.what}", _tries(name), "cuda", batch=_BATCH, limit_s=600.0)
     for name, fault in FAULTS.items()
 ]

@@ -37,6 +37,17 @@ def _fail(batch: Batch, seed: int, texts: Iterator[str]) -> None:
         batch.failed(seed, text)
 
 
+def _impatient() -> None:
+    """Shortens the time-outs that no option sets, because a process that is stopped may be met by any of them."""
+    from schedsearch.measure import builder, runner
+
+    for module, name, seconds in (
+        (builder, "_START_S", 15.0), (builder, "_BEGIN_S", 5.0), (runner, "_START_S", 15.0), (runner, "_PREPARE_S", 8.0)
+    ):  # fmt: skip
+        assert hasattr(module, name)
+        setattr(module, name, seconds)
+
+
 def _children_struck(
     moment: Moment, act: Callable[[int], None], lost: int = 1, slow: bool = False
 ) -> Callable[[Batch], None]:
@@ -60,7 +71,13 @@ def _children_struck(
             build_timeout_s=4.0 if slow else runs.BUILD_TIMEOUT_S,
             run_timeout_s=3.0 if slow else runs.RUN_TIMEOUT_S,
         )
-        ran = runs.tune(plan, batch.folder, lambda: inject.install(strikes))
+
+        def prepare() -> None:
+            if slow:
+                _impatient()
+            inject.install(strikes)
+
+        ran = runs.tune(plan, batch.folder, prepare)
         stored = runs.records(ran.db)
 
         def texts() -> Iterator[str]:
@@ -74,6 +91,25 @@ def _children_struck(
         _fail(batch, first, texts())
 
     return run
+
+
+def _children_killed_everywhere(batch: Batch) -> None:
+    """Kills a child at every stage of one run."""
+    (seed,) = batch.seeds
+    rng = batch.random(seed)
+    occurrences: dict[Moment, int] = {
+        "start builder": 0, "start runner": 1, "BuildTask": rng.randrange(1, 4), "Prepare": rng.randrange(1, 3),
+        "Run": rng.randrange(3), "Race": rng.randrange(3),
+    }  # fmt: skip
+    strikes = [Strike(moment, at, rng.random() * STAGE_S[moment], inject.kill) for moment, at in occurrences.items()]
+    plan = runs.Plan({runs.HEALTHY: range(5)})
+    ran = runs.tune(plan, batch.folder, lambda: inject.install(strikes))
+    stored = runs.records(ran.db)
+    for texts in (
+        runs.complete(ran, plan), runs.nothing_lost([ran], stored), runs.each_tried_once([ran], stored, plan),
+        runs.blamed(stored, len(strikes)), runs.right_best(ran.db), runs.lock_is_free(batch.folder),
+    ):  # fmt: skip
+        _fail(batch, seed, iter(texts))
 
 
 def _parent_struck(
@@ -132,6 +168,10 @@ def _at(signum: int, moments: list[Moment]) -> Callable[[random.Random], tuple[i
     return lambda rng: (signum, rng.choice(moments))
 
 
+def _in_any_way(rng: random.Random) -> tuple[int, Moment]:
+    return rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]), rng.choice(_MOMENTS)
+
+
 def _ended_or_done(signum: int) -> set[int]:
     """130 after a clean stop, 0 when the signal came after the end, and death by the signal before the run began."""
     return {130, 0, -signum}
@@ -183,13 +223,22 @@ def _scenarios() -> Iterator[Scenario]:
         most = _OCCURRENCES.get(moment, _CHILD_KILLS)
         yield Scenario(
             f"process.kill-{name}", f"kill -9 of the {name.partition('-')[0]} {when}",
-            _children_struck(moment, inject.kill), batch=min(most, _CHILD_KILLS), short=min(most, 2),
+            _children_struck(moment, inject.kill), batch=min(most, _CHILD_KILLS),
         )  # fmt: skip
     for name, (moments, when) in _PARENT_STAGES.items():
         yield Scenario(
             f"process.kill-parent-{name}", f"kill -9 of `tune` {when}; then the next run goes on",
             _parent_struck(_at(signal.SIGKILL, moments), _killed_or_done), batch=_PARENT_KILLS, limit_s=300.0,
         )  # fmt: skip
+    yield Scenario(
+        "process.kill-children", "kill -9 of the children at every stage of one run", _children_killed_everywhere,
+        share=0.1, short=1,
+    )  # fmt: skip
+    yield Scenario(
+        "process.end-parent", "kill -9 or a signal to `tune` at any stage; then the next run goes on",
+        _parent_struck(_in_any_way, _ended_or_done), batch=_PARENT_KILLS, share=0.1,
+        short=_PARENT_KILLS, limit_s=300.0,
+    )  # fmt: skip
     for signum, short in ((signal.SIGTERM, "sigterm"), (signal.SIGINT, "sigint"), (signal.SIGHUP, "sighup")):
         yield Scenario(
             f"process.{short}", f"{signum.name} to `tune` at any stage; then the next run goes on",

@@ -49,6 +49,8 @@ def table(result: dict[str, Any]) -> str:
         "|---|---|---:|---:|---:|---:|",
     ]
     for row in result["scenarios"]:
+        if not row["tries"]:
+            continue
         each_s = row["seconds"] / row["tries"] if row["tries"] else 0.0
         digits = 1 if each_s >= 0.1 else 4
         cells = (
@@ -88,6 +90,7 @@ def summary(tallies: list[dict[str, Any]]) -> str:
         f"{row['name']:42} {row['held']:>7} of {row['tries']:<7} held  {row['seconds']:7.1f} s  {row['cpu_s']:7.1f} CPU s  "
         f"{row['peak_mib']:5} MiB"
         for row in tallies
+        if row["tries"]
     ]
     return "\n".join(lines)
 

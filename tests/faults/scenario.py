@@ -37,7 +37,7 @@ class Scenario:
     unit: Unit = "tries"
     share: float = 1.0
     batch: int = 1
-    short: int = 1
+    short: int = 0
     limit_s: float = 120.0
 
     @property

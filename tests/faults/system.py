@@ -295,21 +295,21 @@ def _two_runs(batch: Batch) -> None:
     _fail(batch, seed, iter(runs.right_best(both[0].db)))
 
 
-_TERMINAL = _one_after_another(_output_full, _output_closed, _errors_closed, statuses=(0, *_REFUSED, 74, 141, -13))
+_TERMINAL = _one_after_another(_output_full, _output_closed, _errors_closed, statuses=(0, 2, *_REFUSED, 74, 141, -13))
 _DISK_FULL = _one_after_another(_small_files, _few_pages)
 
 SCENARIOS = [
-    Scenario("system.disk-full", "no file may grow over a random size, or SQLite finds no free page", _DISK_FULL, batch=5),
-    Scenario("system.terminal", "standard output is full or its reader ends; error or input is closed", _TERMINAL, batch=5),
-    Scenario("system.descriptors", "the run may open few files", _one_after_another(_few_descriptors), batch=5),
-    Scenario("system.builds-removed", "the builders' folder is removed", _struck_from_outside(_remove_builds), batch=5),
+    Scenario("system.disk-full", "files may not grow, or SQLite finds no free page", _DISK_FULL, batch=5, short=2),
+    Scenario("system.terminal", "standard output is full or closed; error or input is closed", _TERMINAL, batch=5, short=3),
+    Scenario("system.descriptors", "the run may open few files", _one_after_another(_few_descriptors), batch=5, short=1),
+    Scenario("system.builds-removed", "the builders' folder is removed", _struck_from_outside(_remove_builds), batch=5, short=2),
     Scenario(
         "system.clock", "the wall clock jumps by up to 30 years, again and again",
         _one_after_another(_clock_jumps, statuses=(0,)), batch=10,
     ),
     Scenario("system.reader", "another process reads the database all the time", _with_reader),
-    Scenario("system.two-runs", "two runs create one database and share it, and perhaps the device", _two_runs),
+    Scenario("system.two-runs", "two runs create one database and share it, and perhaps the device", _two_runs, short=1),
     Scenario("database.locked", "another program locks the database for up to 3 s", _struck_from_outside(_lock), batch=5),
-    Scenario("database.gone", "the database is removed or replaced during a run", _database_struck(_remove, _replace)),
-    Scenario("database.damaged", "the database is overwritten or cut", _database_struck(_overwrite, _truncate)),
+    Scenario("database.gone", "the database is removed or replaced", _database_struck(_remove, _replace), short=1),
+    Scenario("database.damaged", "the database is overwritten or cut", _database_struck(_overwrite, _truncate), short=1),
 ]  # fmt: skip
