@@ -302,7 +302,7 @@ SCENARIOS = [
     Scenario("system.disk-full", "files may not grow, or SQLite finds no free page", _DISK_FULL, batch=5, short=2),
     Scenario("system.terminal", "standard output is full or closed; error or input is closed", _TERMINAL, batch=5, short=3),
     Scenario("system.descriptors", "the run may open few files", _one_after_another(_few_descriptors), batch=5, short=1),
-    Scenario("system.builds-removed", "the builders' folder is removed", _struck_from_outside(_remove_builds), batch=5, short=2),
+    Scenario("system.builds-removed", "the folder of builds goes", _struck_from_outside(_remove_builds), batch=5, short=2),
     Scenario(
         "system.clock", "the wall clock jumps by up to 30 years, again and again",
         _one_after_another(_clock_jumps, statuses=(0,)), batch=10,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,43 @@ def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-@pytest.mark.parametrize("group", ["candidate.*", "process.*", "system.*", "database.*"])
-def test_everything_holds(group: str) -> None:
-    ran = campaign("--short", "--jobs", "2", "--only", group)
+@pytest.mark.parametrize("groups", [["candidate.*"], ["process.*", "database.*"], ["system.*"]])
+def test_everything_holds(groups: list[str]) -> None:
+    ran = campaign("--short", "--jobs", "2", *(word for group in groups for word in ("--only", group)))
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
     assert "held" in ran.stdout
+
+
+def test_what_does_not_hold_is_told_with_the_command_that_repeats_it(tmp_path: Path) -> None:
+    """Two faulty scenarios take the place of real ones: one reports a failure, the other dies."""
+    script = """
+import os, sys
+from tests.faults import __main__ as command, scenario
+
+def fails(batch):
+    for seed in batch.each():
+        batch.check(seed, seed % 2 == 0, f"{seed} is odd")
+
+def dies(batch):
+    os.abort()
+
+def leaves(batch):
+    if not os.fork():
+        os.execlp("sleep", "sleep", "600")
+
+command.catalogue = lambda: [
+    scenario.Scenario("some.fails", "odd seeds fail", fails, batch=3),
+    scenario.Scenario("some.dies", "its process dies", dies),
+    scenario.Scenario("some.leaves", "it leaves a process", leaves),
+]
+sys.exit(command.main(sys.argv[1:]))
+"""
+    arguments = ["--n", "4", "--seed", "10", "--out", str(tmp_path / "out.json"), "--jobs", "4"]
+    ran = subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 1, ran.stderr
+    assert "python -m tests.faults --only some.fails --seed 11 --n 1\n" in ran.stdout
+    result = json.loads((tmp_path / "out.json").read_text())
+    fails, dies, leaves = result["scenarios"]
+    assert (fails["tries"], fails["held"]) == (4, 2) and [each["seed"] for each in fails["failures"]] == [11, 13]
+    assert (dies["tries"], dies["held"]) == (4, 0) and "died" in dies["failures"][0]["text"]
+    assert leaves["held"] == 0 and "sleep 600" in leaves["failures"][0]["text"]
