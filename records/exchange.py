@@ -52,7 +52,9 @@ _RUN_FIELDS = ("id", "machine", "started_at", "finished_at")
 
 @dataclass
 class Report:
-    """What an import or merge did. `known` counts records that were there already, `dropped` what is not trusted."""
+    """What an import or merge did. `known` counts records that were there already, `dropped` what is not trusted; `warnings`
+    say what is strange about the data.
+    """
 
     records_added: int = 0
     records_known: int = 0
@@ -62,6 +64,7 @@ class Report:
     bests_dropped: int = 0
     artifacts_added: int = 0
     artifacts_dropped: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:

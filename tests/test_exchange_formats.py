@@ -555,3 +555,49 @@ class TestContent:
         with pytest.raises(UsageError, match="more than 4,000,000 values up to here"):
             autotvm.parse(blank(), "some.log")
         assert looked_at == 250_001
+
+
+class TestTimesThatAreNotThoseOfTheirRepetitions:
+    """Caches in public collections have a few; the objective of their search was `time`."""
+
+    def cache(self, changes: dict[int, float]) -> dict[str, Any]:
+        """A cache whose valid configurations number i have `time` multiplied by changes[i]."""
+        data = support.cache()
+        valid = [fields for fields in data["cache"].values() if not isinstance(fields["time"], str)]
+        for number, factor in changes.items():
+            valid[number]["time"] *= factor
+        return data
+
+    @pytest.mark.parametrize("form", ["kernel-tuner", "t4"])
+    @pytest.mark.parametrize("factor", [3.0, 0.1, 1e3])
+    def test_in_some_rows_the_recorded_time_is_taken(self, tmp_path: Path, form: str, factor: float) -> None:
+        data = self.cache({2: factor, 5: factor})
+        valid = [fields for fields in data["cache"].values() if not isinstance(fields["time"], str)]
+        support.write(tmp_path / "some_T1.json", support.t1())
+        path = support.write(tmp_path / "some_T4.json", data if form == "kernel-tuner" else support.t4(data))
+        with Store.open(tmp_path / "foreign.db") as store:
+            report = import_file(store, path)
+            history = {one.config: one.measurement for one in store.history()}
+        (warning,) = report.warnings
+        third = list(data["cache"])[2] if form == "kernel-tuner" else "results[2]"
+        assert third in warning and "so it is in 2 of 14 configurations" in warning
+        for number, fields in enumerate(valid):
+            measurement = history[Config({name: fields[name] for name in support.PARAMS})]
+            assert measurement.time_ns == pytest.approx(fields["time"] * 1e6)
+            assert len(measurement.times_ns) == (1 if number in (2, 5) else 3)
+
+    @pytest.mark.parametrize("factor", [1e3, 1e6, 1e9, 1e-3, 1e-6, 1.2e3])
+    def test_in_all_rows_by_the_factor_of_a_unit_the_file_is_refused(self, factor: float) -> None:
+        with pytest.raises(UsageError, match=r"some\.json: cache.*in all 14 configurations: they are in different units"):
+            kernel_tuner.parse(self.cache(dict.fromkeys(range(14), factor)), "some.json")
+
+    def test_in_all_rows_by_another_factor_the_recorded_time_is_taken(self) -> None:
+        recording = kernel_tuner.parse(self.cache(dict.fromkeys(range(14), 10.0)), "some.json")
+        assert "in 14 of 14 configurations" in recording.warnings[0]
+
+    def test_the_commands_warn_once(self, tmp_path: Path) -> None:
+        path = support.write(tmp_path / "some.json", self.cache({2: 3.0, 5: 3.0}))
+        result = schedsearch("records", "import", path, "--db", tmp_path / "new.db")
+        assert result.exit_code == 0 and result.stderr.count("warning: ") == 1 and "warnings" not in result.stdout
+        result = schedsearch("replay", path, "--seeds", "1", "--tuner", "random", "--evaluations", "3")
+        assert result.exit_code == 0 and result.stderr.count("warning: ") == 1

@@ -437,6 +437,13 @@ def first(data: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
+def each_valid(data: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes the entry of every configuration that has a time."""
+    for entry in data["cache"].values():
+        if not isinstance(entry["time"], str):
+            change(entry)
+
+
 KEY = "16,1,row,7"
 AT = f'bad.json: cache["{KEY}"]'
 
@@ -463,8 +470,8 @@ BAD_CACHES = {
         f"{AT}.__error__: this must be a text, got a number (3.5)",
     ),
     "time in another unit than times": (
-        lambda: edit(lambda d: first(d).update(time=first(d)["time"] * 1e6)),
-        f"{AT}: the time, 3.5e+12 ns, does not fit its 3 repetitions",
+        lambda: edit(lambda d: each_valid(d, lambda entry: entry.update(time=entry["time"] * 1e6))),
+        f"{AT}: the time, 3.5e+12 ns, does not fit its 3 repetitions, 3.465e+06 to 3.535e+06 ns; so it is in all 14",
     ),
     "times and repetitions in another unit": (
         lambda: edit(
@@ -587,7 +594,10 @@ class TestBadT4:
             (lambda d: d["metadata"].update(timeunit="fortnights"), "metadata.timeunit: unknown unit of time 'fortnights'"),
             (lambda d: d["metadata"].pop("timeunit"), "metadata: the field 'timeunit' is missing"),
             (lambda d: d["results"][0]["measurements"][0].update(unit="J"), "results[0].measurements[0].unit: unknown unit"),
-            (lambda d: d["results"][0]["measurements"][0].update(unit="ns"), "results[0]: the time, 3.5 ns, does not fit"),
+            (
+                lambda d: [each["measurements"][0].update(unit="ns") for each in d["results"] if each["measurements"]],
+                "results[0]: the time, 3.5 ns, does not fit",
+            ),
             (lambda d: d["results"].append(d["results"][3]), "results[18]: the same configuration as"),
             (lambda d: d["results"][1].pop("configuration"), "results[1]: the field 'configuration' is missing"),
             (lambda d: d["results"][1]["configuration"].update(zz=1), "results[1].configuration: the description has no"),

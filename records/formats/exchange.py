@@ -254,7 +254,8 @@ def import_file(
             value = parse_json(content.document(), Place(path)) if value is None else value
             found = [kernel_tuner.parse(value, path) if form == "kernel-tuner" else t4.parse(value, path, t1)]
     made = (record for recording in found for entry in recording.entries for record in _records(recording, entry))
-    return exchange.add_records(store, made, source=str(path))
+    report = exchange.add_records(store, made, source=str(path))
+    return dataclasses.replace(report, warnings=tuple(text for recording in found for text in recording.warnings))
 
 
 def recognise(content: Content) -> tuple[str, Any]:

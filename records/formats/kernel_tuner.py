@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from schedsearch.records.formats.recording import (
     KnobTable,
     Place,
     Recording,
-    check_repetitions,
     format_stamp,
     once_each,
     parse_stamp,
+    settle_times,
 )
 
 NS_PER_MS = 1e6
@@ -73,6 +73,8 @@ def parse(data: Any, path: str | Path) -> Recording:
         if key != expected:
             at.fail(f"the key does not belong to the configuration in it, whose key is {expected!r}")
         found.append((_entry(config, fields, at), at))
+    _check_durations(cache, found)
+    settled, warnings = settle_times(found)
     problem = top.get("problem_size", "")
     return Recording(
         tuner="kernel-tuner",
@@ -80,9 +82,26 @@ def parse(data: Any, path: str | Path) -> Recording:
         problem=problem if isinstance(problem, str) else json.dumps(problem),
         device=str(top.get("device_name", "")),
         knobs=table.knobs,
-        entries=once_each(found),
+        entries=once_each(settled),
         source=str(path),
+        warnings=warnings,
     )
+
+
+def _check_durations(cache: Mapping[str, Mapping[str, Any]], entries: Sequence[tuple[Entry, Place]]) -> None:
+    """Refuses a file whose repetitions all take far longer than `benchmark_time`, which holds them all."""
+    judged = []
+    for fields, (entry, at) in zip(cache.values(), entries):
+        spent_ns = at.seconds(fields.get("benchmark_time"), NS_PER_MS)
+        if spent_ns and entry.times_ns:
+            judged.append((sum(entry.times_ns), spent_ns, entry, at))
+    if judged and all(total_ns > OTHER_UNIT * spent_ns for total_ns, spent_ns, _, _ in judged):
+        total_ns, spent_ns, entry, at = judged[0]
+        at.fail(
+            f"its {len(entry.times_ns)} repetitions take {total_ns / NS_PER_MS:g} ms, but benchmark_time, which holds "
+            f"them all, is {spent_ns / NS_PER_MS:g} ms; so it is in all {len(judged)} configurations: they are in different "
+            "units, give both in milliseconds"
+        )
 
 
 def _key_order(top: Mapping[str, Any], params: Mapping[str, Any], place: Place) -> list[str]:
@@ -110,13 +129,6 @@ def _entry(config: Any, fields: Mapping[str, Any], at: Place) -> Entry:
         time_ns = at["time"].positive(time, "the time in milliseconds", NS_PER_MS)
         repetitions = at["times"].list(fields.get("times", []))
         times_ns = tuple(at["times"][i].positive(one, "a time", NS_PER_MS) for i, one in enumerate(repetitions))
-        check_repetitions(time_ns, times_ns, at)
-        spent_ns = at.seconds(fields.get("benchmark_time"), NS_PER_MS)
-        if spent_ns and sum(times_ns) > OTHER_UNIT * spent_ns:
-            at.fail(
-                f"its {len(times_ns)} repetitions take {sum(times_ns) / NS_PER_MS:g} ms, but benchmark_time, which holds "
-                f"them all, is {spent_ns / NS_PER_MS:g} ms; they are in different units: give both in milliseconds"
-            )
     embedded = at[_EMBEDDED].list(fields.get(_EMBEDDED, []))
     return Entry(
         config=config,

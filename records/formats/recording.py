@@ -10,8 +10,8 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +26,8 @@ _MAX_MESSAGE = 1000  # characters of a message, which may quote values of the fi
 _SHOWN = 100  # characters of a key in the place of a value
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
-TIME_SLACK = 1.5  # a time this far outside of its own repetitions has another unit or belongs to another configuration
+TIME_SLACK = 1.5  # a time this far outside of its own repetitions has another unit or another origin
+_UNIT_FACTORS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Recording:
         knobs: in the order of the file.
         source: the file.
         toolchain: versions, if the file has them.
+        warnings: what the reader of the file should know about its data.
     """
 
     tuner: str
@@ -76,6 +78,7 @@ class Recording:
     entries: tuple[Entry, ...]
     source: str = ""
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class Place:
@@ -220,6 +223,7 @@ class KnobTable:
             except ConfigError as error:
                 place[name].fail(str(error))
         self.knobs = tuple(knobs)
+        self.names: Collection[str] = self._known.keys()
 
     def config(self, values: Mapping[str, Any], place: Place) -> Config:
         """The configuration of one entry. Fields that are not knobs are ignored.
@@ -274,18 +278,45 @@ def format_stamp(seconds: float) -> str:
         return format_stamp(0.0)
 
 
-def check_repetitions(time_ns: float, times_ns: Sequence[float], place: Place) -> None:
-    """Refuses a time that does not fit its own repetitions, because one of them is then in another unit.
+def settle_times(entries: Sequence[tuple[Entry, Place]]) -> tuple[list[tuple[Entry, Place]], tuple[str, ...]]:
+    """Compares the time of each entry with its repetitions.
+
+    A time that is not that of its repetitions is the recorded objective nevertheless: the entry keeps it and loses the
+    repetitions. But if all entries disagree by the same factor between two units, the file has a wrong unit.
+
+    Returns:
+        The entries, and one warning if some of them lost their repetitions.
 
     Raises:
-        UsageError: the time is outside of their range by more than a factor of TIME_SLACK.
+        UsageError: the times of all entries and their repetitions are in different units.
     """
-    if times_ns and not min(times_ns) / TIME_SLACK <= time_ns <= max(times_ns) * TIME_SLACK:
-        place.fail(
-            f"the time, {time_ns:g} ns, does not fit its {len(times_ns)} repetitions, "
-            f"{min(times_ns):g} to {max(times_ns):g} ns; "
-            "they are in different units: give both in the unit of the format"
-        )
+    judged = [(entry, place) for entry, place in entries if entry.time_ns is not None and entry.times_ns]
+    strange = [(entry, place) for entry, place in judged if not _fits(entry, 1.0)]
+    if not strange:
+        return list(entries), ()
+    entry, place = strange[0]
+    example = (
+        f"the time, {entry.time_ns:g} ns, does not fit its {len(entry.times_ns)} repetitions, {min(entry.times_ns):g} to "
+        f"{max(entry.times_ns):g} ns"
+    )
+    for factor in _UNIT_FACTORS:
+        if all(_fits(entry, factor) for entry, _ in judged):
+            place.fail(
+                f"{example}; so it is in all {len(judged)} configurations: they are in different units, give both in the "
+                "unit of the format"
+            )
+    lost = {id(entry) for entry, _ in strange}
+    kept = [(replace(entry, times_ns=()) if id(entry) in lost else entry, place) for entry, place in entries]
+    return kept, (
+        f"{place}: {example}; so it is in {len(strange)} of {len(judged)} configurations, whose recorded times were taken "
+        "without the repetitions",
+    )
+
+
+def _fits(entry: Entry, factor: float) -> bool:
+    """Whether the time, times a factor, is within the range of the repetitions, or outside by no more than TIME_SLACK."""
+    assert entry.time_ns is not None
+    return min(entry.times_ns) / TIME_SLACK <= entry.time_ns * factor <= max(entry.times_ns) * TIME_SLACK
 
 
 def once_each(entries: Iterable[tuple[Entry, Place]]) -> tuple[Entry, ...]:

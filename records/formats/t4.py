@@ -23,11 +23,11 @@ from schedsearch.records.formats.recording import (
     KnobTable,
     Place,
     Recording,
-    check_repetitions,
     format_stamp,
     once_each,
     parse_stamp,
     read_json,
+    settle_times,
 )
 from schedsearch.space import Knob
 
@@ -167,14 +167,16 @@ def parse(data: Any, path: str | Path, t1: str | Path | None = None) -> Recordin
         entries.append(_entry(at.object(item), description.table, _unit_ns(unit, place["metadata"]["timeunit"]), at))
         places.append(at)
     description.require(entries, places)
+    settled, warnings = settle_times(list(zip(entries, places)))
     return Recording(
         tuner=str(metadata.get("tuner", "t4")),
         kernel=str(metadata.get("kernel", "")) or description.kernel,
         problem=str(metadata.get("problem", "")) or description.problem,
         device=str(metadata.get("device", "")),
         knobs=description.table.knobs,
-        entries=once_each(zip(entries, places)),
+        entries=once_each(settled),
         source=str(path),
+        warnings=warnings,
     )
 
 
@@ -186,9 +188,9 @@ def _unit_ns(unit: Any, place: Place) -> float:
 
 def _entry(result: Mapping[str, Any], table: KnobTable, unit_ns: float, at: Place) -> Entry:
     given = at["configuration"].object(at.need(result, "configuration"))
-    known = [knob.name for knob in table.knobs]
-    if strangers := [name for name in given if name not in known]:
-        at["configuration"].fail(f"the description has no parameter {strangers[0]!r}; its parameters are {', '.join(known)}")
+    if strangers := [name for name in given if name not in table.names]:
+        known = ", ".join(table.names)
+        at["configuration"].fail(f"the description has no parameter {strangers[0]!r}; its parameters are {known}")
     config = table.config(given, at["configuration"])
     word = at.need(result, "invalidity")
     if not isinstance(word, str) or word not in _INVALIDITY:
@@ -202,7 +204,6 @@ def _entry(result: Mapping[str, Any], table: KnobTable, unit_ns: float, at: Plac
             runs[i].positive(one, "a time", unit_ns) for i, one in enumerate(runs.list(times.get("runtimes") or []))
         )
         time_ns = _time_ns(result, times_ns, unit_ns, at)
-        check_repetitions(time_ns, times_ns, at)
     embedded = at[_EMBEDDED].list(result.get(_EMBEDDED, []))
     return Entry(
         config=config,

@@ -461,6 +461,9 @@ def _print_counts(counts: dict[str, Any], as_json: bool, err: bool = False, note
     if as_json:
         render.echo_json(counts, err=err)
     else:
-        click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts.items()), err=err)
+        shown = {name: value for name, value in counts.items() if name != "warnings"}
+        click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()), err=err)
+    for text in counts.get("warnings", ()):
+        click.echo(f"warning: {text}", err=True)
     if note:
         click.echo(f"note: {note}", err=True)

@@ -71,6 +71,8 @@ def replay(
     warming = replaying.load(warm, t1) if warm else replaying.Loaded((), ())
     for text in (*loaded.left_out, *warming.left_out):
         click.echo(f"left out: {text}", err=True)
+    for text in (*loaded.warnings, *warming.warnings):
+        click.echo(f"warning: {text}", err=True)
     for text in replaying.cold_spaces(loaded.spaces, warming.spaces):
         click.echo(f"warning: {text}", err=True)
     for space in loaded.spaces if noise else ():

@@ -93,10 +93,11 @@ class RecordedSpace:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Recorded spaces, each once, and the spaces that were left out with the reason."""
+    """Recorded spaces, each once, the spaces that were left out with the reason, and what is strange about the data."""
 
     spaces: tuple[RecordedSpace, ...]
     left_out: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def load(paths: Sequence[str | Path], t1: str | Path | None = None) -> Loaded:
@@ -112,18 +113,19 @@ def load(paths: Sequence[str | Path], t1: str | Path | None = None) -> Loaded:
     """
     spaces: list[RecordedSpace] = []
     left_out: list[str] = []
+    warnings: list[str] = []
     first: dict[str, RecordedSpace] = {}
     for path in paths:
-        for space in _read(path, t1, left_out):
+        for space in _read(path, t1, left_out, warnings):
             twin = first.setdefault(space.fingerprint(), space)
             if twin is space:
                 spaces.append(space)
             else:
                 left_out.append(f"{space.file} ({space.name}): the same data as {twin.file}, counted once")
-    return Loaded(tuple(spaces), tuple(left_out))
+    return Loaded(tuple(spaces), tuple(left_out), tuple(warnings))
 
 
-def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Iterator[RecordedSpace]:
+def _read(path: str | Path, t1: str | Path | None, left_out: list[str], warnings: list[str]) -> Iterator[RecordedSpace]:
     if is_database(path):
         yield from _read_database(path, left_out)
         return
@@ -138,6 +140,7 @@ def _read(path: str | Path, t1: str | Path | None, left_out: list[str]) -> Itera
             f"{path}: neither a Kernel Tuner cache (with 'tune_params' and 'cache'), nor T4 results (with 'results'), "
             "nor a schedsearch database"
         )
+    warnings += recording.warnings
     yield RecordedSpace.of(recording, " ".join(text for text in (recording.kernel, recording.device) if text) or "space")
 
 
