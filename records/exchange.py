@@ -1,4 +1,4 @@
-"""Records in and out of a store: JSON lines, other databases, and files for deployment.
+"""Records in and out of a store: JSON lines and other databases.
 
 An exchange file has one JSON object per line, each with a `kind`:
 
@@ -20,28 +20,28 @@ import gzip
 import io
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 import sqlalchemy as sa
 
-from schedsearch.errors import DatabaseError, NoRecordError, SchemaVersionError, UsageError
+from schedsearch.errors import SchemaVersionError, UsageError, WorkloadError
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import dbfile, queries, rows, schema, trust
+from schedsearch.records import queries, rows, schema, trust
+from schedsearch.records.damage import Damage
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.recording import Place, parse_json
-from schedsearch.records.lookup import Lookup
-from schedsearch.records.output import new_file, temporary_beside
-from schedsearch.records.sqlite import SqliteDatabase, new_meta
+from schedsearch.records.output import new_file
 from schedsearch.records.store import Store
 from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best
+from schedsearch.roofline import least_time_ns
 from schedsearch.workload import Workload
 
-__all__ = ["Report", "add_records", "export_deploy", "export_jsonl", "import_jsonl", "merge"]
+__all__ = ["Report", "add_records", "export_jsonl", "import_jsonl", "merge"]
 
 FORMAT = 4  # format 2 has no model, anchor, host and device_uuid; formats 2 and 3 have no signatures of records and bests
 _MAX_PROBLEMS = 10
@@ -194,11 +194,16 @@ def add_records(store: Store, records: Iterable[Record], *, source: str) -> Repo
 
     Raises:
         ValueError: a number in a record is not finite.
+        UsageError: a record has a time that physics forbids.
     """
     with store.database.write() as connection:
         importer = _Importer(store, connection, source=source, trusted=False)
         for record in records:
-            importer.record(rows.to_row(record), record.workload.op)
+            row = rows.to_row(record)
+            try:
+                importer.record(row, record.workload.op)
+            except ValueError as error:
+                raise UsageError(f"{source}: configuration {row['config']}: {error}; nothing was imported") from error
         importer.finish()
     return importer.report
 
@@ -221,7 +226,8 @@ def reason(error: Exception) -> str:
 def merge(store: Store, sources: Sequence[str | Path]) -> Report:
     """Adds the records of other databases. Each source is added as a whole or not at all. A second merge adds nothing.
 
-    Damaged rows, and rows that are not what their identity says, are left out; `Store.damage` lists them.
+    Damaged rows, rows that are not what their identity says, and times of others that physics forbids are left out;
+    `Store.damage` lists them.
 
     A best of a source comes along, with its code, if this machine signed it or it is marked as trusted (`trust.vouches`). It
     replaces ours if it is faster (`writes.set_best`).
@@ -254,12 +260,18 @@ def _merge_one(store: Store, other: Store, source: str) -> Report:
         importer.accept(best.artifact_sha256 for best in bests if best.vouched)
         for row in reader.artifacts(rows_of(queries.artifacts())):
             importer.artifact(row.sha256, row.plan, row.code, row.signature)
+        skipped: set[str] = set()
         for values in reader.record_values(rows_of(queries.records().order_by(schema.record.c.id))):
-            del values["id"]
-            importer.record(values, values.pop("op"), values.pop("signature"))
+            record_id = values.pop("id")
+            try:
+                importer.record(values, values.pop("op"), values.pop("signature"))
+            except ValueError as error:
+                other.damage.add(Damage(other.path, "record", str(record_id), str(error)))
+                skipped.add(values["content_id"])
         for content_id, profile in reader.profiles(rows_of(queries.profiles())):
-            importer.profile(content_id, profile.to_json())
-        for best in bests:
+            if content_id not in skipped:
+                importer.profile(content_id, profile.to_json())
+        for best in (best for best in bests if best.content_id not in skipped):
             importer.best(best.content_id, best.verified, best.artifact_sha256, best.promoted_at, best.signature)
         importer.finish()
     store.damage.extend(other.damage)
@@ -282,6 +294,7 @@ class _Importer:
         self._profiles: list[tuple[str, Profile]] = []
         self._bests: list[tuple[str, bool, str | None, float, str]] = []
         self._accepted: set[str | None] = set()
+        self._least_ns: dict[tuple[str, str, str], float] = {}  # by workload, target and mode
         self._seen = 0
         self._records_before = self._count(schema.record)
         self._artifacts_before = self._count(schema.artifact)
@@ -340,8 +353,14 @@ class _Importer:
             self.report.artifacts_dropped += 1
 
     def record(self, row: dict[str, Any], op: str, signature: str = "") -> None:
-        """Adds a record. One that this machine did not measure loses its artifact, which would name code of ours."""
+        """Adds a record. One that this machine did not measure loses its artifact, which would name code of ours.
+
+        Raises:
+            ValueError: somebody else's record has a time that no correct kernel can reach.
+        """
         own = rows.is_own_record({**row, "signature": signature})
+        if not own and row["time_ns"] is not None:
+            self._check_time(row)
         row = {
             **row,
             "signature": signature if own else "",
@@ -354,6 +373,17 @@ class _Importer:
         self._seen += 1
         if len(self._records) >= _CHUNK:
             self._flush()
+
+    def _check_time(self, row: Mapping[str, Any]) -> None:
+        task = row["workload_id"], row["target_key"], row["mode"]
+        least_ns = self._least_ns.get(task)
+        if least_ns is None:
+            least_ns = self._least_ns[task] = _least_time_ns(row["workload_json"], row["target_key"], row["mode"])
+        if row["time_ns"] < least_ns:
+            raise ValueError(
+                f"a time of {row['time_ns']:g} ns is not possible: no kernel of this workload takes less than "
+                f"{least_ns:.4g} ns on {row['target_key']} in mode {row['mode']}"
+            )
 
     def profile(self, content_id: str, text: str) -> None:
         self._profiles.append((content_id, Profile.from_json(text)))
@@ -410,92 +440,9 @@ class _Importer:
         return self._connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 
 
-def export_deploy(
-    store: Store,
-    destination: str | Path,
-    *,
-    target: str | None = None,
-    mode: str | None = None,
-    workloads: Collection[Workload] | None = None,
-) -> dict[str, int]:
-    """Writes a small read-only database with the best kernels and their code, for `compile` on other machines.
-
-    The file appears under its name only when it is complete, so it may replace a file that is in use. Another machine has to
-    trust its kernels (`schedsearch records trust FILE`).
-
-    Args:
-        store: the source.
-        destination: the file; an older deployment file there is replaced.
-        target, mode, workloads: export only these; None means all.
-
-    Returns:
-        {"bests", "artifacts", "unsigned", "size_bytes"}. Unsigned kernels are bests with code that this machine does not
-        vouch for; it will not be loaded here.
-
-    Raises:
-        UsageError: the destination exists and is not a deployment file.
-        NoRecordError: there is no best record.
-        DatabaseError: it cannot be written.
-    """
-    path = Path(destination)
-    dbfile.check(path, create=True, readonly=False)
-    if path.exists() and not _is_deploy(path):
-        raise UsageError(f"{path} exists and is not a deployment file, so it is left alone; delete it or give another path")
+def _least_time_ns(workload_json: str, target_key: str, mode: str) -> float:
+    """See `schedsearch.roofline.least_time_ns`; 0 for an operator that is not installed."""
     try:
-        temporary = temporary_beside(path)
-    except OSError as error:
-        raise DatabaseError(f"cannot write {path}: {error.strerror}; give another path") from error
-    database = SqliteDatabase(temporary, create=True, readonly=False)
-    try:
-        counts = _copy_deployed(store, database, target, mode, workloads)
-        if not counts["bests"]:
-            raise NoRecordError(
-                f"{store.name} has no best kernel to deploy{f' on {target}' if target else ''}; "
-                f"nothing was written; look with: schedsearch records best --db {store.name}"
-            )
-        database.vacuum()
-        database.close()
-        counts["size_bytes"] = temporary.stat().st_size
-        temporary.replace(path)
-    finally:
-        database.close()
-        temporary.unlink(missing_ok=True)
-    return counts
-
-
-def _copy_deployed(
-    store: Store, database: SqliteDatabase, target: str | None, mode: str | None, workloads: Collection[Workload] | None
-) -> dict[str, int]:
-    best, artifact = schema.best, schema.artifact
-    wanted = [column == value for column, value in ((best.c.target_key, target), (best.c.mode, mode)) if value is not None]
-    if workloads is not None:
-        wanted.append(best.c.workload_id.in_([workload.id for workload in workloads]))
-    counts = {"bests": 0, "artifacts": 0, "unsigned": 0}
-    database.create_deploy()
-    with store.database.read() as reading, database.write() as writing:
-        writing.execute(sa.insert(schema.meta), new_meta("deploy"))
-        chosen = sa.select(best.c.workload_id).where(*wanted)
-        for row in reading.execute(sa.select(schema.workload).where(schema.workload.c.id.in_(chosen))).mappings():
-            writing.execute(sa.insert(schema.workload), dict(row))
-        used = sa.select(best.c.artifact_sha256).where(best.c.artifact_sha256.is_not(None), *wanted)
-        query = sa.select(artifact).where(artifact.c.sha256.in_(used)).execution_options(yield_per=16)
-        for row in reading.execute(query).mappings():
-            writing.execute(sa.insert(artifact), dict(row))
-            counts["artifacts"] += 1
-        for served in reading.execute(sa.select(best).where(*wanted)):
-            values, claim = dict(served._mapping), claim_of(served)
-            if trust.vouches(claim, served.signature):
-                values["signature"] = trust.sign(trust.Kind.BEST, claim.text)  # it may have been marked only
-            else:
-                counts["unsigned"] += served.artifact_sha256 is not None
-            writing.execute(sa.insert(best), values)
-            counts["bests"] += 1
-    return counts
-
-
-def _is_deploy(path: Path) -> bool:
-    try:
-        with Lookup(path) as lookup:
-            return lookup.kind == "deploy"
-    except DatabaseError:
-        return False
+        return least_time_ns(Workload.from_json(workload_json), target_key, mode)
+    except WorkloadError:
+        return 0.0

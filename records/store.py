@@ -32,9 +32,9 @@ from schedsearch.records.damage import Damage, DamageLog
 from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
 from schedsearch.records.reader import Reader
-from schedsearch.records.rows import Best, RecordRow, is_own_record, sign_record, to_row
+from schedsearch.records.rows import Best, RecordRow, sign_record, to_row
 from schedsearch.records.sqlite import SqliteDatabase
-from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best
+from schedsearch.records.writes import claim_of, drop_artifacts, put_artifact_of, put_profile, set_best
 from schedsearch.workload import Workload
 
 _CHUNK = 500  # rows read at a time from a whole table
@@ -220,7 +220,7 @@ class Store:
                     "configuration here: schedsearch tune"
                 )
             with connection.begin_nested() as attempt:
-                sha256 = self._artifact_of(connection, row, artifact)
+                sha256 = put_artifact_of(self._db, connection, row, artifact)
                 promoted = set_best(
                     self._db, connection, row, sha256, verified=verified, promoted_at=time.time(), if_faster=if_faster
                 )
@@ -266,33 +266,11 @@ class Store:
         """
         if keep < 1:
             raise UsageError(f"prune must keep at least 1 record per workload, got {keep}")
-        artifact = schema.artifact
-        unwanted = artifact.c.sha256.not_in(queries.artifacts_to_keep(keep))
         with self._db.write() as connection:
-            dropped, freed = connection.execute(
-                sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0)).where(unwanted)
-            ).one()
-            connection.execute(sa.delete(artifact).where(unwanted))
-            left = connection.execute(sa.select(sa.func.count()).select_from(artifact)).scalar_one()
-        if dropped:
+            counts = drop_artifacts(connection, keep)
+        if counts["artifacts_dropped"]:
             self._db.vacuum()
-        return {"artifacts_kept": left, "artifacts_dropped": dropped, "bytes_freed": freed}
-
-    def _artifact_of(self, connection: sa.Connection, row: Any, artifact: Artifact | None) -> str | None:
-        """The sha256 for a promoted record's row in `best`. Stores the artifact if one is given."""
-        if artifact is not None:
-            put_artifact(self._db, connection, artifact.sha256, artifact.plan.to_json(), artifact.code)
-            if row.artifact_sha256 is None:
-                values = {"artifact_sha256": artifact.sha256}
-                if row.signature:
-                    values["signature"] = sign_record(row.content_id, artifact.sha256)
-                connection.execute(sa.update(schema.record).where(schema.record.c.id == row.id).values(values))
-            return artifact.sha256
-        # The record says which code it is of. That counts only if this machine said so, of this very content.
-        if not is_own_record(row._mapping):
-            return None
-        code = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == row.artifact_sha256)
-        return connection.execute(code).scalar()
+        return counts
 
     # ---- reading
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from schedsearch.launch import LaunchPlan
+from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import schema, trust
+from schedsearch.records import queries, schema, trust
 from schedsearch.records.database import Database
+from schedsearch.records.rows import is_own_record, sign_record
 
 
 def set_best(
@@ -121,3 +122,34 @@ def put_artifact(database: Database, connection: sa.Connection, sha256: str, pla
     statement = database.insert(schema.artifact).values(row)
     changed = {name: statement.excluded[name] for name in row if name != "created_at"}
     connection.execute(statement.on_conflict_do_update(index_elements=[schema.artifact.c.sha256], set_=changed))
+
+
+def put_artifact_of(database: Database, connection: sa.Connection, row: Any, artifact: Artifact | None) -> str | None:
+    """The sha256 for the row in `best` of a promoted record, a row of `rows.stored`. Stores the artifact if one is given.
+
+    Without one, the record says which code it is of. That counts only if this machine said so, of this very content.
+    """
+    if artifact is None:
+        if not is_own_record(row._mapping):
+            return None
+        code = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == row.artifact_sha256)
+        return connection.execute(code).scalar()
+    put_artifact(database, connection, artifact.sha256, artifact.plan.to_json(), artifact.code)
+    if row.artifact_sha256 is None:
+        values = {"artifact_sha256": artifact.sha256}
+        if row.signature:
+            values["signature"] = sign_record(row.content_id, artifact.sha256)
+        connection.execute(sa.update(schema.record).where(schema.record.c.id == row.id).values(values))
+    return artifact.sha256
+
+
+def drop_artifacts(connection: sa.Connection, keep: int) -> dict[str, int]:
+    """Drops code except that of the best and of the `keep` fastest records of each task; see `Store.prune`."""
+    artifact = schema.artifact
+    unwanted = artifact.c.sha256.not_in(queries.artifacts_to_keep(keep))
+    dropped, freed = connection.execute(
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0)).where(unwanted)
+    ).one()
+    connection.execute(sa.delete(artifact).where(unwanted))
+    left = connection.execute(sa.select(sa.func.count()).select_from(artifact)).scalar_one()
+    return {"artifacts_kept": left, "artifacts_dropped": dropped, "bytes_freed": freed}

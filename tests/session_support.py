@@ -233,8 +233,10 @@ class MemoryStore:
         )
 
     def evidence(
-        self, workload: Workload, target_key: str, template: str, version: int, mode: str, *, limit: int
+        self, workload: Workload, target_key: str, template: str, version: int, mode: str, *, limit: int, imported: bool
     ) -> list[tuple[Config, float | None]]:
+        if imported:
+            return []
         found = self.measured(workload, target_key, template, version, mode, {"compiler": "1"})
         times = [(config, record.measurement.time_ns) for config, record in found.items()]
         return sorted(times, key=lambda result: (result[1] is None, result[1]))[:limit]

@@ -13,7 +13,8 @@ from records_support import A100, H200, artifact, conv, profile, record
 
 from schedsearch.errors import DatabaseError, SchemaVersionError, UsageError
 from schedsearch.measurement import Measurement, Outcome
-from schedsearch.records.exchange import Report, export_deploy, export_jsonl, import_jsonl, import_lines, merge
+from schedsearch.records.deployment import export_deploy
+from schedsearch.records.exchange import Report, export_jsonl, import_jsonl, import_lines, merge
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 

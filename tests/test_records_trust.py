@@ -14,7 +14,8 @@ from records_support import H200, artifact, conv, forked, python, record
 
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
 from schedsearch.records import trust
-from schedsearch.records.exchange import export_deploy, merge
+from schedsearch.records.deployment import export_deploy
+from schedsearch.records.exchange import merge
 from schedsearch.records.lookup import Lookup, LookupRow
 from schedsearch.records.store import Store
 

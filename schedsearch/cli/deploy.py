@@ -28,7 +28,7 @@ def compile_(workload_file: str, db: str | None, selector: str | None, mode: str
     A program passes the file to schedsearch.compile(workload, db=FILE). Another machine has to trust it first. Exits
     with 4 and writes nothing when a task has no record on the target; `schedsearch tune` makes one.
     """
-    from schedsearch.records.exchange import export_deploy
+    from schedsearch.records.deployment import export_deploy
     from schedsearch.records.store import Store
 
     file, target = resolve(workload_file, selector)

@@ -219,6 +219,7 @@ def export(
 ) -> None:
     """Write records to FILE: all as JSON lines, a task's in another tuner's format, or the best kernels with --deploy."""
     from schedsearch.records import exchange
+    from schedsearch.records.deployment import export_deploy
 
     if deploy and (artifacts or form):
         raise click.UsageError("--artifacts and --format are not for --deploy, which writes a database with machine code")
@@ -233,7 +234,7 @@ def export(
     with _open(db) as store:
         counts: dict[str, Any]
         if deploy:
-            counts = exchange.export_deploy(store, file, target=_key(selector))
+            counts = export_deploy(store, file, target=_key(selector))
         elif form is not None and foreign:
             from schedsearch.records.formats.exchange import export_file
 

@@ -21,11 +21,17 @@ Results = Sequence[tuple[Config, "float | None"]]  # a time in ns, None for a fa
 
 @dataclass(frozen=True)
 class Known:
-    """Another task on which the template was tried. `read` gets its results; it is called for the nearest tasks only."""
+    """Another task on which the template was tried. `read` gets its results; it is called for the nearest tasks only.
+
+    Attributes:
+        imported: the results come from elsewhere. Those of the very task that starts are then no results of its own, but the
+            nearest evidence that there is.
+    """
 
     workload: Workload
     target: str
     read: Callable[[], Results]
+    imported: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Itera
     """Takes the `MAX_READ` most similar tasks, and of them at most `MAX_HINTS` hints and `MAX_SOURCES` sources.
 
     Tasks of the same target come first, then those of other targets, each ordered by the similarity of their workloads
-    (`schedsearch.workload.distance`). Records of the task itself are left out: they are results. Hints are distinct and
+    (`schedsearch.workload.distance`). Records of the task itself are left out, because they are results, unless they were
+    imported. Hints are distinct and
     legal in the space. Of a source the tuner drops configurations that are not.
 
     Args:
@@ -52,7 +59,7 @@ def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Itera
     """
     by_task: dict[tuple[Workload, str], Known] = {}
     for each in known:
-        if (each.workload, each.target) != (workload, target):
+        if each.imported or (each.workload, each.target) != (workload, target):
             by_task.setdefault((each.workload, each.target), each)
     ranked = sorted(
         by_task.values(), key=lambda each: (each.target != target, distance(workload, each.workload), each.workload.json)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from schedsearch.config import Config
 from schedsearch.errors import Interrupted, OperatorError, PreparationError
 from schedsearch.measure.builder import Candidate
-from schedsearch.measurement import Anchor, Measurement, Record
+from schedsearch.measurement import Anchor, Measurement, Outcome, Record
 from schedsearch.session.arms import WARM_TRIALS, Answer, Arm, Lesson, Proposal
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, warm_start
@@ -235,12 +235,13 @@ class Session:
                     if (workload, target) not in here
                 ]
             known += self._elsewhere[key]
+            imported = functools.partial(self._evidence, task.workload, self._target.key, template, imported=True)
+            known.append(Known(task.workload, self._target.key, imported, imported=True))
         return warm_start(task.workload, self._target.key, arm.plan.space, known)
 
-    def _evidence(self, workload: Workload, target: str, template: Template) -> Results:
-        return self._store.evidence(
-            workload, target, template.name, template.version, self._options.mode, limit=SOURCE_RESULTS
-        )
+    def _evidence(self, workload: Workload, target: str, template: Template, *, imported: bool = False) -> Results:
+        arm, mode = (template.name, template.version), self._options.mode
+        return self._store.evidence(workload, target, *arm, mode, limit=SOURCE_RESULTS, imported=imported)
 
     def _room(self) -> int:
         """How many more candidates may be under way. If a batch is built before it is measured and time runs out, this is
@@ -402,6 +403,8 @@ class Session:
             entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor)
             task.seconds += measurement.run_s
             if measurement.time_ns is None:
+                if measurement.outcome is Outcome.WRONG_ANSWER and finalist.is_of(task.stored_best):
+                    self._journal.demote(task)
                 task.disqualify(finalist)
             else:
                 passed.append((finalist, entry, built))

@@ -19,6 +19,7 @@ from schedsearch.backend import compile_source, toolchain
 from schedsearch.device.detect import detect
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records import exchange
+from schedsearch.records.deployment import export_deploy
 from schedsearch.records.formats.exchange import export_file
 from schedsearch.records.store import Store
 from schedsearch.template import load_template
@@ -83,7 +84,7 @@ def _make(folder: Path) -> Samples:
     with Store.open(path) as store:
         code_of = {workload.id: frozenset(_add_kernels(store, workload)) for workload in SERVED}
         _add_others(store)
-        exchange.export_deploy(store, folder / "deploy.db")
+        export_deploy(store, folder / "deploy.db")
         exchange.export_jsonl(store, folder / "all.jsonl", artifacts=True)
         exchange.export_jsonl(store, folder / "plain.jsonl")
         for form, file in (("kernel-tuner", "kt.json"), ("t4", "t4_T4.json"), ("autotvm", "log.json")):

@@ -1,0 +1,108 @@
+"""Files for deployment: the best kernels of a store with their code, in one small database (`records export --deploy`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from schedsearch.errors import DatabaseError, NoRecordError, UsageError
+from schedsearch.records import dbfile, schema, trust
+from schedsearch.records.lookup import Lookup
+from schedsearch.records.output import temporary_beside
+from schedsearch.records.sqlite import SqliteDatabase, new_meta
+from schedsearch.records.store import Store
+from schedsearch.records.writes import claim_of
+from schedsearch.workload import Workload
+
+
+def export_deploy(
+    store: Store,
+    destination: str | Path,
+    *,
+    target: str | None = None,
+    mode: str | None = None,
+    workloads: Collection[Workload] | None = None,
+) -> dict[str, int]:
+    """Writes a small read-only database with the best kernels and their code, for `compile` on other machines.
+
+    The file appears under its name only when it is complete, so it may replace a file that is in use. Another machine has to
+    trust its kernels (`schedsearch records trust FILE`).
+
+    Args:
+        store: the source.
+        destination: the file; an older deployment file there is replaced.
+        target, mode, workloads: export only these; None means all.
+
+    Returns:
+        {"bests", "artifacts", "unsigned", "size_bytes"}. Unsigned kernels are bests with code that this machine does not
+        vouch for; it will not be loaded here.
+
+    Raises:
+        UsageError: the destination exists and is not a deployment file.
+        NoRecordError: there is no best record.
+        DatabaseError: it cannot be written.
+    """
+    path = Path(destination)
+    dbfile.check(path, create=True, readonly=False)
+    if path.exists() and not _is_deploy(path):
+        raise UsageError(f"{path} exists and is not a deployment file, so it is left alone; delete it or give another path")
+    try:
+        temporary = temporary_beside(path)
+    except OSError as error:
+        raise DatabaseError(f"cannot write {path}: {error.strerror}; give another path") from error
+    database = SqliteDatabase(temporary, create=True, readonly=False)
+    try:
+        counts = _copy_deployed(store, database, target, mode, workloads)
+        if not counts["bests"]:
+            raise NoRecordError(
+                f"{store.name} has no best kernel to deploy{f' on {target}' if target else ''}; "
+                f"nothing was written; look with: schedsearch records best --db {store.name}"
+            )
+        database.vacuum()
+        database.close()
+        counts["size_bytes"] = temporary.stat().st_size
+        temporary.replace(path)
+    finally:
+        database.close()
+        temporary.unlink(missing_ok=True)
+    return counts
+
+
+def _copy_deployed(
+    store: Store, database: SqliteDatabase, target: str | None, mode: str | None, workloads: Collection[Workload] | None
+) -> dict[str, int]:
+    best, artifact = schema.best, schema.artifact
+    wanted = [column == value for column, value in ((best.c.target_key, target), (best.c.mode, mode)) if value is not None]
+    if workloads is not None:
+        wanted.append(best.c.workload_id.in_([workload.id for workload in workloads]))
+    counts = {"bests": 0, "artifacts": 0, "unsigned": 0}
+    database.create_deploy()
+    with store.database.read() as reading, database.write() as writing:
+        writing.execute(sa.insert(schema.meta), new_meta("deploy"))
+        chosen = sa.select(best.c.workload_id).where(*wanted)
+        for row in reading.execute(sa.select(schema.workload).where(schema.workload.c.id.in_(chosen))).mappings():
+            writing.execute(sa.insert(schema.workload), dict(row))
+        used = sa.select(best.c.artifact_sha256).where(best.c.artifact_sha256.is_not(None), *wanted)
+        query = sa.select(artifact).where(artifact.c.sha256.in_(used)).execution_options(yield_per=16)
+        for row in reading.execute(query).mappings():
+            writing.execute(sa.insert(artifact), dict(row))
+            counts["artifacts"] += 1
+        for served in reading.execute(sa.select(best).where(*wanted)):
+            values, claim = dict(served._mapping), claim_of(served)
+            if trust.vouches(claim, served.signature):
+                values["signature"] = trust.sign(trust.Kind.BEST, claim.text)  # it may have been marked only
+            else:
+                counts["unsigned"] += served.artifact_sha256 is not None
+            writing.execute(sa.insert(best), values)
+            counts["bests"] += 1
+    return counts
+
+
+def _is_deploy(path: Path) -> bool:
+    try:
+        with Lookup(path) as lookup:
+            return lookup.kind == "deploy"
+    except DatabaseError:
+        return False
