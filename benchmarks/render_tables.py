@@ -22,7 +22,7 @@ import conv2d_predictions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md")
+PAGES = ("README.md", "docs/reliability.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
 _MACHINE_OPTIONS = r" --(db|out) \S+"  # where a run kept its files says nothing to a reader
@@ -135,6 +135,24 @@ def networks(data: dict[str, Any]) -> str:
     table = markdown(("network", "layers", "missing", "cuDNN ms", "tuned ms", "ratio"), rows)
     winners = ", ".join(f"{name} for {count} layers" for name, count in won.most_common())
     return f"{table}\n\nFastest template: {winners}.\n\n{conv2d_fp16(data)}"
+
+
+def faults(data: dict[str, Any]) -> str:
+    """One row per scenario of a campaign of injected faults (tests/faults)."""
+    tried = [row for row in data["scenarios"] if row["tries"]]
+    rows = []
+    for row in tried:
+        each_s = row["seconds"] / row["tries"]
+        times = f"{each_s:.1f}" if each_s >= 0.1 else f"{each_s:.4f}"
+        rows.append((f"`{row['name']}`", row["what"], f"{row['tries']:,}", f"{row['held']:,}", times, row["peak_mib"]))
+    tries, held = (sum(row[key] for row in tried) for key in ("tries", "held"))
+    rows.append(("all", "", f"{tries:,}", f"{held:,}", "", max(row["peak_mib"] for row in tried)))
+    where = data["machine"]
+    machine = f"{where['cpu']}, {where['cores']} cores, Python {where['python']}"
+    command = re.sub(_MACHINE_OPTIONS, "", data["command"])
+    text = f"`{command}` took {data['seconds'] / 60:.0f} minutes on {where['date']}; {machine}."
+    header = ("fault", "what happens", "tries", "held", "seconds each", "peak MiB")
+    return f"{text}\n\n{markdown(header, rows)}"
 
 
 def resnet50_chain(data: dict[str, Any]) -> str:
@@ -299,7 +317,8 @@ class Table:
             return self.draw({})
         path = RESULTS / f"{self.data}.json"
         if not path.exists():
-            command = f"python benchmarks/{self.command} --out benchmarks/results/{path.name}"
+            made_by = self.command if self.command.startswith("make ") else f"python benchmarks/{self.command} --out "
+            command = f"{made_by}benchmarks/results/{path.name}"
             return f"No data are kept yet. To make them: `{command}`"
         data = json.loads(path.read_text(encoding="utf-8"))
         return self.draw(data) + (f"\n\n{origin(data, self.data)}" if self.origin else "")
@@ -319,6 +338,8 @@ TABLES = {
     "conv2d_ideas": Table("", "", conv2d_ideas_table, origin=False),
     "conv2d_predictions": Table("", "", conv2d_predictions_table, origin=False),
     "conv2d_halo_predictions": Table("", "", conv2d_halo_predictions, origin=False),
+    "faults_cpu": Table("faults_cpu", "make faults OUT=", faults, origin=False),
+    "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),

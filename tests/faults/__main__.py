@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the other module
 
 from . import fuzz_command
 from .campaign import Campaign
-from .results import render, summary
+from .results import summary
 from .scenario import catalogue
 
 # Runs are forked from this process, so what it imports costs nothing in each of them.
@@ -53,7 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, help="batches at once; default: 2 for each core on a CPU, 1 on a GPU")
     parser.add_argument("--short", action="store_true", help="the size of `make test`: each fault about once")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--render", action="store_true", help="put the table of --out into docs/reliability.md")
     parser.add_argument("--keep", action="store_true", help="keep the folders of batches in which something did not hold")
     parser.add_argument("--list", action="store_true", help="print the scenarios and end")
     chosen = parser.parse_args(arguments)
@@ -93,8 +92,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     campaign.run()
     print(summary([tally.to_json() for tally in campaign.tallies]))
-    if chosen.out and chosen.render:
-        render([chosen.out])
     if campaign.interrupted:
         return 130
     return 0 if campaign.held else 1
