@@ -11,6 +11,7 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
+from schedsearch.text import storable_text
 from schedsearch.workload import Workload
 
 
@@ -51,25 +52,6 @@ MESSAGE_CHARACTERS = 20_000
 """The longest message of a measurement. A longer one keeps its beginning and its end, which say the most."""
 
 _FACT_CHARACTERS = 1_000  # a host's name, or one of the clocks
-_NOTE_CHARACTERS = 60  # room for the note about what was left out
-
-
-def storable_text(text: str, limit: int = MESSAGE_CHARACTERS) -> str:
-    """Text of foreign code in a form that a database can hold and a person wants to read.
-
-    Unpaired surrogates and NUL characters become escapes (`\\udc80`, `\\x00`). A text of more than `limit` characters keeps
-    its first fifth and its end; a note between them says how many characters were left out. Other text, and every result of
-    this function, is returned unchanged.
-    """
-    escaped = _shortened(text, limit).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-    return _shortened(escaped, limit)
-
-
-def _shortened(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    head, tail = text[: limit // 5], text[len(text) - (limit - limit // 5 - _NOTE_CHARACTERS) :]
-    return f"{head}\n... ({len(text) - len(head) - len(tail)} characters left out)\n{tail}"
 
 
 def _storable_facts(facts: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +104,7 @@ class Measurement:
     def __post_init__(self) -> None:
         if bool(self.times_ns) != (self.outcome is Outcome.OK):
             raise ValueError(f"outcome {self.outcome} with {len(self.times_ns)} times; only ok has times, and at least one")
-        object.__setattr__(self, "message", storable_text(self.message))
+        object.__setattr__(self, "message", storable_text(self.message, MESSAGE_CHARACTERS))
         object.__setattr__(self, "host", storable_text(self.host, _FACT_CHARACTERS))
         object.__setattr__(self, "device_uuid", storable_text(self.device_uuid, _FACT_CHARACTERS))
         object.__setattr__(self, "clocks", _storable_facts(self.clocks))

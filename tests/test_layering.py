@@ -37,6 +37,7 @@ LAYERS = {
     "schedsearch.space": 1,
     "schedsearch.target": 1,
     "schedsearch.task": 1,
+    "schedsearch.text": 0,
     "schedsearch.workload": 1,
     "schedsearch.backend": 2,
     "schedsearch.device": 2,

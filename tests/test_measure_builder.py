@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import faulty_templates as faulty
+import hostile_templates as hostile
 import pytest
 
 from schedsearch.config import Config
@@ -232,6 +233,16 @@ def test_a_worker_that_ends_by_itself_before_it_is_ready_is_not_tried_for_long(m
     ):
         builder.submit(candidate(faulty.PointwiseCpu()))
         builder.drain()
+
+
+def test_a_process_that_a_candidate_changed_builds_no_other_one() -> None:
+    with Builder(CPU, workers=1, timeout_s=60.0) as builder:
+        pids = []
+        for attack in ("none", "after", "folder", "none"):
+            builder.submit(Candidate(WORKLOAD, hostile.Hostile(), Config(attack=attack)))
+            pids.append(builder._pool[0].process.pid)
+            assert isinstance(builder.drain()[0][1], Built)
+    assert pids[0] == pids[1] == pids[2] != pids[3]
 
 
 def test_many_restarts_leave_no_descriptors_and_no_processes() -> None:

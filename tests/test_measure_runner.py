@@ -51,6 +51,11 @@ def test_a_right_candidate_is_verified_and_timed(runner: Runner) -> None:
     assert measurement.message == "" and measurement.build_s > 0 and measurement.run_s > 0
 
 
+def test_ordinary_candidates_share_a_process(runner: Runner) -> None:
+    pids = {runner.pid for _ in range(3) if measure(runner, faulty.PointwiseCpu()).ok}
+    assert len(pids) == 1
+
+
 def test_cold_operands_rotate_over_more_than_the_cache_or_the_record_says_so(runner: Runner) -> None:
     facts = measure(runner, faulty.PointwiseCpu()).clocks
     assert facts["sets"] > 1

@@ -16,10 +16,11 @@ from schedsearch.backend.sharing import share_through
 from schedsearch.config import Config
 from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
-from schedsearch.measurement import Outcome, storable_text
+from schedsearch.measurement import MESSAGE_CHARACTERS, Outcome
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template
+from schedsearch.text import storable_text
 from schedsearch.workload import Workload
 
 # Compiling yields to processes that feed the device or are being timed.
@@ -126,10 +127,10 @@ def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome
 
 def _text(error: Exception) -> str:
     try:
-        return storable_text(str(error))
+        return storable_text(str(error), MESSAGE_CHARACTERS)
     except BaseException:  # a template may raise a class of its own
         return _traceback()
 
 
 def _traceback() -> str:
-    return storable_text(traceback.format_exc())
+    return storable_text(traceback.format_exc(), MESSAGE_CHARACTERS)

@@ -333,6 +333,8 @@ def _checked(message: BuildFinished, mode: str) -> Built | Measurement:
     """What a message says, if it makes sense: the template's code ran in the process that sent it."""
     try:
         build_s = float(message.build_s)
+        if not 0 <= build_s < math.inf:
+            raise ValueError(f"it took {build_s} s")
         if message.result is None:
             return Measurement(Outcome(message.outcome), mode, message=message.message, build_s=build_s)
         result = message.result

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedsearch.config import Config
-from schedsearch.measurement import Measurement, Record, storable_text
+from schedsearch.measurement import MESSAGE_CHARACTERS, Measurement, Record
 from schedsearch.session.arms import Arm, Proposal
 from schedsearch.session.plan import TaskPlan
 from schedsearch.session.race import Raced, RaceResult
 from schedsearch.session.ranking import RankAgreement
 from schedsearch.session.summary import TaskSummary
+from schedsearch.text import storable_text
 
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
@@ -247,7 +248,7 @@ class TaskState:
             arms=tuple(arm.summary() for arm in self.arms),
             best_after_ns=tuple(self.best_after_ns),
             ranking=sum((arm.ranking for arm in self.arms), RankAgreement()),
-            problem=storable_text(str(self.error)) if self.error else "",
+            problem=storable_text(str(self.error), MESSAGE_CHARACTERS) if self.error else "",
         )
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, did_you_mean
 from schedsearch.space.sampling import CHUNK_ROWS, Sampler, contains
+from schedsearch.text import is_storable
 
 Value = int | str | bool
 Rows = NDArray[np.int32]
@@ -33,7 +34,7 @@ class Knob:
     Integers are kept in increasing order, so that neighbouring positions are neighbouring values.
 
     Raises:
-        ConfigError: no values, a value of another type, or a value given twice.
+        ConfigError: no values, a value of another type, a value given twice, or text that cannot be stored.
     """
 
     name: str
@@ -49,6 +50,9 @@ class Knob:
                 raise ConfigError(
                     f"knob {self.name!r}: value {value!r} is a {type(value).__name__}; allowed are int, str and bool"
                 )
+        for text in (self.name, *values):
+            if isinstance(text, str) and not is_storable(text):
+                raise ConfigError(f"knob {self.name!r}: {text!r} cannot be stored; leave out NUL and unpaired surrogates")
         if len({_value_key(value) for value in values}) != len(values):
             raise ConfigError(f"knob {self.name!r} has a value twice in {values}; give each once")
         object.__setattr__(self, "values", tuple(sorted(values)) if _all_ints(values) else values)

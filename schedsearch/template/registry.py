@@ -35,13 +35,15 @@ class TemplateSet(Mapping[str, Template]):
         problems: name -> why an installed template of this name cannot be used.
 
     Raises:
-        UsageError: two templates have the same name.
+        UsageError: two templates have the same name, or a name is not printable text.
     """
 
     def __init__(self, templates: Iterable[Template], problems: Mapping[str, str] | None = None) -> None:
         self._templates: dict[str, Template] = {}
         self.problems = dict(problems or {})
         for template in templates:
+            if not (isinstance(template.name, str) and template.name and template.name.isprintable()):
+                raise UsageError(f"the name of a template must be text that can be printed, got {template.name!r}")
             if template.name in self._templates:
                 raise UsageError(f"two templates are named {template.name!r}; names must be unique")
             self._templates[template.name] = template
