@@ -126,7 +126,7 @@ class ParentEnd:
 
     def _parse(self) -> tuple[int, Any] | None:
         end = self._wanted()
-        if len(self._received) < max(end, _HEADER.size + 1):
+        if len(self._received) < _HEADER.size or len(self._received) < end:
             return None
         _, _, number, _, checksum = _HEADER.unpack_from(self._received)
         body = bytes(self._received[_HEADER.size : end])
