@@ -102,6 +102,8 @@ def check(path: Path, *, create: bool, readonly: bool) -> None:
         )
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder; give a file in it, e.g. {path / 'records.db'}")
+    if path.exists() and not path.is_file():
+        raise DatabaseError(f"{path} is a device or pipe, and a database needs a file; give another path")
     if not path.parent.is_dir():
         raise DatabaseError(f"cannot open {path}: the folder {path.parent} does not exist; create it or give another path")
     if not path.exists():
@@ -119,7 +121,7 @@ def check(path: Path, *, create: bool, readonly: bool) -> None:
                 f"the folder {path.parent} is read-only here, and SQLite keeps its log beside {path.name}; make the folder "
                 "writable or give a --db elsewhere"
             )
-    if readonly and not has_content(path) and not has_content(beside(path, "-wal")):
+    if not create and not has_content(path) and not has_content(beside(path, "-wal")):
         raise DatabaseError(f"{path} is empty, not a database of schedsearch; check the path")
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from schedsearch.errors import DatabaseError, NoRecordError, UsageError
+from schedsearch.errors import DatabaseError, NoRecordError
 from schedsearch.records import dbfile, schema, trust
 from schedsearch.records.lookup import Lookup
-from schedsearch.records.output import temporary_beside
+from schedsearch.records.output import replacement
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
 from schedsearch.records.store import Store
 from schedsearch.records.writes import claim_of
@@ -46,27 +47,19 @@ def export_deploy(
     """
     path = Path(destination)
     dbfile.check(path, create=True, readonly=False)
-    if path.exists() and not _is_deploy(path):
-        raise UsageError(f"{path} exists and is not a deployment file, so it is left alone; delete it or give another path")
     try:
-        temporary = temporary_beside(path)
+        with replacement(path, _keep_unless_deploy) as temporary:
+            with contextlib.closing(SqliteDatabase(temporary, create=True, readonly=False)) as database:
+                counts = _copy_deployed(store, database, target, mode, workloads)
+                if not counts["bests"]:
+                    raise NoRecordError(
+                        f"{store.name} has no best kernel to deploy{f' on {target}' if target else ''}; "
+                        f"nothing was written; look with: schedsearch records best --db {store.name}"
+                    )
+                database.vacuum()
+            counts["size_bytes"] = temporary.stat().st_size
     except OSError as error:
         raise DatabaseError(f"cannot write {path}: {error.strerror}; give another path") from error
-    database = SqliteDatabase(temporary, create=True, readonly=False)
-    try:
-        counts = _copy_deployed(store, database, target, mode, workloads)
-        if not counts["bests"]:
-            raise NoRecordError(
-                f"{store.name} has no best kernel to deploy{f' on {target}' if target else ''}; "
-                f"nothing was written; look with: schedsearch records best --db {store.name}"
-            )
-        database.vacuum()
-        database.close()
-        counts["size_bytes"] = temporary.stat().st_size
-        temporary.replace(path)
-    finally:
-        database.close()
-        temporary.unlink(missing_ok=True)
     return counts
 
 
@@ -100,9 +93,11 @@ def _copy_deployed(
     return counts
 
 
-def _is_deploy(path: Path) -> bool:
+def _keep_unless_deploy(path: Path) -> str | None:
+    """The objection (see `output.replacement`) to replacing anything but a deployment file."""
     try:
         with Lookup(path) as lookup:
-            return lookup.kind == "deploy"
+            is_deploy = lookup.kind == "deploy"
     except DatabaseError:
-        return False
+        is_deploy = False
+    return None if is_deploy else "exists and is not a deployment file, so it is left alone; delete it or give another path"

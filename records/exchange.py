@@ -100,7 +100,7 @@ def export_jsonl(store: Store, destination: str | Path | IO[str], *, artifacts: 
     if not isinstance(destination, str | Path):
         return _write_lines(store, destination, artifacts)
     packed = Path(destination).suffix == ".gz"
-    with new_file(Path(destination)) as temporary, temporary.open("wb") as raw:
+    with new_file(destination) as raw:
         stream = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if packed else raw
         with io.TextIOWrapper(cast(BinaryIO, stream), encoding="utf-8") as file:
             return _write_lines(store, file, artifacts)

@@ -1,45 +1,39 @@
-"""Files and databases that appear under their name only when they are complete."""
+"""Files that appear under their name only when they are complete, and never in place of what must be kept."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import fcntl
+import io
 import os
+import re
+import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
-from schedsearch.errors import DatabaseError, UsageError
+from schedsearch.errors import UsageError
 from schedsearch.records import dbfile
 
-if TYPE_CHECKING:
-    from schedsearch.records.store import Store
+_PREFIX = ".schedsearch-"  # of folders for unfinished files
+_DESCRIPTOR = re.compile(r"/dev/(?:fd/(\d+)|(stdin|stdout|stderr))|/proc/(?:self|thread-self)/fd/(\d+)")
+_STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
+# renameat2(2); glibc has no names for these in ctypes
+_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+
+Objection = Callable[[Path], str | None]
+"""Says why a file may not be replaced, as the end of the sentence "<path> ..."; None if it may."""
 
 
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """An empty file to write to. It replaces `path` when the block ends without an error.
-
-    A device or pipe, such as /dev/stdout, is written to directly.
-
-    Raises:
-        UsageError: `path` cannot be written, or is a database, whose measurements cannot be repeated.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            yield path
-            return
-        target = path.resolve()  # keeps a link and replaces its target
-        if is_database(target):
-            raise UsageError(f"{path} is a database, so it is left alone; delete it or give another path")
-        temporary = temporary_beside(target)
-        try:
-            yield temporary
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
+def keep_databases(path: Path) -> str | None:
+    """The usual objection: measurements cannot be repeated."""
+    return "is a database, so it is left alone; delete it or give another path" if is_database(path) else None
 
 
 def is_database(path: str | Path) -> bool:
@@ -49,45 +43,183 @@ def is_database(path: str | Path) -> bool:
 
 
 @contextmanager
-def store_to_fill(path: str | Path) -> Iterator[Store]:
-    """Opens the record store at `path` for writing. A new store appears only when the block ends without an error.
+def new_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A stream to an empty file that replaces `path` when the block ends without an error. A database is not replaced.
+
+    A device or pipe is written to directly. So is a descriptor of this process, e.g. /dev/stdout, even if it is a file: the
+    shell may have opened it to append.
 
     Raises:
-        DatabaseError: it cannot be opened or created, or another process created it in the meantime.
+        UsageError: `path` cannot be written, or is a database.
+        BrokenPipeError: nobody reads the pipe any more.
     """
-    from schedsearch.records.store import Store
-
-    path = Path(path).absolute()
-    dbfile.check(path, create=True, readonly=False)
-    if path.exists():
-        with Store.open(path) as store:
-            yield store
-        return
+    path = Path(path)
     try:
-        temporary = temporary_beside(path)
+        with _direct(path) as stream:
+            if stream is not None:
+                yield stream
+                return
+        with replacement(path, keep_databases) as temporary:
+            with temporary.open("xb") as file:
+                yield file
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise DatabaseError(f"cannot write {path}: {error.strerror}; give another path") from error
-    log = dbfile.beside(temporary, "-wal")
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
+
+
+@contextmanager
+def _direct(path: Path) -> Iterator[BinaryIO | None]:
+    """A stream to a descriptor, device or pipe; None if `path` is, or can become, a file."""
+    found = _DESCRIPTOR.fullmatch(str(path.absolute()))
+    if found is not None:
+        number = _STANDARD[found[2]] if found[2] else int(found[1] or found[3])
+        sys.stdout.flush()
+        with io.FileIO(os.dup(number), "w") as raw, io.BufferedWriter(raw) as stream:
+            yield stream
+    elif path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            yield stream
+    else:
+        yield None
+
+
+@contextmanager
+def replacement(path: Path, objection: Objection) -> Iterator[Path]:
+    """The path of a file that the block creates; it replaces `path` when the block ends without an error.
+
+    A link stays, and its target is replaced. `objection` is asked before the block. It is asked again about the file that
+    is replaced in the end, which another process may have put there in the meantime; that file is then put back.
+
+    Raises:
+        UsageError: the objection to replacing what is there.
+        OSError: the folder cannot be written.
+    """
+    target = path.resolve()
+
+    def require_none(at: Path) -> None:
+        if (reason := objection(at)) is not None:
+            raise UsageError(f"{path} {reason}")
+
+    if target.exists():
+        require_none(target)
+    with temporary_beside(target) as temporary:
+        yield temporary
+        while not _placed(temporary, target):
+            require_none(target)
+            if _swapped(temporary, target, require_none):
+                return
+
+
+def _placed(temporary: Path, path: Path) -> bool:
+    """Whether the name was free, so that `temporary` has it now."""
     try:
-        with Store.open(temporary) as store:
-            yield store
-        if dbfile.has_content(log):  # SQLite keeps the log if it could not copy it into the database
-            raise DatabaseError(
-                f"the disk of {path} is full; nothing was kept; free some space and run the same command again"
-            )
-        if path.exists():
-            raise DatabaseError(f"another process made {path} in the meantime; run the same command again to add to it")
-        temporary.replace(path)
+        place(temporary, path)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _swapped(new: Path, path: Path, require_none: Callable[[Path], None]) -> bool:
+    """Exchanges two files in one step, and back if there is an objection to replacing the one that was found.
+
+    Returns:
+        Whether they were exchanged; false if nothing has this name any more.
+    """
+    ours = new.stat().st_ino
+    try:
+        _rename(new, path, _RENAME_EXCHANGE)
+        if new.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        require_none(new)
+    except FileNotFoundError:
+        return False
+    except BaseException as error:
+        if new.lstat().st_ino != ours:  # it is the file that was found
+            _put_back(new, path)
+        elif isinstance(error, OSError) and error.errno in _UNSUPPORTED:
+            new.replace(path)  # it was looked at a moment ago
+            return True
+        raise
+    return True
+
+
+def _put_back(found: Path, path: Path) -> None:
+    while not _placed(found, path):
+        with contextlib.suppress(FileNotFoundError):  # deleted in the meantime
+            _rename(found, path, _RENAME_EXCHANGE)
+            return
+
+
+def place(temporary: Path, path: Path) -> None:
+    """Gives a finished file its name.
+
+    Raises:
+        FileExistsError: the name is taken, perhaps since a moment ago.
+        OSError: the folder cannot be written.
+    """
+    try:
+        _rename(temporary, path, _RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        os.link(temporary, path)  # e.g. on NFS
+        temporary.unlink()
+
+
+def _rename(old: Path, new: Path, flag: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flag) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(old), None, str(new))  # Python picks the subclass
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A path with the same name in a new folder beside it, which disappears with everything in it when the block ends.
+
+    The folder is locked. The next call therefore recognises and removes the folders of processes that were killed.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    beside = path.absolute().parent
+    _remove_abandoned(beside)
+    folder, lock = _locked_folder(beside)
+    try:
+        yield folder / path.name
     finally:
-        for file in (temporary, log, dbfile.beside(temporary, "-shm")):
-            file.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
-def temporary_beside(path: Path) -> Path:
-    """A new empty file in the same folder, with the user's usual permissions."""
-    descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    umask = os.umask(0)
-    os.umask(umask)
-    os.fchmod(descriptor, 0o666 & ~umask)
-    os.close(descriptor)
-    return Path(name)
+def _locked_folder(parent: Path) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
+        lock = None
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # a file system without locks; nobody then takes it for abandoned
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+        except FileNotFoundError:
+            pass  # removed as abandoned before it was locked
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -143,7 +143,7 @@ class SqliteDatabase:
         dbfile.check_tables(driver, self.path, tables)
 
     def _version(self, found: dict[str, str]) -> int:
-        if not found and self.readonly:
+        if not found and not self._create:
             raise DatabaseError(
                 f"{self.path} is a database without tables: nothing was recorded in it, e.g. because the disk was full when "
                 "it was made; delete it, or let schedsearch tune or records import fill it"

@@ -36,11 +36,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from schedsearch.text import MESSAGE_LIMIT, shortened
+
 
 class SchedsearchError(Exception):
-    """Base class of all errors. The command line prints its text in one line and exits with `exit_code`."""
+    """Base class of all errors. The command line prints its text in one line and exits with `exit_code`.
+
+    Messages quote foreign values, which can have any length. Their text is cut to `MESSAGE_LIMIT` characters.
+    """
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shortened(each, MESSAGE_LIMIT) if isinstance(each, str) else each for each in args))
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,9 @@ class UsageError(SchedsearchError, ValueError):
         self.where = where
 
 
+_PROBLEM_LIMIT = 2_000  # characters of one of several mistakes
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake in a mapping of parameters: `key` says where, `message` says what, got, allowed and remedy.
@@ -75,7 +86,8 @@ class Problem:
     at_key: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.message}" if self.key else self.message
+        text = f"{self.key}: {self.message}" if self.key else self.message
+        return shortened(text, _PROBLEM_LIMIT)
 
 
 class WorkloadError(UsageError):

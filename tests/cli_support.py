@@ -45,7 +45,7 @@ def schedsearch(*arguments: str | Path) -> Result:
 def start(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
     """Runs the command in its own process, as a user does."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from schedsearch.cli.main import main; main()", *map(str, arguments)],
+        [sys.executable, "-c", "from schedsearch.cli.console import run; run()", *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,

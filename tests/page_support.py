@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCHEDSEARCH = [sys.executable, "-c", "from schedsearch.cli.main import main; main()"]
+SCHEDSEARCH = [sys.executable, "-c", "from schedsearch.cli.console import run; run()"]
 RUN_S = 240
 
 

@@ -259,7 +259,7 @@ class TestInterruption:
                 return told
         pytest.fail(f"ended early: {process.stderr.read() if process.stderr else ''}")
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_the_first_signal_saves_everything_and_says_how_to_go_on(self, folder: Path, number: signal.Signals) -> None:
         process = start("tune", "tiny.yaml", "--db", "t.db", "--trials", 3000, "--json", "--fresh", cwd=folder)
         self.until_first_trial(process)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import signal
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from records_support import record
 
 from schedsearch.errors import DatabaseError, UsageError
-from schedsearch.records.output import is_database, new_file, store_to_fill
+from schedsearch.records import output
+from schedsearch.records.exchange import Report, add_records
+from schedsearch.records.filling import fill_store
+from schedsearch.records.output import is_database, new_file, temporary_beside
 from schedsearch.records.store import Store
 
 
@@ -35,11 +41,11 @@ def test_a_file_is_replaced_only_by_a_complete_one(folder: Path) -> None:
     path = folder / "file"
     path.write_text("old")
     with pytest.raises(Stop), new_file(path) as file:
-        file.write_text("half")
+        file.write(b"half")
         raise Stop
     assert path.read_text() == "old"
     with new_file(path) as file:
-        file.write_text("new")
+        file.write(b"new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and list(folder.iterdir()) == [path]
 
@@ -47,7 +53,7 @@ def test_a_file_is_replaced_only_by_a_complete_one(folder: Path) -> None:
 def test_a_link_stays_a_link(folder: Path) -> None:
     (folder / "link").symlink_to("file")
     with new_file(folder / "link") as file:
-        file.write_text("new")
+        file.write(b"new")
     assert (folder / "link").is_symlink() and (folder / "file").read_text() == "new"
 
 
@@ -57,7 +63,7 @@ def test_a_pipe_is_written_to(folder: Path) -> None:
     reader = threading.Thread(target=lambda: read.append((folder / "pipe").read_text()))
     reader.start()
     with new_file(folder / "pipe") as file:
-        file.write_text("new")
+        file.write(b"new")
     reader.join(10)
     assert read == ["new"] and (folder / "pipe").is_fifo()
 
@@ -96,29 +102,152 @@ def test_a_file_with_another_beginning_is_not_a_database(folder: Path) -> None:
 @pytest.mark.parametrize("path", [".", "nowhere/file"])
 def test_where_no_file_can_be(folder: Path, path: str) -> None:
     with pytest.raises(UsageError, match="cannot write"), new_file(folder / path) as file:
-        file.write_text("new")
+        file.write(b"new")
+
+
+def put_meanwhile(monkeypatch: pytest.MonkeyPatch, put: Callable[[], object]) -> None:
+    """Another process calls `put` in the last moment: between the last look at a file and the change of names."""
+    rename = output._rename
+    calls: list[int] = []
+
+    def renamed(old: Path, new: Path, flag: int) -> None:
+        calls.append(flag)
+        if len(calls) == 2:  # the first finds that the name is taken
+            put()
+        rename(old, new, flag)
+
+    monkeypatch.setattr(output, "_rename", renamed)
+
+
+def test_a_database_that_appears_in_the_last_moment_is_put_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "file"
+    path.write_text("old")
+
+    def make_database() -> None:
+        path.unlink()
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE precious (x)")
+        connection.close()
+
+    put_meanwhile(monkeypatch, make_database)
+    with pytest.raises(UsageError, match="file is a database, so it is left alone"), new_file(path) as file:
+        file.write(b"new")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("precious",)]
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_file_that_is_deleted_or_becomes_a_folder_in_the_last_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "file"
+    path.write_text("old")
+    with monkeypatch.context() as patch:
+        put_meanwhile(patch, path.unlink)
+        with new_file(path) as file:
+            file.write(b"new")
+    assert path.read_text() == "new"
+
+    def make_folder() -> None:
+        path.unlink()
+        path.mkdir()
+        (path / "precious").touch()
+
+    put_meanwhile(monkeypatch, make_folder)
+    with pytest.raises(UsageError, match=r"cannot write .*: Is a directory"), new_file(path) as file:
+        file.write(b"new")
+    assert [each.name for each in path.iterdir()] == ["precious"] and list(folder.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_that_cannot_exchange_names(folder: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(output, "_rename", refuse)
+    for text in ("first", "second"):
+        with new_file(folder / "file") as file:
+            file.write(text.encode())
+        assert (folder / "file").read_text() == text
+    assert [each.name for each in folder.iterdir()] == ["file"]
+
+
+def test_a_descriptor_is_written_where_the_shell_opened_it(folder: Path) -> None:
+    """`>> log` appends, and other commands of the shell write to the same open file."""
+    (folder / "log").write_text("first\n")
+    with (folder / "log").open("a") as log:
+        for name in (f"/dev/fd/{log.fileno()}", f"/proc/self/fd/{log.fileno()}"):
+            with new_file(name) as file:
+                file.write(b"next\n")
+        log.write("last\n")
+    assert (folder / "log").read_text() == "first\nnext\nnext\nlast\n"
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(folder: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with temporary_beside(folder / "records.db") as temporary:
+            Store.open(temporary)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (left,) = folder.iterdir()
+    assert {file.name for file in left.iterdir()} >= {"records.db"}
+    with temporary_beside(folder / "other") as mine:
+        mine.touch()
+        assert list(folder.iterdir()) == [mine.parent]
+        with temporary_beside(folder / "third"):
+            assert mine.exists(), "one in use stays"
+    assert list(folder.iterdir()) == []
+
+
+def append(store: Store, number: int = 0) -> Report:
+    return add_records(store, [record(number=number)], source="test")
 
 
 def test_a_new_store_appears_when_it_is_filled(folder: Path) -> None:
     path = folder / "records.db"
-    with pytest.raises(Stop), store_to_fill(path) as store:
-        store.append(record())
+
+    def stop(store: Store) -> Report:
+        append(store)
         raise Stop
+
+    with pytest.raises(Stop):
+        fill_store(path, stop)
     assert list(folder.iterdir()) == []
-    with store_to_fill(path) as store:
-        store.append(record())
+
+    def unseen(store: Store) -> Report:
         assert not path.exists()
+        return append(store)
+
+    assert fill_store(path, unseen).records_added == 1
     assert list(folder.iterdir()) == [path]
-    with store_to_fill(path) as store:
-        assert len(store.history()) == 1
+    assert fill_store(path, lambda store: append(store, 1)) == Report(records_added=1)
+    with Store.open(path) as store:
+        assert len(store.history()) == 2
 
 
-def test_a_store_that_another_process_made_meanwhile_is_kept(folder: Path) -> None:
+def test_records_are_added_to_a_store_that_another_process_made_meanwhile(folder: Path) -> None:
     path = folder / "records.db"
-    with pytest.raises(DatabaseError, match="another process made"), store_to_fill(path) as store:
-        store.append(record(number=1))
+    calls = []
+
+    def fill(store: Store) -> Report:
+        calls.append(store.path)
         with Store.open(path) as other:
-            other.append(record(number=2))
-            other.append(record(number=3))
+            append(other, 1)
+            append(other, 2)
+        append(store, 2)
+        report = append(store, 3)
+        report.artifacts_dropped = 7
+        return report
+
+    report = fill_store(path, fill)
+    assert (report.records_added, report.records_known, report.artifacts_dropped) == (1, 1, 7)
+    assert len(calls) == 1 and list(folder.iterdir()) == [path]
     with Store.open(path) as kept:
-        assert len(kept.history()) == 2
+        assert len(kept.history()) == 3
+
+
+@pytest.mark.parametrize("path", ["nowhere/records.db", "."])
+def test_where_no_store_can_be(folder: Path, path: str) -> None:
+    with pytest.raises(DatabaseError):
+        fill_store(folder / path, append)

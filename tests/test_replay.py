@@ -337,7 +337,7 @@ class TestFiles:
         command = [
             sys.executable,
             "-c",
-            "from schedsearch.cli.main import main; main()",
+            "from schedsearch.cli.console import run; run()",
             "replay",
             str(cache),
             "--tuner",
@@ -347,7 +347,7 @@ class TestFiles:
         ]
         with Path("/dev/full").open("w") as full:
             result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        assert result.returncode == 2 and "cannot write the output: No space left" in result.stderr
+        assert result.returncode == 74 and "cannot write to standard output: No space left" in result.stderr
         assert "Traceback" not in result.stderr
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
@@ -370,7 +370,7 @@ class TestFiles:
     def test_progress_on_a_narrow_terminal_stays_in_one_line(self, cache: Path) -> None:
         master, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
-        command = [sys.executable, "-c", "from schedsearch.cli.main import main; main()", "replay", str(cache)]
+        command = [sys.executable, "-c", "from schedsearch.cli.console import run; run()", "replay", str(cache)]
         options = ["--tuner", "random", "--seeds", "3", "--evaluations", "3"]
         subprocess.run([*command, *options], stdout=subprocess.DEVNULL, stderr=terminal, check=True)
         os.close(terminal)

@@ -213,8 +213,8 @@ def _write(path: str | Path, text: str) -> None:
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    with new_file(path) as temporary:
-        temporary.write_bytes(data)
+    with new_file(path) as file:
+        file.write(data)
 
 
 # ---- in

@@ -51,8 +51,8 @@ def compile_(workload_file: str, db: str | None, selector: str | None, mode: str
         for task in file.tasks
         if (best := bests[task.workload.id])
     ]
-    click.echo(render.table(("task", "template", "time", "configuration"), rows, right=("time",)))
-    click.echo(f"{render.counted(counts['bests'], 'kernel')}, {render.size_bytes(counts['size_bytes'])} in {output}")
+    render.say(render.table(("task", "template", "time", "configuration"), rows, right=("time",)))
+    render.say(f"{render.counted(counts['bests'], 'kernel')}, {render.size_bytes(counts['size_bytes'])} in {output}")
 
 
 @click.command()
@@ -72,6 +72,6 @@ def explain(workload_file: str, db: str | None, selector: str | None, mode: str 
         render.echo_json([{"name": task.name, **json.loads(explanation.to_json())} for task, explanation in explanations])
         return
     for task, explanation in explanations:
-        click.echo(f"{task.name} ({task.workload.label})")
+        render.say(f"{task.name} ({task.workload.label})")
         for line in explanation.lines:
-            click.echo(f"  {line}")
+            render.say(f"  {line}")

@@ -17,6 +17,7 @@ import click
 from schedsearch.cli import render
 from schedsearch.errors import DatabaseError, DeviceError
 from schedsearch.measurement import DEFAULT_DB
+from schedsearch.text import printable
 
 _PACKAGES = (
     "schedsearch", "numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12",
@@ -227,6 +228,6 @@ def _print(report: dict[str, Any]) -> None:
         )
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        click.echo(f"{name.ljust(width)}  {value}")
+        render.say(printable(f"{name.ljust(width)}  {value}"))
     for problem in report["problems"]:
-        click.echo(f"! {problem}")
+        render.say(printable(f"! {problem}"))

@@ -73,16 +73,16 @@ def space(
         render.echo_json({"target": target.key, "spaces": described})
         return
     for entry in described:
-        click.echo(
+        render.say(
             f"task {entry['task']}: {entry['name']} ({entry['label']}), template {entry['template']}, {entry['size']} legal"
         )
         knobs = [(knob["name"], knob["doc"], " ".join(map(str, knob["values"])), knob["default"]) for knob in entry["knobs"]]
-        click.echo(render.table(("knob", "meaning", "values", "default"), knobs))
+        render.say(render.table(("knob", "meaning", "values", "default"), knobs))
         for sample in entry["samples"]:
-            click.echo(f"  {render.config_text(sample)}")
+            render.say(f"  {render.config_text(sample)}")
         for rule in entry["constraints"]:
-            click.echo(f"  rule: {rule}")
-        click.echo()
+            render.say(f"  rule: {rule}")
+        render.say()
 
 
 def _describe(number: int, name: str, plan: TaskPlan, arm: ArmPlan, samples: int, seed: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json:
         render.echo_json([{"task": n, "template": name, "legal": not why, "reasons": why} for n, name, why in reasons])
     else:
         for number, name, why in reasons:
-            click.echo(f"task {number}, {name}: " + ("legal" if not why else "illegal: " + "; ".join(why)))
+            render.say(f"task {number}, {name}: " + ("legal" if not why else "illegal: " + "; ".join(why)))
     if all(why for _, _, why in reasons):
         raise ConfigError(
             "the configuration is illegal for every task and template given; see the reasons on standard output"
@@ -150,12 +150,12 @@ def templates(as_json: bool) -> None:
         for template in loaded.values()
     ]
     for problem in loaded.problems.values():
-        click.echo(f"warning: {problem}", err=True)
+        render.note(f"warning: {problem}")
     if as_json:
         render.echo_json(found)
         return
     headers = ("template", "version", "op", "kind", "source", "about")
-    click.echo(render.table(headers, [[entry[name] for name in headers] for entry in found]))
+    render.say(render.table(headers, [[entry[name] for name in headers] for entry in found]))
 
 
 @click.command("workload-schema")
@@ -172,10 +172,10 @@ def workload_schema(output: str | None) -> None:
 
     usable, problems = operators()
     for problem in problems:
-        click.echo(f"warning: {problem}", err=True)
-    text = json.dumps(json_schema(usable.values()), indent=2) + "\n"
+        render.note(f"warning: {problem}")
+    text = json.dumps(json_schema(usable.values()), indent=2)
     if output is None:
-        click.echo(text, nl=False)
+        render.say(text)
         return
     with new_file(Path(output)) as file:
-        file.write_text(text)
+        file.write(f"{text}\n".encode())

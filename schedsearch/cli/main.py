@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import errno
 import importlib
-import signal
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import click
 
+from schedsearch.cli import process, render
 from schedsearch.cli.damaged import raise_for_damage
-from schedsearch.errors import SchedsearchError
+from schedsearch.errors import SchedsearchError, UsageError
+from schedsearch.text import MESSAGE_LIMIT, shortened
 
 # In the order of `--help`.
 COMMANDS = {
@@ -44,7 +43,17 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"schedsearch: {self.format_message()}", file=file or sys.stderr)
+        render.say(f"schedsearch: {shortened(self.format_message(), MESSAGE_LIMIT)}", err=True)
+
+
+# What the system lacks or forbids; an OSError of another kind is a bug of schedsearch.
+_SYSTEM_FAILURES = {
+    getattr(errno, name)
+    for name in (
+        "EACCES", "EAGAIN", "EDQUOT", "EFBIG", "EIO", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE", "ENOMEM", "ENOSPC",
+        "EPERM", "EROFS", "ESTALE",
+    )
+}  # fmt: skip
 
 
 @contextmanager
@@ -53,8 +62,8 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
     try:
         yield
     except SchedsearchError as error:
-        render = getattr(error, "render", None)  # a workload file shows each mistake under its line
-        text = render() if render else "; ".join(str(error).splitlines())
+        render_lines = getattr(error, "render", None)  # a workload file shows each mistake under its line
+        text = render_lines() if render_lines else "; ".join(str(error).splitlines())
         if "\n" in text:
             text = f"the workload file is wrong\n{text}"
         raise Failure(text, error.exit_code) from error
@@ -64,29 +73,27 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
         at = error.ctx or ctx
         command = at.command_path if at else "schedsearch"
         raise Failure(f"{error.format_message().rstrip('.')}; see: {command} --help", 2) from error
+    except BrokenPipeError:  # of a pipe that is not a standard stream; those never raise (see `schedsearch.cli.process`)
+        raise click.exceptions.Exit(process.READER_GONE) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+        if error.errno not in _SYSTEM_FAILURES:
             raise
-        raise Failure(f"cannot write the output: {error.strerror}; free some space and run it again", 2) from error
+        raise Failure(_system_failure(error), process.SYSTEM_FAILED) from error
+    except MemoryError as error:
+        raise Failure("not enough memory; free some, or raise the limit (ulimit -v)", process.SYSTEM_FAILED) from error
     except KeyboardInterrupt:
-        raise Failure("interrupted; nothing that was saved is lost", 130) from None
+        raise Failure("interrupted; nothing that was saved is lost", process.INTERRUPTED) from None
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Makes SIGTERM act like Ctrl-C, also before a tuning run installs its own handler."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def _system_failure(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename is not None else ""
+    remedies = {
+        errno.EMFILE: "; raise the limit (ulimit -n)",
+        errno.EFBIG: "; raise the limit (ulimit -f)",
+        errno.ENOSPC: "; free some space and run it again",
+        errno.EDQUOT: "; free some space and run it again",
+    }
+    return f"the system refused: {where}{error.strerror}{remedies.get(error.errno or 0, '')}"
 
 
 class LazyGroup(click.Group):
@@ -107,10 +114,20 @@ class LazyGroup(click.Group):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _failures(ctx), _terminated_as_interrupted():
+        with _failures(ctx):
+            _require_working_folder()
             result = super().invoke(ctx)
             raise_for_damage(ctx)
             return result
+
+
+def _require_working_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            "the current folder is gone or not accessible; change to another one (cd) and run it again"
+        ) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -120,6 +137,7 @@ def main() -> None:
 
     \b
     Exit codes: 0 ok, 1 some task has no valid configuration (or a record is wrong), 2 usage or
-    bad workload, 3 no usable device, 4 no record, 5 regression, 6 database, 130 interrupted
-    with everything measured saved.
+    bad workload, 3 no usable device, 4 no record, 5 regression, 6 database, 70 a bug of
+    schedsearch, 74 the system refused space, memory or files, 130 interrupted with everything
+    measured saved, 141 nobody reads standard output.
     """

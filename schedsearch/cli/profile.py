@@ -70,7 +70,7 @@ def profile(
                 ncu_path=ncu_path,
                 peer=peer,
                 wait=not no_wait,
-                on_wait=lambda text: click.echo(text, err=True),
+                on_wait=render.note,
             )
             if as_json:
                 results.append(_json(one, profiled))
@@ -95,10 +95,10 @@ def _json(task: Task, profiled: Profiled) -> dict[str, Any]:
 
 
 def _print(task: Task, profiled: Profiled) -> None:
-    click.echo(f"{task.name} ({task.workload.label}), record {profiled.record_id}")
-    click.echo(f"{profiled.record.template}, {render.config_text(profiled.record.config)}")
-    click.echo(render.profile_table(profiled.profiles))
+    render.say(f"{task.name} ({task.workload.label}), record {profiled.record_id}")
+    render.say(f"{profiled.record.template}, {render.config_text(profiled.record.config)}")
+    render.say(render.profile_table(profiled.profiles))
     for each in profiled.profiles:
         sources = dict.fromkeys(name for figure in each.figures() for name in each.source(figure))
-        click.echo(f"{each.subject}: {each.tool}, caches {each.cache}; {', '.join(sources)}")
-    click.echo()
+        render.say(f"{each.subject}: {each.tool}, caches {each.cache}; {', '.join(sources)}")
+    render.say()

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import click
-
-from schedsearch.cli.render import counted, counts, duration, echo_json, escaped
+from schedsearch.cli.render import counted, counts, duration, echo_json, say
 from schedsearch.session.observer import Best, Observer, Phase, RunStart, TaskEnd, Trial, event_json
 from schedsearch.session.summary import RunSummary, TaskSummary
+from schedsearch.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +89,7 @@ class _Progress(Observer):
             for task in event.tasks
         ]
         if event.resumed:
-            click.echo(f"going on after {counted(event.resumed, 'trial')} measured before (--fresh ignores them)", err=True)
+            say(f"going on after {counted(event.resumed, 'trial')} measured before (--fresh ignores them)", err=True)
 
     def on_phase(self, event: Phase) -> None:
         self._phase = _PHASES[event.name]
@@ -137,7 +136,7 @@ class PlainLines(_Progress):
         super().on_start(event)
         if event.trials is None or event.trials > 0:
             trials = "as many trials as fit" if event.trials is None else f"up to {counted(event.trials, 'trial')}"
-            click.echo(f"{trials} on {event.target}; the first are being compiled", err=True)
+            say(f"{trials} on {event.target}; the first are being compiled", err=True)
 
     def _refresh(self, now: bool = False) -> None:
         at = time.monotonic()
@@ -145,7 +144,7 @@ class PlainLines(_Progress):
             return
         self._next_at = at + _LINE_EVERY_S
         row = max(self._rows, key=lambda row: row.changed_at)
-        click.echo(f"{self._headline()}; {row.name}: best {duration(row.best_ns)}", err=True)
+        say(f"{self._headline()}; {row.name}: best {duration(row.best_ns)}", err=True)
 
 
 class LiveTable(_Progress):
@@ -199,7 +198,7 @@ def table_lines(rows: Sequence[_Row], width: int) -> list[str]:
     Digits and units are never cut. Names are cut first; then whole columns are left out, the least informative first.
     """
     cells: dict[str, list[str]] = {
-        "task": [escaped(row.name) for row in rows],
+        "task": [printable(row.name) for row in rows],
         "trials": [str(row.trials) for row in rows],
         "default": [duration(row.default_ns) for row in rows],
         "best": [duration(row.best_ns) for row in rows],

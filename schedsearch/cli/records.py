@@ -20,8 +20,10 @@ from schedsearch.cli.options import AtLeast
 from schedsearch.errors import NoValidConfigError, RegressionError
 from schedsearch.measurement import DEFAULT_DB, Outcome
 from schedsearch.records.formats import FORMATS
+from schedsearch.text import MESSAGE_LIMIT, printable, shortened
 
 if TYPE_CHECKING:
+    from schedsearch.records.exchange import Report
     from schedsearch.records.rows import RecordRow
     from schedsearch.records.store import Store
     from schedsearch.target import Target
@@ -91,7 +93,7 @@ def list_(
         )
         for row in rows
     ]
-    click.echo(
+    render.say(
         render.table(("id", "workload", "template", "time", "", "configuration", "message"), cells, right=("id", "time"))
     )
     _note_problems(rows)
@@ -138,11 +140,13 @@ def show(record_id: int, db: str, as_json: bool) -> None:
     }
     width = max(map(len, lines))
     for name, value in lines.items():
-        click.echo(f"{name.ljust(width)}  {value}")
+        # An indented line cannot pass for another field.
+        text = printable(shortened(value, MESSAGE_LIMIT), lines=True).replace("\n", "\n".ljust(width + 3))
+        render.say(f"{name.ljust(width)}  {text}")
     for profile in profiles:
         taken_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(profile.taken_at))
-        click.echo(f"\nprofile of {taken_at}, {profile.tool}, caches {profile.cache}")
-        click.echo(render.profile_table([profile]))
+        render.say(f"\nprofile of {taken_at}, {profile.tool}, caches {profile.cache}")
+        render.say(render.profile_table([profile]))
     _note_problems([record])
 
 
@@ -187,7 +191,7 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
         )
         for entry in bests
     ]
-    click.echo(render.table(("id", "workload", "target", "template", "time", "configuration"), rows, right=("id", "time")))
+    render.say(render.table(("id", "workload", "target", "template", "time", "configuration"), rows, right=("id", "time")))
     _note_problems([entry.row for entry in bests])
 
 
@@ -255,27 +259,31 @@ def export(
 @_json_option
 def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:
     """Add the records of a file: all of them, or none if anything in it is wrong."""
+    from schedsearch.records.filling import fill_store
     from schedsearch.records.formats.exchange import import_file
-    from schedsearch.records.output import store_to_fill
 
-    with store_to_fill(db) as store:
+    def fill(store: Store) -> Report:
         report_damage(store)
-        report = import_file(store, file, form, t1=t1, trusted=trusted)
+        return import_file(store, file, form, t1=t1, trusted=trusted)
+
+    report = fill_store(db, fill)
     _print_counts(asdict(report), as_json, note=report.note)
 
 
 @records.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(dir_okay=False))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @_db_option
 @_json_option
 def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
     """Add the records of other databases to the one given by --db, which is created when missing."""
     from schedsearch.records import exchange
-    from schedsearch.records.output import store_to_fill
+    from schedsearch.records.filling import fill_store
 
-    with store_to_fill(db) as store:
+    def fill(store: Store) -> Report:
         report_damage(store)
-        report = exchange.merge(store, files)
+        return exchange.merge(store, files)
+
+    report = fill_store(db, fill)
     _print_counts(asdict(report), as_json, note=report.note)
 
 
@@ -318,7 +326,7 @@ def verify(db: str, selector: str, no_wait: bool, tool: str | None, as_json: boo
     target = detect(selector)
     checks = []
     with Store.open(db, create=False) as store:
-        options: dict[str, Any] = {"wait": not no_wait, "on_wait": lambda text: click.echo(text, err=True)}
+        options: dict[str, Any] = {"wait": not no_wait, "on_wait": render.note}
         for check in (check for mode in MODES for check in recheck(store, target, mode=mode, **options)):
             checks.append(check)
             record, measurement = check.record, check.measurement
@@ -342,9 +350,9 @@ def verify(db: str, selector: str, no_wait: bool, tool: str | None, as_json: boo
                 verdict = str(measurement.outcome) if check.wrong else "slower" if check.regressed else "ok"
                 times = f"{render.duration(record.measurement.time_ns)} -> {render.duration(measurement.time_ns)}"
                 mode = "" if measurement.mode == COLD_GRAPH else f"  {measurement.mode}"
-                click.echo(f"{verdict:>6}  {record.workload.label}  {record.template}  {times}{mode}")
+                render.say(f"{verdict:>6}  {record.workload.label}  {record.template}  {times}{mode}")
     if not checks and not as_json:
-        click.echo(f"no best record of {target.key} in {db}; nothing to verify")
+        render.say(f"no best record of {target.key} in {db}; nothing to verify")
     wrong = [str(check.record_id) for check in checks if check.wrong]
     if tool:
         wrong += _sanitize(db, target, tool, options, as_json)
@@ -370,14 +378,14 @@ def _sanitize(db: str, target: Target, tool: str, options: Mapping[str, Any], as
             if as_json:
                 render.echo_json({"id": each.record_id, "label": label, "tool": tool, "finding": each.finding})
             else:
-                click.echo(f"{'error' if each.finding else 'ok':>6}  {label}  {each.record.template}  {tool}")
+                render.say(f"{'error' if each.finding else 'ok':>6}  {label}  {each.record.template}  {tool}")
                 if each.finding:
-                    click.echo(textwrap.indent(each.finding, " " * 8))
+                    render.say(textwrap.indent(each.finding, " " * 8))
     return found
 
 
 @records.command()
-@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+@click.argument("file", metavar="FILE", type=click.Path())
 def trust(file: str) -> None:
     """Allow the kernels that a database holds now to run on this machine.
 
@@ -389,11 +397,12 @@ def trust(file: str) -> None:
 
     found = trust_file(file)
     if not found.kernels:
-        click.echo(f"{file} holds no machine code; there is nothing to trust")
+        render.say(printable(f"{file} holds no machine code; there is nothing to trust"))
         return
-    click.echo(
-        f"{render.counted(found.kernels, 'kernel')} in {file}, {found.marked} newly trusted: their machine code now runs on "
-        "this machine with all your rights. Kernels that come into the file later are not trusted by this"
+    kernels = f"{render.counted(found.kernels, 'kernel')} in {printable(file)}, {found.marked} newly trusted"
+    render.say(
+        f"{kernels}: their machine code now runs on this machine with all your rights. Kernels that come into the file "
+        "later are not trusted by this"
     )
 
 
@@ -434,7 +443,7 @@ def _note_problems(rows: Iterable[RecordRow]) -> None:
     """Notes below a table which workloads could not be read, and why."""
     for problem in dict.fromkeys(row.problem for row in rows):
         if problem:
-            click.echo(f"note: {problem}")
+            render.say(printable(f"note: {problem}"))
 
 
 def _prediction(row: RecordRow) -> str:
@@ -463,8 +472,8 @@ def _print_counts(counts: dict[str, Any], as_json: bool, err: bool = False, note
         render.echo_json(counts, err=err)
     else:
         shown = {name: value for name, value in counts.items() if name != "warnings"}
-        click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()), err=err)
+        render.say(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()), err=err)
     for text in counts.get("warnings", ()):
-        click.echo(f"warning: {text}", err=True)
+        render.note(f"warning: {text}")
     if note:
-        click.echo(f"note: {note}", err=True)
+        render.note(f"note: {note}")

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from schedsearch.text import MESSAGE_LIMIT, printable, shortened
+
 if TYPE_CHECKING:
     from schedsearch.profiling.profile import Launch, Profile
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+def say(text: str = "", *, err: bool = False) -> None:
+    """Prints text for people on standard output, or on standard error.
+
+    All text of all commands goes through here, so that nothing foreign reaches a terminal unescaped.
+    """
+    click.echo(printable(text, lines=True), err=err)
+
+
+def note(text: str) -> None:
+    """Prints one line about the run on standard error."""
+    say(printable(shortened(text, MESSAGE_LIMIT)), err=True)
 
 
 def echo_json(value: Any, *, err: bool = False) -> None:
@@ -64,14 +75,12 @@ def counts(outcomes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in ranked if count) or "-"
 
 
-def escaped(cell: object) -> str:
-    """One line of text. Names may come from foreign files, so line breaks and control characters become escapes."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], str(cell))
+_CELL_LIMIT = 1_000  # characters
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
     """Columns under headers, separated by two blanks; those named in `right` are aligned to the right."""
-    cells = [[escaped(cell) for cell in row] for row in rows]
+    cells = [[printable(shortened(str(cell), _CELL_LIMIT)) for cell in row] for row in rows]
     widths = [
         max(len(header), *(len(row[i]) for row in cells)) if cells else len(header) for i, header in enumerate(headers)
     ]

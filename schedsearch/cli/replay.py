@@ -10,6 +10,7 @@ import click
 
 from schedsearch.cli import render
 from schedsearch.cli.options import AtLeast
+from schedsearch.text import printable
 
 if TYPE_CHECKING:
     from schedsearch.replay import Report
@@ -70,14 +71,14 @@ def replay(
     loaded = replaying.load(files, t1)
     warming = replaying.load(warm, t1) if warm else replaying.Loaded((), ())
     for text in (*loaded.left_out, *warming.left_out):
-        click.echo(f"left out: {text}", err=True)
+        render.note(f"left out: {text}")
     for text in (*loaded.warnings, *warming.warnings):
-        click.echo(f"warning: {text}", err=True)
+        render.note(f"warning: {text}")
     for text in replaying.cold_spaces(loaded.spaces, warming.spaces):
-        click.echo(f"warning: {text}", err=True)
+        render.note(f"warning: {text}")
     for space in loaded.spaces if noise else ():
         if not any(len(times_ns) > 1 for times_ns in space.repetitions_ns):
-            click.echo(f"warning: {space.file} ({space.name}) has no repetitions: --noise changes nothing there", err=True)
+            render.note(f"warning: {space.file} ({space.name}) has no repetitions: --noise changes nothing there")
     with _Progress() as progress:
         report = replaying.replay(
             loaded.spaces,
@@ -95,6 +96,17 @@ def replay(
         _print(report)
 
 
+_CLEAR_LINE = "\r\x1b[2K"
+
+
+def _terminal_columns() -> int:
+    """The width of the terminal on standard error. Of a longer text only the last line could be cleared."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
 class _Progress:
     """Progress on standard error: one line that is rewritten on a terminal, else a line for each tenth of the runs."""
 
@@ -105,15 +117,15 @@ class _Progress:
     def __call__(self, done: int, total: int, name: str) -> None:
         if sys.stderr.isatty():
             self._drawn = True
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80  # of two lines only the last could be cleared
-            click.echo("\r\x1b[2K" + f"{done} of {total} runs, {name}"[: width - 1], err=True, nl=False)
+            line = printable(f"{done} of {total} runs, {name}")[: max(_terminal_columns() - 1, 0)]
+            click.echo(f"{_CLEAR_LINE}{line}", err=True, nl=False)
         elif 10 * done // total > self._tenth:
             self._tenth = 10 * done // total
-            click.echo(f"{done} of {total} runs", err=True)
+            render.say(f"{done} of {total} runs", err=True)
 
     def __exit__(self, *error: Any) -> None:
         if self._drawn:
-            click.echo("\r\x1b[2K", err=True, nl=False)
+            click.echo(_CLEAR_LINE, err=True, nl=False)
 
 
 def _print(report: Report) -> None:
@@ -127,9 +139,9 @@ def _print(report: Report) -> None:
         rows.append(["  runs within 5 %", "", "", *(f"{space.within_5[b]:.0%}" for b in budgets)])
     geomean = [_interval(report.geomean[b], report.geomean_low[b], report.geomean_high[b]) for b in budgets]
     rows.append(["geometric mean", "", "", *geomean])
-    click.echo(render.table(headers, rows, right=headers[1:]))
+    render.say(render.table(headers, rows, right=headers[1:]))
     runs = f"{report.seeds} seed{'s' if report.seeds > 1 else ''}"
-    click.echo(
+    render.say(
         f"\n{report.tuner}, {runs}: mean fraction of the optimum [95 % interval]; "
         f"{report.cpu_s_per_64:.3g} CPU seconds per 64 proposals"
     )

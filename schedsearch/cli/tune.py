@@ -123,7 +123,7 @@ def tune(
                 build_timeout_s=measure.build_timeout_s or BUILD_TIMEOUT_S,
                 run_timeout_s=measure.timeout_s or RUN_TIMEOUT_S,
                 wait_for_device=not no_wait,
-                on_wait=lambda text: click.echo(text, err=True),
+                on_wait=render.note,
                 observers=[observer],
             )
         except Interrupted as interrupted:
@@ -157,7 +157,7 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
 
     templates = load_templates()
     for problem in templates.problems.values():
-        click.echo(f"warning: {problem}", err=True)
+        render.note(f"warning: {problem}")
     try:
         return plan_tasks(file.tasks, templates, target)
     except UsageError as error:
@@ -191,20 +191,20 @@ def _without_fresh(arguments: Sequence[str]) -> list[str]:
 def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
     from schedsearch.cli import run_report
 
-    click.echo(run_report.results_text(summary, _names(file)))
+    render.say(run_report.results_text(summary, _names(file)))
     if not summary.new_trials:
-        click.echo(run_report.nothing_new_text(summary))
+        render.say(run_report.nothing_new_text(summary))
         return
     rate = summary.new_trials / summary.wall_s if summary.wall_s else 0.0
     new = render.counted(summary.new_trials, "new trial")
-    click.echo(f"{new} in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
-    click.echo(f"of that time: {summary.shares}")
-    click.echo(f"\n{run_report.search_text(summary, _names(file))}")
+    render.say(f"{new} in {render.seconds(summary.wall_s)} ({rate:.1f}/s) on {summary.target}")
+    render.say(f"of that time: {summary.shares}")
+    render.say(f"\n{run_report.search_text(summary, _names(file))}")
     if line := run_report.race_line(summary):
-        click.echo(line)
-    click.echo(run_report.model_line(summary))
+        render.say(line)
+    render.say(run_report.model_line(summary))
     if line := run_report.builds_line(summary):
-        click.echo(line)
+        render.say(line)
 
 
 def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str, mode: str) -> None:
@@ -216,20 +216,20 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
     option += "" if mode == file.measure.mode else f" --mode {mode}"
     argument = "" if selector == "auto" else f", target={selector!r}"
     argument += "" if mode == COLD_GRAPH else f", mode={mode!r}"
-    click.echo(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
-    click.echo(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")
+    render.say(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
+    render.say(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")
     task = next((task for task in summary.tasks if task.best_ns is not None), None)
     if task is not None:
         module, workload = as_python(task.workload)
         constants = task.workload.constants if mode == COLD_GRAPH_PREPARED else ()
         arguments = ", ".join(argument.name for argument in task.workload.signature if argument.name not in constants)
-        click.echo("\n  import schedsearch" + ("" if module == "schedsearch" else f", {module}"))
-        click.echo(f"  workload = {workload}")
-        click.echo(f"  kernel = schedsearch.compile(workload, db={db!r}{argument})")
+        render.say("\n  import schedsearch" + ("" if module == "schedsearch" else f", {module}"))
+        render.say(f"  workload = {workload}")
+        render.say(f"  kernel = schedsearch.compile(workload, db={db!r}{argument})")
         if constants:
-            click.echo(f"  prepared = kernel.prepare({', '.join(f'{name}={name}' for name in constants)})")
+            render.say(f"  prepared = kernel.prepare({', '.join(f'{name}={name}' for name in constants)})")
             arguments += ", **prepared"
-        click.echo(f"  y = kernel({arguments})")
+        render.say(f"  y = kernel({arguments})")
 
 
 def _print_plan(
@@ -275,9 +275,9 @@ def _print_plan(
         for task, plan in zip(file.tasks, plans)
         for arm in plan.arms
     ]
-    click.echo(f"target {target.key}")
-    click.echo(
+    render.say(f"target {target.key}")
+    render.say(
         render.table(("task", "workload", "template", "configurations", "weight"), rows, right=("configurations", "weight"))
     )
     budget = "as many trials as fit" if trials is None else f"{trials} trials a task, {trials * len(plans)} in all"
-    click.echo(f"{budget}; roughly {render.seconds(estimate_s)} with {workers} builders")
+    render.say(f"{budget}; roughly {render.seconds(estimate_s)} with {workers} builders")

@@ -108,9 +108,11 @@ class TunerThread:
 
 
 class StopSignal:
-    """While entered, the first SIGINT or SIGTERM only sets `requested`; the second one ends the process.
+    """While entered, the first SIGINT, SIGTERM or SIGHUP only sets `requested`; a second SIGINT or SIGTERM ends the process.
 
-    Signals can be handled in the main thread only; elsewhere this does nothing and `requested` stays False.
+    A second SIGHUP does not, because a terminal that closes sends it twice: the system and the shell each send one. A signal
+    that is ignored, e.g. because of nohup, stays ignored. Signals can be handled in the main thread only; elsewhere this
+    does nothing and `requested` stays False.
     """
 
     def __init__(self) -> None:
@@ -119,8 +121,9 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -130,4 +133,4 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         for each in self._previous:
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)

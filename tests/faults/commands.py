@@ -33,19 +33,13 @@ class Answer:
         return "ok" if self.code == 0 else f"exit {self.code}"
 
 
-def call(
-    *arguments: str | Path,
-    names: tuple[str, ...] = (),
-    codes: tuple[int, ...] = (0, 2, 6),
-    longest: int = MAX_MESSAGE_CHARACTERS,
-) -> Answer:
+def call(*arguments: str | Path, names: tuple[str, ...] = (), codes: tuple[int, ...] = (0, 2, 6)) -> Answer:
     """Runs a command and checks its answer.
 
     Args:
         arguments: as a shell would give them.
         names: a failure must name one of these, e.g. the file at fault.
         codes: the exit codes that are possible.
-        longest: characters of the longest message.
 
     Raises:
         Broken: another exit code, no message or a bad one, output that a terminal would obey.
@@ -60,7 +54,7 @@ def call(
     if answer.code not in codes:
         raise Broken(f"{said} is not one of {codes}: {answer.err[-500:]!r}")
     if answer.code:
-        check_message(answer.err, names, said, longest)
+        check_message(answer.err, names, said)
         if not answer.err.splitlines()[-1].startswith("schedsearch: ") and "schedsearch: " not in answer.err:
             raise Broken(f"{said}: standard error is {answer.err[:500]!r}")
     check_text(answer.out, said, MAX_OUTPUT_CHARACTERS)
@@ -78,11 +72,11 @@ def check_error(error: SchedsearchError, names: tuple[str, ...], said: str) -> N
     check_message(str(error), names, said)
 
 
-def check_message(text: str, names: tuple[str, ...], said: str, longest: int = MAX_MESSAGE_CHARACTERS) -> None:
+def check_message(text: str, names: tuple[str, ...], said: str) -> None:
     """Raises Broken unless a message is short, has something to say, names the file and nothing that a terminal obeys."""
     if not text.strip():
         raise Broken(f"{said}, but the message is empty")
-    check_text(text, said, longest)
+    check_text(text, said, MAX_MESSAGE_CHARACTERS)
     if names and not any(name in text for name in names):
         raise Broken(f"{said}, and the message names none of {', '.join(names)}: {text[:500]!r}")
     if "Traceback" in text:
