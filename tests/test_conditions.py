@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ from cli_support import schedsearch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedsearch.config import Config
 from schedsearch.errors import UsageError
+from schedsearch.records.formats import kernel_tuner, t4
 from schedsearch.records.formats.conditions import Condition
 from schedsearch.records.formats.recording import Place
 
@@ -169,3 +173,75 @@ def test_products_of_constants_are_of_64_bits_as_those_of_columns_are(factors: l
 @pytest.mark.parametrize("text", ["1.5 % 0 > 1 or a == a", "1.5 / 0.0 > 1 or a == a", "2.5 // False > 1 or a == a"])
 def test_a_division_of_constants_by_zero_is_harmless_if_an_or_covers_it(text: str) -> None:
     assert all(holds(text))
+
+
+def description(tmp_path: Path, data: object) -> t4.Description:
+    return t4.Description(support.write(tmp_path / "some_T1.json", data))
+
+
+def test_the_work_of_all_conditions_is_limited_before_any_runs(tmp_path: Path) -> None:
+    """2,000 comparisons of 18 configurations are computed; of 100,000 configurations they would take too long."""
+    text = " and ".join(["bx > 0"] * 400)
+    made = description(tmp_path, support.t1(*[text] * 5))
+    assert [condition.operations for condition in made.conditions] == [400 * 3 + 1] * 5
+    entries = kernel_tuner.parse(support.cache(), "some.json").entries
+    made.require(entries, [Place("some.json")] * len(entries))
+    with pytest.raises(UsageError, match=r"Conditions: the conditions take 108,090,000 operations for 18,000 config"):
+        made.require(entries * 1000, [Place("some.json")] * 18_000)
+
+
+def test_the_length_of_all_conditions_is_limited(tmp_path: Path) -> None:
+    text = "bx > 0" + " " * 9_900
+    with pytest.raises(UsageError, match=r"Conditions\[20\]: the conditions up to here have more than 200,000 characters"):
+        description(tmp_path, support.t1(*[text] * 30))
+
+
+def test_parts_of_an_expression_are_joined_one_at_a_time() -> None:
+    """At most a few columns are alive at once, however many parts an expression has."""
+    n, alive, most = 1000, 0, 0
+
+    class Columns(dict[str, np.ndarray]):
+        def __getitem__(self, name: str) -> np.ndarray:
+            nonlocal alive, most
+            column = np.ones(n, np.int64)
+            alive, most = alive + 1, max(most, alive + 1)
+            weakref.finalize(column, gone)
+            return column
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    for text in (" or ".join(["a"] * 500), "max(" + ", ".join(["a"] * 500) + ")", "a in [" + ", ".join(["a"] * 500) + "]"):
+        assert Condition(text, NAMES, Place("some_T1.json")).holds(Columns(), n).all()
+    assert most < 10
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (list(range(100_001)), "has 100,001 values; a parameter may have at most 100,000"),
+        (str(list(range(40_000))), "a list in a text of 268,890 characters; at most 200,000 are read"),
+        ("[" * 1000 + "]" * 1000, "is not a list of numbers and texts"),
+        ("[10**10**10]", "is not a list of numbers and texts"),
+        ("['a'*10**10]", "is not a list of numbers and texts"),
+        (f"[{'9' * 5000}]", "is not a list of numbers and texts"),
+    ],
+)
+def test_long_lists_of_values_are_refused(tmp_path: Path, values: object, message: str) -> None:
+    data = support.t1()
+    data["ConfigurationSpace"]["TuningParameters"][0]["Values"] = values
+    with pytest.raises(UsageError, match=re.escape(message)):
+        description(tmp_path, data)
+
+
+def test_a_long_text_takes_no_memory_for_every_configuration(tmp_path: Path) -> None:
+    """In an array of texts each would take the space of the longest: 18,000 of a megabyte are 72 GB."""
+    params = {**support.PARAMS, "order": ["row", "column", "x" * 2**20]}
+    data = support.t1("order in ['row', 'column']", params=params)
+    data["ConfigurationSpace"]["TuningParameters"][2]["Values"] = params["order"]
+    made = description(tmp_path, data)
+    entries = kernel_tuner.parse(support.cache(), "some.json").entries * 1000
+    long = dataclasses.replace(entries[0], config=Config({**entries[0].config, "order": "x" * 2**20}))
+    with pytest.raises(UsageError, match=r"last: .* breaks the condition"):
+        made.require([*entries, long], [*[Place("some.json")] * len(entries), Place("last")])

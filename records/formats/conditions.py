@@ -2,13 +2,15 @@
 
 An expression may contain names of parameters, numbers, texts, True and False; + - * / // %; comparisons, also chained and
 `in` a list; and, or, not; parentheses; min and max. It becomes a tree of NumPy operations over columns of values. Everything
-else is refused: attributes, subscripts, powers (9**9**9 can stop a machine), and calls other than min and max.
+else is refused: attributes, subscripts, powers (9**9**9 can stop a machine), and calls other than min and max. The number of
+operations is known before the first one runs, so the reader of a file can limit its work.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -23,6 +25,7 @@ Columns = Mapping[str, NDArray[Any]]
 Node = Callable[[Columns], Any]
 
 MAX_LENGTH = 10_000  # characters; longer ones are attacks on the parser
+_SHOWN = 200  # characters of an expression in a message
 MAX_DEPTH = 100  # nested operations; deeper ones are attacks on the stack
 _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -33,7 +36,7 @@ _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
 }
 _UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {
-    ast.Not: np.logical_not,
+    ast.Not: lambda value: np.logical_not(_truth(value)),
     ast.USub: lambda value: -_number(value),
     ast.UAdd: lambda value: +_number(value),
 }
@@ -56,6 +59,9 @@ class Condition:
         names: the parameters it may read.
         place: its position in a file, for messages.
 
+    Attributes:
+        operations: how many operations it takes for each configuration.
+
     Raises:
         UsageError: it is not an expression, reads an unknown name, or uses an operation that is not allowed.
     """
@@ -66,9 +72,11 @@ class Condition:
             place.fail(f"a condition of {len(text):,} characters; at most {MAX_LENGTH:,} are allowed")
         try:
             tree = ast.parse(text.strip(), mode="eval")
-            self._node = _Compiler(text, names, place).node(tree.body)
+            compiler = _Compiler(text, names, place)
+            self._node = compiler.node(tree.body)
+            self.operations = compiler.operations
         except SyntaxError as error:
-            place.fail(f"{text!r} is not an expression: {error.msg} at column {error.offset}")
+            place.fail(f"{text[:_SHOWN]!r} is not an expression: {error.msg} at column {error.offset}")
         except UsageError:
             raise
         except (ValueError, RecursionError, MemoryError) as error:
@@ -83,15 +91,18 @@ class Condition:
         """
         try:
             with np.errstate(all="ignore"):  # a division by zero is harmless if an `or` covers it
-                return np.broadcast_to(np.asarray(self._node(columns)).astype(np.bool_), (n,))
+                return np.broadcast_to(np.asarray(_truth(self._node(columns))).astype(np.bool_), (n,))
         except (TypeError, ValueError, np.exceptions.DTypePromotionError):
-            self._place.fail(f"{self.text!r} cannot be computed: texts can be compared with texts, not calculated with")
+            self._place.fail(
+                f"{self.text[:_SHOWN]!r} cannot be computed: texts can be compared with texts, not calculated with"
+            )
 
 
 class _Compiler:
     def __init__(self, text: str, names: Collection[str], place: Place) -> None:
         self._text, self._names, self._place = text, names, place
         self._depth = 0
+        self.operations = 0
 
     def node(self, tree: ast.AST) -> Node:
         """The function that computes an expression. Raises UsageError if anything in it is not allowed."""
@@ -100,6 +111,7 @@ class _Compiler:
                 f"{self._place}: {self._text[:80]!r}... has more than {MAX_DEPTH} nested operations; simplify it"
             )
         self._depth += 1
+        self.operations += 1
         compute = self._node(tree)
         self._depth -= 1
         return compute
@@ -109,13 +121,14 @@ class _Compiler:
             return self._constant(tree)
         if isinstance(tree, ast.Name):
             if tree.id not in self._names:
-                raise self._error(tree, f"unknown name {tree.id!r}{did_you_mean(tree.id, self._names)}; parameters are "
-                           f"{', '.join(self._names)}")  # fmt: skip
+                known = ", ".join(itertools.islice(self._names, 100))
+                hint = did_you_mean(tree.id, self._names)
+                raise self._error(tree, f"unknown name {tree.id[:_SHOWN]!r}{hint}; parameters are {known}")
             return functools.partial(_read, tree.id)
         if isinstance(tree, ast.BoolOp):
             parts = [self.node(part) for part in tree.values]
             join = np.logical_and if isinstance(tree.op, ast.And) else np.logical_or
-            return lambda k: functools.reduce(join, [part(k) for part in parts])
+            return lambda k: functools.reduce(join, (_truth(part(k)) for part in parts))
         if isinstance(tree, ast.UnaryOp) and type(tree.op) in _UNARY:
             inner = self.node(tree.operand)
             apply = _UNARY[type(tree.op)]
@@ -152,7 +165,7 @@ class _Compiler:
             right = self.node(right_tree)
             links.append(functools.partial(_compare, _COMPARISONS[type(op)], left, right))
             left = right
-        return lambda k: functools.reduce(np.logical_and, [link(k) for link in links])
+        return lambda k: functools.reduce(np.logical_and, (link(k) for link in links))
 
     def _call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
@@ -160,13 +173,13 @@ class _Compiler:
             called = ast.get_source_segment(self._text.strip(), tree) or "?"
             raise self._error(tree, f"calls a function: {called[:80]}; only min and max of two or more values may be called")
         arguments = [self.node(argument) for argument in tree.args]
-        return lambda k: functools.reduce(_CALLS[name], [argument(k) for argument in arguments])
+        return lambda k: functools.reduce(_CALLS[name], (argument(k) for argument in arguments))
 
     def _error(self, tree: ast.AST, message: str) -> UsageError:
         column = getattr(tree, "col_offset", 0) + 1
         return UsageError(
-            f"{self._place}: {self._text!r}, column {column}: {message}; conditions have names, constants, + - * / // %, "
-            "comparisons, and, or, not, min and max, and are never run as code"
+            f"{self._place}: {self._text[:_SHOWN]!r}, column {column}: {message}; conditions have names, constants, "
+            "+ - * / // %, comparisons, and, or, not, min and max, and are never run as code"
         )
 
 
@@ -182,11 +195,18 @@ def _number(value: Any) -> Any:
     return np.asarray(value, dtype=np.int64) if kind == "b" else value
 
 
+def _truth(value: Any) -> Any:
+    """Refuses texts, which have no truth here; a column of texts may be an array of objects."""
+    if np.asarray(value).dtype.kind not in "bif":
+        raise TypeError("a text")
+    return value
+
+
 def _compare(compute: Callable[[Any, Any], Any], left: Node, right: Node, columns: Columns) -> Any:
     return compute(left(columns), right(columns))
 
 
 def _among(left: Node, choices: list[Node], inverted: bool, columns: Columns) -> Any:
     value = left(columns)
-    found: Any = functools.reduce(np.logical_or, [value == choice(columns) for choice in choices], np.False_)
+    found: Any = functools.reduce(np.logical_or, (value == choice(columns) for choice in choices), np.False_)
     return np.logical_not(found) if inverted else found

@@ -22,6 +22,7 @@ from schedsearch.records.formats.content import MAX_DEPTH, Content, document_lim
 from schedsearch.space import Knob, Value
 
 _INT64 = 2**63
+MAX_KNOB_VALUES = 100_000
 _MAX_MESSAGE = 1000  # characters of a message, which may quote values of the file
 _SHOWN = 100  # characters of a key in the place of a value
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -249,6 +250,8 @@ class KnobTable:
 def _own_values(values: list[Any], place: Place) -> list[Value]:
     if not values:
         place.fail("has no values; give at least one")
+    if len(values) > MAX_KNOB_VALUES:
+        place.fail(f"has {len(values):,} values; a parameter may have at most {MAX_KNOB_VALUES:,}")
     for value in values:
         if not isinstance(value, bool | int | float | str):
             place.fail(f"value {value!r} is {_kind(value)}; allowed are numbers, texts and true or false")

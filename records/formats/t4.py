@@ -50,6 +50,10 @@ _WORDS = {outcome: word for word, outcome in _INVALIDITY.items()} | {
     Outcome.COMPILE_TIMEOUT: "compile",
     Outcome.WORKER_LOST: "runtime",
 }
+# A description with more than this is refused: its conditions are computed for every configuration.
+MAX_CONDITION_CHARACTERS = 200_000  # of all conditions together
+MAX_OPERATIONS = 100_000_000  # of all conditions for all configurations; about two seconds
+MAX_LIST_CHARACTERS = 200_000  # of a list that is written as a text, which Python's own parser reads
 _EMBEDDED = "schedsearch"  # a field of our own in a result: the JSON of the records behind it
 
 
@@ -108,9 +112,13 @@ class Description:
             values[name] = _values(here.need(parameter, "Values"), here["Values"])
         self.table = KnobTable(values, at["TuningParameters"])
         self.conditions = []
+        characters = 0
         for i, item in enumerate(at["Conditions"].list(space.get("Conditions") or [])):
             here = at["Conditions"][i]
             text = here["Expression"].text(here.need(here.object(item), "Expression"))
+            characters += 1 + len(text)
+            if characters > MAX_CONDITION_CHARACTERS:
+                here.fail(f"the conditions up to here have more than {MAX_CONDITION_CHARACTERS:,} characters; give fewer")
             self.conditions.append(Condition(text, values, here["Expression"]))
         kernel = top.get("KernelSpecification")
         kernel = kernel if isinstance(kernel, dict) else {}
@@ -119,6 +127,12 @@ class Description:
 
     def require(self, entries: Sequence[Entry], places: Sequence[Place]) -> None:
         """Raises UsageError if an entry breaks a condition, because the description then belongs to other results."""
+        operations = len(entries) * sum(condition.operations for condition in self.conditions)
+        if operations > MAX_OPERATIONS:
+            Place(self.path)["ConfigurationSpace"]["Conditions"].fail(
+                f"the conditions take {operations:,} operations for {len(entries):,} configurations; at most "
+                f"{MAX_OPERATIONS:,} are possible"
+            )
         columns = {
             knob.name: _column([self.table.given(entry.config, knob.name) for entry in entries]) for knob in self.table.knobs
         }
@@ -126,20 +140,25 @@ class Description:
             broken = np.flatnonzero(~condition.holds(columns, len(entries)))
             if len(broken):
                 places[broken[0]].fail(
-                    f"{entries[broken[0]].config} breaks the condition {condition.text!r} (number {number + 1} of "
-                    f"{self.path}); give the description that belongs to these results"
+                    f"{str(entries[broken[0]].config)[:300]} breaks the condition {condition.text[:300]!r} "
+                    f"(number {number + 1} of {self.path}); give the description that belongs to these results"
                 )
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    """An array of numbers of one kind, or of objects if texts and numbers are mixed: NumPy would turn these into texts."""
+    """An array of numbers of one kind, or of objects if there are texts: NumPy would give all the length of the longest."""
     kinds = {type(value) for value in values}
-    return np.array(values, dtype=None if len(kinds) == 1 or kinds == {int, float} else object)
+    numbers = str not in kinds and (len(kinds) == 1 or kinds == {int, float})
+    return np.array(values, dtype=None if numbers else object)
 
 
 def _values(value: Any, place: Place) -> list[Any]:
     """A list, or a text that is a literal of a list."""
     if isinstance(value, str):
+        if len(value) > MAX_LIST_CHARACTERS:
+            place.fail(
+                f"a list in a text of {len(value):,} characters; at most {MAX_LIST_CHARACTERS:,} are read, or a JSON list"
+            )
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
