@@ -23,6 +23,8 @@ MAX_VALUE_BYTES = 256 << 20  # of one text or blob; SQLite refuses to read a lon
 MIN_SQLITE = (3, 37, 0)  # STRICT tables
 
 _REMEDY = "restore it from a copy, or save what can be read with: sqlite3 {path} .recover"
+ERRORS = (sqlite3.Error, UnicodeDecodeError)  # what a call of sqlite3 raises for a file that cannot be used
+_MISSING = ("no such table", "no such column", "no such index", "no such trigger")
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 # A reader that may not write the log's index; https://www.sqlite.org/rescode.html
@@ -73,7 +75,7 @@ def connect(
             connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA schema_version").fetchone()  # reads the header, so that a wrong file is found here
         return connection
-    except sqlite3.Error as error:
+    except ERRORS as error:
         if connection is not None:
             connection.close()
         raise explain(error, path) or error from error
@@ -142,7 +144,7 @@ def is_sqlite(path: Path) -> bool:
     return True
 
 
-def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
+def _damage(error: Exception, path: Path) -> DatabaseError:
     """What is wrong with a file that SQLite refused. Opening it here is safe, because nobody can be using it.
 
     File format: https://www.sqlite.org/fileformat.html, section 1.3.
@@ -160,7 +162,7 @@ def _damage(error: sqlite3.Error, path: Path) -> DatabaseError:
     remedy = _REMEDY.format(path=path)
     if size < max(promised, _HEADER_BYTES):
         return DatabaseError(f"{path} is truncated: {size} bytes, its header promises {promised}; {remedy}")
-    return DatabaseError(f"{path} is damaged ({error}); {remedy}")
+    return DatabaseError(f"{path} is damaged ({ascii(str(error))[1:-1]:.300}); {remedy}")
 
 
 def _is_at_rest(path: Path) -> bool:
@@ -188,6 +190,8 @@ def has_content(path: Path) -> bool:
 
 def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
     """Our message for an SQLite error; None if the error is a bug and not the state of the file."""
+    if isinstance(error, UnicodeDecodeError):  # Python cannot read SQLite's message, which quotes the damaged place
+        return _damage(error, path)
     if not isinstance(error, sqlite3.Error):
         return None
     extended = getattr(error, "sqlite_errorcode", 0)
@@ -209,7 +213,7 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
             f"{path} has a text or blob of more than {MAX_VALUE_BYTES} bytes, which schedsearch never writes; restore it "
             f"from a copy, or drop that row with: sqlite3 {path}"
         )
-    if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column", "no such index")):
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(_MISSING):
         return DatabaseError(f"{path} is damaged ({error}); {_REMEDY.format(path=path)}")
     if code == sqlite3.SQLITE_CANTOPEN or extended in _READONLY_LOG:
         return DatabaseError(
@@ -273,6 +277,13 @@ def check_tables(connection: sqlite3.Connection, path: Path, tables: Mapping[str
     Raises:
         DatabaseError: it is not so; the text names the table and the column.
     """
+    try:
+        _check_tables(connection, path, tables)
+    except ERRORS as error:
+        raise explain(error, path) or error from error
+
+
+def _check_tables(connection: sqlite3.Connection, path: Path, tables: Mapping[str, Iterable[str]]) -> None:
     own = {
         name: (kind, page) for name, kind, page in connection.execute("SELECT name, type, rootpage FROM main.sqlite_schema")
     }

@@ -238,7 +238,7 @@ class Lookup:
         try:
             with self._lock:
                 return action(self._connection)
-        except sqlite3.Error as error:
+        except dbfile.ERRORS as error:
             raise dbfile.explain(error, self.path) or error from error
 
     def _sound(self, table: str, rows: list[Any], read: Callable[[Any], T], name: Callable[[Any], object]) -> Iterator[T]:

@@ -54,7 +54,7 @@ class SqliteDatabase:
                 connection.execute("PRAGMA foreign_keys = ON")
                 connection.execute("PRAGMA synchronous = FULL")
             return connection
-        except sqlite3.Error as error:
+        except dbfile.ERRORS as error:
             connection.close()
             raise dbfile.explain(error, self.path) or error from error
 
@@ -64,6 +64,8 @@ class SqliteDatabase:
             yield
         except sa.exc.DBAPIError as error:
             raise dbfile.explain(error.orig, self.path) or error from error
+        except UnicodeDecodeError as error:
+            raise dbfile.explain(error, self.path) or error from error
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

@@ -54,7 +54,8 @@ def damage(path: Path, rng: random.Random) -> list[str]:
         connection.text_factory = bytes
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             if rng.random() < 0.85:
-                with contextlib.suppress(sqlite3.Error):
+                # Nothing is left to damage, or an earlier damage is in the way.
+                with contextlib.suppress(sqlite3.Error, IndexError):
                     done.append(rng.choice(CONTENT_DAMAGES)(connection, rng))
     if rng.random() < 0.15 or not done:
         done.append(damage_bytes(path, rng))

@@ -1,0 +1,58 @@
+"""What the fuzzers found, as small cases of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from schedsearch.errors import DatabaseError
+from schedsearch.records.lookup import Lookup
+from schedsearch.records.store import Store
+
+DUMPS = sorted((Path(__file__).parent / "data").glob("schema_v*.sql"))
+
+
+@pytest.fixture(params=DUMPS, ids=lambda path: path.stem)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A database of a released schema version."""
+    path = tmp_path / "some.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(request.param.read_text())
+    return path
+
+
+def changed(path: Path, *statements: str) -> Path:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    return path
+
+
+def test_sqlite_quotes_a_damaged_schema_whose_bytes_are_no_text(database: Path) -> None:
+    """Python then raises UnicodeDecodeError instead of an error of SQLite."""
+    data = database.read_bytes()
+    assert b"TABLE best (" in data
+    database.write_bytes(data.replace(b"TABLE best (", b"TABL\xeb best ("))
+    for reader in (lambda: Store.open(database, readonly=True), lambda: Store.open(database), lambda: Lookup(database)):
+        with pytest.raises(DatabaseError, match=r"some\.db is damaged"), reader() as opened:
+            opened.refresh() if isinstance(opened, Lookup) else opened.history()
+
+
+@pytest.mark.parametrize("table", ["record", "best", "workload", "meta"])
+def test_a_table_is_missing(database: Path, table: str) -> None:
+    """The views that stand for an older table name it, and SQLite finds out when it looks at any of them."""
+    changed(database, "PRAGMA foreign_keys = OFF", f"DROP TABLE {table}")
+    for readonly in (True, False):
+        with pytest.raises(DatabaseError, match=r"some\.db"):
+            Store.open(database, readonly=readonly)
+
+
+def test_a_trigger_is_missing_that_a_migration_replaces(database: Path) -> None:
+    changed(database, "DROP TRIGGER record_is_never_changed")
+    try:
+        Store.open(database).close()
+    except DatabaseError as error:
+        assert "some.db is damaged (no such trigger" in str(error)
