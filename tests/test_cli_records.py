@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,18 @@ class TestVerify:
         assert result.exit_code == 1, result.output
         assert "wrong_answer" in result.stdout
         assert json.loads(ok("records", "best", "--db", "tuned.db", "--json")) == []
+
+    def test_a_best_of_an_earlier_version_is_built_again_and_signed(self, folder: Path) -> None:
+        with sqlite3.connect("tuned.db") as database:
+            database.execute("UPDATE best SET signature = ''")
+        with Store.open("tuned.db", readonly=True) as store:
+            (before,) = store.bests()
+            assert not before.vouched and store.code(before) is None
+        schedsearch("records", "verify", "--db", "tuned.db", "--target", "cpu")
+        with Store.open("tuned.db", readonly=True) as store:
+            (after,) = store.bests()
+            assert after.vouched and store.code(after) is not None
+            assert after.record_id > before.record_id and after.record.config == before.record.config
 
     def test_nothing_to_verify_is_said(self, folder: Path) -> None:
         Store.open("empty.db").close()

@@ -255,7 +255,7 @@ def export(
     "--format", "form", type=click.Choice(FORMATS), help="Format of the file; recognised from its content by default."
 )
 @click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
-@click.option("--trusted", is_flag=True, help="Take machine code that another machine wrote; it is dropped otherwise.")
+@click.option("--trusted", is_flag=True, help="Take bests and machine code of another machine; they are left out otherwise.")
 @_json_option
 def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:
     """Add the records of a file: all of them, or none if anything in it is wrong."""

@@ -88,7 +88,7 @@ def recheck(
                 finished_at=time.time(),
             )
             record_id = store.append(record)
-            if isinstance(built, Built) and measurement.ok and not best.vouched and _is_of_today(best):
+            if isinstance(built, Built) and measurement.ok and not best.vouched and _may_be_replaced(store, best):
                 store.promote(record_id, built.artifact)
             check = Check(best.record_id, best.record, measurement)
             if measurement.outcome is Outcome.WRONG_ANSWER:
@@ -108,10 +108,15 @@ def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurem
     return result
 
 
-def _is_of_today(best: Best) -> bool:
-    """Whether the installed template is of the best's version, and its workload is the one that it names."""
-    version = load_template(best.record.template).version
-    return (best.row.template_version, best.row.workload_id) == (version, best.record.workload.id)
+def _may_be_replaced(store: Store, best: Best) -> bool:
+    """Whether a best is still that of its task, and what was built is what it names: this version of the template."""
+    record = best.record
+    present = next(store.bests(record.workload, record.target, mode=record.measurement.mode), None)
+    return (
+        present is not None
+        and present.record_id == best.record_id
+        and (best.row.template_version, best.row.workload_id) == (load_template(record.template).version, record.workload.id)
+    )
 
 
 def _measure(runner: Runner, best: Best, built: Built) -> Measurement:

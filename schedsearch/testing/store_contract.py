@@ -253,6 +253,29 @@ class StoreContract(ABC):
         (best,) = store.bests()
         assert (best.record_id, best.verified, best.artifact_sha256) == (slow, False, artifact(b"slow").sha256)
 
+    def test_an_imported_record_is_not_measured_here_and_cannot_be_promoted(self, store: Store) -> None:
+        mine, imported = record(900.0, number=1), record(500.0, number=2, source="gift.jsonl", final_race=True)
+        store.append(mine)
+        imported_id = store.append(imported)
+        assert store.measured(conv(), H200, "conv2d_wgmma", 1) == {mine.config: mine}
+        assert store.last_race(conv(), H200) == []
+        both = [(imported.config, 500.0), (mine.config, 900.0)]
+        assert store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=9) == both
+        assert store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=9, imported=True) == both[:1]
+        with pytest.raises(UsageError, match=r"came from gift\.jsonl; only what was measured here can be best"):
+            store.promote(imported_id, artifact())
+        assert list(store.bests()) == [] and store.stats()["artifacts"] == 0
+
+    def test_the_code_of_a_best_is_loaded_as_long_as_it_is_right(self, store: Store) -> None:
+        store.promote(store.append(record()), artifact())
+        (best,) = store.bests()
+        assert best.vouched and store.code(best) == artifact()
+        store.demote(conv(), H200)
+        assert store.code(best) is None, "it turned out wrong"
+        store.promote(store.append(record(number=1)), artifact())
+        (best,) = store.bests()
+        assert store.code(best) == artifact(), "it was verified again"
+
     def test_a_record_that_was_promoted_keeps_its_code_for_the_next_promotion(self, store: Store) -> None:
         first, second = store.append(record(number=1)), store.append(record(number=2))
         store.promote(first, artifact())
