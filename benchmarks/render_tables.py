@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import conv2d_ideas
@@ -151,6 +152,9 @@ def faults(data: dict[str, Any]) -> str:
     machine = f"{where['cpu']}, {where['cores']} cores, Python {where['python']}"
     command = re.sub(_MACHINE_OPTIONS, "", data["command"])
     text = f"`{command}` took {data['seconds'] / 60:.0f} minutes on {where['date']}; {machine}."
+    ratios = [fact["after_ns"] / fact["before_ns"] for row in tried for fact in row["facts"] if "before_ns" in fact]
+    if ratios and tried[0]["target"] == "cuda":
+        text += f" A right candidate took {median(ratios):.2f} times as long after the faults of a run as before (median)."
     header = ("fault", "what happens", "tries", "held", "seconds each", "peak MiB")
     return f"{text}\n\n{markdown(header, rows)}"
 

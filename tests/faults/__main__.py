@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, help="batches at once; default: 2 for each core on a CPU, 1 on a GPU")
     parser.add_argument("--short", action="store_true", help="the size of `make test`: each fault about once")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--add", action="store_true", help="keep what --out has of other scenarios")
     parser.add_argument("--keep", action="store_true", help="keep the folders of batches in which something did not hold")
     parser.add_argument("--list", action="store_true", help="print the scenarios and end")
     chosen = parser.parse_args(arguments)
@@ -87,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         jobs=chosen.jobs or (1 if chosen.target == "cuda" else 2 * cores),
         time_s=chosen.time,
         out=chosen.out,
+        add=chosen.add,
         keep=chosen.keep,
         command=shlex.join(["python", "-m", "tests.faults", *arguments]),
     )

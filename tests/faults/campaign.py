@@ -22,7 +22,7 @@ from .scenario import Batch, Scenario, Unit
 
 _FAILURES_KEPT = 20  # per scenario, in the result
 _FACTS_KEPT = 200
-_TEXT_CHARS = 4000
+_TEXT_CHARS = 1500
 _STATUS_S = 20.0
 _SAVE_S = 30.0
 # Files in TMPDIR that a run may leave: the device's lock stays, so that descriptors of waiters remain valid.
@@ -78,6 +78,7 @@ class Campaign:
         jobs: batches that run at the same time.
         time_s: no batch begins after this time.
         out: where the result is written while the campaign goes on; None for nowhere.
+        add: whether the result keeps what `out` has of other scenarios, so that a campaign may have several parts.
         keep: whether the folders of failed batches stay, for a look into them.
     """
 
@@ -90,12 +91,14 @@ class Campaign:
         jobs: int,
         time_s: float = math.inf,
         out: Path | None = None,
+        add: bool = False,
         keep: bool = False,
         command: str = "",
     ) -> None:
         self.tallies = [Tally(scenario, _wanted(scenario, counts)) for scenario in scenarios]
         self._seed, self._jobs, self._time_s, self._out, self._keep = seed, jobs, time_s, out, keep
         self._command = command
+        self._earlier = json.loads(out.read_text()) if add and out is not None and out.exists() else None
         self._began = time.monotonic()
         self._running: list[_Job] = []
         self._folder = Path(tempfile.mkdtemp(prefix="faults-"))
@@ -217,17 +220,24 @@ class Campaign:
         print(f"{self._elapsed_s:6.0f} s: {done} of {wanted} tries, {failed} did not hold; now {now}", flush=True)
 
     def save(self) -> None:
-        if self._out is not None:
-            result = {
-                "command": self._command,
-                "seed": self._seed,
-                "jobs": self._jobs,
-                "seconds": round(self._elapsed_s, 1),
-                "stopped": self._stopped,
-                "machine": machine(),
-                "scenarios": [tally.to_json() for tally in self.tallies],
-            }
-            write_json(self._out, result)
+        """Writes the result so far."""
+        if self._out is None:
+            return
+        result = {
+            "command": self._command,
+            "seed": self._seed,
+            "jobs": self._jobs,
+            "seconds": round(self._elapsed_s, 1),
+            "stopped": self._stopped,
+            "machine": machine(),
+            "scenarios": [tally.to_json() for tally in self.tallies],
+        }
+        if self._earlier is not None:
+            names = {tally.scenario.name for tally in self.tallies}
+            earlier = [row for row in self._earlier["scenarios"] if row["name"] not in names]
+            result["scenarios"] = earlier + result["scenarios"]
+            result["seconds"] += self._earlier["seconds"]
+        write_json(self._out, result)
 
 
 def _wanted(scenario: Scenario, counts: Mapping[Unit, int] | None) -> int:
