@@ -28,6 +28,7 @@ attempts = {
     "how floats are rounded": lambda: libm.fesetround(0x400),  # downwards on x86
     "the recursion limit": lambda: sys.setrecursionlimit(777),
     "garbage collection": gc.disable,
+    "functions of Python's modules": lambda: setattr(time, "perf_counter", lambda: 0.0),
     "trace functions": lambda: sys.setprofile(lambda *args: None),
     "its threads": lambda: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(),
     "its child processes": lambda: subprocess.Popen(["sleep", "30"]),
@@ -47,7 +48,7 @@ def test_every_change_is_noticed_and_named() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=child_environment(), start_new_session=True
     )
     noticed = dict(line.split(" -> ") for line in done.stdout.splitlines())
-    assert len(noticed) == 17, done.stderr
+    assert len(noticed) == 18, done.stderr
     assert noticed.pop("nothing") == ""
     for name, changed in noticed.items():
         if name == "the cores it may use" and not changed:
