@@ -74,9 +74,13 @@ class Workload:
     @functools.cached_property
     def json(self) -> str:
         """Canonical JSON; the text that `id` hashes."""
+        return canonical_json({"op": self.op, "v": self.definition.version, "params": self._given})
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The parameters that differ from their defaults."""
         defaults = self.definition.defaults(self.params)
-        kept = {name: value for name, value in self.params.items() if defaults.get(name) != value}
-        return canonical_json({"op": self.op, "v": self.definition.version, "params": kept})
+        return {name: value for name, value in self.params.items() if defaults.get(name) != value}
 
     @functools.cached_property
     def id(self) -> str:
@@ -134,7 +138,8 @@ class Workload:
         return self.definition.label(self.params)
 
     def replace(self, **changes: Any) -> Workload:
-        return Workload(self.op, {**self.params, **changes})
+        """A workload with other parameters. Those at their default follow the changes, as `weight_dtype` follows `dtype`."""
+        return Workload(self.op, {**self._given, **changes})
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

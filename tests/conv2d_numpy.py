@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from schedsearch.config import Config
+from schedsearch.ops import STAGES
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
+FLOAT_STAGES = tuple(name for name, kind in STAGES.items() if "float" in kind.takes)  # for convolutions of floats
 SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 60.0}  # exact in every dtype
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
+from conv2d_numpy import FLOAT_STAGES, check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.halo as module
@@ -18,7 +18,6 @@ import schedsearch.templates.conv2d.halo_kernel as kernel_module
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
-from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import Geometry, evaluate, even_splits, mergeable
@@ -59,7 +58,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
-        stages = list(STAGES)
+        stages = list(FLOAT_STAGES)
         workload = Workload.conv2d(
             n=int(rng.integers(1, 9)), h=h, w=w, c=groups * inputs, k=groups * outputs, r=r, s=s, groups=groups,
             stride=stride, padding=padding, dilation=dilation,
@@ -423,7 +422,7 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
     """All stages in the default configuration: no local memory, and 16-bit outputs need only a few more registers."""
-    workload = LAYERS[layer].replace(epilogue=tuple(STAGES))
+    workload = LAYERS[layer].replace(epilogue=FLOAT_STAGES)
     config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
     fused = compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources
     assert fused.local_bytes == fused.spill_bytes == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules, convolve, exactly, integers, to_bits
+from conv2d_numpy import FLOAT_STAGES, check_schedules, convolve, exactly, integers, to_bits
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.stem as module
@@ -18,7 +18,6 @@ from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.config import Config
 from schedsearch.launch import TensorMap
-from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.stem import Conv2dStem
 from schedsearch.templates.conv2d.stem_sizes import bank_rounds, evaluate
@@ -48,7 +47,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding, dilation = [int(v) for v in rng.integers(0, 8, 4)], int(rng.integers(1, 4))
         if (r - 1) * dilation >= h + padding[0] + padding[2] or s - 1 >= w + padding[1] + padding[3]:
             continue
-        stages = list(STAGES)
+        stages = list(FLOAT_STAGES)
         workload = Workload.conv2d(
             n=int(rng.integers(1, 6)), h=h, w=w, c=int(rng.integers(1, 17)), k=8 * int(rng.integers(1, 17)), r=r, s=s,
             stride=stride, padding=padding, dilation=(dilation, 1),
@@ -314,7 +313,7 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
 
 @pytest.mark.parametrize("workload", [RGB_7X7, RGB_7X7.replace(n=32), RGB_3X3], ids=lambda workload: workload.label)
 def test_an_epilogue_needs_no_local_memory(workload: Workload) -> None:
-    for epilogue in ((), tuple(STAGES)):
+    for epilogue in ((), FLOAT_STAGES):
         for out_dtype in ("float16", "float32"):
             fused = workload.replace(epilogue=epilogue, out_dtype=out_dtype)
             built = compile_source(

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules, convolve, exactly, integers
+from conv2d_numpy import FLOAT_STAGES, check_schedules, convolve, exactly, integers
 from conv2d_support import covering
 
 import schedsearch.templates.conv2d.unfold as module
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
-from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import KernelStep
 from schedsearch.templates.conv2d.unfold import Conv2dUnfold
@@ -43,7 +42,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
-        stages = list(STAGES)
+        stages = list(FLOAT_STAGES)
         workload = Workload.conv2d(
             n=int(rng.integers(1, 6)), h=h, w=w, c=int(rng.integers(1, 31)), k=8 * int(rng.integers(1, 13)), r=r, s=s,
             stride=stride, padding=padding, dilation=dilation,

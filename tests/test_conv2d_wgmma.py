@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import check_schedules
+from conv2d_numpy import FLOAT_STAGES, check_schedules
 from conv2d_support import covering
 
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.launch import TensorMap
-from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.wgmma import BNS, SPLIT_KS, Conv2dWgmma
 from schedsearch.templates.conv2d.wgmma_sizes import evaluate, l2_row_cost, octets_per_block, store_segment, useful_bks
@@ -45,7 +44,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
         padding = [int(v) for v in rng.integers(0, 8, 4)]
         if (r - 1) * dilation[0] >= h + padding[0] + padding[2] or (s - 1) * dilation[1] >= w + padding[1] + padding[3]:
             continue
-        stages = list(STAGES)
+        stages = list(FLOAT_STAGES)
         return Workload.conv2d(
             n=int(rng.integers(1, 9)), h=h, w=w, c=8 * int(rng.integers(1, 17)), k=8 * int(rng.integers(1, 17)), r=r, s=s,
             stride=stride, padding=padding, dilation=dilation,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import numpy_conv2d
+from conv2d_numpy import FLOAT_STAGES, numpy_conv2d
 from conv2d_support import integer_arguments, run_on_cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,6 @@ from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.ops import STAGES
 from schedsearch.target import Target
 from schedsearch.template import load_templates
 from schedsearch.templates.conv2d.cpu import Conv2dCpu
@@ -116,7 +115,7 @@ def test_epilogues_are_fused_in_order(device, layout):
     check(device, workload, some_configs(workload, 1)[1:])
 
 
-@pytest.mark.parametrize("epilogue", [("relu",), tuple(stage for stage in STAGES if stage != "relu")], ids="+".join)
+@pytest.mark.parametrize("epilogue", [("relu",), tuple(stage for stage in FLOAT_STAGES if stage != "relu")], ids="+".join)
 def test_every_stage_has_an_epilogue(device, epilogue):
     """relu is alone: it would hide what leaky_relu does."""
     workload = Workload.conv2d(n=1, h=3, w=3, c=2, k=8, r=1, s=1, dtype="float32", epilogue=epilogue)
@@ -150,7 +149,7 @@ def test_any_small_workload_with_any_config(device, data):
         groups=groups,
         dtype="float32",
         layout=draw(st.sampled_from(["NHWC", "NCHW"])),
-        epilogue=draw(st.lists(st.sampled_from(sorted(STAGES)), unique=True, max_size=2)),
+        epilogue=draw(st.lists(st.sampled_from(sorted(FLOAT_STAGES)), unique=True, max_size=2)),
     )
     check(device, workload, some_configs(workload, 1, seed=draw(st.integers(0, 1000)))[1:])
 

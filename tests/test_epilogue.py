@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import expected, from_bits, integers, run_on_gpu
+from conv2d_numpy import FLOAT_STAGES, expected, from_bits, integers, run_on_gpu
 from numba import cuda, types
 
 from schedsearch.backend.cuda import _compile_to_ptx, compile_cuda
 from schedsearch.device.detect import detect
 from schedsearch.launch import Float32, Grid, Int32, Pointer, Scalar
-from schedsearch.ops import STAGES
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.conv2d.mma import Conv2dMma
@@ -20,7 +19,7 @@ from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
 from schedsearch.workload import Workload
 
-ALL_STAGES = tuple(STAGES)
+ALL_STAGES = FLOAT_STAGES
 DTYPES = [("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 ZERO = Float32(0.0)
 

@@ -11,6 +11,7 @@ from typing import Any
 import faulty_templates as faulty
 import numpy as np
 import pytest
+from conv2d_numpy import FLOAT_STAGES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from schedsearch.measure import reference
 from schedsearch.measure.compare import CodeCache, CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import BLOCK, Pattern, check_domains, check_scalars, draw, normal_sigma
 from schedsearch.measure.verify import Verification, verify_once
-from schedsearch.ops import DTYPES, STAGES, decode, encode
+from schedsearch.ops import DTYPES, decode, encode
 from schedsearch.template import load_reference, load_template
 from schedsearch.workload import Workload
 
@@ -158,7 +159,7 @@ def test_verify_once_describes_the_mistake(device: Device) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "epilogue"),
-    [("NCHW", ()), ("NHWC", ("relu",)), ("NHWC", tuple(stage for stage in STAGES if stage != "relu"))],
+    [("NCHW", ()), ("NHWC", ("relu",)), ("NHWC", tuple(stage for stage in FLOAT_STAGES if stage != "relu"))],
 )  # relu would hide what leaky_relu does
 def test_every_epilogue_stage_is_verified(device: Device, layout: str, epilogue: tuple[str, ...]) -> None:
     workload = Workload.conv2d(

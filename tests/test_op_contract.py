@@ -35,6 +35,9 @@ class TestConv2d(OpContract):
         },
         {**CONV, "layout": "NCHW", "weight_layout": "OHWI", "epilogue": ["bias", "scale_shift", "residual", "relu", "clip"]},
         {**CONV, "padding": (0, 0, 1, 1), "epilogue": ["residual", "leaky_relu"]},
+        {**CONV, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "layout": "NCHW8c"},
+        {**CONV, "dtype": "int8", "epilogue": ["bias", "relu", {"requantise": {"to": "uint8"}}]},
+        {**CONV, "dtype": "int8", "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
     )
     wrong = (
         ({**CONV, "groups": 3}, "c"),
@@ -42,6 +45,14 @@ class TestConv2d(OpContract):
         ({**CONV, "r": 12}, "r"),
         ({**CONV, "epilogue": ["bias", "bias"]}, "epilogue"),
         ({**CONV, "dtype": "float32", "out_dtype": "float16"}, "out_dtype"),
+        ({**CONV, "dtype": "int8", "out_dtype": "int8"}, "out_dtype"),
+        ({**CONV, "dtype": "int8", "weight_dtype": "float16"}, "weight_dtype"),
+        ({**CONV, "dtype": "int8", "epilogue": ["scale_shift"]}, "epilogue"),
+        ({**CONV, "dtype": "int8", "epilogue": ["requantise", "relu"]}, "epilogue"),
+        ({**CONV, "epilogue": ["requantise"]}, "epilogue"),
+        ({**CONV, "zero_points": ["x"]}, "zero_points"),
+        ({**CONV, "layout": "NCHW3c"}, "c"),
+        ({**CONV, "layout": "NCHW8c", "weight_layout": "OHWI"}, "weight_layout"),
     )
 
 

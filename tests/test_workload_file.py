@@ -207,7 +207,8 @@ class TestMistakes:
             "net.yaml:5:28: w must be a whole number of at least 1, got -8",
             "     5 |     shape: {n: 1, h: 8, w: -8, c: 16, k: 32, r: 3, s: 3}",
             "       |                            ^^",
-            "net.yaml:6:13: layout 'NHCW' is not possible (did you mean 'NHWC'?); allowed: NHWC, NCHW",
+            "net.yaml:6:13: layout 'NHCW' is not possible (did you mean 'NHWC'?); "
+            "allowed: NHWC, NCHW, NCHW[x]c (e.g. NCHW32c)",
             "     6 |     layout: NHCW",
             "       |             ^^^^",
         ]

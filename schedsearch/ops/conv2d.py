@@ -1,15 +1,20 @@
 """conv2d: y[n,p,q,k] = epilogue(sum over r,s,c of x[n, p*stride-pad+r*dilation, ..., c] * weight[k,r,s,c]).
 
 Padding order (top, left, bottom, right) is that of ONNX Conv's `pads`.
+
+Whole numbers (int8, uint8) are summed exactly in 32 bits. With zero points the factors are (x - x_zero_point) and
+(weight - weight_zero_point), and padding adds nothing, as in ONNX's ConvInteger and QLinearConv. The stage `requantise`
+makes 8-bit numbers of the sums, `dequantise` makes floating-point numbers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schedsearch.errors import Problem
+from schedsearch.errors import Problem, did_you_mean
 from schedsearch.ops.base import (
     MAX_INT,
     ArgSpec,
@@ -23,11 +28,13 @@ from schedsearch.ops.base import (
     plain,
     unknown_parameters,
 )
+from schedsearch.ops.checks import Domain, sum_sigma
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import (
     Stage,
     epilogue_arguments,
+    epilogue_check_inputs,
     epilogue_check_scalars,
     epilogue_output,
     epilogue_parameter,
@@ -38,14 +45,21 @@ from schedsearch.ops.stages import (
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
-# What x and weight may be, and y for each.
+# What x may be, what y may be for each x, and what the weight may be.
 OUT_DTYPES = {
     "float16": ("float16", "bfloat16", "float32"),
     "bfloat16": ("float16", "bfloat16", "float32"),
     "float32": ("float32",),
+    "int8": ("int32", "int8", "uint8", "float32", "float16", "bfloat16"),
+    "uint8": ("int32", "uint32", "int8", "uint8", "float32", "float16", "bfloat16"),
 }
 DTYPES = tuple(OUT_DTYPES)
+INTEGERS = ("int8", "uint8")
 WEIGHT_LAYOUTS = {"NHWC": "OHWI", "NCHW": "OIHW"}
+MAX_BLOCK = 256  # channels
+_BLOCKED = re.compile(r"NCHW([1-9][0-9]{0,2})c")
+_BLOCKED_WEIGHT = re.compile(r"OIHW([1-9][0-9]{0,2})o([1-9][0-9]{0,2})i")
+ZERO_POINTS = ("x", "weight")  # arguments that may have one
 
 
 def _number_or_list(least: int, *lengths: int, default: int) -> dict[str, Any]:
@@ -68,11 +82,28 @@ _PARAMETERS = {
     ),
     "dilation": Parameter("one number or [vertical, horizontal]; default 1", _number_or_list(1, 2, default=1)),
     "groups": Parameter("divides c and k; default 1", {"type": "integer", "minimum": 1, "maximum": MAX_INT, "default": 1}),
-    "dtype": Parameter.choice("float16, bfloat16 or float32 of x, weight and per-channel vectors; default float16", DTYPES),
-    "out_dtype": Parameter("of y and the residual; default: dtype", {"enum": list(DTYPES)}),
-    "layout": Parameter.choice("axes of x and y in memory: NHWC or NCHW; default NHWC", tuple(WEIGHT_LAYOUTS)),
+    "dtype": Parameter.choice(
+        "of x; float16, bfloat16 and float32 also of the weight and per-channel vectors; default float16", DTYPES
+    ),
+    "weight_dtype": Parameter("of the weight: int8 or uint8 if x is one of them; default: dtype", {"enum": list(DTYPES)}),
+    "out_dtype": Parameter(
+        "of y; default: dtype, or what the epilogue makes of int32 (uint32 if x and weight are uint8)",
+        {"enum": [*DTYPES[:3], "int32", "uint32", *INTEGERS]},
+    ),
+    "zero_points": Parameter(
+        "which of x and weight have a zero point, given at call time as x_zero_point and weight_zero_point; default none",
+        {"type": "array", "items": {"enum": list(ZERO_POINTS)}, "maxItems": 2, "default": []},
+    ),
+    "layout": Parameter(
+        "axes of x and y in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels (NCHW32c); default NHWC",
+        {
+            "anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{_BLOCKED.pattern}$"}],
+            "default": "NHWC",
+        },
+    ),
     "weight_layout": Parameter(
-        "OHWI or OIHW; default: the one that belongs to layout", {"enum": list(WEIGHT_LAYOUTS.values())}
+        "OHWI, OIHW, or OIHW[x]o[x]i (OIHW32o32i); default: the one that belongs to layout",
+        {"anyOf": [{"enum": list(WEIGHT_LAYOUTS.values())}, {"type": "string", "pattern": f"^{_BLOCKED_WEIGHT.pattern}$"}]},
     ),
     "epilogue": epilogue_parameter(),
 }
@@ -113,9 +144,11 @@ class Conv2d(Op):
             "dilation": (1, 1),
             "groups": 1,
             "dtype": "float16",
-            "out_dtype": params.get("dtype", "float16"),
+            "weight_dtype": params.get("dtype", "float16"),
+            "out_dtype": _default_out_dtype(params),
+            "zero_points": (),
             "layout": "NHWC",
-            "weight_layout": WEIGHT_LAYOUTS.get(str(params.get("layout", "NHWC")), "OHWI"),
+            "weight_layout": _weight_layout(params.get("layout", "NHWC")),
             "epilogue": (),
         }
 
@@ -135,13 +168,36 @@ class Conv2d(Op):
         if not wrong or "out_dtype" in params:
             wrong = wrong + one_of("out_dtype", out["out_dtype"], OUT_DTYPES.get(str(out["dtype"]), DTYPES))
         problems += wrong
-        problems += one_of("layout", out["layout"], tuple(WEIGHT_LAYOUTS))
-        problems += one_of("weight_layout", out["weight_layout"], tuple(WEIGHT_LAYOUTS.values()))
+        if not wrong or "weight_dtype" in params:
+            allowed = INTEGERS if out["dtype"] in INTEGERS else (out["dtype"],) if out["dtype"] in DTYPES else DTYPES
+            problems += one_of("weight_dtype", out["weight_dtype"], allowed)
+        problems += _zero_point_problems(out)
+        problems += _layout_problems(out)
         out["epilogue"], wrong = parse_epilogue(out["epilogue"])
         problems += wrong
         if not problems:
             self._geometry(out, problems)
+            problems += _block_problems(out)
+            problems += self._number_problems(out)
         return out, problems
+
+    def _number_problems(self, p: Mapping[str, Any]) -> list[Problem]:
+        """Stages that do not fit the numbers that they get, and an output that the epilogue does not make."""
+        value = self._accumulator(p)
+        for place, stage in enumerate(p["epilogue"]):
+            if problem := stage.kind.problem(value):
+                return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
+            value = stage.kind.output(value, stage.params)
+        if p["dtype"] in INTEGERS and value.dtype != p["out_dtype"]:
+            stages = "requantise makes int8 or uint8 of it, dequantise float32, float16 or bfloat16"
+            return [
+                Problem(
+                    "out_dtype",
+                    f"out_dtype is {p['out_dtype']}, but the epilogue leaves {value.dtype}; leave out_dtype out, or change "
+                    f"the epilogue ({stages})",
+                )
+            ]
+        return []
 
     @staticmethod
     def _numbers(key: str, value: Any, least: int, problems: list[Problem], four: bool = False) -> tuple[int, ...]:
@@ -189,7 +245,7 @@ class Conv2d(Op):
         weight_shape = Layout.parse(p["weight_layout"]).shape(weight)
         return (
             ArgSpec("x", p["layout"], Layout.parse(p["layout"]).shape(image), p["dtype"], role="factor"),
-            ArgSpec("weight", p["weight_layout"], weight_shape, p["dtype"], role="factor", constant=True),
+            ArgSpec("weight", p["weight_layout"], weight_shape, p["weight_dtype"], role="factor", constant=True),
             *epilogue_arguments(p["epilogue"], self._accumulator(p), p["k"], p["dtype"]),
         )
 
@@ -197,16 +253,25 @@ class Conv2d(Op):
         return (epilogue_output(p["epilogue"], self._accumulator(p)),)
 
     def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
-        """y before the epilogue."""
+        """y before the epilogue: sums of whole numbers in 32 bits, others in the output's format."""
         out_h, out_w = self.output_hw(p)
         image = {"N": p["n"], "C": p["k"], "H": out_h, "W": out_w}
-        return ArgSpec("y", p["layout"], Layout.parse(p["layout"]).shape(image), p["out_dtype"])
+        dtype = accumulator_dtype(p["dtype"], p["weight_dtype"]) if p["dtype"] in INTEGERS else p["out_dtype"]
+        return ArgSpec("y", p["layout"], Layout.parse(p["layout"]).shape(image), dtype)
 
     def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        return epilogue_scalars(p["epilogue"])
+        zero_points = tuple(ScalarSpec(f"{name}_zero_point", 0.0) for name in p["zero_points"])
+        return (*zero_points, *epilogue_scalars(p["epilogue"]))
 
     def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
-        return epilogue_check_scalars(p["epilogue"], spread)
+        # Not 0, so that a kernel that ignores one shows; 3 and 5 are zero points of every 8-bit format.
+        zero_points = {f"{name}_zero_point": float(2 * ZERO_POINTS.index(name) + 3) for name in p["zero_points"]}
+        return {**zero_points, **epilogue_check_scalars(p["epilogue"], spread)}
+
+    def check_inputs(self, p: Mapping[str, Any]) -> Mapping[str, Domain]:
+        domains = dict(super().check_inputs(p))
+        spread = sum_sigma(self.arguments(p), self.work(p).reduction, domains)
+        return {**domains, **epilogue_check_inputs(p["epilogue"], spread)}
 
     def work(self, p: Mapping[str, Any]) -> Work:
         out_h, out_w = self.output_hw(p)
@@ -248,13 +313,87 @@ class Conv2d(Op):
             words.append("d" + "x".join(map(str, dict.fromkeys(p["dilation"]))))
         if p["groups"] != 1:
             words.append(f"g{p['groups']}")
-        short, out_short = dtype_of(p["dtype"]).short, dtype_of(p["out_dtype"]).short
-        words.append(short if short == out_short else f"{short}->{out_short}")
+        short, weight_short, out_short = (dtype_of(p[key]).short for key in ("dtype", "weight_dtype", "out_dtype"))
+        factors = short if short == weight_short else f"{short}x{weight_short}"
+        words.append(factors if factors == out_short else f"{factors}->{out_short}")
+        words += [f"zp({','.join(p['zero_points'])})"] if p["zero_points"] else []
         words.append(p["layout"])
         return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
 
 
 CONV2D = Conv2d()
+
+
+def accumulator_dtype(dtype: str, weight_dtype: str) -> str:
+    """The format of sums of 8-bit products."""
+    return "uint32" if dtype == weight_dtype == "uint8" else "int32"
+
+
+def _default_out_dtype(params: Mapping[str, Any]) -> str:
+    """What the epilogue leaves. Parameters may be missing or wrong; the answer then does not matter."""
+    dtype = params.get("dtype", "float16")
+    if dtype not in INTEGERS:
+        return str(dtype)
+    found = ArgSpec("y", "K", (1,), accumulator_dtype(dtype, params.get("weight_dtype", dtype)))
+    for stage in parse_epilogue(params.get("epilogue", ()))[0]:
+        found = stage.kind.output(found, stage.params)
+    return found.dtype
+
+
+def _weight_layout(layout: Any) -> str:
+    blocked = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
+    return f"OIHW{blocked[1]}o{blocked[1]}i" if blocked else WEIGHT_LAYOUTS.get(str(layout), "OHWI")
+
+
+def _zero_point_problems(p: dict[str, Any]) -> list[Problem]:
+    """Sorts the zero points, and says what is wrong with them."""
+    given = p["zero_points"]
+    if isinstance(given, str) or not isinstance(given, Sequence) or any(each not in ZERO_POINTS for each in given):
+        return [Problem("zero_points", f"zero_points must be a list of {' and '.join(ZERO_POINTS)}, got {given!r}")]
+    p["zero_points"] = tuple(name for name in ZERO_POINTS if name in given)
+    if p["zero_points"] and p["dtype"] not in INTEGERS:
+        return [Problem("zero_points", f"zero_points belong to int8 and uint8, but dtype is {p['dtype']}; leave them out")]
+    return []
+
+
+def _layout_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """Layouts that do not exist, or that do not belong together."""
+    problems = []
+    layout, weight_layout = p["layout"], p["weight_layout"]
+    blocked = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
+    if blocked is None and one_of("layout", layout, tuple(WEIGHT_LAYOUTS)):
+        allowed = ", ".join([*WEIGHT_LAYOUTS, "NCHW[x]c (e.g. NCHW32c)"])
+        hint = did_you_mean(layout, WEIGHT_LAYOUTS) if isinstance(layout, str) else ""
+        problems.append(Problem("layout", f"layout {layout!r} is not possible{hint}; allowed: {allowed}"))
+    elif blocked is not None and int(blocked[1]) > MAX_BLOCK:
+        problems.append(Problem("layout", f"layout {layout} has blocks of {blocked[1]} channels; allowed: 1 to {MAX_BLOCK}"))
+    elif blocked is not None and weight_layout != _weight_layout(layout):
+        problems.append(
+            Problem(
+                "weight_layout", f"weight_layout {weight_layout!r} does not fit {layout}; allowed: {_weight_layout(layout)}"
+            )
+        )
+    elif blocked is None:
+        problems += one_of("weight_layout", weight_layout, tuple(WEIGHT_LAYOUTS.values()))
+    return problems
+
+
+def _block_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """Channels that do not fill the blocks of a packed layout."""
+    blocked = _BLOCKED.fullmatch(p["layout"])
+    if blocked is None:
+        return []
+    block = int(blocked[1])
+    of_groups = f" of each of {p['groups']} groups" if p["groups"] > 1 else ""
+    return [
+        Problem(
+            key,
+            f"the {p[key] // p['groups']} {meaning} channels{of_groups} do not fill blocks of {block} in {p['layout']}; "
+            f"pad them with zeros to a multiple of {block}, or give layout NCHW or NHWC",
+        )
+        for key, meaning in (("c", "input"), ("k", "output"))
+        if p[key] // p["groups"] % block
+    ]
 
 
 def conv2d(
@@ -271,7 +410,9 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     dtype: str = "float16",
+    weight_dtype: str | None = None,
     out_dtype: str | None = None,
+    zero_points: Sequence[str] = (),
     layout: str = "NHWC",
     weight_layout: str | None = None,
     epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
@@ -285,10 +426,12 @@ def conv2d(
         stride, dilation: one number, or (vertical, horizontal).
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
         groups: divides c and k.
-        dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors.
-        out_dtype: of y and the residual; default: the input's.
-        layout: axes of x and y in memory, NHWC or NCHW.
-        weight_layout: OHWI or OIHW; default: the one that belongs to `layout`.
+        dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors; or int8 or uint8 of x.
+        weight_dtype: int8 or uint8 if x is one of them; default: `dtype`.
+        out_dtype: of y and the residual; default: the input's, or what the epilogue makes of the 32-bit sums of integers.
+        zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
+        layout: axes of x and y in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels, which must fill them.
+        weight_layout: OHWI, OIHW or OIHW[x]o[x]i; default: the one that belongs to `layout`.
         epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
 
     Raises:
@@ -297,13 +440,19 @@ def conv2d(
     Example:
         >>> conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
         (1, 14, 14, 64)
+        >>> packed = conv2d(
+        ...     n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, dtype="int8", layout="NCHW32c",
+        ...     epilogue=["bias", "relu", {"requantise": {"to": "uint8"}}],
+        ... )
+        >>> packed.output.shape, packed.output.dtype
+        ((1, 2, 14, 14, 32), 'uint8')
     """
     from schedsearch.workload import Workload
 
     params: dict[str, Any] = {
         "n": n, "h": h, "w": w, "c": c, "k": k, "r": r, "s": s,
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
-        "dtype": dtype, "layout": layout, "epilogue": epilogue,
+        "dtype": dtype, "zero_points": zero_points, "layout": layout, "epilogue": epilogue,
     }  # fmt: skip
-    optional = {"out_dtype": out_dtype, "weight_layout": weight_layout}
+    optional = {"weight_dtype": weight_dtype, "out_dtype": out_dtype, "weight_layout": weight_layout}
     return Workload("conv2d", params | {name: value for name, value in optional.items() if value is not None})

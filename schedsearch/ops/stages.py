@@ -7,6 +7,7 @@ To add a stage, add an entry here and its device code in `templates/parts/stages
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -25,6 +26,8 @@ from schedsearch.ops.base import (
     schema_defaults,
     unknown_parameters,
 )
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.dtypes import dtype as dtype_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,14 +44,16 @@ class Operand:
 
     Attributes:
         axes: K: one element for each output channel; y: like the output at that stage.
-        dtype: that of the operator's input, that of its output, or a concrete one.
+        dtype: "vector": the format of per-channel numbers, which is that of the operator's input if it is a float, else the
+            value's 32 bits before `dequantise` and float32 behind it; "output": that of the output at that stage; or a
+            concrete one.
         constant, role: as in `ArgSpec`.
         aliases: it may be the same memory as the output.
     """
 
     name: str
     axes: Literal["K", "y"]
-    dtype: str = "input"
+    dtype: str = "vector"
     role: Role = "data"
     constant: bool = False
     aliases: bool = False
@@ -75,6 +80,9 @@ class StageKind:
         output: `output(spec, params) -> spec`, the output's shape and dtype after the stage; unchanged by default.
         check: `check(spread) -> {name: value}`, the scalars' values for verification, given the standard deviation of the
             sums; by default the scalars' defaults.
+        check_inputs: `check_inputs(spread) -> {operand: domain}`, the operands for verification; by default their roles
+            decide.
+        takes: the kinds of numbers that the stage can take.
         repeatable: the stage may occur more than once; it then has no operands and no scalars.
     """
 
@@ -88,6 +96,19 @@ class StageKind:
     magnitude: Apply = _same_bound
     output: Callable[[ArgSpec, Mapping[str, Any]], ArgSpec] = _same_output
     check: Callable[[float], Mapping[str, float]] | None = None
+    check_inputs: Callable[[float], Mapping[str, Domain]] | None = None
+    takes: Sequence[Literal["float", "int", "uint"]] = ("float", "int", "uint")
+
+    def problem(self, value: ArgSpec) -> str:
+        """Why the stage cannot take the value of the stage before it; empty if it can."""
+        kind = dtype_of(value.dtype).kind
+        if kind in self.takes and (kind == "float" or dtype_of(value.dtype).nbytes == 4):
+            return ""
+        if kind == "float":
+            return f"needs the 32-bit sums of int8 or uint8, got {value.dtype}; leave it out"
+        if "float" in self.takes and "int" not in self.takes:
+            return f"needs floating-point numbers, got {value.dtype}; put dequantise before it"
+        return f"needs 32-bit sums, got {value.dtype}; put it before requantise"
 
     def defaults(self) -> dict[str, Any]:
         """The values of the optional parameters."""
@@ -166,6 +187,29 @@ def _clip(value: Any, operands: Any, scalars: Mapping[str, float], params: Any) 
     return np.minimum(np.maximum(value, scalars["clip_min"]), scalars["clip_max"])
 
 
+def _requantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+    import numpy as np
+
+    row = dtype_of(params["to"])
+    scaled = np.float32(value) * np.float32(operands["requantise_scale"])  # one rounding to float32 each
+    return np.clip(np.rint(scaled).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
+
+
+def _dequantise(value: Any, operands: Mapping[str, Any], scalars: Any, params: Any) -> Any:
+    return value * operands["dequantise_scale"]
+
+
+def _to(output: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
+    return replace(output, dtype=params["to"])
+
+
+def _requantise_scales(spread: float) -> dict[str, Domain]:
+    """Scales that bring the sums to the range of 8 bits, so that some saturate. They are powers of two, times 3 for some:
+    many products then lie exactly between two whole numbers."""
+    unit = 2.0 ** round(math.log2(32.0 / max(spread, 1.0)))
+    return {"requantise_scale": Domain((unit / 2, unit, 3 * unit / 4, 2 * unit))}
+
+
 def _relu(value: Any, operands: Any, scalars: Any, params: Any) -> Any:
     import numpy as np
 
@@ -195,6 +239,7 @@ _KINDS = (
             Operand("shift", "K", role="addend", constant=True),
         ),
         magnitude=lambda bound, operands, scalars, params: bound * abs(operands["scale"]) + abs(operands["shift"]),
+        takes=("float",),
     ),
     StageKind(
         "residual",
@@ -211,6 +256,7 @@ _KINDS = (
         scalars=(ScalarSpec("leaky_relu_slope", 0.01),),
         magnitude=lambda bound, operands, scalars, params: bound * max(1.0, abs(scalars["leaky_relu_slope"])),
         check=lambda spread: {"leaky_relu_slope": 0.25},
+        takes=("float",),
     ),
     StageKind(
         "clip",
@@ -218,6 +264,31 @@ _KINDS = (
         _clip,
         scalars=(ScalarSpec("clip_min", 0.0), ScalarSpec("clip_max", 6.0)),
         check=_clip_bounds,
+    ),
+    StageKind(
+        "requantise",
+        "makes 8-bit numbers of 32-bit sums: round(float32(sum) * requantise_scale[channel]) + y_zero_point, given at call "
+        "time, saturated; the product is rounded to float32, then to a whole number, both half to even",
+        _requantise,
+        operands=(Operand("requantise_scale", "K", "float32", role="scale", constant=True),),
+        scalars=(ScalarSpec("y_zero_point", 0.0),),
+        parameters={"to": Parameter.choice("int8 or uint8; default int8", ("int8", "uint8"))},
+        output=_to,
+        check=lambda spread: {"y_zero_point": 7.0},
+        check_inputs=_requantise_scales,
+        takes=("int", "uint"),
+    ),
+    StageKind(
+        "dequantise",
+        "makes floating-point numbers of 32-bit sums: multiplies by dequantise_scale[channel]",
+        _dequantise,
+        operands=(Operand("dequantise_scale", "K", "float32", role="scale", constant=True),),
+        parameters={
+            "to": Parameter.choice("float32, float16 or bfloat16; default float32", ("float32", "float16", "bfloat16"))
+        },
+        output=_to,
+        magnitude=lambda bound, operands, scalars, params: bound * abs(operands["dequantise_scale"]),
+        takes=("int", "uint"),
     ),
 )  # fmt: skip
 
@@ -313,14 +384,16 @@ def epilogue_arguments(
     Args:
         accumulator: the output before the first stage, with the output's dtype.
         channels: extent of K.
-        input_dtype: the dtype of operands whose dtype is "input".
+        input_dtype: the dtype of the operator's input; see `Operand`.
     """
-    output, found = accumulator, []
+    output, found, vector = accumulator, [], input_dtype
     for stage in stages:
         kind = stage.kind
         output = kind.output(output, stage.params)
+        if not dtype_of(input_dtype).is_float:
+            vector = "float32" if dtype_of(output.dtype).is_float else output.dtype
         for operand in kind.operands:
-            dtype = {"input": input_dtype, "output": output.dtype}.get(operand.dtype, operand.dtype)
+            dtype = {"vector": vector, "output": output.dtype}.get(operand.dtype, operand.dtype)
             axes, shape = ("K", (channels,)) if operand.axes == "K" else (output.axes, output.shape)
             aliases = output.name if operand.aliases else None
             found.append(ArgSpec(operand.name, axes, shape, dtype, operand.role, operand.constant, aliases))
@@ -347,3 +420,12 @@ def epilogue_check_scalars(stages: Sequence[Stage], spread: float) -> dict[str, 
         if stage.kind.check is not None:
             values |= stage.kind.check(spread)
     return values
+
+
+def epilogue_check_inputs(stages: Sequence[Stage], spread: float) -> dict[str, Domain]:
+    """What to draw for operands whose stage does not leave it to their role; see `Op.check_inputs`."""
+    domains: dict[str, Domain] = {}
+    for stage in stages:
+        if stage.kind.check_inputs is not None:
+            domains |= stage.kind.check_inputs(spread)
+    return domains

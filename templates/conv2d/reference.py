@@ -1,4 +1,4 @@
-"""The reference for conv2d: a naive float64 kernel for GPUs and CPUs, and NumPy at single points.
+"""The reference for conv2d: a naive kernel in float64 or int64 for GPUs and CPUs, and NumPy at single points.
 
 A thread computes one pixel of four output channels, so it reads x once for four products. Neighbouring threads take
 neighbouring pixels. They share their weights, and with NCHW their reads are contiguous.
@@ -14,12 +14,15 @@ import numpy as np
 from numba import types
 
 from schedsearch.backend.access import access
+from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.reference import (
     apply_stages,
     gather,
+    operand_names,
     reference_source,
     sharer,
     stage_operands,
@@ -49,25 +52,33 @@ class Conv2dReference(Reference):
         scalars: Mapping[str, float],
         flat_indices: Any,
         output: str = "y",
-    ) -> np.ndarray[Any, np.dtype[np.float64]]:
+    ) -> np.ndarray[Any, np.dtype[Any]]:
         """See `Reference.points`. Omitted scalars have their defaults. Arrays of bfloat16 may hold values or their bits."""
         indices = np.asarray(flat_indices, dtype=np.int64)
         per_point = workload.work.reduction
         chunk = max(_POINTS_ELEMENTS // per_point, 1)
         values = {scalar.name: float(np.float32(scalars.get(scalar.name, scalar.default))) for scalar in workload.scalars}
         parts = [_points(workload, arrays, values, indices[at : at + chunk]) for at in range(0, len(indices), chunk)]
-        return np.concatenate(parts) if parts else np.empty(0)
+        found = np.concatenate(parts) if parts else np.empty(0)
+        return found if dtype(workload.output.dtype).is_float else found.astype(np.int64)
 
 
 def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
-    load, write, items = access(target.kind).load(p.dtype), writer(target), sharer(target)
-    finish = stages_function(p, target)
+    load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
+    integers, y_format = not dtype(p.dtype).is_float, dtype(p.output.dtype)
+    zero = 0 if integers else 0.0
+    write, items = writer(target, "float64" if y_format.is_float else "int64"), sharer(target)
+    write_magnitude = writer(target)
+    finish, zero_points = stages_function(p, target), _zero_points(p)
     x_arg, w_arg, y_arg = p.signature[0], p.signature[1], p.output
-    size = dtype(p.dtype).nbytes
-    xn, xc, xh, xw = (size * stride for stride in x_arg.strides("NCHW"))  # bytes
-    wo, wi, wr, ws = (size * stride for stride in w_arg.strides("OIHW"))
-    yn, yk, yp, yq = y_arg.strides("NCHW")  # elements
+    x_bytes, weight_bytes = dtype(p.dtype).nbytes, dtype(p.weight_dtype).nbytes
+    xn, _, xh, xw = (x_bytes * stride for stride in _plain_strides(x_arg, "NCHW"))
+    _, _, wr, ws = (weight_bytes * stride for stride in _plain_strides(w_arg, "OIHW"))
+    yn, _, yp, yq = _plain_strides(y_arg, "NCHW")  # elements
+    x_channel, y_channel = _offset_along("C", x_arg, x_bytes), _offset_along("C", y_arg)
+    filter_offset, weight_channel = _offset_along("O", w_arg, weight_bytes), _offset_along("I", w_arg, weight_bytes)
+    rounded = y_format.is_float
     oh, ow = p.definition.output_hw(p.params)  # type: ignore[attr-defined]
     height, width, kr, ks = p.h, p.w, p.r, p.s
     groups, reduced, outputs = p.groups, p.c // p.groups, p.k // p.groups
@@ -78,6 +89,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
 
     def convolve(x: Any, weight: Any, y: Any, magnitude: Any, operands: Any, start: Any, stop: Any) -> None:
         x, weight = types.int64(x), types.int64(weight)
+        x_zero, weight_zero = zero_points(operands)
         for item in items(start, stop):
             q = item % ow
             row = item // ow % oh
@@ -86,12 +98,13 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
             group = rest // quads % groups
             n = rest // (quads * groups)
             # Channels past the group's last one repeat it and are not stored.
-            w0 = weight + (group * outputs + k0) * wo
-            w1 = w0 + min(1, outputs - 1 - k0) * wo
-            w2 = w0 + min(2, outputs - 1 - k0) * wo
-            w3 = w0 + min(3, outputs - 1 - k0) * wo
-            sum0 = sum1 = sum2 = sum3 = 0.0
-            bound0 = bound1 = bound2 = bound3 = 0.0
+            first = group * outputs + k0
+            w0 = weight + filter_offset(first)
+            w1 = weight + filter_offset(first + min(1, outputs - 1 - k0))
+            w2 = weight + filter_offset(first + min(2, outputs - 1 - k0))
+            w3 = weight + filter_offset(first + min(3, outputs - 1 - k0))
+            sum0 = sum1 = sum2 = sum3 = zero
+            bound0 = bound1 = bound2 = bound3 = zero
             for r in range(kr):
                 h = row * stride_h - top + r * dilation_h
                 if h < 0 or h >= height:
@@ -100,32 +113,35 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                     w = q * stride_w - left + s * dilation_w
                     if w < 0 or w >= width:
                         continue
-                    x_at = x + n * xn + group * reduced * xc + h * xh + w * xw
-                    w_at = r * wr + s * ws
-                    for _ in range(reduced):
-                        value = load(x_at)
-                        product = value * load(w0 + w_at)
+                    x_pixel = x + n * xn + h * xh + w * xw
+                    tap = r * wr + s * ws
+                    for c in range(reduced):
+                        value = load(x_pixel + x_channel(group * reduced + c)) - x_zero
+                        w_at = tap + weight_channel(c)
+                        product = value * (load_weight(w0 + w_at) - weight_zero)
                         sum0 += product
                         bound0 += abs(product)
-                        product = value * load(w1 + w_at)
+                        product = value * (load_weight(w1 + w_at) - weight_zero)
                         sum1 += product
                         bound1 += abs(product)
-                        product = value * load(w2 + w_at)
+                        product = value * (load_weight(w2 + w_at) - weight_zero)
                         sum2 += product
                         bound2 += abs(product)
-                        product = value * load(w3 + w_at)
+                        product = value * (load_weight(w3 + w_at) - weight_zero)
                         sum3 += product
                         bound3 += abs(product)
-                        x_at += xc
-                        w_at += wi
             for j in range(min(_CHANNELS, outputs - k0)):
                 total = sum0 if j == 0 else sum1 if j == 1 else sum2 if j == 2 else sum3
                 bound = bound0 if j == 0 else bound1 if j == 1 else bound2 if j == 2 else bound3
                 k = group * outputs + k0 + j
-                at = n * yn + k * yk + row * yp + q * yq
-                total, bound = finish(total, bound, k, at, operands)
-                write(y, at, total)
-                write(magnitude, at, bound)
+                at = n * yn + y_channel(k) + row * yp + q * yq
+                # Sums of whole numbers are exact in float64, too.
+                value, bound = finish(types.float64(total), types.float64(bound), k, at, operands)
+                if rounded:
+                    write(y, at, value)
+                    write_magnitude(magnitude, at, bound)
+                else:
+                    write(y, at, types.int64(value))
 
     def on_cpu(x: Any, weight: Any, y: Any, magnitude: Any, *operands: Any, start: Any, stop: Any) -> None:
         convolve(x, weight, y, magnitude, operands, start, stop)
@@ -133,15 +149,72 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     def on_cuda(x: Any, weight: Any, y: Any, magnitude: Any, start: Any, stop: Any, *operands: Any) -> None:
         convolve(x, weight, y, magnitude, operands, start, stop)
 
-    return on_cpu if target.kind == "cpu" else on_cuda
+    def exact_on_cpu(x: Any, weight: Any, y: Any, *operands: Any, start: Any, stop: Any) -> None:
+        convolve(x, weight, y, 0, operands, start, stop)
+
+    def exact_on_cuda(x: Any, weight: Any, y: Any, start: Any, stop: Any, *operands: Any) -> None:
+        convolve(x, weight, y, 0, operands, start, stop)
+
+    if target.kind == "cpu":
+        return on_cpu if rounded else exact_on_cpu
+    return on_cuda if rounded else exact_on_cuda
+
+
+def _plain_strides(spec: ArgSpec, order: str) -> tuple[int, ...]:
+    """Elements between neighbours along each axis in `order`; meaningless for an axis with blocks."""
+    layout = Layout.parse(spec.axes)
+    strides = dict(zip(layout.dimensions, _row_major(spec.shape)))
+    return tuple(strides[axis] for axis in order)
+
+
+def _row_major(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+
+
+def _offset_along(axis: str, spec: ArgSpec, nbytes: int = 1) -> Callable[[Any], Any]:
+    """`offset(index)` for kernels: what an index along an axis adds to an address, in units of `nbytes`."""
+    layout = Layout.parse(spec.axes)
+    strides, block = dict(zip(layout.dimensions, _row_major(spec.shape))), layout.block(axis)
+    outer, inner = nbytes * strides[axis], nbytes * strides.get(axis.lower(), 0)
+
+    def plain(index: Any) -> Any:
+        return index * outer
+
+    def blocked(index: Any) -> Any:
+        return index // block * outer + index % block * inner
+
+    return plain if block == 1 else blocked
+
+
+def _zero_points(p: Workload) -> Callable[[Any], Any]:
+    """`zero_points(operands)` for kernels: those of x and weight, whole numbers if x is."""
+    slots = {name: slot for slot, name in enumerate(operand_names(p))}
+    slot_x, slot_weight = (slots.get(f"{name}_zero_point") for name in ("x", "weight"))
+    if dtype(p.dtype).is_float:
+        return lambda operands: (0.0, 0.0)
+
+    def none(operands: Any) -> Any:
+        return 0, 0
+
+    def of_x(operands: Any) -> Any:
+        return types.int64(operands[slot_x]), 0
+
+    def of_weight(operands: Any) -> Any:
+        return 0, types.int64(operands[slot_weight])
+
+    def of_both(operands: Any) -> Any:
+        return types.int64(operands[slot_x]), types.int64(operands[slot_weight])
+
+    if slot_x is None:
+        return none if slot_weight is None else of_weight
+    return of_x if slot_weight is None else of_both
 
 
 # ---- NumPy
 
 
 def _points(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
-    place = dict(zip(p.output.axes, np.unravel_index(flat, p.output.shape)))
-    n, k, row, q = (place[axis] for axis in "NCHW")
+    n, k, row, q = _logical(p.output, flat)
     reduced, outputs = p.c // p.groups, p.k // p.groups
     x, weight = p.signature[:2]
     channel = (k // outputs * reduced)[:, None] + np.arange(reduced)
@@ -160,7 +233,22 @@ def _points(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float]
         "H": np.arange(p.r)[None, None, :, None],
         "W": np.arange(p.s)[None, None, None, :],
     }
-    pixels = gather(arrays, x, tuple(axes_x[axis] for axis in x.axes))
-    filters = gather(arrays, weight, tuple(axes_w[axis] for axis in weight.axes))
+    pixels = gather(arrays, x, _indices(x, axes_x)) - scalars.get("x_zero_point", 0.0)
+    filters = gather(arrays, weight, _indices(weight, axes_w)) - scalars.get("weight_zero_point", 0.0)
     y = np.einsum("pcrs,pcrs->p", np.where(inside, pixels, 0.0), filters)
     return apply_stages(p, y, arrays, scalars, k, flat)
+
+
+def _logical(spec: ArgSpec, flat: Any) -> tuple[Any, ...]:
+    """Indices along N, C, H, W of positions in memory."""
+    layout = Layout.parse(spec.axes)
+    place = dict(zip(layout.dimensions, np.unravel_index(flat, spec.shape)))
+    place["C"] = place["C"] * layout.block("C") + place.get("c", 0)
+    return tuple(place[axis] for axis in "NCHW")
+
+
+def _indices(spec: ArgSpec, logical: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The index along each dimension in memory."""
+    layout = Layout.parse(spec.axes)
+    outer = tuple(logical[axis] // layout.block(axis) for axis in layout.axes)
+    return (*outer, *(logical[axis] % layout.block(axis) for axis, _ in layout.blocks))

@@ -110,7 +110,7 @@ def _slots(function: Any, prefix: str = "") -> Iterator[str]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         if isinstance(cell.cell_contents, FunctionType):
             yield from _slots(cell.cell_contents, f"{prefix}{name}.")
-        elif name == "slot":
+        elif name.startswith("slot"):
             yield prefix + name
 
 
@@ -123,10 +123,14 @@ Fetch = Callable[[Any, Any, Any], Any]
 
 
 def stage_operands(workload: Workload) -> tuple[Param, ...]:
-    """The arrays and scalars of a workload's epilogue, as `*operands` of a reference's kernel."""
+    """The arrays of a workload's epilogue and all scalars, as `*operands` of a reference's kernel."""
     arrays = [operand.name for stage in workload.epilogue for operand in stage.kind.operands]
-    scalars = [scalar.name for stage in workload.epilogue for scalar in stage.kind.scalars]
-    return (*map(Pointer, arrays), *map(Scalar, scalars))
+    return (*map(Pointer, arrays), *(Scalar(scalar.name) for scalar in workload.scalars))
+
+
+def operand_names(workload: Workload) -> list[str]:
+    """The names of `stage_operands`, whose places are the slots of `*operands`."""
+    return [_name(param) for param in stage_operands(workload)]
 
 
 def stages_function(workload: Workload, target: Target) -> Apply:
@@ -140,7 +144,7 @@ def stages_function(workload: Workload, target: Target) -> Apply:
     Raises:
         NotImplementedError: this module does not know a stage.
     """
-    slots = {_name(param): slot for slot, param in enumerate(stage_operands(workload))}
+    slots = {name: slot for slot, name in enumerate(operand_names(workload))}
     arguments = {argument.name: argument for argument in workload.signature}
     finish: Apply = _nothing
     for stage in workload.epilogue:
@@ -266,6 +270,34 @@ def _clip(low: Fetch, high: Fetch) -> Apply:
     return clip
 
 
+def _requantise(scale: Fetch, zero_point: Fetch, *, to: str) -> Apply:
+    lowest, largest = float(dtype_of(to).lowest), float(dtype_of(to).largest)
+
+    def requantise(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        product = types.float32(types.float32(value) * types.float32(scale(channel, index, operands)))
+        value = half_to_even(types.float64(product)) + zero_point(channel, index, operands)
+        return min(max(value, lowest), largest), bound
+
+    return requantise
+
+
+def _dequantise(scale: Fetch, *, to: str) -> Apply:
+    def dequantise(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        factor = scale(channel, index, operands)
+        return value * factor, bound * abs(factor)
+
+    return dequantise
+
+
+def half_to_even(value: Any) -> Any:
+    """The nearest whole number of a float64 that a float32 can hold; halves round to the even neighbour."""
+    magnitude = abs(value)
+    if magnitude >= 4503599627370496.0:  # 2**52, from where on float64 has no fractions
+        return value
+    rounded = (magnitude + 4503599627370496.0) - 4503599627370496.0
+    return -rounded if value < 0.0 else rounded
+
+
 # How a kernel computes each stage: a function of its operands and scalars, in the order of its kind, and its parameters.
 # Stages that clamp a value (relu, clip) leave its magnitude unchanged.
 _STAGES: Mapping[str, Callable[..., Apply]] = {
@@ -275,4 +307,6 @@ _STAGES: Mapping[str, Callable[..., Apply]] = {
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "clip": _clip,
+    "requantise": _requantise,
+    "dequantise": _dequantise,
 }

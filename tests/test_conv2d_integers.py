@@ -1,0 +1,149 @@
+"""Convolutions of int8 and uint8: operator, reference and its NumPy points against a model in int64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_support import run_on_cpu
+
+from schedsearch.backend import compile_source
+from schedsearch.device.cpu import CpuDevice
+from schedsearch.device.detect import detect
+from schedsearch.ops.conv2d import conv2d
+from schedsearch.ops.layout import Layout
+from schedsearch.target import PRESETS
+from schedsearch.template import load_reference
+from schedsearch.workload import Workload
+
+REFERENCE = load_reference("conv2d")
+SHAPE: dict[str, Any] = {"n": 2, "h": 7, "w": 6, "c": 16, "k": 16, "r": 3, "s": 2, "padding": 1, "stride": (2, 1)}
+ZERO_POINTS = {"x_zero_point": 3.0, "weight_zero_point": -5.0, "y_zero_point": 7.0}
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice(detect("cpu"))
+    yield device
+    device.close()
+
+
+def sums(w: Workload, x: Array, weight: Array) -> Array:
+    """The convolution without its epilogue, int64 NHWC: of x NHWC and weight OHWI, int64, zero points subtracted."""
+    top, left, bottom, right = w.padding
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    out_h = (x.shape[1] - (w.r - 1) * w.dilation[0] - 1) // w.stride[0] + 1
+    out_w = (x.shape[2] - (w.s - 1) * w.dilation[1] - 1) // w.stride[1] + 1
+    y = np.zeros((w.n, out_h, out_w, w.k), np.int64)
+    inputs, outputs = w.c // w.groups, w.k // w.groups
+    for n, p, q, k in np.ndindex(y.shape):
+        rows = slice(p * w.stride[0], p * w.stride[0] + (w.r - 1) * w.dilation[0] + 1, w.dilation[0])
+        columns = slice(q * w.stride[1], q * w.stride[1] + (w.s - 1) * w.dilation[1] + 1, w.dilation[1])
+        group = k // outputs
+        y[n, p, q, k] = np.sum(x[n, rows, columns, group * inputs : (group + 1) * inputs] * weight[k])
+    return y
+
+
+def drawn(w: Workload) -> tuple[dict[str, Array], Array, Array]:
+    """x and weight in the workload's layouts over their whole formats; and both as int64 NHWC and OHWI."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(*_range(w.dtype), (w.n, w.h, w.w, w.c))
+    weight = rng.integers(*_range(w.weight_dtype), (w.k, w.r, w.s, w.c // w.groups))
+    arrays = {
+        "x": Layout.parse(w.layout).pack(x.astype(w.dtype), "NHWC"),
+        "weight": Layout.parse(w.weight_layout).pack(weight.astype(w.weight_dtype), "OHWI"),
+    }
+    return arrays, x, weight
+
+
+def _range(dtype: str) -> tuple[int, int]:
+    return (-128, 128) if dtype == "int8" else (0, 256)
+
+
+def computed(device: CpuDevice, w: Workload, arrays: Mapping[str, Array]) -> Array:
+    """y of the reference's kernel, after a comparison with its NumPy points at every element."""
+    scalars = {scalar.name: ZERO_POINTS[scalar.name] for scalar in w.scalars}
+    is_float = w.output.dtype.startswith("float")
+    outputs = {"y": (w.output.shape, np.float64 if is_float else np.int64)}
+    if is_float:
+        outputs["y.magnitude"] = (w.output.shape, np.float64)
+    y = run_on_cpu(device, REFERENCE.kernel(w, device.target), arrays, outputs, scalars)["y"]
+    points = REFERENCE.points(w, arrays, scalars, np.arange(w.output.size)).reshape(w.output.shape)
+    np.testing.assert_array_equal(points, y)
+    assert points.dtype == y.dtype
+    return y
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "int8"},
+        {"dtype": "uint8", "weight_dtype": "int8", "layout": "NCHW"},
+        {"dtype": "int8", "weight_dtype": "uint8", "weight_layout": "OIHW"},
+        {"dtype": "uint8", "dilation": (1, 2), "padding": (0, 2, 1, 0)},
+        {"dtype": "int8", "layout": "NCHW4c", "groups": 4},
+        {"dtype": "uint8", "layout": "NCHW16c", "zero_points": ["weight", "x"]},
+    ],
+    ids=str,
+)
+def test_sums_are_those_of_a_model_in_int64(device: CpuDevice, change: dict[str, Any]) -> None:
+    w = conv2d(**{**SHAPE, **change})
+    assert w.output.dtype == ("uint32" if w.dtype == w.weight_dtype == "uint8" else "int32")
+    arrays, x, weight = drawn(w)
+    x_zero, weight_zero = (ZERO_POINTS[f"{name}_zero_point"] if name in w.zero_points else 0 for name in ("x", "weight"))
+    expected = sums(w, x - int(x_zero), weight - int(weight_zero))
+    np.testing.assert_array_equal(computed(device, w, arrays), Layout.parse(w.layout).pack(expected, "NHWC"))
+
+
+@pytest.mark.parametrize("to", ["int8", "uint8"])
+def test_requantise_rounds_the_product_in_float32_and_then_to_even(device: CpuDevice, to: str) -> None:
+    w = conv2d(**SHAPE, dtype="int8", layout="NCHW8c", epilogue=["bias", "relu", {"requantise": {"to": to}}])
+    arrays, x, weight = drawn(w)
+    rng = np.random.default_rng(1)
+    arrays["bias"] = rng.integers(-(10**6), 10**6, w.k).astype(np.int32)
+    # 2^-5: many exact halves. 0.0007: products that float32 must round.
+    arrays["requantise_scale"] = rng.choice(np.array([2.0**-5, 0.0007, 2.0**-13], np.float32), w.k)
+    total = np.maximum(sums(w, x, weight) + arrays["bias"], 0)
+    product = total.astype(np.float32) * arrays["requantise_scale"]
+    halves = np.abs(product - np.trunc(product)) == 0.5
+    expected = np.clip(np.rint(product).astype(np.int64) + 7, *((-128, 127) if to == "int8" else (0, 255)))
+    assert halves.any() and len(np.unique(expected)) > 50
+    np.testing.assert_array_equal(computed(device, w, arrays), Layout.parse("NCHW8c").pack(expected, "NHWC"))
+
+
+def test_a_batch_norm_in_floating_point_follows_dequantise(device: CpuDevice) -> None:
+    epilogue = ["bias", {"dequantise": {"to": "float16"}}, "scale_shift", "residual", "relu"]
+    w = conv2d(**SHAPE, dtype="int8", epilogue=epilogue)
+    dtypes = {argument.name: argument.dtype for argument in w.signature}
+    assert w.output.dtype == dtypes["residual"] == "float16"
+    assert (dtypes["bias"], dtypes["dequantise_scale"], dtypes["scale"]) == ("int32", "float32", "float32")
+    arrays, x, weight = drawn(w)
+    rng = np.random.default_rng(2)
+    arrays["bias"] = rng.integers(-100, 100, w.k).astype(np.int32)
+    arrays["dequantise_scale"] = np.full(w.k, 2.0**-10, np.float32)
+    arrays["scale"], arrays["shift"] = np.full(w.k, 0.5, np.float32), np.full(w.k, -3, np.float32)
+    arrays["residual"] = rng.integers(-8, 8, w.output.shape).astype(np.float16)
+    total = (sums(w, x, weight) + arrays["bias"]) * 2.0**-10 * 0.5 - 3 + arrays["residual"]
+    np.testing.assert_array_equal(computed(device, w, arrays), np.maximum(total, 0))
+
+
+def test_check_inputs_saturate_some_outputs_and_hit_halves() -> None:
+    w = conv2d(n=1, h=28, w=28, c=256, k=64, r=3, s=3, padding=1, dtype="int8", epilogue=["requantise"])
+    domains = w.definition.check_inputs(w.params)
+    rng = np.random.default_rng(3)
+    drawn = [rng.choice(list(domains[name].values), (2000, w.work.reduction)) for name in ("x", "weight")]
+    product = np.sum(drawn[0] * drawn[1], axis=1) * rng.choice(np.array(domains["requantise_scale"].values), 2000)
+    assert 0.01 < np.mean(np.abs(product) > 127) < 0.5
+    assert np.mean(np.abs(product) % 1 == 0.5) > 0.01
+
+
+def test_the_reference_compiles_for_a_gpu() -> None:
+    w = conv2d(
+        **SHAPE, dtype="uint8", weight_dtype="int8", zero_points=["x"], layout="NCHW8c", epilogue=["bias", "requantise"]
+    )
+    target = PRESETS["h200"]
+    assert compile_source(REFERENCE.kernel(w, target), target).artifact.code
