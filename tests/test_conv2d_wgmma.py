@@ -25,6 +25,7 @@ from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
 TEMPLATE = Conv2dWgmma()
+HALVES = Workload.conv2d(n=1, h=8, w=8, c=8, k=8, r=1, s=1)
 RANDOM_SHAPES, SHARDS = 64, 5
 GPU_SHAPES = 60
 
@@ -224,7 +225,7 @@ def test_limits_that_are_just_reached_are_taken() -> None:
 @pytest.mark.parametrize("bn", BNS)
 def test_store_segments_cover_the_stores_of_each_block_and_fit_a_swizzle(bn: int, split_k: int) -> None:
     q = {"bn": bn, "split_k": split_k}
-    segment, own = store_segment(q), 8 * octets_per_block(q)
+    segment, own = store_segment(HALVES, q), 8 * octets_per_block(HALVES, q)
     assert segment * 2 in (16, 32, 64, 128) and own * split_k >= bn
     assert all(max(0, min(bn - rank * own, own)) % segment == 0 for rank in range(split_k))
 

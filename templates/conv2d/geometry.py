@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
-from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, ELEMENT_BYTES, LARGEST_SIZE
+from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, LARGEST_SIZE
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
@@ -87,22 +89,27 @@ class Im2col:
         return None
 
 
-def problem(workload: Workload, target: Target, *, takes_groups: bool = False) -> str | None:
+def problem(workload: Workload, target: Target, *, takes_groups: bool = False, takes_integers: bool = False) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None."""
     w = workload
+    dtypes = (*DTYPES, *INTEGERS) if takes_integers else DTYPES
     if target.compute_capability != (9, 0):
         return f"wgmma needs compute capability 9.0, got {'.'.join(map(str, target.compute_capability))}"
-    if w.dtype not in DTYPES:
-        return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
+    if w.dtype not in dtypes:
+        return f"dtype is {w.dtype}; allowed: {', '.join(dtypes)}"
+    if w.zero_points:
+        return f"{' and '.join(w.zero_points)} have a zero point; allowed: none"
     if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
         return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
-    if reason := epilogue_problem(w):
+    integers = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": ("requantise", "dequantise")}
+    if reason := epilogue_problem(w, **(integers if w.dtype in INTEGERS else {})):
         return reason
     if w.groups != 1 and not takes_groups:
         return f"groups is {w.groups}; allowed: 1"
-    for name in ("c", "k"):
-        if w.params[name] % (ALIGNMENT_BYTES // ELEMENT_BYTES):
-            return f"{name} is {w.params[name]}; allowed: multiples of 8, TMA's strides are of 16 bytes"
+    y_bytes = dtype_of(w.out_dtype).nbytes
+    for name, multiple in (("c", ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes), ("k", max(8, ALIGNMENT_BYTES // y_bytes))):
+        if w.params[name] % multiple:
+            return f"{name} is {w.params[name]}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
     top, left, bottom, right = w.padding
     depth = w.r * w.s * w.c // w.groups
     sizes = {"n": w.n, "padded h": w.h + top + bottom, "padded w": w.w + left + right, "k": w.k, "c": w.c, "r*s*c": depth}

@@ -8,6 +8,7 @@ from schedsearch.launch import TensorMap
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts.hopper import ELEMENT_BYTES
+from schedsearch.templates.parts.store import interleaved
 from schedsearch.workload import Workload
 
 ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
@@ -40,13 +41,26 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) ->
     """weight as (channels of a group, taps, output channels), in boxes of bk x 1 x bn.
 
     The rank is 3 and not 2 (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the
-    next tap's channels: zeros of x alone would not stop an infinite weight.
+    next tap's channels: zeros of x alone would not stop an infinite weight. With interleaved columns (`store.interleaved`)
+    the output channels are three axes: every other of 16, the two halves, and the sixteens.
     """
     w, channels, taps = workload, workload.c // workload.groups, workload.r * workload.s
-    size = dtype_of(w.dtype).nbytes
+    size = dtype_of(w.weight_dtype).nbytes
+    if interleaved(w.out_dtype):
+        filter_bytes = taps * channels * size
+        return TensorMap(
+            "weight",
+            w.weight_dtype,
+            dims=(channels, taps, 8, 2, w.k // 16),
+            strides_bytes=(channels * size, 2 * filter_bytes, filter_bytes, 16 * filter_bytes),
+            element_strides=(1, 1, 1, 1, 1),
+            box=(bk, 1, 8, 2, bn // 16),
+            swizzle_bytes=bk * size,
+            l2_promotion_bytes=l2_promotion_bytes,
+        )
     return TensorMap(
         "weight",
-        w.dtype,
+        w.weight_dtype,
         dims=(channels, taps, w.k),
         strides_bytes=(channels * size, taps * channels * size),
         element_strides=(1, 1, 1),
@@ -67,7 +81,7 @@ def output_map(workload: Workload, segment: int, rows: int) -> TensorMap:
         strides_bytes=(w.k * size,),
         element_strides=(1, 1),
         box=(segment, rows),
-        swizzle_bytes=segment * size if segment > 8 else 0,
+        swizzle_bytes=segment * size if segment * size > 16 else 0,
     )
 
 

@@ -47,6 +47,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     Plan,
     derived_quantities,
     evaluate,
+    store_columns,
     stores_by_tma,
     useful_bks,
 )
@@ -78,7 +79,7 @@ MAX_CLUSTER = 8  # blocks that every device takes
 
 
 class Conv2dWgmma(Template):
-    """conv2d for compute capability 9.0: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
+    """conv2d for compute capability 9.0: fp16 or bf16 with sums in fp32, or int8 or uint8 with sums in int32."""
 
     name = "conv2d_wgmma"
     version = 6
@@ -86,14 +87,18 @@ class Conv2dWgmma(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        return geometry.problem(workload, target) or Im2col.of(workload).problem(max_tile_rows=GROUP_ROWS * max(GROUPS))
+        return geometry.problem(workload, target, takes_integers=True) or Im2col.of(workload).problem(
+            max_tile_rows=GROUP_ROWS * max(GROUPS)
+        )
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         w, gemm = workload, Im2col.of(workload)
+        columns = max(SWIZZLE_ROWS, store_columns(w))
         smallest_covering_k = min((bn for bn in BNS if bn >= w.k), default=max(BNS))
         most_row_tiles = math.ceil(gemm.rows / GROUP_ROWS)
         fewest_tiles = math.ceil(gemm.rows / (GROUP_ROWS * max(GROUPS))) * math.ceil(w.k / smallest_covering_k)
-        most_k_steps = gemm.taps * math.ceil(w.c / min(useful_bks(w.c)))
+        bks = useful_bks(w.c, w.dtype)
+        most_k_steps = gemm.taps * math.ceil(w.c / min(bks))
         split_ks = [
             split_k
             for split_k in SPLIT_KS
@@ -110,7 +115,7 @@ class Conv2dWgmma(Template):
                 "groups share a tile, or each half takes the block's next tile: one half stores while the other multiplies",
             ),
             Knob("bn", tuple(bn for bn in BNS if bn <= smallest_covering_k), "columns (output channels) of a tile"),
-            Knob("bk", useful_bks(w.c), "input channels of a k step; more is faster, less wastes less of the last step"),
+            Knob("bk", bks, "input channels of a k step; more is faster, less wastes less of the last step"),
             Knob("stages", STAGES, "k steps that are loaded ahead or being multiplied"),
             Knob("split_k", tuple(split_ks), "blocks of a cluster that share a tile's k steps"),
             Knob("cluster_m", tuple(cluster_ms), "row tiles of a cluster; blocks with the same columns share weights"),
@@ -141,8 +146,8 @@ class Conv2dWgmma(Template):
             ),
             Constraint(f"blocks of a cluster <= {MAX_CLUSTER}", lambda q: q["cluster"] <= MAX_CLUSTER),
             Constraint(
-                f"each of cluster_m blocks loads a multiple of {SWIZZLE_ROWS} of the tile's columns, or all",
-                lambda q: (q["cluster_m"] == 1) | (q["bn"] % (SWIZZLE_ROWS * q["cluster_m"]) == 0),
+                f"each of cluster_m blocks loads a multiple of {columns} of the tile's columns, or all",
+                lambda q: (q["cluster_m"] == 1) | (q["bn"] % (columns * q["cluster_m"]) == 0),
             ),
             Constraint(
                 "cluster_m is at most the row tiles, cluster_n the column tiles",
@@ -200,7 +205,7 @@ class Conv2dWgmma(Template):
 
 def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
     """The kernel function of one configuration."""
-    gemm, wgmma, layout = Im2col.of(workload), Wgmma(workload.dtype), plan.shared
+    gemm, wgmma, layout = Im2col.of(workload), Wgmma(workload.dtype, workload.weight_dtype), plan.shared
     bm, bn, bk, stages, split_k, turns = plan.bm, plan.bn, plan.bk, plan.stages, plan.split_k, plan.turns
     rows, columns, k_steps = gemm.rows, gemm.columns, plan.k_steps
     in_turn = turns > 1
@@ -224,19 +229,23 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     tile_groups = warpgroups // turns  # that share a tile
     next_turn = (turns - 1) * k_steps % stages  # stages of tiles that the other half takes
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
-    accumulators, own_sums = wgmma.accumulators(bn), 4 * own_octets
+    accumulators, own_sums, sum_type = wgmma.accumulators(bn), 4 * own_octets, wgmma.accumulator_type
     matrix, multiply = wgmma.matrix(row_bytes), wgmma.steps(bn, bk // wgmma.k)
     wait_previous, wait_all = wgmma.wait(1, bn), wgmma.wait(0, bn)
-    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes)
-    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes)
+    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes, wgmma.accumulator)
+    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
 
     # Store.
     staged, fused = stores_by_tma(workload), not epilogue.identity
-    first_pair, fuse = store.fragment(columns), epilogue.fragments(own_octets, 8 * columns)
+    interleaved = store.interleaved(workload.out_dtype)
+    first_pair = store.fragment(columns, 4 if interleaved else 2)
+    fuse = epilogue.fragments(own_octets, 8 * columns, interleaved)
     if staged:
-        begin_store, store_part = store.staged(workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups)
+        begin_store, store_part = store.staged(
+            workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups, wgmma.accumulator
+        )
     else:
-        begin_store, store_part = store.direct(rows, columns, own_octets)
+        begin_store, store_part = store.direct(rows, columns, own_octets, wgmma.accumulator)
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
@@ -272,7 +281,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         begin()
 
         stage = types.uint32(0)
-        acc = cuda.local.array(accumulators, types.float32)
+        acc = cuda.local.array(accumulators, sum_type)
         if thread >= consumers:
             # ---- load
             if thread == consumers:
@@ -322,7 +331,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
             cluster.cluster_wait()
             if thread < consumers:
                 octet = types.int32(part * own_octets)
-                sums = cuda.local.array(own_sums, types.float32)
+                sums = cuda.local.array(own_sums, sum_type)
                 slots = types.uint32(shared + thread * 16)
                 exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
                 ptx.mbarrier_wait(sums_full, 0)
@@ -365,7 +374,8 @@ def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
     base_pixel, first_load, next_load = gather.im2col(
         gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]), gemm.channels, bk, gemm.kernel_w
     )
-    load_image, load_filters = cluster.tma_load_im2col(tiles.n > 1), cluster.tma_load_tiled(tiles.m > 1)
+    load_image = cluster.tma_load_im2col(tiles.n > 1)
+    load_filters = _load_filters(tiles.m > 1, store.interleaved(workload.out_dtype))
 
     def load_tiles(  # type: ignore[no-untyped-def]
         xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
@@ -398,3 +408,13 @@ def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
             drain(empty, stage, parity)
 
     return load_tiles
+
+
+def _load_filters(multicast: bool, interleaved: bool) -> Callable[..., Any]:
+    """`load(to, wmap, channel, tap, column, barrier, blocks)`: loads a box of `maps.filter_map`."""
+    load_five, load_three = cluster.tma_load_interleaved(multicast), cluster.tma_load_tiled(multicast)
+
+    def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
+        load_five(to, wmap, channel, tap, types.int32(column >> 4), barrier, blocks)
+
+    return load if interleaved else load_three

@@ -14,36 +14,49 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP, WGMMA_M
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.templates.parts.store import interleaved
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
-BKS = (16, 32, 64)
+ROW_BYTES = (32, 64, 128)  # of a k step
 
 
-def useful_bks(channels: int) -> tuple[int, ...]:
+def bks(dtype: str) -> tuple[int, ...]:
+    """The input channels that a k step may have."""
+    return tuple(row // dtype_of(dtype).nbytes for row in ROW_BYTES)
+
+
+def useful_bks(channels: int, dtype: str = "float16") -> tuple[int, ...]:
     """The k steps worth trying: less than twice as wide as needed, and with less padding than every wider one."""
-    widest = min((bk for bk in BKS if bk >= channels), default=max(BKS))
+    widest = min((bk for bk in bks(dtype) if bk >= channels), default=max(bks(dtype)))
     kept: list[int] = []
-    for bk in sorted((bk for bk in BKS if bk <= widest), reverse=True):
+    for bk in sorted((bk for bk in bks(dtype) if bk <= widest), reverse=True):
         padded = math.ceil(channels / bk) * bk
         if all(padded < math.ceil(channels / wider) * wider for wider in kept):
             kept.append(bk)
     return tuple(kept)
 
 
-def octets_per_block(q: Columns) -> Any:
+def octets_per_block(workload: Workload, q: Columns) -> Any:
     """Octets of the tile's columns that each block of a split tile adds up. The last blocks may have fewer."""
-    return -(-q["bn"] // (8 * q["split_k"]))
+    unit = store_columns(workload)
+    return -(-q["bn"] // (unit * q["split_k"])) * (unit // 8)
 
 
-def store_segment(q: Mapping[str, Any]) -> int:
-    """Columns that one TMA store writes: the largest of 8, 16, 32, 64 that divides the columns of all blocks of a tile."""
-    return 8 * math.gcd(q["bn"] // 8, int(octets_per_block(q)), 8)
+def store_columns(workload: Workload) -> int:
+    """Columns that a thread's registers must fill together: 16 of 8-bit outputs, whose columns are interleaved, else 8."""
+    return 16 if interleaved(workload.out_dtype) else 8
+
+
+def store_segment(workload: Workload, q: Mapping[str, Any]) -> int:
+    """Columns that one TMA store writes: the largest of 16, 32, 64, 128 bytes that divides those of all blocks of a tile."""
+    unit = store_columns(workload)
+    return unit * math.gcd(q["bn"] // unit, int(octets_per_block(workload, q)) * 8 // unit, 8)
 
 
 def staged_bytes(workload: Workload) -> int:
@@ -52,8 +65,8 @@ def staged_bytes(workload: Workload) -> int:
 
 
 def stores_by_tma(workload: Workload) -> bool:
-    """Whether y goes through shared memory. Threads store float32 directly from their registers."""
-    return dtype_of(workload.out_dtype).nbytes == 2
+    """Whether y goes through shared memory. Threads store 32-bit numbers directly from their registers."""
+    return dtype_of(workload.out_dtype).nbytes < 4
 
 
 def stage_bytes(workload: Workload, q: Columns) -> Any:
@@ -61,15 +74,16 @@ def stage_bytes(workload: Workload, q: Columns) -> Any:
     return (q["bm"] + q["bn"]) * q["bk"] * dtype_of(workload.dtype).nbytes
 
 
-def sums_bytes(q: Columns) -> Any:
-    """Bytes that the other blocks of a split tile send: float32 sums of this block's columns, 16 per thread and octet."""
-    return (q["split_k"] - 1) * octets_per_block(q) * q["bm"] * 32
+def sums_bytes(workload: Workload, q: Columns) -> Any:
+    """Bytes that the other blocks of a split tile send: 32-bit sums of this block's columns, 16 per thread and octet."""
+    return (q["split_k"] - 1) * octets_per_block(workload, q) * q["bm"] * 32
 
 
 def ring_bytes(workload: Workload, q: Columns) -> Any:
     """Bytes of the stages. At the end of a split tile, the other blocks' sums overwrite them, followed by y."""
-    y = q["bm"] * octets_per_block(q) * 8 * staged_bytes(workload)
-    return np.maximum(q["stages"] * stage_bytes(workload, q), np.where(q["split_k"] == 1, 0, sums_bytes(q) + y))
+    y = q["bm"] * octets_per_block(workload, q) * 8 * staged_bytes(workload)
+    at_end = np.where(q["split_k"] == 1, 0, sums_bytes(workload, q) + y)
+    return np.maximum(q["stages"] * stage_bytes(workload, q), at_end)
 
 
 def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
@@ -86,10 +100,10 @@ def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     )
 
 
-def l2_row_cost(channels: int, bk: int, fit: Im2colFit) -> float:
+def l2_row_cost(channels: int, bk: int, fit: Im2colFit, element_bytes: int = 2) -> float:
     """L2's cost of loading bk of a pixel's channels, in bytes of rows that fill a line; a mean over the rows' starts."""
-    row = min(bk, channels) * ELEMENT_BYTES
-    starts = range(0, LINE_BYTES, math.gcd(channels * ELEMENT_BYTES, bk * ELEMENT_BYTES, LINE_BYTES))
+    row = min(bk, channels) * element_bytes
+    starts = range(0, LINE_BYTES, math.gcd(channels * element_bytes, bk * element_bytes, LINE_BYTES))
     sectors = sum(-(-(start % SECTOR_BYTES + row) // SECTOR_BYTES) for start in starts) / len(starts)
     lines = sum(-(-(start + row) // LINE_BYTES) for start in starts) / len(starts)
     return fit.l2_sector_share * SECTOR_BYTES * sectors + fit.l2_line_cost * lines
@@ -98,11 +112,12 @@ def l2_row_cost(channels: int, bk: int, fit: Im2colFit) -> float:
 def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
     w, gemm, out_bytes = workload, Im2col.of(workload), dtype_of(workload.out_dtype).nbytes
+    element_bytes = dtype_of(w.dtype).nbytes
     card = machine(target)
     fit = card.im2col
-    operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * ELEMENT_BYTES + gemm.rows * w.k * out_bytes
+    operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * element_bytes + gemm.rows * w.k * out_bytes
     memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
-    row_costs = {bk: l2_row_cost(w.c, bk, fit) for bk in BKS}
+    row_costs = {bk: l2_row_cost(w.c, bk, fit, element_bytes) for bk in bks(w.dtype)}
 
     def predicted_cycles(q: Columns) -> Any:
         """The busiest multiprocessor's time: its blocks one after the other, or their shared bottleneck, or memory."""
@@ -229,8 +244,8 @@ def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> P
     q = hopper.evaluated(derived_quantities(workload, target), config)
     return Plan(
         **q,
-        own_octets=int(octets_per_block(q)),
-        segment=store_segment(q),
-        sums_bytes=int(sums_bytes(q)),
+        own_octets=int(octets_per_block(workload, q)),
+        segment=store_segment(workload, q),
+        sums_bytes=int(sums_bytes(workload, q)),
         shared=shared_layout(workload, q),
     )

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from schedsearch.backend.ops import device_op
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts.ptx import REGISTER
 
 # A barrier in two halves, for every thread of every block of the cluster. Arriving is relaxed and does not wait for memory:
 # the events that must come first are those that a thread has waited for (wgmma has read) or fenced (barriers are
@@ -62,6 +64,16 @@ def tma_load_tiled(multicast: bool) -> Callable[..., Any]:
     )
 
 
+@functools.cache
+def tma_load_interleaved(multicast: bool) -> Callable[..., Any]:
+    """The same for a box of five axes, of which the third and fourth are loaded whole."""
+    return device_op(
+        "tma_load_interleaved",
+        _load("5d", "", "$c0, $c1, 0, 0, $c4", "", multicast),
+        ins={"shared": "u32", "map": "u64", "c0": "i32", "c1": "i32", "c4": "i32", "barrier": "u32", "blocks": "u16"},
+    )
+
+
 def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool) -> str:
     """Without multicast the text does not use `blocks`, so that kernels with and without it have the same shape."""
     to_many, blocks = (".multicast::cluster", ", $blocks;") if multicast else ("", "; // unused: $blocks")
@@ -73,7 +85,9 @@ def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool)
 
 # --- Sums ---------------------------------------------------------------------------------------------------------------
 @functools.cache
-def exchange_fragments(blocks: int, octets: int, own_octets: int, stride_bytes: int) -> Callable[..., Any]:
+def exchange_fragments(
+    blocks: int, octets: int, own_octets: int, stride_bytes: int, accumulator: str = "float32"
+) -> Callable[..., Any]:
     """Sends wgmma's accumulators to the blocks that add them up: block r of a tile gets the r-th `own_octets`.
 
     It takes (accumulators[4 * octets], own[4 * own_octets], shared, barrier, rank, first). This block's own columns go to
@@ -82,6 +96,7 @@ def exchange_fragments(blocks: int, octets: int, own_octets: int, stride_bytes: 
     counts the bytes. Both addresses are the same in every block. `first` is the rank of the tile's first block in the
     cluster.
     """
+    kind, number_type = REGISTER[accumulator], dtype_of(accumulator).ptx
     lines = ["{ .reg .pred mine, later; .reg .b32 slot, to, at, bar;"]
     for owner in range(blocks):
         lines += [
@@ -93,24 +108,32 @@ def exchange_fragments(blocks: int, octets: int, own_octets: int, stride_bytes: 
         for number in range(max(0, min(own_octets, octets - owner * own_octets))):
             sums = [f"$accumulators[{4 * (owner * own_octets + number) + i}]" for i in range(4)]
             lines.append(
-                "@!mine st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                f"@!mine st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.{number_type} "
                 f"[at+{number * stride_bytes}], {{{', '.join(sums)}}}, [bar];"
             )
-            lines += [f"@mine mov.f32 $own[{4 * number + i}], {value};" for i, value in enumerate(sums)]
+            lines += [f"@mine mov.{number_type} $own[{4 * number + i}], {value};" for i, value in enumerate(sums)]
     return device_op(
         "exchange_fragments",
         "\n".join([*lines, "}"]),
-        inout={"accumulators": ("f32", 4 * octets), "own": ("f32", 4 * own_octets)},
+        inout={"accumulators": (kind, 4 * octets), "own": (kind, 4 * own_octets)},
         ins={"shared": "u32", "barrier": "u32", "rank": "u32", "first": "u32"},
     )
 
 
 @functools.cache
-def add_fragments(slots: int, octets: int, stride_bytes: int) -> Callable[..., Any]:
+def add_fragments(slots: int, octets: int, stride_bytes: int, accumulator: str = "float32") -> Callable[..., Any]:
     """Adds the slots at `shared` to sums[4 * octets], in their order. It takes (sums, shared)."""
-    lines = ["{ .reg .f32 v<4>;"]
+    number_type = dtype_of(accumulator).ptx
+    lines = [f"{{ .reg .{number_type} v<4>;"]
     for octet in range(octets):
         for slot in range(slots):
-            lines.append(f"ld.shared.v4.f32 {{v0, v1, v2, v3}}, [$shared+{(slot * octets + octet) * stride_bytes}];")
-            lines += [f"add.f32 $sums[{4 * octet + i}], $sums[{4 * octet + i}], v{i};" for i in range(4)]
-    return device_op("add_fragments", "\n".join([*lines, "}"]), inout={"sums": ("f32", 4 * octets)}, ins={"shared": "u32"})
+            lines.append(
+                f"ld.shared.v4.{number_type} {{v0, v1, v2, v3}}, [$shared+{(slot * octets + octet) * stride_bytes}];"
+            )
+            lines += [f"add.{number_type} $sums[{4 * octet + i}], $sums[{4 * octet + i}], v{i};" for i in range(4)]
+    return device_op(
+        "add_fragments",
+        "\n".join([*lines, "}"]),
+        inout={"sums": (REGISTER[accumulator], 4 * octets)},
+        ins={"shared": "u32"},
+    )

@@ -26,6 +26,7 @@ from schedsearch.templates.parts.stages import (
     EpilogueOperand,
     epilogue_operands,
     numeric_parameters,
+    stage_inputs,
 )
 from schedsearch.workload import Workload
 
@@ -44,6 +45,8 @@ class Epilogue:
     Attributes:
         params: launch parameters of `*operands`: u64 addresses of arrays and f32 scalars, zeros for operands that the
             workload does not have.
+        accumulator: int32 if the workload sums whole numbers, else float32; the type of the registers in `fragments`. They
+            hold the bits of float32 numbers after `dequantise`.
         identity: whether there are no stages. `pair` and `single` then return the accumulators, and `fragments` leaves them
             alone.
         alignments: buffer -> alignment in bytes that `pair` needs; `single` needs one element.
@@ -56,6 +59,7 @@ class Epilogue:
     def __init__(self, workload: Workload) -> None:
         self._operands = epilogue_operands(workload)
         self._plan = _Plan.of(workload, self._operands)
+        self.accumulator = "int32" if self._plan.integer else "float32"
         self.identity = not workload.epilogue
         self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
         arrays = [operand for operand in self._operands if operand.axes and operand.present]
@@ -67,7 +71,7 @@ class Epilogue:
         """The index of the operand `name` in `params` and therefore in a kernel's `*operands`."""
         return [operand.name for operand in self._operands].index(name)
 
-    def fragments(self, octets: int, elements_8_rows: int) -> Callable[..., Any]:
+    def fragments(self, octets: int, elements_8_rows: int, interleaved: bool = False) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile: `octets` times 8 columns of rows r and r + 8.
 
         It takes (accumulators[4 * octets], columns, row_inside, row_8_inside, k, offset, *operands) and changes the
@@ -76,8 +80,11 @@ class Epilogue:
         y, where rows r and r + 8 are `elements_8_rows` apart. `columns` (i32, a multiple of 8, the same in the whole warp)
         counts the columns inside of y, starting at the thread's first 8. Nothing outside of these columns and rows is read.
         Operands of a channel are loaded once for both rows.
+
+        If the columns are `interleaved` (see `store.interleaved`), each 16 columns give the thread four neighbours in each
+        row, and k and offset are multiples of 4.
         """
-        return _fragments_operation(octets, elements_8_rows, self._plan)
+        return _fragments_operation(octets, elements_8_rows, self._plan, interleaved)
 
     def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile whose rows are channels: `octets` times 8 positions.
@@ -141,22 +148,27 @@ class _Plan:
 
     Attributes:
         ins: operand -> type, in the order of `*operands`.
+        integer: accumulators are 32-bit integers.
     """
 
     stages: tuple[_Stage, ...]
     ins: tuple[tuple[str, str], ...]
+    integer: bool = False
 
     @classmethod
     def of(cls, workload: Workload, operands: Sequence[EpilogueOperand]) -> _Plan:
         by_name = {operand.name: operand for operand in operands}
         stages = []
-        for stage in workload.epilogue:
-            code = STAGE_CODES[stage.name]
+        for stage, number in zip(workload.epilogue, stage_inputs(workload)):
+            code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
             named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
+            named |= {"int": dtype_of(number).ptx} if of_integer else {}
             arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
-            stages.append(_Stage(code.ptx, arrays, tuple(named.items()), code.temporaries))
-        return cls(tuple(stages), tuple((operand.name, "u64" if operand.axes else "f32") for operand in operands))
+            text = code.integer if of_integer else code.ptx
+            stages.append(_Stage(text, arrays, tuple(named.items()), code.temporaries))
+        ins = tuple((operand.name, "u64" if operand.axes else "f32") for operand in operands)
+        return cls(tuple(stages), ins, not dtype_of(workload.dtype).is_float)
 
     @property
     def arrays(self) -> tuple[EpilogueOperand, ...]:
@@ -171,7 +183,8 @@ class _Plan:
     def registers(self, count: int) -> str:
         """Declares `count` registers for each letter that a stage uses: a0, a1, ..., b0, b1, ..."""
         letters = max((len(stage.arrays) + stage.temporaries for stage in self.stages), default=0)
-        return "".join(f" .reg .f32 {letter}<{count}>;" for letter in _LETTERS[:letters])
+        kind = "b32" if self.integer else "f32"
+        return "".join(f" .reg .{kind} {letter}<{count}>;" for letter in _LETTERS[:letters])
 
 
 def _literal(value: int | float) -> str:
@@ -223,10 +236,11 @@ _BRANCH_OCTETS = 4  # octets between two branches, whose loads are in flight at 
 
 
 @functools.cache
-def _fragments_operation(octets: int, elements_8_rows: int, plan: _Plan) -> Callable[..., Any]:
+def _fragments_operation(octets: int, elements_8_rows: int, plan: _Plan, interleaved: bool) -> Callable[..., Any]:
     ins = {"columns": "i32", "row_inside": "i32", "row_8_inside": "i32", "k": "i32", "offset": "i64", **dict(plan.ins)}
-    lines = _fragments_lines(octets, elements_8_rows, plan)
-    return device_op("epilogue_fragments", _naming_all(lines, ("acc", *ins)), inout={"acc": ("f32", 4 * octets)}, ins=ins)
+    lines = (_interleaved_lines if interleaved else _fragments_lines)(octets, elements_8_rows, plan)
+    kind = "i32" if plan.integer else "f32"
+    return device_op("epilogue_fragments", _naming_all(lines, ("acc", *ins)), inout={"acc": (kind, 4 * octets)}, ins=ins)
 
 
 def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str]:
@@ -262,6 +276,48 @@ def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str
                 arrays = [f"{letter}{place}" for letter, place in zip(letters, places)]
                 lines.append(stage.text(f"$acc[{4 * octet + i}]", arrays, [f"{letter}{i}" for letter in temporaries]))
     return [*lines, "done: }"]
+
+
+def _interleaved_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str]:
+    """Of each 16 columns a thread holds four neighbours: value e of octet o is number 2 e + o, in both rows."""
+    like_y = [operand for operand in plan.arrays if operand.axes == "y"]
+    lines = [
+        "{ .reg .pred column, row, row8, inside, inside8, q; .reg .b32 word; .reg .b16 low, high, zero;",
+        *(f".reg .b64 at_{operand.name}, at8_{operand.name};" for operand in plan.arrays),
+        plan.registers(8),
+        "setp.ne.s32 row, $row_inside, 0; setp.ne.s32 row8, $row_8_inside, 0; mov.b16 zero, 0;",
+    ]
+    lines += [_address(f"at_{operand.name}", operand) for operand in plan.arrays]
+    for operand in like_y:
+        row_8_bytes = elements_8_rows * dtype_of(operand.dtype).nbytes
+        lines.append(f"add.s64 at8_{operand.name}, at_{operand.name}, {row_8_bytes};")
+    for pair in range(octets // 2):
+        column = 16 * pair
+        lines.append(f"setp.gt.s32 column, $columns, {column};")
+        if 2 * pair % _BRANCH_OCTETS == 0:
+            lines.append("@!column bra done;")
+        lines += ["and.pred inside, column, row;", "and.pred inside8, column, row8;"] if like_y else []
+        for stage in plan.stages:
+            letters, temporaries = _letters(stage)
+            for letter, operand in zip(letters, stage.arrays):
+                at = f"{operand.name}+{column * dtype_of(operand.dtype).nbytes}"
+                lines += _load_four(letter, 0, "inside" if operand.axes == "y" else "column", f"at_{at}")
+                if operand.axes == "y":
+                    lines += _load_four(letter, 4, "inside8", f"at8_{at}")
+            for octet, i in ((octet, i) for octet in range(2) for i in range(4)):
+                number, lower = 2 * (i % 2) + octet, 4 * (i // 2)
+                places = [number + lower if operand.axes == "y" else number for operand in stage.arrays]
+                arrays = [f"{letter}{place}" for letter, place in zip(letters, places)]
+                value = f"$acc[{4 * (2 * pair + octet) + i}]"
+                lines.append(stage.text(value, arrays, [f"{letter}{4 * octet + i}" for letter in temporaries]))
+    return [*lines, "done: }"]
+
+
+def _load_four(letter: str, first: int, inside: str, address: str) -> list[str]:
+    """Loads four neighbours of 32 bits; zeros where the predicate is false."""
+    registers = [f"{letter}{first + i}" for i in range(4)]
+    zeros = [f"mov.b32 {register}, 0;" for register in registers]
+    return [*zeros, f"@{inside} ld.global.nc.v4.b32 {{{', '.join(registers)}}}, [{address}];"]
 
 
 # --- The same where rows are channels -----------------------------------------------------------------------------------
@@ -391,7 +447,7 @@ def _load(registers: Sequence[str], inside: str, address: str, dtype: str) -> li
     only the thread that writes an element reads it, and it reads before it writes.
     """
     single = len(registers) == 1
-    if dtype == "float32":
+    if dtype_of(dtype).nbytes == 4:
         vector, target = ("", registers[0]) if single else (".v2", f"{{{', '.join(registers)}}}")
         zeros = [f"mov.f32 {register}, 0f00000000;" for register in registers]
         return [*zeros, f"@{inside} ld.global.nc{vector}.f32 {target}, [{address}];"]

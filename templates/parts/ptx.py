@@ -14,6 +14,7 @@ from schedsearch.backend.ops import device_op
 F16 = "float16"
 BF16 = "bfloat16"
 _PTX_TYPE = {F16: "f16", BF16: "bf16"}
+REGISTER = {"float32": "f32", "int32": "i32"}  # accumulator -> type of its operand in a device operation
 
 # --- Global memory, 128 bits at a time ------------------------------------------------------------------------------
 store_global_v4 = device_op(
@@ -30,6 +31,9 @@ store_global_u16 = device_op(
 store_global_f32 = device_op("store_global_f32", "st.global.f32 [$address], $value;", ins={"address": "u64", "value": "f32"})
 store_global_f32x2 = device_op(
     "store_global_f32x2", "st.global.v2.f32 [$address], {$a, $b};", ins={"address": "u64", "a": "f32", "b": "f32"}
+)
+store_global_b32x2 = device_op(
+    "store_global_b32x2", "st.global.v2.b32 [$address], {$a, $b};", ins={"address": "u64", "a": "i32", "b": "i32"}
 )
 store_shared_v4 = device_op(
     "store_shared_v4",
@@ -133,12 +137,29 @@ divide_u32 = device_op(
 
 # --- Conversions -----------------------------------------------------------------------------------------------------
 @functools.cache
-def pack_pair(dtype: str) -> Callable[..., Any]:
-    """Two float32 -> 32 bits of two 16-bit floats, `low` in the lower half, rounded to nearest even."""
+def pack_pair(dtype: str, accumulator: str = "float32") -> Callable[..., Any]:
+    """Two float32 -> 32 bits of two 16-bit floats, `low` in the lower half, rounded to nearest even.
+
+    With accumulators of int32 it takes the bits of the floats.
+    """
+    kind = REGISTER[accumulator]
     return device_op(
         "pack_pair",
         f"cvt.rn.{_PTX_TYPE[dtype]}x2.f32 $packed, $high, $low;",
-        ins={"low": "f32", "high": "f32"},
+        ins={"low": kind, "high": kind},
+        outs={"packed": "u32"},
+        pure=True,
+    )
+
+
+@functools.cache
+def pack_bytes(dtype: str) -> Callable[..., Any]:
+    """Four int32 -> 32 bits of four saturated int8 or uint8, `a` in the lowest byte ("cvt.pack")."""
+    pack = f"cvt.pack.sat.{'u8' if dtype == 'uint8' else 's8'}.s32.b32"
+    return device_op(
+        "pack_bytes",
+        f"{{ .reg .b32 upper; {pack} upper, $d, $c, 0; {pack} $packed, $b, $a, upper; }}",
+        ins=dict.fromkeys("abcd", "i32"),
         outs={"packed": "u32"},
         pure=True,
     )
@@ -225,16 +246,17 @@ _WGMMA = {  # dtype -> k, type of the sums, type of the operands, and the immedi
 
 
 @functools.cache
-def wgmma_steps(bn: int, k_steps: int, dtype: str) -> Callable[..., Any]:
+def wgmma_steps(bn: int, k_steps: int, dtype: str, dtype_b: str = "") -> Callable[..., Any]:
     """One tile step: fence, `k_steps` times m64nBN and 32 bytes of k with both operands in shared memory, commit.
 
-    It takes (accumulators[bn // 2], descriptor_a, descriptor_b, accumulate). With accumulate = 0 the first step overwrites
-    the accumulators, which are float32, or int32 for integers. A k step advances both descriptors by 32 bytes, 2 in units of
+    It takes (accumulators[bn // 2], descriptor_a, descriptor_b, accumulate). B has the dtype of A unless `dtype_b` names
+    another (int8 and uint8 mix). With accumulate = 0 the first step overwrites the accumulators, which are float32, or int32 for integers. A k step advances both descriptors by 32 bytes, 2 in units of
     16 bytes. Both operands are K-major. All steps are in one block because NVVM counts the text of inline assembly against
     its unroll budget.
     """
     k, sums, kind, immediates = _WGMMA[dtype]
-    multiply = f"wgmma.mma_async.sync.aligned.m64n{bn}{k}.{sums}.{kind}.{kind} {{$acc}}, da, db, p{immediates}; "
+    kind_b = _WGMMA[dtype_b or dtype][2]
+    multiply = f"wgmma.mma_async.sync.aligned.m64n{bn}{k}.{sums}.{kind}.{kind_b} {{$acc}}, da, db, p{immediates}; "
     advance = "add.s64 da, da, 2; add.s64 db, db, 2; setp.ne.b32 p, 1, 0; "
     return device_op(
         "wgmma_steps",

@@ -4,7 +4,8 @@
 function for CPU templates. Every template asks `epilogue_problem` in `validate`, which refuses a stage without an entry.
 
 All arithmetic is float32, on the accumulator, before the cast to the output's dtype. Every stage keeps NaN, as PyTorch
-does, so that poison in the data shows in the result.
+does, so that poison in the data shows in the result. Sums of whole numbers stay in 32-bit integers up to `requantise` or
+`dequantise`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from schedsearch.errors import did_you_mean
 from schedsearch.launch import Float32, Param, Pointer, Scalar
 from schedsearch.ops import ArgSpec, Stage
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.workload import Workload
 
 _ZERO = np.float32(0)
@@ -35,11 +37,14 @@ class StageCode:
             scalars and numeric parameters, in the order in which its kind declares them. They are float32; whole-number
             parameters are int.
         temporaries: `{temporary0}`, `{temporary1}` ...: further float32 registers that `ptx` may write.
+        integer: the instructions for a value that is a 32-bit integer; "" if the stage cannot take one. `{int}` is its type,
+            s32 or u32. Registers may hold either kind of number.
     """
 
     ptx: str
-    function: Callable[..., Any]
+    function: Callable[..., Any] | None
     temporaries: int = 0
+    integer: str = ""
 
 
 def _add(value: Any, operands: Any) -> Any:
@@ -66,17 +71,35 @@ def _clip(value: Any, operands: Any) -> Any:
 
 
 STAGE_CODES: dict[str, StageCode] = {
-    "bias": StageCode("add.f32 {value}, {value}, {bias};", _add),
+    "bias": StageCode("add.f32 {value}, {value}, {bias};", _add, integer="add.{int} {value}, {value}, {bias};"),
     "scale_shift": StageCode("fma.rn.f32 {value}, {value}, {scale}, {shift};", _scale_shift),
-    "residual": StageCode("add.f32 {value}, {value}, {residual};", _add),
-    "relu": StageCode("max.NaN.f32 {value}, {value}, 0f00000000;", _relu),
+    "residual": StageCode("add.f32 {value}, {value}, {residual};", _add, integer="add.{int} {value}, {value}, {residual};"),
+    "relu": StageCode("max.NaN.f32 {value}, {value}, 0f00000000;", _relu, integer="max.{int} {value}, {value}, 0;"),
     "leaky_relu": StageCode(
         "mul.f32 {temporary0}, {value}, {leaky_relu_slope}; setp.gt.f32 q, {value}, 0f00000000; "
         "selp.f32 {value}, {value}, {temporary0}, q;",
         _leaky_relu,
         temporaries=1,
     ),
-    "clip": StageCode("max.NaN.f32 {value}, {value}, {clip_min}; min.NaN.f32 {value}, {value}, {clip_max};", _clip),
+    "clip": StageCode(
+        "max.NaN.f32 {value}, {value}, {clip_min}; min.NaN.f32 {value}, {value}, {clip_max};",
+        _clip,
+        integer="cvt.rpi.{int}.f32 {temporary0}, {clip_min}; max.{int} {value}, {value}, {temporary0}; "
+        "cvt.rmi.{int}.f32 {temporary0}, {clip_max}; min.{int} {value}, {value}, {temporary0};",
+        temporaries=1,
+    ),
+    # The result is not saturated to 8 bits: the instruction that packs it does so.
+    "requantise": StageCode(
+        "",
+        None,
+        integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {requantise_scale}; "
+        "cvt.rni.s32.f32 {value}, {value}; cvt.rni.s32.f32 {temporary0}, {y_zero_point}; "
+        "add.sat.s32 {value}, {value}, {temporary0};",
+        temporaries=1,
+    ),
+    "dequantise": StageCode(
+        "", None, integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {dequantise_scale};"
+    ),
 }
 
 
@@ -131,7 +154,11 @@ def numeric_parameters(stage: Stage) -> dict[str, int | float]:
 
 
 def epilogue_problem(
-    workload: Workload, *, dtypes: Sequence[str] = ("float16", "bfloat16", "float32"), staged: Sequence[str] | None = None
+    workload: Workload,
+    *,
+    dtypes: Sequence[str] = ("float16", "bfloat16", "float32"),
+    staged: Sequence[str] | None = None,
+    converting: Sequence[str] = (),
 ) -> str | None:
     """Why a template cannot fuse the epilogue of `workload` (one sentence: what, got, allowed), or None if it can.
 
@@ -140,6 +167,7 @@ def epilogue_problem(
 
     Args:
         dtypes: allowed for arrays that stages read.
+        converting: stages that may change the output's dtype.
         staged: the arrays like the output that the kernel loads to shared memory, if it can read no others; None: it reads
             all of them from global memory.
     """
@@ -148,7 +176,9 @@ def epilogue_problem(
             hint = did_you_mean(stage.name, STAGE_CODES)
             return f"epilogue stage {stage.name!r} is unknown to the template{hint}; allowed: {', '.join(STAGE_CODES)}"
     for stage, before, after in _outputs(workload):
-        if (before.axes, before.shape, before.dtype) != (after.axes, after.shape, after.dtype):
+        if stage.name not in converting and (before.axes, before.shape, before.dtype) != (
+            after.axes, after.shape, after.dtype,
+        ):  # fmt: skip
             return (
                 f"epilogue stage {stage.name!r} makes {_described(after)} of {_described(before)}; "
                 "allowed: stages that keep shape and dtype of the output"
@@ -168,6 +198,11 @@ def _outputs(workload: Workload) -> Iterator[tuple[Stage, ArgSpec, ArgSpec]]:
         after = stage.kind.output(before, stage.params)
         yield stage, before, after
         before = after
+
+
+def stage_inputs(workload: Workload) -> list[str]:
+    """The dtype of the numbers that each stage of the epilogue gets: float32, or that of 32-bit sums of whole numbers."""
+    return [before.dtype if not dtype_of(before.dtype).is_float else "float32" for _, before, _ in _outputs(workload)]
 
 
 def _described(spec: ArgSpec) -> str:

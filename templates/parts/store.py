@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.hopper import SWIZZLE_ROWS, WARPGROUP, WGMMA_M
 
@@ -41,23 +42,34 @@ def thread_of_warpgroup() -> Any:
     return thread, group, lane, warp_row, (thread & 127) == 0
 
 
-def fragment(columns: int) -> Callable[..., Any]:
-    """`first_pair(lane, warp_row, row, column)`: the thread's first pair in a part that starts at (row, column).
+def interleaved(out_dtype: str) -> bool:
+    """Whether columns of wgmma's B are interleaved, so that a thread holds neighbours that fill 32 bits of y.
 
-    Returns (row, column, element offset in y), which has rows of `columns` elements.
+    In every 16 columns, column 8 o + j of the tile (o < 2, j < 8) is then channel 2 j + o: a thread's two columns of both
+    octets are four neighbours. 8-bit outputs need it, because stmatrix moves 16 bits.
+    """
+    return dtype_of(out_dtype).nbytes == 1
+
+
+def fragment(columns: int, neighbours: int = 2) -> Callable[..., Any]:
+    """`first_pair(lane, warp_row, row, column)`: the thread's first columns in a part that starts at (row, column).
+
+    Returns (row, column, element offset in y), which has rows of `columns` elements. A thread has 4 `neighbours` if columns
+    are interleaved, else 2.
     """
 
     def first_pair(lane: Any, warp_row: Any, row: Any, column: Any) -> Any:
         first_row = types.int32(row + warp_row + (lane >> 2))
-        first_column = types.int32(column + (lane & 3) * 2)
+        first_column = types.int32(column + (lane & 3) * neighbours)
         return first_row, first_column, types.int64(first_row) * columns + first_column
 
     return first_pair
 
 
-def direct(rows: int, columns: int, octets: int) -> Store:
-    """Stores float32 from registers; `y` is the address of rows x columns elements."""
+def direct(rows: int, columns: int, octets: int, accumulator: str = "float32") -> Store:
+    """Stores the 32 bits of registers; `y` is the address of rows x columns elements."""
     first_pair = fragment(columns)
+    store_two = ptx.store_global_f32x2 if accumulator == "float32" else ptx.store_global_b32x2
 
     def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
         return lane, warp_row
@@ -69,17 +81,19 @@ def direct(rows: int, columns: int, octets: int) -> Store:
             if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
                 offset = types.int64(first_offset + ((pair & 1) * 8 * columns + (pair >> 1) * 8))
                 address = types.uint64(y + types.uint64(offset * 4))
-                ptx.store_global_f32x2(address, values[2 * pair], values[2 * pair + 1])
+                store_two(address, values[2 * pair], values[2 * pair + 1])
 
     return Store(begin, store)
 
 
-def stage_pairs(out_dtype: str, octets: int, chunks: int, segment_bytes: int) -> Callable[..., None]:
+def stage_pairs(
+    out_dtype: str, octets: int, chunks: int, segment_bytes: int, accumulator: str = "float32"
+) -> Callable[..., None]:
     """`stage(values, lane, row_address, flip, inside_columns)` packs pairs of octets into shared memory.
 
     Rows have `chunks` chunks of 16 bytes, swizzled by `flip`. Further chunks follow at a distance of `segment_bytes`.
     """
-    pack = ptx.pack_pair(out_dtype)
+    pack = ptx.pack_pair(out_dtype, accumulator)
 
     def stage(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
         for pair in range(octets // 2):
@@ -97,22 +111,59 @@ def stage_pairs(out_dtype: str, octets: int, chunks: int, segment_bytes: int) ->
     return stage
 
 
-def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpgroups: int) -> Store:
-    """Packs 16-bit elements into shared memory by stmatrix, and sends them from there by TMA; `y` is a tensor map.
+def stage_bytes(out_dtype: str, octets: int, chunks: int, segment_bytes: int) -> Callable[..., None]:
+    """The same for int8 and uint8 of interleaved columns: 16 columns of two octets are a chunk of 16 bytes."""
+    pack, last = ptx.pack_bytes(out_dtype), octets // 2 - 1
+
+    def rows_of(values: Any, pair: Any, lower: Any) -> Any:
+        at = 8 * pair + 2 * lower
+        return pack(values[at], values[at + 4], values[at + 1], values[at + 5])
+
+    def stage(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
+        for two in range((octets // 2 + 1) // 2):
+            pair = 2 * two
+            if 16 * pair < inside_columns:  # see `stage_pairs`
+                if pair < last:
+                    chunk = types.uint32(pair % chunks + (lane >> 4) % chunks)
+                    past = (pair // chunks + types.uint32((lane >> 4) // chunks)) * segment_bytes
+                    ptx.stmatrix_x4(
+                        types.uint32(row_address + past + ((chunk ^ flip) << 4)),
+                        rows_of(values, pair, 0),
+                        rows_of(values, pair, 1),
+                        rows_of(values, pair + 1, 0),
+                        rows_of(values, pair + 1, 1),
+                    )
+                else:
+                    chunk = types.uint32(pair % chunks)
+                    ptx.stmatrix_x2(
+                        types.uint32(row_address + pair // chunks * segment_bytes + ((chunk ^ flip) << 4)),
+                        rows_of(values, pair, 0),
+                        rows_of(values, pair, 1),
+                    )
+
+    return stage
+
+
+def staged(
+    out_dtype: str, octets: int, segment: int, staging_offset: int, warpgroups: int, accumulator: str = "float32"
+) -> Store:
+    """Packs elements into shared memory by stmatrix, and sends them from there by TMA; `y` is a tensor map.
 
     The store of one tile is in flight while the next one is multiplied.
 
     Args:
-        out_dtype: float16 or bfloat16.
-        octets: columns of the part, divided by 8.
-        segment: columns that one TMA store takes: 8, 16, 32 or 64. 64 rows of them are contiguous, and their 16-byte chunks
-            are swizzled over the row: chunk ^= number of the row's 128-byte line.
+        out_dtype: float16 or bfloat16; or int8 or uint8 of interleaved columns.
+        octets: columns of the part, divided by 8; even for 8-bit elements.
+        segment: columns that one TMA store takes, of 16, 32, 64 or 128 bytes. 64 rows of them are contiguous, and their
+            16-byte chunks are swizzled over the row: chunk ^= number of the row's 128-byte line.
         staging_offset: offset of the first warpgroup's part in shared memory; the other parts follow.
         warpgroups: number of warpgroups that store.
+        accumulator: dtype of the registers; see `Epilogue.accumulator`.
     """
-    row_bytes, chunks, segments = segment * 2, segment // 8, octets * 8 // segment
-    segment_bytes, part_bytes = WGMMA_M * row_bytes, WGMMA_M * octets * 16
-    pack, barrier = ptx.pack_pair(out_dtype), ptx.group_barrier(warpgroups, WARPGROUP)
+    size = dtype_of(out_dtype).nbytes
+    row_bytes, chunks, segments = segment * size, segment * size // 16, octets * 8 // segment
+    segment_bytes, part_bytes = WGMMA_M * row_bytes, WGMMA_M * octets * 8 * size
+    barrier = ptx.group_barrier(warpgroups, WARPGROUP)
 
     def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
         part = types.uint32(shared_base() + staging_offset + group * part_bytes)
@@ -130,7 +181,12 @@ def staged(out_dtype: str, octets: int, segment: int, staging_offset: int, warpg
                     pack(values[4 * octet + 2], values[4 * octet + 3]),
                 )
 
-    stage = stage_pairs(out_dtype, octets, chunks, segment_bytes) if chunks > 1 else stage_octets
+    if interleaved(out_dtype):
+        stage = stage_bytes(out_dtype, octets, chunks, segment_bytes)
+    elif chunks > 1:
+        stage = stage_pairs(out_dtype, octets, chunks, segment_bytes, accumulator)
+    else:
+        pack, stage = ptx.pack_pair(out_dtype, accumulator), stage_octets
 
     def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
         group, lane, leader, part, row_address, flip = place

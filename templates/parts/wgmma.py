@@ -29,9 +29,11 @@ class Wgmma:
 
     Attributes:
         dtype: of both operands: float16, bfloat16, float32 (computed as TF32), float8_e4m3, float8_e5m2, int8 or uint8.
+        dtype_b: of the second operand, if it differs: int8 and uint8 mix.
     """
 
     dtype: str
+    dtype_b: str = ""
 
     @property
     def element_bytes(self) -> int:
@@ -59,7 +61,7 @@ class Wgmma:
 
     def steps(self, columns: int, count: int) -> Callable[..., Any]:
         """`multiply(acc, a, b, accumulate)`: `count` instructions along k; see `ptx.wgmma_steps`."""
-        return ptx.wgmma_steps(columns, count, self.dtype)
+        return ptx.wgmma_steps(columns, count, self.dtype, self.dtype_b)
 
     def wait(self, pending: int, columns: int) -> Callable[..., Any]:
         """`wait(acc)` waits until at most `pending` of the youngest `multiply` are in flight."""
