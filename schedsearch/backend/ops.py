@@ -185,7 +185,9 @@ def _numbered(
 
 def _constraints(outs: Mapping[str, str], inout: Mapping[str, tuple[str, int]], ins: Mapping[str, str], pure: bool) -> str:
     written = [f"={_TYPES[kind][2]}" for kind in outs.values()]
-    written += [f"={_TYPES[kind][2]}" for kind, count in inout.values() for _ in range(count)]
+    # Early-clobber: the text may write elements before it has read all operands. LLVM would otherwise give an operand the
+    # register of an element that is not initialised.
+    written += [f"=&{_TYPES[kind][2]}" for kind, count in inout.values() for _ in range(count)]
     read = [_TYPES[kind][2] for kind in ins.values()]
     tied = [str(len(outs) + i) for i in range(len(written) - len(outs))]
     return ",".join([*written, *read, *tied, *([] if pure else ["~{memory}"])])

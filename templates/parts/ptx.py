@@ -250,9 +250,9 @@ def wgmma_steps(bn: int, k_steps: int, dtype: str, dtype_b: str = "") -> Callabl
     """One tile step: fence, `k_steps` times m64nBN and 32 bytes of k with both operands in shared memory, commit.
 
     It takes (accumulators[bn // 2], descriptor_a, descriptor_b, accumulate). B has the dtype of A unless `dtype_b` names
-    another (int8 and uint8 mix). With accumulate = 0 the first step overwrites the accumulators, which are float32, or int32 for integers. A k step advances both descriptors by 32 bytes, 2 in units of
-    16 bytes. Both operands are K-major. All steps are in one block because NVVM counts the text of inline assembly against
-    its unroll budget.
+    another (int8 and uint8 mix). With accumulate = 0 the first step overwrites the accumulators, which are float32, or int32
+    for integers. A k step advances both descriptors by 32 bytes, 2 in units of 16 bytes. Both operands are K-major. All
+    steps are in one block because NVVM counts the text of inline assembly against its unroll budget.
     """
     k, sums, kind, immediates = _WGMMA[dtype]
     kind_b = _WGMMA[dtype_b or dtype][2]
