@@ -1,4 +1,4 @@
-"""Convolutions of int8 and uint8: operator, reference and its NumPy points against a model in int64."""
+"""Convolutions of int8 and uint8: operator, reference and its NumPy points against a model in int64; tensor-core kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from conv2d_support import run_on_cpu
 
 from schedsearch.backend import compile_source
+from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
 from schedsearch.template import load_reference
+from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.workload import Workload
 
 REFERENCE = load_reference("conv2d")
@@ -147,3 +149,109 @@ def test_the_reference_compiles_for_a_gpu() -> None:
     )
     target = PRESETS["h200"]
     assert compile_source(REFERENCE.kernel(w, target), target).artifact.code
+
+
+# --- conv2d_wgmma -------------------------------------------------------------------------------------------------------
+
+TEMPLATE, H200 = Conv2dWgmma(), PRESETS["h200"]
+LAYER: dict[str, Any] = {"n": 2, "h": 13, "w": 11, "c": 80, "k": 96, "r": 3, "s": 3, "padding": 1}
+LAYERS: dict[str, dict[str, Any]] = {
+    "sums": {**LAYER, "dtype": "int8"},
+    "unsigned sums": {**LAYER, "dtype": "uint8", "k": 40},
+    "requantised": {**LAYER, "dtype": "int8", "stride": 2, "epilogue": ["bias", "relu", "requantise"]},
+    "mixed signs, residual": {
+        **LAYER,
+        "dtype": "uint8",
+        "weight_dtype": "int8",
+        "epilogue": ["bias", "residual", "clip", {"requantise": {"to": "uint8"}}],
+    },
+    "a batch norm in half precision": {
+        **LAYER,
+        "dtype": "int8",
+        "epilogue": ["bias", {"dequantise": {"to": "float16"}}, "scale_shift", "residual", "leaky_relu"],
+    },
+    "float32": {**LAYER, "dtype": "int8", "weight_dtype": "uint8", "dilation": 2, "epilogue": ["dequantise", "bias"]},
+}
+SCALARS = {"y_zero_point": 7.0, "clip_min": -1000.5, "clip_max": 1500.25, "leaky_relu_slope": 0.25}
+
+
+def configurations(w: Workload, count: int) -> list[Config]:
+    space = TEMPLATE.space(w, H200)
+    return [TEMPLATE.default(w, H200, space), *space.sample(count, np.random.default_rng(0))]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_wgmma_kernels_of_integers_compile_without_local_memory(layer: str) -> None:
+    w = conv2d(**LAYERS[layer])
+    assert TEMPLATE.validate(w, H200) is None
+    for config in configurations(w, int(layer == "requantised")):
+        resources = compile_source(TEMPLATE.kernel(w, H200, config), H200).resources
+        assert resources.local_bytes == resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"c": 24}, "c is 24; allowed: multiples of 16"),
+        ({"k": 24, "epilogue": ["requantise"]}, "k is 24; allowed: multiples of 16"),
+        ({"k": 20}, "k is 20; allowed: multiples of 8"),
+        ({"zero_points": ["x"]}, "x have a zero point"),
+        ({"layout": "NCHW16c"}, "layout and weight_layout are NCHW16c"),
+    ],
+    ids=str,
+)
+def test_what_wgmma_does_not_take(change: dict[str, Any], reason: str) -> None:
+    assert reason in str(TEMPLATE.validate(conv2d(**{**LAYER, "dtype": "int8", **change}), H200))
+
+
+def expected_of(w: Workload, arrays: Mapping[str, Array], total: Array) -> Array:
+    """y of sums in int64 NHWC: every stage by its definition, in the arithmetic that the workload file's page states."""
+    value: Array = total
+    for stage in w.epilogue:
+        if stage.name in ("bias", "residual"):
+            value = value + arrays[stage.name].astype(value.dtype)
+        elif stage.name == "relu":
+            value = np.maximum(value, 0)
+        elif stage.name == "clip":
+            value = np.minimum(np.maximum(value, SCALARS["clip_min"]), SCALARS["clip_max"])
+            value = np.where(value == SCALARS["clip_min"], np.ceil(value), np.floor(value))
+        elif stage.name == "requantise":
+            low, high = _range(stage.params["to"])
+            product = np.rint(value.astype(np.float32) * arrays["requantise_scale"])
+            value = np.clip(product.astype(np.float64) + SCALARS["y_zero_point"], low, high - 1)
+        elif stage.name == "dequantise":
+            value = value * arrays["dequantise_scale"].astype(np.float64)
+        elif stage.name == "scale_shift":
+            value = value * arrays["scale"] + arrays["shift"]
+        else:
+            value = np.where(value < 0, value * SCALARS["leaky_relu_slope"], value)
+    return value.astype(w.output.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", LAYERS)
+def test_wgmma_kernels_of_integers_are_exact(layer: str) -> None:
+    from schedsearch.device import open_device
+
+    target = detect("cuda")
+    w = conv2d(**LAYERS[layer])
+    if reason := TEMPLATE.validate(w, target):
+        pytest.skip(reason)
+    arrays, x, weight = drawn(w)
+    rng = np.random.default_rng(4)
+    for argument in w.signature[2:]:
+        if argument.dtype == "float32" and argument.role == "scale":
+            arrays[argument.name] = rng.choice(np.array([2.0**-9, 2.0**-11, 2.0**-13], np.float32), argument.shape)
+        else:
+            arrays[argument.name] = rng.integers(-900, 900, argument.shape).astype(argument.dtype)
+    expected = expected_of(w, arrays, sums(w, x, weight))
+    scalars = {scalar.name: SCALARS[scalar.name] for scalar in w.scalars}
+    device = open_device(target)
+    try:
+        for config in configurations(w, 12):
+            y = run_on_cpu(
+                device, TEMPLATE.kernel(w, target, config), arrays, {"y": (w.output.shape, w.output.dtype)}, scalars
+            )["y"]
+            np.testing.assert_array_equal(y, expected, err_msg=str(config))
+    finally:
+        device.close()

@@ -79,8 +79,8 @@ class StemEmulator(ClusterEmulator):
 
         self._start(copy)
 
-    def _operand(self, block: HopperBlock, descriptor: int, rows: int) -> Any:
-        return HopperEmulator._operand(self, block, descriptor, rows)
+    def _operand(self, block: HopperBlock, descriptor: int, rows: int, dtype: str = "float16") -> Any:
+        return HopperEmulator._operand(self, block, descriptor, rows, dtype)
 
     def multiply_patch(self, workload: Workload, patch_w: int, register_steps: int) -> Callable[..., None]:
         offsets = module.octet_offsets(workload, patch_w)

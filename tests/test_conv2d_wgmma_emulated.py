@@ -87,8 +87,8 @@ class BiasInMemory:
     def __init__(self, memory: Memory, columns: int) -> None:
         self.memory, self.columns = memory, columns
 
-    def fragments(self, octets: int, row_elements: int) -> Any:
-        assert row_elements == 8 * self.columns
+    def fragments(self, octets: int, row_elements: int, interleaved: bool) -> Any:
+        assert not interleaved and row_elements == 8 * self.columns
 
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, bias: int, *_: Any) -> None:
             for pair in range(2 * octets):
@@ -125,6 +125,71 @@ def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str
 
     right = convolve(workload, arrays["x"], arrays["weight"]) + bias.astype(np.float32)
     np.testing.assert_array_equal(to_bits(y, workload.out_dtype), to_bits(right, workload.out_dtype))
+
+
+# --- Integers -----------------------------------------------------------------------------------------------------------
+INTEGERS = {"n": 2, "h": 7, "w": 6, "c": 48, "k": 48, "r": 2, "s": 3, "padding": 1, "dtype": "int8"}
+REQUANTISED: dict[str, Any] = {"epilogue": ["requantise"]}
+INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "int32": ({**INTEGERS, "weight_dtype": "uint8"}, SMALL),
+    "int8, an odd number of 16 columns": ({**INTEGERS, **REQUANTISED}, {**SMALL, "bn": 48, "bk": 32}),
+    "uint8, segments of 128 columns, past both ends": (
+        {**INTEGERS, "k": 144, "dtype": "uint8", "weight_dtype": "int8", "epilogue": [{"requantise": {"to": "uint8"}}]},
+        {**SMALL, "bn": 128, "bk": 128, "stages": 2, "grid": "persistent", "consumer_groups": 2},
+    ),
+    "split by 2, int8": ({**INTEGERS, **REQUANTISED, "c": 128}, {**SMALL, "split_k": 2, "bn": 48}),
+    "2 x 2 tiles that share operands, int8": (
+        {**INTEGERS, **REQUANTISED, "k": 80},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "stages": 2, "group_m": 2},
+    ),
+}
+
+
+class Requantise:
+    """Stands in for the fused epilogue: (channel % 3 + 1) * sum / 2, rounded. Channels are those of interleaved columns."""
+
+    identity = False
+    alignments: Mapping[str, int] = MappingProxyType({})
+    params = tuple(SimpleNamespace(kind="pointer", buffer="y") for _ in range(7))
+
+    def __init__(self, workload: Workload) -> None:
+        self.columns, self.identity = workload.k, not workload.epilogue
+
+    def fragments(self, octets: int, row_elements: int, interleaved: bool) -> Any:
+        def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:
+            assert interleaved and (columns <= 0 or offset % self.columns == k)
+            for octet in range(octets):
+                for i in range(4):
+                    channel = k + octet // 2 * 16 + 2 * (i % 2) + octet % 2
+                    if octet // 2 * 16 < columns:
+                        acc[4 * octet + i] = round((channel % 3 + 1) * acc[4 * octet + i] / 2)
+
+        return fuse
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["copies at once", "copies late"])
+@pytest.mark.parametrize(("shape", "config"), INTEGER_CASES.values(), ids=INTEGER_CASES)
+def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, late: bool) -> None:
+    workload, emulator = Workload.conv2d(**shape), ClusterEmulator(Memory(), lambda value, *_: value, late)
+    emulator.stand_in(monkeypatch, module, gather, pipeline, sharing, store, walk, wgmma)
+    monkeypatch.setattr(module, "Epilogue", Requantise)
+    rng = np.random.default_rng(0)
+    limits = {name: np.iinfo(dtype) for name, dtype in (("x", workload.dtype), ("weight", workload.weight_dtype))}
+    # Small enough for sums that often fit into 8 bits.
+    arrays = {
+        arg.name: rng.integers(max(-3, limits[arg.name].min), 4, arg.shape).astype(arg.dtype)
+        for arg in workload.signature
+        if arg.name in limits
+    }
+    y = np.zeros(workload.output.shape, workload.out_dtype)
+    step = TEMPLATE.kernel(workload, H200, Config(config)).steps[0]
+    by_taps = arrays["weight"].reshape(workload.k, -1, workload.c)
+    emulator.run(step, {"y": emulator.memory.add(y)}, 2, {"x": arrays["x"], "weight": by_taps, "y": y})
+    right = convolve(workload, *(arrays[name].astype(np.float32) for name in ("x", "weight"))).astype(np.int64)
+    if workload.epilogue:
+        right = np.rint((np.arange(workload.k) % 3 + 1) * right / 2)
+        right = np.clip(right, np.iinfo(y.dtype).min, np.iinfo(y.dtype).max)
+    np.testing.assert_array_equal(y, right)
 
 
 # --- Synchronisation of a cluster's blocks ------------------------------------------------------------------------------

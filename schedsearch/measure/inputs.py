@@ -23,6 +23,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK = 1_048_573  # the largest prime below 2**20
 _WRITE_BYTES = 16 << 20
+_SUM_ROOM = 1 << 10  # addends of 32 bits are as small as 2**21
+_UNIFORM_8_BITS = 74.0  # standard deviation of a number that is uniform over 8 bits
+_8_BITS = 32.0  # standard deviation of requantised sums
 
 
 # ---- for verification
@@ -63,20 +66,28 @@ def timing_pattern(workload: Workload, spec: ArgSpec) -> Pattern:
     """The content of an argument or output while kernels are timed; equal in every process, so that times are comparable.
 
     Floats are normally distributed, integers uniform over their format (power, and with it the clock, depends on the data),
-    indices uniform over the legal ones.
+    indices uniform over the legal ones. Integer addends leave room for the sum in their format.
     """
     if spec.below is not None:
         return _uniform_pattern(spec.dtype, 0, spec.below - 1)
     row = dtype(spec.dtype)
     if not row.is_float:
-        return _uniform_pattern(spec.dtype, int(row.lowest), int(row.largest))
+        room = _SUM_ROOM if spec.role == "addend" and row.nbytes > 1 else 1
+        return _uniform_pattern(spec.dtype, int(row.lowest) // room, int(row.largest) // room)
     return _normal_pattern(spec.dtype, normal_sigma(workload, spec.name))
 
 
 def normal_sigma(workload: Workload, name: str) -> float:
-    """Standard deviation of an argument's timing data. The last factor shrinks with the reduction: outputs stay near 1."""
-    factors = [spec.name for spec in workload.signature if spec.role == "factor"]
-    return 2.0 ** -round(math.log2(workload.work.reduction) / 2) if factors and name == factors[-1] else 1.0
+    """Standard deviation of an argument's timing data. The last factor shrinks with the reduction: outputs stay near 1.
+
+    Integers cannot shrink; a scale brings their sums to the range of 8 bits instead.
+    """
+    factors = [spec for spec in workload.signature if spec.role == "factor"]
+    shrink = 2.0 ** -round(math.log2(workload.work.reduction) / 2)
+    if factors and not any(dtype(spec.dtype).is_float for spec in factors):
+        scales = [spec.name for spec in workload.signature if spec.role == "scale"]
+        return shrink * _UNIFORM_8_BITS ** -len(factors) * _8_BITS if name in scales[:1] else 1.0
+    return shrink if factors and name == factors[-1].name else 1.0
 
 
 @functools.lru_cache(maxsize=8)

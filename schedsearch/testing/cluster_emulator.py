@@ -60,9 +60,23 @@ class ClusterEmulator(HopperEmulator):
     def tma_load_tiled(self, multicast: bool) -> Callable[..., None]:
         def load(shared: int, tensor: Any, c0: int, c1: int, c2: int, barrier: int, mask: int) -> None:
             param, array = tensor
-            box = np.zeros(param.box[::-1], np.float16)
+            box = np.zeros(param.box[::-1], array.dtype)
             inside, at = self._box(param, array, (c0, c1, c2))
             box[at] = array[inside]
+            self._land(int(shared), box, param.swizzle_bytes, barrier, self._receivers(multicast, mask))
+
+        return load
+
+    def tma_load_interleaved(self, multicast: bool) -> Callable[..., None]:
+        def load(shared: int, tensor: Any, c0: int, c1: int, c4: int, barrier: int, mask: int) -> None:
+            param, array = tensor
+            row_bytes = param.strides_bytes[0]
+            assert param.strides_bytes[2] == array.shape[1] * row_bytes and array.flags.c_contiguous
+            strides = (*param.strides_bytes[::-1], array.itemsize)
+            view = np.lib.stride_tricks.as_strided(array, param.dims[::-1], strides)
+            box = np.zeros(param.box[::-1], array.dtype)
+            inside, at = self._box(param, view, (c0, c1, 0, 0, c4))
+            box[at] = view[inside]
             self._land(int(shared), box, param.swizzle_bytes, barrier, self._receivers(multicast, mask))
 
         return load
@@ -85,7 +99,7 @@ class ClusterEmulator(HopperEmulator):
         first_w, first_h = param.lower
         stop_w, stop_h = width + param.upper[0], height + param.upper[1]
         assert first_w <= w < stop_w and first_h <= h < stop_h and c < channels
-        columns = np.zeros((param.pixels_per_column, param.channels_per_pixel), np.float16)
+        columns = np.zeros((param.pixels_per_column, param.channels_per_pixel), array.dtype)
         depth = min(channels - c, param.channels_per_pixel)
         for column in columns:
             at_w, at_h = w + offset_w, h + offset_h
@@ -102,7 +116,7 @@ class ClusterEmulator(HopperEmulator):
         param, array = tensor
         array = array.reshape(-1, array.shape[-1])
         columns, rows = param.box
-        chunks = self._chunks(int(shared), columns * rows * 2, param.swizzle_bytes)
+        chunks = self._chunks(int(shared), columns * rows * array.itemsize, param.swizzle_bytes)
         self._store(array, self._box(param, array, (c0, c1)), chunks, (rows, columns))
 
     def stmatrix_x4(self, shared: int, *registers: int) -> None:
@@ -115,13 +129,13 @@ class ClusterEmulator(HopperEmulator):
     stmatrix_x2 = stmatrix_x4
 
     # --- wgmma ------------------------------------------------------------------------------------------------------
-    def _operand(self, block: HopperBlock, descriptor: int, rows: int) -> Array:
+    def _operand(self, block: HopperBlock, descriptor: int, rows: int, dtype: str) -> Array:
         width = SWIZZLE_BYTES[descriptor >> 62]
         start, stride = (descriptor & 0x3FFF) << 4, ((descriptor >> 32) & 0x3FFF) << 4
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * width
         chunks = swizzled(lines[:, None] + np.array([0, 16]), width) // 16
-        values: Array = block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        values: Array = block.chunks()[chunks].reshape(rows, -1).view(dtype).astype(np.float64)
         return values
 
     # --- cluster ----------------------------------------------------------------------------------------------------
@@ -149,13 +163,15 @@ class ClusterEmulator(HopperEmulator):
         self.threads.wait_until(lambda: cluster.phase > phase, "a cluster's barrier")
         self.thread.cluster_phase = None
 
-    def exchange_fragments(self, blocks: int, octets: int, own_octets: int, stride_bytes: int) -> Callable[..., None]:
+    def exchange_fragments(
+        self, blocks: int, octets: int, own_octets: int, stride_bytes: int, accumulator: str = "float32"
+    ) -> Callable[..., None]:
         def exchange(acc: list[Any], own: list[Any], shared: int, barrier: int, rank: int, first: int) -> None:
             cluster = self.block.cluster
             assert cluster.blocks.index(self.block) == first + rank < first + blocks <= len(cluster.blocks)
             assert cluster.phase > 0, "another block may still read what is written over"
             for owner in range(blocks):
-                sums = np.array(acc[4 * own_octets * owner : min(4 * own_octets * (owner + 1), 4 * octets)], np.float32)
+                sums = np.array(acc[4 * own_octets * owner : min(4 * own_octets * (owner + 1), 4 * octets)], accumulator)
                 if owner == rank:
                     own[: len(sums)] = sums.tolist()
                 elif len(sums):
@@ -174,11 +190,11 @@ class ClusterEmulator(HopperEmulator):
             block.shared[at : at + 16] = values.view(np.uint8)
         block.barriers[barrier].update(0, -sums.nbytes)
 
-    def add_fragments(self, slots: int, octets: int, stride_bytes: int) -> Callable[..., None]:
+    def add_fragments(self, slots: int, octets: int, stride_bytes: int, accumulator: str = "float32") -> Callable[..., None]:
         def add(sums: list[Any], shared: int) -> None:
             for octet in range(octets):
                 for slot in range(slots):
-                    part = self._shared(int(shared) + (slot * octets + octet) * stride_bytes, 16).view(np.float32)
+                    part = self._shared(int(shared) + (slot * octets + octet) * stride_bytes, 16).view(accumulator)
                     sums[4 * octet : 4 * octet + 4] += part
 
         return add

@@ -252,8 +252,13 @@ class Emulator:
     def load_shared_f32x2(self, shared: int) -> Any:
         return tuple(self._shared(shared, 8).view(np.float32))
 
-    def pack_pair(self, dtype: str) -> Callable[..., int]:
+    def pack_pair(self, dtype: str, accumulator: str = "float32") -> Callable[..., int]:
+        assert accumulator == "float32", "the bits of floats in integer registers are not emulated"
         return lambda low, high: int(np.array([low, high], FLOATS[dtype]).view(np.uint32)[0])
+
+    def pack_bytes(self, dtype: str) -> Callable[..., int]:
+        limits = np.iinfo(dtype)
+        return lambda *values: int(np.clip(values, limits.min, limits.max).astype(dtype).view(np.uint32)[0])
 
     def load_run(self, piece: int) -> Callable[..., tuple[int, ...]]:
         def load(address: int, first: int, stop: int) -> tuple[int, ...]:
@@ -272,6 +277,9 @@ class Emulator:
 
     def store_global_f32x2(self, address: int, a: Any, b: Any) -> None:
         self.memory.at(address, 8).view(np.float32)[:] = a, b
+
+    def store_global_b32x2(self, address: int, a: int, b: int) -> None:
+        self.memory.at(address, 8).view(np.int32)[:] = a, b
 
     def store_global_u16(self, address: int, value: int) -> None:
         self.memory.at(address, 2).view(np.uint16)[0] = value & 0xFFFF

@@ -47,7 +47,7 @@ class Warpgroup:
     """The accumulators of a warpgroup, and the wgmma groups that it has issued."""
 
     def __init__(self, positions: int) -> None:
-        self.sums = np.zeros((64, positions), np.float32)
+        self.sums = np.zeros((64, positions), np.float64)  # which holds every sum of these tests exactly
         self.operations: list[Callable[[], None]] = []
         self.issued: list[int] = []  # by how many threads, for each operation
         self.finished = 0  # operations
@@ -178,8 +178,8 @@ class HopperEmulator(Emulator):
 
         def copy() -> None:
             assert block.running, "reads from a block that has left"
-            assert np.isnan(array[inside]).all(), "an output is stored twice"
-            array[inside] = block.chunks()[chunks].reshape(-1).view(np.float16).reshape(box)[at]
+            assert array.dtype.kind != "f" or np.isnan(array[inside]).all(), "an output is stored twice"
+            array[inside] = block.chunks()[chunks].reshape(-1).view(array.dtype).reshape(box)[at]
             store.done = True
 
         self._start(copy)
@@ -198,24 +198,25 @@ class HopperEmulator(Emulator):
         pass
 
     # --- wgmma ------------------------------------------------------------------------------------------------------
-    def _operand(self, block: HopperBlock, descriptor: int, rows: int) -> Array:
-        """`rows` x 16 values, K-major, from a matrix descriptor."""
+    def _operand(self, block: HopperBlock, descriptor: int, rows: int, dtype: str) -> Array:
+        """`rows` x 32 bytes of values, K-major, from a matrix descriptor."""
         assert descriptor >> 62 == 1 and (descriptor >> 49) & 7 == 0
         start, stride = (descriptor & 0x3FFF) << 4, ((descriptor >> 32) & 0x3FFF) << 4
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * 128
         chunks = swizzled(lines[:, None] + np.array([0, 16])) // 16
         assert chunks.max() * 16 < block.shared.nbytes
-        values: Array = block.chunks()[chunks].reshape(rows, -1).view(np.float16).astype(np.float32)
+        values: Array = block.chunks()[chunks].reshape(rows, -1).view(dtype).astype(np.float64)
         return values
 
-    def wgmma_steps(self, positions: int, k_steps: int, dtype: str) -> Callable[..., None]:
-        assert dtype == "float16"
+    def wgmma_steps(self, positions: int, k_steps: int, dtype: str, dtype_b: str = "") -> Callable[..., None]:
+        dtype_b = dtype_b or dtype
 
         def operation(block: HopperBlock, group: Warpgroup, a: int, b: int, accumulate: int) -> None:
             with np.errstate(invalid="ignore", over="ignore"):
                 for step in range(k_steps):
-                    product = self._operand(block, a + 2 * step, 64) @ self._operand(block, b + 2 * step, positions).T
+                    rows_a = self._operand(block, a + 2 * step, 64, dtype)
+                    product = rows_a @ self._operand(block, b + 2 * step, positions, dtype_b).T
                     group.sums = product if step == 0 and not accumulate else group.sums + product
 
         def multiply(acc: list[Any], a: int, b: int, accumulate: int) -> None:
@@ -246,7 +247,8 @@ class HopperEmulator(Emulator):
                 warp, lane = divmod(self.thread.number % WARPGROUP, 32)
                 rows = group.sums[warp * 16 + lane // 4 :: 8][:2]  # PTX ISA, wgmma's D fragment
                 columns = rows.reshape(2, -1, 8)[:, :, lane % 4 * 2 : lane % 4 * 2 + 2]
-                acc[:] = columns.transpose(1, 0, 2).reshape(-1).tolist()
+                number_type = np.int64 if accumulator == "int32" else np.float64
+                acc[:] = columns.transpose(1, 0, 2).reshape(-1).astype(number_type).tolist()
 
         return wait
 
