@@ -15,6 +15,7 @@ from cli_support import TINY, isolate, schedsearch
 from plugin_support import OPERATORS, TEMPLATES, install, install_toys
 
 from schedsearch import errors
+from schedsearch.cli import process
 from schedsearch.cli.main import COMMANDS, main
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
@@ -177,7 +178,9 @@ class TestDocumentation:
     def test_docs_cli_explains_every_exit_code_and_no_other(self) -> None:
         raised = {error.exit_code for error in vars(errors).values() if hasattr(error, "exit_code")}
         rows = re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
-        assert [int(code) for code, _ in rows] == sorted({0, *raised})
+        assert [int(code) for code, _ in rows] == sorted(
+            {0, *raised, process.BUG, process.SYSTEM_FAILED, process.READER_GONE}
+        )
         assert all(len(meaning.split()) > 2 for _, meaning in rows)
 
 
