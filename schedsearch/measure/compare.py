@@ -39,7 +39,7 @@ class Tolerance:
     smallest: float
 
     @classmethod
-    def rounded(cls, name: str, reduction: int, *, exact_sums: bool) -> Tolerance:
+    def rounded(cls, name: str, reduction: float, *, exact_sums: bool) -> Tolerance:
         """For an output that may be rounded.
 
         Args:

@@ -21,8 +21,6 @@ from schedsearch.workload import Workload
 _DIRT = (0x3C, 0xBC, 0x35, 0xB5)  # finite, and near 1 in float16; not far from what the timing computes
 _FIRST_SETS = 4  # every kernel is timed on some of these
 _MEMORY_SHARE = 8
-_SLACK = 4.0  # tensor cores truncate where float32 rounds
-_OTHER_SLACK = 64.0  # operators that are no sums of products
 _EXCUSED = 1e-3
 
 
@@ -37,8 +35,7 @@ class TimedSet:
         self._device, self._comparer, self._workload = device, comparer, workload
         self.number = secrets.randbelow(min(_FIRST_SETS, arena.sets))
         self._buffers = arena.buffers[self.number]
-        slack = _SLACK if is_sum_of_products(workload.signature) else _OTHER_SLACK
-        self._truths = Truths(device, workload, exact_sums=False, slack=slack, excused=_EXCUSED)
+        self._truths = Truths(device, workload, exact_sums=False, additions=rounded_additions(workload), excused=_EXCUSED)
         try:
             self._truths.compute(code, self._buffers, arena.scalars)
         except BaseException:
@@ -113,6 +110,18 @@ class TimedSet:
                 if self._comparer.output(truth.address, itself).violations:
                     return False
         return True
+
+
+def rounded_additions(workload: Workload) -> float:
+    """How many roundoff errors, relative to the sum of magnitudes, to allow for in a result on the timing's numbers.
+
+    They have mean zero: partial sums stay within a few sqrt(K) products, while the sum of magnitudes grows with K. Each of K
+    additions loses at most 2^-23 of a partial sum (tensor cores truncate), in all less than 8 sqrt(K) 2^-23 of the sum of
+    magnitudes. The bound for any numbers, K 2^-24, would hide half of a long sum. Nothing is known about operators that are
+    not sums of products, so they get room.
+    """
+    reduction = workload.work.reduction
+    return 16 * math.sqrt(reduction) if is_sum_of_products(workload.signature) else 64.0 * reduction
 
 
 def _may_overflow(workload: Workload) -> bool:

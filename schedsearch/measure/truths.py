@@ -28,7 +28,8 @@ class Truths(Mapping[str, Truth]):
     """Output -> truth. The memory is allocated here; `compute` fills it.
 
     Args:
-        tolerance: of an output that may be rounded; made for each such output from its dtype and the reduction.
+        exact_sums: see `Tolerance.rounded`.
+        additions: float32 additions whose roundoff errors are allowed for in one element; default: the reduction's length.
         excused: see `Truth`; a share of an output's elements.
 
     Raises:
@@ -36,7 +37,13 @@ class Truths(Mapping[str, Truth]):
     """
 
     def __init__(
-        self, device: Device, workload: Workload, *, exact_sums: bool, slack: float = 1.0, excused: float = 0.0
+        self,
+        device: Device,
+        workload: Workload,
+        *,
+        exact_sums: bool,
+        additions: float | None = None,
+        excused: float = 0.0,
     ) -> None:
         self._device, self._workload = device, workload
         self.nbytes = truth_bytes(workload)
@@ -47,8 +54,8 @@ class Truths(Mapping[str, Truth]):
             truth = Truth(spec.dtype, spec.size, address, excused=int(excused * spec.size))
             address += align(8 * spec.size)
             if is_rounded(workload, spec.dtype):
-                tolerance = Tolerance.rounded(spec.dtype, workload.work.reduction, exact_sums=exact_sums)
-                tolerance = replace(tolerance, accumulation=slack * tolerance.accumulation)
+                summed = workload.work.reduction if additions is None else additions
+                tolerance = Tolerance.rounded(spec.dtype, summed, exact_sums=exact_sums)
                 truth = replace(truth, magnitude=address, tolerance=tolerance)
                 address += align(8 * spec.size)
             self._truths[spec.name] = truth
