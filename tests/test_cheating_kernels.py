@@ -50,9 +50,8 @@ def test_a_cheating_kernel_is_a_wrong_answer(runner: Runner, fault: str) -> None
 
 
 @pytest.mark.parametrize("fault", cheating.FAULTS)
-@pytest.mark.parametrize("preset", ["a100", "h200"])
-def test_the_cuda_cheats_compile(preset: str, fault: str) -> None:
-    assert build(cheating.CUDA[fault], PRESETS[preset]).artifact.code
+def test_the_cuda_cheats_compile(fault: str) -> None:
+    assert build(cheating.CUDA[fault], PRESETS["h200"]).artifact.code
 
 
 @pytest.mark.gpu

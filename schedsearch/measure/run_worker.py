@@ -37,9 +37,7 @@ from schedsearch.workload import Workload
 _MEMORY_SHARE = 0.5  # of the device's memory, for the data of all workloads
 _RACE_ROUNDS = 8
 _RACE_SAMPLES = 2
-_STRESS_LAUNCHES = 1000  # of a finalist, between which its outputs are checked
-_STRESS_S = 1.0  # at most; a slow kernel is launched less often
-_STRESS_CHECKS = 4
+_BURST_S = 0.02  # of launches between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,31 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Stress:
+    """Many launches, with checks at points that a kernel cannot know.
+
+    Attributes:
+        checks: how often to check, the one at the end included.
+        most_s: wall seconds of launches; a slow kernel is launched less often.
+    """
+
+    launches: int
+    checks: int
+    most_s: float
+
+
+FINALIST = Stress(launches=300, checks=2, most_s=0.25)
+WINNER = Stress(launches=1000, checks=4, most_s=1.0)
+
+
+@dataclass(frozen=True)
 class Run:
-    """Verifies, times, and verifies again. With `stress` it only verifies, between many launches."""
+    """Verifies, times, and verifies again. With `stress` it only verifies, between that many launches."""
 
     workload: Workload
     artifact: Artifact
     best_ns: float | None = None
-    stress: bool = False
+    stress: Stress | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +251,7 @@ class _RunWorker:
             with contextlib.closing(self._timer.prepare(kernel, state.arena)) as timed:
                 if request.stress:
                     with watch:
-                        verdict = self._stress(state, kernel, timed)
+                        verdict = self._stress(state, kernel, timed, request.stress)
                     return _as_reply(verdict, watch)
                 times = repeat(timed.sample, request.best_ns, PATIENCE[self._device.target.kind])
                 with watch:
@@ -257,24 +273,24 @@ class _RunWorker:
         message = verdict.message and f"after it was timed: {verdict.message}"
         return Verdict(verdict.ok, verdict.max_error, verdict.stray, message)
 
-    def _stress(self, state: _WorkloadState, kernel: LoadedKernel, timed: Timed) -> Verdict:
-        """Launches a kernel many times, and checks it at points that it cannot know."""
-        points = [*sorted(random.SystemRandom().sample(range(1, _STRESS_LAUNCHES), _STRESS_CHECKS)), _STRESS_LAUNCHES]
-        began, launched = time.monotonic(), 0
-        verdict = Verdict(True, 0.0)
-        for point in points:
-            while launched < point:
-                count = min(point - launched, 64)
+    def _stress(self, state: _WorkloadState, kernel: LoadedKernel, timed: Timed, stress: Stress) -> Verdict:
+        """Launches a kernel many times and checks it in between, and at the end."""
+        points = random.SystemRandom().sample(range(1, stress.launches), stress.checks - 1)
+        launched, burst, spent_s = 0, 1, 0.0
+        for point in [*sorted(points), stress.launches]:
+            while launched < point and spent_s <= stress.most_s:
+                began = time.monotonic()
+                count = min(point - launched, burst)
                 timed.launch(count)
-                launched += count
                 self._device.synchronize()
-                if time.monotonic() - began > _STRESS_S:
-                    break
+                burst_s = time.monotonic() - began
+                launched, spent_s = launched + count, spent_s + burst_s
+                burst = 2 * burst if burst_s < _BURST_S / 2 else burst
             verdict = self._check_again(state, kernel, timed)
             if not verdict.ok:
                 message = f"after {launched} launches: {verdict.message}"
                 return Verdict(False, verdict.max_error, verdict.stray, message)
-            if time.monotonic() - began > _STRESS_S:
+            if spent_s > stress.most_s:
                 break
         return verdict
 
@@ -289,7 +305,7 @@ class _RunWorker:
         if time_ns < suspect_ns and time_ns < (request.best_ns or math.inf):
             state.reseed(secrets.randbits(31))
             verdict = state.verification.check(kernel)
-            return self._stress(state, kernel, timed) if verdict.ok else verdict
+            return self._stress(state, kernel, timed, WINNER) if verdict.ok else verdict
         return Verdict(True, 0.0)
 
     def _impossible(self, workload: Workload, times: Sequence[float]) -> str:

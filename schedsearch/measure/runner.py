@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from schedsearch.measure.clocks import read_clocks
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.process import ChildDiedError, ChildProcess
 from schedsearch.measure.restarts import Restarts
-from schedsearch.measure.run_worker import Failed, Prepare, Race, Ran, Ready, Run
+from schedsearch.measure.run_worker import FINALIST, WINNER, Failed, Prepare, Race, Ran, Ready, Run
 from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Outcome
 from schedsearch.target import Target
 from schedsearch.workload import Workload
@@ -111,8 +112,8 @@ class Runner:
         return self._measurement(ran, built, time.monotonic() - began)
 
     def race(self, workload: Workload, finalists: Sequence[Built]) -> list[Measurement]:
-        """Verifies finalists again, with fresh inputs and between a thousand launches, times them in turns, and verifies
-        them once more. If one fails then, the others race again without it.
+        """Verifies finalists again, with fresh inputs and between some hundred launches, times them in turns, and verifies
+        them once more, the winner between a thousand launches. If one fails then, the others race again without it.
 
         Returns:
             One measurement each, in order. Times of one race are easier to compare than those of separate measurements,
@@ -127,7 +128,7 @@ class Runner:
         for number, built in enumerate(finalists):
             self._prepare(workload, seed)
             began = time.monotonic()
-            ran = self._run(Run(workload, built.artifact, stress=True), self._timeout_s)
+            ran = self._run(Run(workload, built.artifact, stress=FINALIST), self._timeout_s)
             errors[number] = ran.max_error
             if ran.outcome is not Outcome.OK:
                 results[number] = self._measurement(ran, built, time.monotonic() - began)
@@ -137,13 +138,19 @@ class Runner:
             artifacts = [finalists[number].artifact for number in survivors]
             ran = self._run(Race(workload, artifacts), self._timeout_s * len(survivors))
             run_s = (time.monotonic() - began) / len(survivors)
+            if ran.outcome is not Outcome.OK:  # the race failed as a whole: run each finalist alone to find the culprit
+                results |= {number: self.measure(workload, finalists[number]) for number in survivors}
+                break
+            wrong = {survivors[place]: Ran(Outcome.WRONG_ANSWER, message=text) for place, text in ran.wrong.items()}
+            if not wrong:
+                winner = min(survivors, key=lambda number: statistics.median(ran.times_ns[survivors.index(number)]))
+                self._prepare(workload, seed)
+                last = self._run(Run(workload, finalists[winner].artifact, stress=WINNER), self._timeout_s)
+                wrong = {} if last.outcome is Outcome.OK else {winner: last}
             for place, number in enumerate(survivors):
-                if ran.outcome is not Outcome.OK:  # the race failed as a whole: run each finalist alone to find the culprit
-                    results[number] = self.measure(workload, finalists[number])
-                elif place in ran.wrong:
-                    own = Ran(Outcome.WRONG_ANSWER, message=ran.wrong[place])
-                    results[number] = self._measurement(own, finalists[number], run_s)
-                elif not ran.wrong:
+                if number in wrong:
+                    results[number] = self._measurement(wrong[number], finalists[number], run_s)
+                elif not wrong:
                     own = replace(ran, times_ns=[ran.times_ns[place]], max_error=errors[number])
                     results[number] = self._measurement(own, finalists[number], run_s)
         return [results[number] for number in range(len(finalists))]

@@ -117,11 +117,14 @@ def rounded_additions(workload: Workload) -> float:
 
     They have mean zero: partial sums stay within a few sqrt(K) products, while the sum of magnitudes grows with K. Each of K
     additions loses at most 2^-23 of a partial sum (tensor cores truncate), in all less than 8 sqrt(K) 2^-23 of the sum of
-    magnitudes. The bound for any numbers, K 2^-24, would hide half of a long sum. Nothing is known about operators that are
-    not sums of products, so they get room.
+    magnitudes. The bound for any numbers, K 2^-24, would hide half of a long sum. Factors of float32 may be rounded to TF32,
+    which loses 2^-10 of a product. Nothing is known about operators that are not sums of products, so they get room.
     """
     reduction = workload.work.reduction
-    return 16 * math.sqrt(reduction) if is_sum_of_products(workload.signature) else 64.0 * reduction
+    if not is_sum_of_products(workload.signature):
+        return 64.0 * reduction
+    tf32 = any(spec.role == "factor" and spec.dtype == "float32" for spec in workload.signature)
+    return 16 * math.sqrt(reduction) + (2**14 if tf32 else 0)
 
 
 def _may_overflow(workload: Workload) -> bool:

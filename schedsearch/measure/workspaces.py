@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from schedsearch.device import Device
+from schedsearch.errors import DeviceError
 from schedsearch.launch import LaunchPlan
 
 _GUARD_BYTES = 256
@@ -68,7 +71,8 @@ class GuardedWorkspaces:
 
     def close(self) -> None:
         if self._spans:
-            self._device.free(self._memory)
+            with contextlib.suppress(DeviceError):  # nothing can be freed after a fault of the kernel
+                self._device.free(self._memory)
 
 
 def _round_up(number: int, step: int) -> int:
