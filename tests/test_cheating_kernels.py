@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import cheating_templates as cheating
 import faulty_templates as faulty
@@ -73,6 +74,14 @@ def test_a_finalist_that_goes_wrong_after_200_launches_does_not_win(runner: Runn
     results = runner.race(WORKLOAD, [late, right, right])
     assert [result.outcome for result in results] == [Outcome.WRONG_ANSWER, Outcome.OK, Outcome.OK]
     assert "after" in results[0].message and "launches" in results[0].message
+
+
+@pytest.mark.parametrize("nbytes", [-8, 0, 1 << 62])
+def test_an_impossible_workspace_is_refused_before_a_launch(runner: Runner, nbytes: int) -> None:
+    built = build(cheating.CPU["reads what no launch wrote"], detect("cpu"))
+    plan = replace(built.artifact.plan, workspaces={"space": nbytes})
+    measurement = runner.measure(WORKLOAD, replace(built, artifact=replace(built.artifact, plan=plan)))
+    assert measurement.outcome is Outcome.LAUNCH_ERROR and f"workspaces['space'] is {nbytes}" in measurement.message
 
 
 def test_verification_is_counted(runner: Runner) -> None:
