@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from schedsearch.errors import DatabaseError, NoRecordError
-from schedsearch.records import dbfile, schema, trust
+from schedsearch.records import dbfile, queries, schema, trust
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import replacement
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
@@ -27,6 +27,8 @@ def export_deploy(
     workloads: Collection[Workload] | None = None,
 ) -> dict[str, int]:
     """Writes a small read-only database with the best kernels and their code, for `compile` on other machines.
+
+    Damaged bests, and bests whose code is damaged, are left out; `Store.damage` lists them.
 
     The file appears under its name only when it is complete, so it may replace a file that is in use. Another machine has to
     trust its kernels (`schedsearch records trust FILE`).
@@ -74,15 +76,23 @@ def _copy_deployed(
     database.create_deploy()
     with store.database.read() as reading, database.write() as writing:
         writing.execute(sa.insert(schema.meta), new_meta("deploy"))
+        reader = store.reader(thorough=True)
+        sound = {each.task for each in reader.bests(reading.execute(queries.bests().where(*wanted)))}
+        workload_ids = {workload_id for workload_id, _, _ in sound}
         chosen = sa.select(best.c.workload_id).where(*wanted)
         for row in reading.execute(sa.select(schema.workload).where(schema.workload.c.id.in_(chosen))).mappings():
-            writing.execute(sa.insert(schema.workload), dict(row))
+            if row["id"] in workload_ids:
+                writing.execute(sa.insert(schema.workload), dict(row))
         used = sa.select(best.c.artifact_sha256).where(best.c.artifact_sha256.is_not(None), *wanted)
-        query = sa.select(artifact).where(artifact.c.sha256.in_(used)).execution_options(yield_per=16)
-        for row in reading.execute(query).mappings():
-            writing.execute(sa.insert(artifact), dict(row))
+        query = queries.artifacts().where(artifact.c.sha256.in_(used)).execution_options(yield_per=16)
+        copied: set[str | None] = {None}
+        for stored in reader.artifacts(reading.execute(query)):
+            writing.execute(sa.insert(artifact), dict(stored._mapping))
+            copied.add(stored.sha256)
             counts["artifacts"] += 1
         for served in reading.execute(sa.select(best).where(*wanted)):
+            if (served.workload_id, served.target_key, served.mode) not in sound or served.artifact_sha256 not in copied:
+                continue
             values, claim = dict(served._mapping), claim_of(served)
             if trust.vouches(claim, served.signature):
                 values["signature"] = trust.sign(trust.Kind.BEST, claim.text)  # it may have been marked only

@@ -124,7 +124,8 @@ def runs() -> sa.Select[Any]:
 def artifacts() -> sa.Select[Any]:
     """Every row of table artifact. The code is what the database holds, even if it is not a blob."""
     columns = [column for column in schema.artifact.c if column.name != "code"]
-    return sa.select(*columns, sa.type_coerce(schema.artifact.c.code, sa.types.NULLTYPE).label("code"))
+    code = sa.type_coerce(schema.artifact.c.code, sa.types.NULLTYPE)
+    return sa.select(*columns, code.label("code"))
 
 
 def tuned(op: str, template: str, version: int, mode: str) -> sa.Select[Any]:

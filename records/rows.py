@@ -278,11 +278,16 @@ class Best:
     content_id: str
 
     @property
+    def task(self) -> tuple[str, str, str]:
+        """Workload id, target key and mode."""
+        return self.row.workload_id, self.row.target, self.row.measurement.mode
+
+    @property
     def claim(self) -> trust.Claim:
         """What a row of table best with this record says."""
         row, time_ns = self.row, self.row.measurement.time_ns
-        task, candidate = (row.workload_id, row.target, row.measurement.mode), (row.template, row.template_version)
-        return trust.Claim(*task, *candidate, row.config.json, time_ns, self.verified, self.artifact_sha256)
+        candidate = row.template, row.template_version
+        return trust.Claim(*self.task, *candidate, row.config.json, time_ns, self.verified, self.artifact_sha256)
 
     @property
     def vouched(self) -> bool:
