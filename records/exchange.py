@@ -128,7 +128,8 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
         for values in reader.record_values(rows_of(queries.records().order_by(schema.record.c.id))):
             write("record", {**rows.to_json(values), "signature": values["signature"]})
             records += 1
-        for content_id, profile in reader.profiles(rows_of(queries.profiles().order_by(None).order_by(schema.profile.c.id))):
+        by_id = queries.profiles().order_by(None).order_by(schema.profile.c.id)
+        for content_id, profile in reader.profiles(rows_of(by_id), copied=True):
             write("profile", {"content_id": content_id, "profile": json.loads(profile.to_json())})
         for best in reader.bests(rows_of(queries.bests())):
             write(
@@ -268,7 +269,7 @@ def _merge_one(store: Store, other: Store, source: str) -> Report:
             except ValueError as error:
                 other.damage.add(Damage(other.path, "record", str(record_id), str(error)))
                 skipped.add(values["content_id"])
-        for content_id, profile in reader.profiles(rows_of(queries.profiles())):
+        for content_id, profile in reader.profiles(rows_of(queries.profiles()), copied=True):
             if content_id not in skipped:
                 importer.profile(content_id, profile.to_json())
         for best in (best for best in bests if best.content_id not in skipped):

@@ -42,6 +42,7 @@ class Reader:
         self._configs: dict[str, Config] = {}
         self._toolchains: dict[str, tuple[str, dict[str, str]]] = {}
         self._workloads: dict[str, tuple[str, str]] = {}
+        self._copied: set[int] = set()
 
     # ---- many rows: damaged ones are skipped
 
@@ -56,6 +57,7 @@ class Reader:
             self.record(row)
             found = dict(row._mapping)
             del found["best"]
+            self._copied.add(row.id)
             return found
 
         return self._sound("record", fetched, values, lambda row: row.id)
@@ -68,9 +70,13 @@ class Reader:
         """Rows of table run, with `info` and `summary` parsed."""
         return self._sound("run", fetched, _run, lambda row: row.id)
 
-    def profiles(self, fetched: Iterable[Any]) -> Iterator[tuple[str, Profile]]:
-        """Rows of `queries.profiles` as (content id of the record, profile)."""
-        return self._sound("profile", fetched, _profile, lambda row: row.id)
+    def profiles(self, fetched: Iterable[Any], *, copied: bool = False) -> Iterator[tuple[str, Profile]]:
+        """Rows of `queries.profiles` as (content id of the record, profile).
+
+        With `copied` only those of records that `record_values` gave: a copy has no profile without its record.
+        """
+        wanted = (row for row in fetched if row.record_id in self._copied) if copied else fetched
+        return self._sound("profile", wanted, _profile, lambda row: row.id)
 
     def workloads(self, fetched: Iterable[Any]) -> Iterator[tuple[Workload, str]]:
         """Rows of `queries.tuned` as (workload, target_key). Those of unknown operators are left out."""
