@@ -113,7 +113,8 @@ class Campaign:
     def run(self) -> None:
         """Runs everything. Ctrl-C and SIGTERM end it early; the tries that are done count."""
         lab.adopt_orphans()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for signum in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
+            signal.signal(signum, signal.default_int_handler)
         waiting = self._plan()
         told = saved = time.monotonic()
         try:

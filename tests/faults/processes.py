@@ -206,7 +206,8 @@ def _parent_paused(batch: Batch) -> None:
         os.kill(pid, signal.SIGSTOP)
 
     process = runs.start(plan, batch.folder, prepare=lambda: inject.install([Strike(moment, 0, delay_s, stop, "self")]))
-    if os.read(waker, 1):
+    os.close(write)
+    if os.read(waker, 1):  # nothing when the run ended before
         time.sleep(1.0)
         os.kill(process.pid, signal.SIGCONT)
     ran = runs.finish(process)
