@@ -19,7 +19,7 @@ from .inject import Moment, Strike
 from .scenario import Batch, Scenario
 
 # Exit codes that tell the caller what happened; 1 means that a task has no valid configuration.
-_REFUSED = (3, 6)
+_REFUSED = (3, 6, 74)
 
 
 def _fail(batch: Batch, seed: int, texts: Iterator[str]) -> None:
@@ -198,7 +198,7 @@ def _database_struck(*acts: Callable[[Batch, int, Path], None]) -> Callable[[Bat
         hit = functools.partial(_call_later, act, batch, seed, db)
         strike = Strike(moment, 0, rng.random() * 0.2, hit, "self")
         struck = runs.finish(runs.start(plan, batch.folder, "struck", lambda: inject.install([strike])))
-        _fail(batch, seed, _clean(struck, (0, 6)))
+        _fail(batch, seed, _clean(struck, (0, *_REFUSED)))
         last = runs.tune(plan, batch.folder)
         if last.ended.status == 0:
             _fail(batch, seed, iter(runs.complete(last, plan)))
@@ -296,7 +296,7 @@ def _two_runs(batch: Batch) -> None:
     _fail(batch, seed, iter(runs.right_best(both[0].db)))
 
 
-_TERMINAL = _one_after_another(_output_full, _output_closed, _errors_closed, statuses=(0, 2, *_REFUSED, 74, 141, -13))
+_TERMINAL = _one_after_another(_output_full, _output_closed, _errors_closed, statuses=(0, *_REFUSED, 141))
 _DISK_FULL = _one_after_another(_small_files, _few_pages)
 
 SCENARIOS = [
