@@ -143,6 +143,8 @@ def _cgroup_files() -> list[Path]:
 
 def _keep() -> None:
     """The program: waits until standard input closes, then kills the processes with the mark that the argument gives."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1):
         pass
     deadline = time.monotonic() + 1.0
