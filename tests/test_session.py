@@ -328,6 +328,20 @@ class TestBest:
         best = world.store.best(WORKLOAD, GPU.key)
         assert best is not None and best.final_race and best.config == task.best_config
 
+    def test_a_standing_best_that_computes_wrong_values_in_a_race_is_demoted_although_another_wins(self) -> None:
+        world = World()
+        world.tune(trials=10)
+        first = world.store.best(WORKLOAD, GPU.key)
+        assert first is not None
+        demoted = []
+        demote = world.store.demote
+        world.store.demote = lambda *task: demoted.append(world.store.best(WORKLOAD, GPU.key)) or demote(*task)  # type: ignore
+        world.race_behaviour = lambda c: Outcome.WRONG_ANSWER if c.config == first.config else square_ns(c)
+        world.tune(trials=20)
+        assert demoted == [first], "so that this machine loads its code no more"
+        best = world.store.best(WORKLOAD, GPU.key)
+        assert best is not None and best.config != first.config
+
     def test_an_anchor_that_fails_is_none(self) -> None:
         world = World(race_behaviour=lambda c: Outcome.WRONG_ANSWER if c.config == Config(x=0, y=0) else square_ns(c))
         (task,) = world.tune(trials=100).tasks

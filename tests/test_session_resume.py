@@ -241,3 +241,14 @@ class TestHints:
         world.tune(WORKLOAD, trials=256)
         world.tune(Task(OTHER, restrict={"x": [4, 5]}), trials=8)
         assert world.tuners[0].hints == []
+
+
+def test_imported_records_of_the_very_task_are_hints_and_its_own_are_not() -> None:
+    space = ConfigSpace([Knob("x", tuple(range(16))), Knob("y", tuple(range(16)))])
+    fast = Config(x=3, y=4)
+
+    def of(imported: bool) -> hints.WarmStart:
+        known = hints.Known(WORKLOAD, GPU.key, lambda: [(fast, 100.0), (Config(x=0, y=0), 200.0)], imported=imported)
+        return hints.warm_start(WORKLOAD, GPU.key, space, [known])
+
+    assert of(imported=True).hints == (fast,) and of(imported=False).hints == ()
