@@ -374,6 +374,6 @@ def _tries(fault: str) -> Callable[[Batch], None]:
 
 
 SCENARIOS = [
-    Scenario(f"device.{name}", f"the kernel {fault.what}", _tries(name), "cuda", batch=_BATCH, limit_s=600.0)
+    Scenario(f"device.{name}", f"the kernel {fault.what}", _tries(name), "cuda", batch=_BATCH)
     for name, fault in FAULTS.items()
 ]

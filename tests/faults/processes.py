@@ -181,34 +181,30 @@ def _killed_or_done(signum: int) -> set[int]:
     return {-signum, 0}
 
 
-def _pause(pid: int) -> None:
-    """Stops a process for a second, as a user's Ctrl-Z and fg, or a machine that sleeps."""
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.0)
-    os.kill(pid, signal.SIGCONT)
-
-
 def _stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
 def _parent_paused(batch: Batch) -> None:
-    """The whole run stops for a second at a random moment: nothing is blamed."""
-    seed = batch.seeds[0]
-    rng = batch.random(seed)
-    moment: Moment = rng.choice(_MOMENTS)
-    delay_s = rng.random() * STAGE_S[moment]
-    plan = runs.Plan({runs.HEALTHY: [0, 1]})
+    """The whole run stops for half a second at random moments, as in a terminal or on a machine that sleeps."""
+    first = batch.seeds[0]
+    plan = runs.Plan({runs.HEALTHY: range(1 + len(batch.seeds))})
     waker, write = os.pipe()  # a stopped process cannot wake itself
 
     def stop(pid: int) -> None:
         os.write(write, b"x")
         os.kill(pid, signal.SIGSTOP)
 
-    process = runs.start(plan, batch.folder, prepare=lambda: inject.install([Strike(moment, 0, delay_s, stop, "self")]))
+    strikes = []
+    for number, seed in enumerate(batch.seeds):
+        rng = batch.random(seed)
+        moments: list[Moment] = ["BuildTask", "Prepare", "Run", "append", *(["start runner", "Race"] if not number else [])]
+        moment = rng.choice(moments)
+        strikes.append(Strike(moment, number, rng.random() * STAGE_S[moment], stop, "self"))
+    process = runs.start(plan, batch.folder, prepare=lambda: inject.install(strikes))
     os.close(write)
-    if os.read(waker, 1):  # nothing when the run ended before
-        time.sleep(1.0)
+    while os.read(waker, 1):  # nothing when the run has ended
+        time.sleep(0.5)
         os.kill(process.pid, signal.SIGCONT)
     ran = runs.finish(process)
     stored = runs.records(ran.db)
@@ -216,7 +212,7 @@ def _parent_paused(batch: Batch) -> None:
         runs.complete(ran, plan), runs.nothing_lost([ran], stored), runs.each_tried_once([ran], stored, plan),
         runs.blamed(stored, 0), runs.right_best(ran.db),
     ):  # fmt: skip
-        _fail(batch, seed, iter(texts))
+        _fail(batch, first, iter(texts))
 
 
 def _scenarios() -> Iterator[Scenario]:
@@ -229,7 +225,7 @@ def _scenarios() -> Iterator[Scenario]:
     for name, (moments, when) in _PARENT_STAGES.items():
         yield Scenario(
             f"process.kill-parent-{name}", f"kill -9 of `tune` {when}; then the next run goes on",
-            _parent_struck(_at(signal.SIGKILL, moments), _killed_or_done), batch=_PARENT_KILLS, limit_s=300.0,
+            _parent_struck(_at(signal.SIGKILL, moments), _killed_or_done), batch=_PARENT_KILLS,
         )  # fmt: skip
     yield Scenario(
         "process.kill-children", "kill -9 of the children at every stage of one run", _children_killed_everywhere,
@@ -238,12 +234,12 @@ def _scenarios() -> Iterator[Scenario]:
     yield Scenario(
         "process.end-parent", "kill -9 or a signal to `tune` at any stage; then the next run goes on",
         _parent_struck(_in_any_way, _ended_or_done), batch=_PARENT_KILLS, share=0.1,
-        short=_PARENT_KILLS, limit_s=300.0,
+        short=_PARENT_KILLS,
     )  # fmt: skip
     for signum, short in ((signal.SIGTERM, "sigterm"), (signal.SIGINT, "sigint"), (signal.SIGHUP, "sighup")):
         yield Scenario(
             f"process.{short}", f"{signum.name} to `tune` at any stage; then the next run goes on",
-            _parent_struck(_at(signum, _MOMENTS), _ended_or_done), batch=_PARENT_KILLS, limit_s=300.0,
+            _parent_struck(_at(signum, _MOMENTS), _ended_or_done), batch=_PARENT_KILLS,
         )  # fmt: skip
     for name in ("builder-building", "runner-measuring"):
         moment, when = _CHILD_STAGES[name]
@@ -251,7 +247,9 @@ def _scenarios() -> Iterator[Scenario]:
             f"process.stop-{name}", f"SIGSTOP to the {name.partition('-')[0]} {when}; it never goes on",
             _children_struck(moment, _stop, slow=True), batch=_CHILD_KILLS,
         )  # fmt: skip
-    yield Scenario("process.pause", "`tune` is stopped for a second at any stage (SIGSTOP, SIGCONT)", _parent_paused)
+    yield Scenario(
+        "process.pause", "`tune` is stopped for half a second at any stage (SIGSTOP, SIGCONT)", _parent_paused, batch=5
+    )
 
 
 SCENARIOS = list(_scenarios())

@@ -27,7 +27,7 @@ class Scenario:
         share: the part of that number that this scenario tries; the shares of all fuzzers of a unit sum to 1.
         batch: how many tries share one process. A process costs a few milliseconds, a tuning run one or two seconds.
         short: how many tries `make test` makes.
-        limit_s: wall seconds of a batch, after which it counts as a hang.
+        limit_s: wall seconds of a batch, after which it counts as a hang; its runs have limits of their own.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Scenario:
     share: float = 1.0
     batch: int = 1
     short: int = 0
-    limit_s: float = 120.0
+    limit_s: float = 600.0
 
     @property
     def group(self) -> str:
