@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import fuzzing
+from faults import fuzz_command, fuzzing
 from faults.fuzzing import Broken, Result
 
 
@@ -86,3 +86,15 @@ def test_a_case_depends_on_seed_and_number_alone(tmp_path: Path) -> None:
 
 def test_a_deadline_ends_a_run(tmp_path: Path) -> None:
     assert fuzzing.run("faulty", Faulty(broken), 0, 10**9, tmp_path, 0.2).cases < 10**9
+
+
+COUNTS = {"workload_files": 120, "databases": 100, "imports": 100, "conditions": 400, "plans": 200, "arguments": 200}
+
+
+def test_some_cases_of_every_fuzzer_end_well(tmp_path: Path) -> None:
+    """`make faults` tries many thousands. They share one sample database, so they are one test."""
+    assert COUNTS.keys() == fuzz_command.FUZZERS.keys()
+    results = [fuzzing.run(name, fuzz_command.make(name), 0, count, tmp_path) for name, count in COUNTS.items()]
+    assert [str(finding) for result in results for finding in result.findings] == []
+    assert [result.cases for result in results] == list(COUNTS.values())
+    assert all(len(result.outcomes) > 1 for result in results), "a generator that only makes nonsense tests little"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sqlite3
 import tempfile
@@ -65,6 +66,7 @@ class Samples:
     code_of: dict[str, frozenset[str]]
 
 
+@functools.cache
 def make() -> Samples:
     """Compiles two kernels for each workload of `SERVED`, and adds records of every kind.
 
