@@ -36,19 +36,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedsearch.text import MESSAGE_LIMIT, shortened
+from schedsearch.text import MESSAGE_LIMIT, printable, shortened
 
 
 class SchedsearchError(Exception):
     """Base class of all errors. The command line prints its text in one line and exits with `exit_code`.
 
-    Messages quote foreign values, which can have any length. Their text is cut to `MESSAGE_LIMIT` characters.
+    Messages quote foreign values, which can have any length and any characters. Their text is cut to `MESSAGE_LIMIT`
+    characters, and those that a terminal obeys are escaped.
     """
 
     exit_code = 1
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(shortened(each, MESSAGE_LIMIT) if isinstance(each, str) else each for each in args))
+        super().__init__(*(_fit_for_messages(each) if isinstance(each, str) else each for each in args))
+
+
+def _fit_for_messages(text: str) -> str:
+    return printable(shortened(text, MESSAGE_LIMIT), lines=True)
 
 
 @dataclass(frozen=True)

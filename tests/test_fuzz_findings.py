@@ -56,3 +56,8 @@ def test_a_trigger_is_missing_that_a_migration_replaces(database: Path) -> None:
         Store.open(database).close()
     except DatabaseError as error:
         assert "some.db is damaged (no such trigger" in str(error)
+
+
+def test_messages_escape_what_a_terminal_obeys_and_what_cannot_be_encoded() -> None:
+    error = DatabaseError("a target \x00 \x1b[31m \ud800 \u202e, an é\nand a line")
+    assert str(error) == "a target \\x00 \\x1b[31m \\ud800 \\u202e, an é\nand a line"

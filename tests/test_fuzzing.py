@@ -88,7 +88,7 @@ def test_a_deadline_ends_a_run(tmp_path: Path) -> None:
     assert fuzzing.run("faulty", Faulty(broken), 0, 10**9, tmp_path, 0.2).cases < 10**9
 
 
-COUNTS = {"workload_files": 120, "databases": 100, "imports": 100, "conditions": 400, "plans": 200, "arguments": 200}
+COUNTS = {"workload_files": 80, "databases": 60, "imports": 60, "conditions": 300, "plans": 100, "arguments": 150}
 
 
 def test_some_cases_of_every_fuzzer_end_well(tmp_path: Path) -> None:

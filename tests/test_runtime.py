@@ -710,3 +710,47 @@ def test_a_record_of_the_prepared_mode_is_served_in_that_mode(own_db: Path) -> N
     for y in (kernel(x, weight, bias), kernel(x, **kernel.prepare(weight=weight, bias=bias))):
         np.testing.assert_allclose(y, expected(x, weight, bias), rtol=1e-5, atol=1e-4)
     assert schedsearch.compile(CPU_WORKLOAD, own_db, target="cpu").provenance == plain.provenance
+
+
+class Pretender:
+    """An object with an array interface, or with DLPack, of its own."""
+
+    def __init__(self, interface: object = None, dlpack_device: object = None) -> None:
+        if interface is not None:
+            self.__array_interface__ = interface
+        else:
+            self.__dlpack_device__ = lambda: dlpack_device
+            self.__dlpack__ = object
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": None}, {"shape": (-1,)}, {"shape": ("x",)}, {"strides": ()}, {"strides": (4,)}, {"strides": 5},
+        {"typestr": "x"}, {"typestr": None}, {"data": None}, {"data": (2**70, False)}, {"data": ("x", False)}, {"data": 5},
+        {"data": (0, False)}, {"data": (None, False)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_array_interface_that_makes_no_sense_is_refused(kernel: schedsearch.Kernel, changes: dict[str, Any]) -> None:
+    """Strides of () once passed for any array, because no stride of it is wrong."""
+    x, weight, bias = operands(5)
+    with pytest.raises(ArgumentError, match="x"):
+        kernel(Pretender({**x.__array_interface__, **changes}), weight, bias, out=np.empty((2, 9, 8, 16), np.float32))
+    for missing in ("shape", "typestr", "data"):
+        interface = {key: value for key, value in x.__array_interface__.items() if key != missing}
+        with pytest.raises(ArgumentError, match=f"no '{missing}'"):
+            kernel(Pretender(interface), weight, bias)
+
+
+@pytest.mark.parametrize("device", [None, (1,), (1, 0), ("x", "y"), 5, (99, 0)])
+def test_dlpack_that_makes_no_sense_is_refused(kernel: schedsearch.Kernel, device: object) -> None:
+    x, weight, _ = operands(5)
+    with pytest.raises(ArgumentError, match="bias"):
+        kernel(x, weight, Pretender(dlpack_device=device))
+
+
+@pytest.mark.parametrize("value", [10**400, 10**5000, 1e300, "1", "x", None, [], 1j], ids=range(8))
+def test_a_scalar_that_is_no_float32_is_refused(kernel: schedsearch.Kernel, value: object) -> None:
+    with pytest.raises(ArgumentError, match=r"leaky_relu_slope is .*; allowed: "):
+        kernel(*operands(5), leaky_relu_slope=value)

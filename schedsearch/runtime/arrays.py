@@ -7,6 +7,7 @@ or DLPack. Nothing is copied.
 from __future__ import annotations
 
 import ctypes
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,23 +83,50 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _from_interface(interface: dict[str, Any], array: Any, device: tuple[str, int], library: str, name: str) -> ArrayView:
-    import numpy as np
-
-    shape = tuple(interface["shape"])
-    dtype = np.dtype(interface["typestr"])
-    strides_bytes = interface.get("strides")
-    if strides_bytes and any(n > 1 and stride % dtype.itemsize for n, stride in zip(shape, strides_bytes)):
+def _from_interface(interface: Any, array: Any, device: tuple[str, int], library: str, name: str) -> ArrayView:
+    try:
+        shape, strides_bytes, dtype, address, readonly = _read_interface(interface)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ArgumentError(
-            f"{name} has strides of {tuple(strides_bytes)} bytes, not whole elements of {dtype.itemsize}; make it contiguous"
+            f"{name}, a {type(array).__name__}, has an array interface that makes no sense ({reason:.200}); "
+            "give an array of torch, CuPy or NumPy"
+        ) from None
+    if any(n > 1 and stride % dtype.itemsize for n, stride in zip(shape, strides_bytes or ())):
+        raise ArgumentError(
+            f"{name} has strides of {strides_bytes} bytes, not whole elements of {dtype.itemsize}; make it contiguous"
         )
     strides = contiguous_strides(shape) if strides_bytes is None else tuple(s // dtype.itemsize for s in strides_bytes)
     declared = getattr(array, "dtype", dtype)  # bfloat16 has no typestr of its own
     dtype_name = from_library(getattr(declared, "name", dtype.name))
     if not dtype.isnative:
         dtype_name += " of the other byte order"
+    return ArrayView(address, shape, strides, dtype_name, device, library, readonly)
+
+
+def _read_interface(interface: Any) -> tuple[tuple[int, ...], tuple[int, ...] | None, Any, int, bool]:
+    """Shape, strides in bytes (None if contiguous), dtype, address and read-only of an array interface.
+
+    Raises:
+        TypeError, ValueError, KeyError, IndexError, OverflowError: an entry is missing or makes no sense.
+    """
+    import numpy as np
+
+    shape = tuple(operator.index(extent) for extent in interface["shape"])
+    given = interface.get("strides")
+    strides = None if given is None else tuple(operator.index(stride) for stride in given)
+    if any(extent < 0 for extent in shape):
+        raise ValueError(f"the shape is {shape}")
+    if strides is not None and len(strides) != len(shape):
+        raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
+    dtype = np.dtype(interface["typestr"])
+    if not dtype.itemsize:
+        raise ValueError(f"the typestr is {interface['typestr']!r}")
     address, readonly = interface["data"]
-    return ArrayView(int(address), shape, strides, dtype_name, device, library, bool(readonly))
+    address = 0 if address is None else operator.index(address)
+    if not 0 <= address < 2**64:
+        raise ValueError(f"the address is {address}")
+    return shape, strides, dtype, address, bool(readonly)
 
 
 class _DLTensor(ctypes.Structure):
@@ -123,13 +151,22 @@ _DLPACK_TYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 
 
 def _from_dlpack(array: Any, name: str, library: str) -> ArrayView:
-    device_type, ordinal = array.__dlpack_device__()
-    if int(device_type) not in _DLPACK_DEVICES:
-        raise ArgumentError(f"{name} is on DLPack device type {int(device_type)}; allowed: 1 (CPU) and 2 (CUDA)")
-    capsule = array.__dlpack__()  # its destructor frees the unused tensor; `array` keeps the memory alive
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = ctypes.cast(get_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+    try:
+        device_type, ordinal = (int(number) for number in array.__dlpack_device__())
+        if device_type not in _DLPACK_DEVICES:
+            raise ArgumentError(f"{name} is on DLPack device type {device_type}; allowed: 1 (CPU) and 2 (CUDA)")
+        capsule = array.__dlpack__()  # its destructor frees the unused tensor; `array` keeps the memory alive
+        pointer = get_pointer(capsule, b"dltensor")
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError, OverflowError, BufferError) as error:
+        raise ArgumentError(
+            f"{name}, a {type(array).__name__}, has DLPack that makes no sense ({error!s:.200}); give an array of torch, "
+            "CuPy or NumPy"
+        ) from None
+    tensor = ctypes.cast(pointer, ctypes.POINTER(_DLTensor)).contents
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else contiguous_strides(shape)
     dtype = f"{_DLPACK_TYPES.get(tensor.type_code, 'unknown')}{tensor.type_bits}"
@@ -138,7 +175,7 @@ def _from_dlpack(array: Any, name: str, library: str) -> ArrayView:
         shape,
         strides,
         dtype,
-        (_DLPACK_DEVICES[int(device_type)], int(ordinal)),
+        (_DLPACK_DEVICES[device_type], ordinal),
         library,
     )
 

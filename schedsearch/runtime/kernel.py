@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -353,7 +354,14 @@ def _one_or_all(results: tuple[Any, ...]) -> Any:
 
 
 def _number(name: str, value: Any) -> float:
+    """The value of a scalar. Raises ArgumentError unless it is one number that a float32 can hold; inf and nan are."""
     try:
-        return float(value)
+        if isinstance(value, str | bytes):
+            raise TypeError
+        number = float(value)
+        struct.pack("<f", number)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{name} is a {type(value).__name__}, {value!r}; allowed: one number") from None
+        raise ArgumentError(f"{name} is a {type(value).__name__}, {value!r:.100}; allowed: one number") from None
+    except OverflowError:
+        raise ArgumentError(f"{name} is too large; allowed: a number that float32 can hold") from None
+    return number

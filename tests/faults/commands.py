@@ -16,7 +16,7 @@ from schedsearch.errors import SchedsearchError
 from .fuzzing import Broken
 
 EXIT_CODES = range(7)
-MAX_MESSAGE_CHARACTERS = 8000
+MAX_MESSAGE_CHARACTERS = 12_000
 MAX_OUTPUT_CHARACTERS = 4 << 20
 
 
@@ -33,13 +33,19 @@ class Answer:
         return "ok" if self.code == 0 else f"exit {self.code}"
 
 
-def call(*arguments: str | Path, names: tuple[str, ...] = (), codes: tuple[int, ...] = (0, 2, 6)) -> Answer:
+def call(
+    *arguments: str | Path,
+    names: tuple[str, ...] = (),
+    codes: tuple[int, ...] = (0, 2, 6),
+    longest: int = MAX_MESSAGE_CHARACTERS,
+) -> Answer:
     """Runs a command and checks its answer.
 
     Args:
         arguments: as a shell would give them.
         names: a failure must name one of these, e.g. the file at fault.
         codes: the exit codes that are possible.
+        longest: characters of the longest message.
 
     Raises:
         Broken: another exit code, no message or a bad one, output that a terminal would obey.
@@ -54,7 +60,7 @@ def call(*arguments: str | Path, names: tuple[str, ...] = (), codes: tuple[int, 
     if answer.code not in codes:
         raise Broken(f"{said} is not one of {codes}: {answer.err[-500:]!r}")
     if answer.code:
-        check_message(answer.err, names, said)
+        check_message(answer.err, names, said, longest)
         if not answer.err.splitlines()[-1].startswith("schedsearch: ") and "schedsearch: " not in answer.err:
             raise Broken(f"{said}: standard error is {answer.err[:500]!r}")
     check_text(answer.out, said, MAX_OUTPUT_CHARACTERS)
@@ -72,11 +78,11 @@ def check_error(error: SchedsearchError, names: tuple[str, ...], said: str) -> N
     check_message(str(error), names, said)
 
 
-def check_message(text: str, names: tuple[str, ...], said: str) -> None:
+def check_message(text: str, names: tuple[str, ...], said: str, longest: int = MAX_MESSAGE_CHARACTERS) -> None:
     """Raises Broken unless a message is short, has something to say, names the file and nothing that a terminal obeys."""
     if not text.strip():
         raise Broken(f"{said}, but the message is empty")
-    check_text(text, said, MAX_MESSAGE_CHARACTERS)
+    check_text(text, said, longest)
     if names and not any(name in text for name in names):
         raise Broken(f"{said}, and the message names none of {', '.join(names)}: {text[:500]!r}")
     if "Traceback" in text:

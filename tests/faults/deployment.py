@@ -25,14 +25,20 @@ from .fuzzing import Broken
 class Deployment:
     """Asks for the kernels of the sample database.
 
-    While it exists, this process notes the code that a CPU device is given, before any of it runs, and has no compiler: what
-    is served is stored code.
+    From the first `check` on, this process (a worker) notes the code that a CPU device is given, before any of it runs, and
+    has no compiler: what is served is stored code.
     """
 
     def __init__(self, code_of: dict[str, frozenset[str]]) -> None:
         self._code_of = code_of
         self._calls = [operands(workload) for workload in sample_database.SERVED]
         self._loaded: list[str] = []
+        self._watching = False
+
+    def _watch(self) -> None:
+        if self._watching:
+            return
+        self._watching = True
         load = CpuDevice.load
 
         def noting(device: CpuDevice, artifact: Artifact) -> Any:
@@ -49,6 +55,7 @@ class Deployment:
             Broken: code was loaded that was not made for the workload, or the kernel was never verified.
             AssertionError: the kernel computes wrong values.
         """
+        self._watch()
         words = []
         for workload, (arguments, wanted) in zip(sample_database.SERVED, self._calls):
             self._loaded.clear()

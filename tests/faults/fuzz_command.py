@@ -21,6 +21,7 @@ FUZZERS = {
     "imports": ("fuzz_imports", "Imports"),
     "conditions": ("fuzz_conditions", "Conditions"),
     "plans": ("fuzz_plans", "Plans"),
+    "arguments": ("fuzz_arguments", "Arguments"),
 }
 
 

@@ -65,7 +65,8 @@ class WorkloadFiles:
             (("space",), ("explain", "--db", folder / "none.db"), ("compile", "--db", folder / "none.db"))
         )
         target = random.choice((("--target", "cpu"), ("--target", "h200"), ("--json", "--target", "cpu")))
-        answer = call(*command, path, *target, codes=(0, 2, 4, 6), names=("some_file.yaml", "none.db"))
+        names = ("some_file.yaml", "none.db")
+        answer = call(*command, path, *target, codes=(0, 2, 4, 6), names=names, longest=LONGEST_ERROR)
         if word == "refused" and answer.code != 2:
             raise Broken(f"the file is refused, but {command[0]} exits with {answer.code}")
         return f"{word}, {command[0]} {answer.word}"

@@ -118,6 +118,12 @@ def opened(samples: Samples) -> Iterator[Store]:
             yield store
 
 
+def make_one(path: Path, workload: Workload) -> None:
+    """A database with two kernels of one workload, compiled now."""
+    with Store.open(path) as store:
+        list(_add_kernels(store, workload))
+
+
 def _add_kernels(store: Store, workload: Workload) -> Iterator[str]:
     """Adds the default kernel and another one, as if they had been measured here. Yields the sha256 of their code."""
     target = detect("cpu")
