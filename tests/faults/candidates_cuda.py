@@ -18,7 +18,7 @@ from schedsearch.template import KernelSource, KernelStep
 from schedsearch.workload import Workload
 
 from . import candidates, runs
-from .candidates import LAUNCH_ERROR, OK, RUN_TIMEOUT, WRONG, Fault, faulty_space
+from .fault import LAUNCH_ERROR, OK, RUN_TIMEOUT, WRONG, Fault, fault, faulty_space
 from .scenario import Batch, Scenario
 
 _THREADS = 128
@@ -112,7 +112,7 @@ def pointwise(
     return without_space, launch
 
 
-_fault = functools.partial(candidates.fault, FAULTS)
+_fault = functools.partial(fault, FAULTS)
 
 
 def _stores(workload: Workload, rng: random.Random, offset: int, workspace: int = 0) -> Any:
@@ -137,14 +137,14 @@ def _runs_ptx(workload: Workload, rng: random.Random, ptx: str, first: int = 1) 
     from schedsearch.backend.ops import device_op
 
     addressed = "$address" in ptx
-    fault = device_op("fault", ptx, ins={"address": "u64"} if addressed else {})
+    faulty = device_op("fault", ptx, ins={"address": "u64"} if addressed else {})
 
     def after(x: Any, w: Any, y: Any, index: Any, total: Any, space: Any) -> Any:
         if index < first:
             if addressed:
-                fault(y)
+                faulty(y)
             else:
-                fault()
+                faulty()
         return total
 
     return pointwise(workload, rng.randrange(1 << 30), after)
@@ -363,17 +363,17 @@ def _(workload: Workload, rng: random.Random) -> Any:
     return pointwise(workload, rng.randrange(1 << 30), after, workspaces={"old": 8 * m * k})
 
 
-def _tries(fault: str) -> Callable[[Batch], None]:
+def _tries(name: str) -> Callable[[Batch], None]:
     def run(batch: Batch) -> None:
         seeds = candidates.numbers(batch)
-        run_timeout_s = 4.0 if FAULTS[fault].slow else 10.0
-        plan = runs.Plan({runs.HEALTHY: [0, 1], fault: list(seeds)}, "cuda", 30.0, run_timeout_s, workers=4)
-        candidates.check(batch, plan, runs.tune(plan, batch.folder, limit_s=550.0), {fault: FAULTS[fault]}, seeds)
+        run_timeout_s = 4.0 if FAULTS[name].slow else 10.0
+        plan = runs.Plan({runs.HEALTHY: [0, 1], name: list(seeds)}, "cuda", 30.0, run_timeout_s, workers=4)
+        candidates.check(batch, plan, runs.tune(plan, batch.folder, limit_s=550.0), {name: FAULTS[name]}, seeds)
 
     return run
 
 
 SCENARIOS = [
-    Scenario(f"device.{name}", f"the kernel {fault.what}", _tries(name), "cuda", batch=_BATCH)
-    for name, fault in FAULTS.items()
+    Scenario(f"device.{name}", f"the kernel {each.what}", _tries(name), "cuda", batch=_BATCH)
+    for name, each in FAULTS.items()
 ]

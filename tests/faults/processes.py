@@ -130,8 +130,8 @@ def _parent_struck(
             rng = batch.random(seed)
             signum, moment = choose(rng)
             delay_s = rng.random() * STAGE_S[moment]
-            # Each run gets one candidate more than the one before, so that it has something to do.
-            plan = runs.Plan({runs.HEALTHY: range(1 + number)})
+            # Each run has a candidate of its own, so that it has something to do.
+            plan = runs.Plan({runs.HEALTHY: [number]})
             strike = Strike(moment, 0, delay_s, lambda pid: os.kill(pid, signum), "self")
             process = runs.start(plan, batch.folder, f"run{number}", lambda: inject.install([strike]))
             ran = runs.finish(process)

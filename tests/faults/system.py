@@ -63,7 +63,7 @@ def _one_after_another(*ways: Prepare, statuses: Collection[int] = (0, *_REFUSED
         struck = []
         for number, seed in enumerate(batch.each()):
             way = batch.random(seed, "way").choice(ways)
-            plan = runs.Plan({runs.HEALTHY: range(1 + number)})
+            plan = runs.Plan({runs.HEALTHY: [number]})
             struck.append(runs.finish(runs.start(plan, batch.folder, f"run{number}", way(batch, seed))))
             _fail(batch, seed, _clean(struck[-1], statuses))
         plan = runs.Plan({runs.HEALTHY: range(1 + len(struck))})
