@@ -7,6 +7,7 @@ does not have, so none does that.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import tempfile
@@ -37,8 +38,9 @@ _DTYPES = ("f4", "f8", "f2", "i4", "u1", "c8", ">f4", "?", "O", "U4", "M8[s]", "
 class Interface:
     """An object with an `__array_interface__` of its own."""
 
-    def __init__(self, interface: Any) -> None:
+    def __init__(self, interface: Any, array: Any) -> None:
         self.__array_interface__ = interface
+        self._array = array  # keeps the memory that it names
 
 
 class Capsule:
@@ -179,7 +181,9 @@ def _disturb(given: dict[str, Any], options: dict[str, Any], rng: random.Random)
     else:
         spec = WORKLOAD.output if name == "out" else next(each for each in WORKLOAD.signature if each.name == name)
         array = holder.get(name)
-        holder[name] = rng.choice(_ARRAYS)(array if isinstance(array, np.ndarray) else _guarded(spec.shape, rng), rng)
+        given_array = array if isinstance(array, np.ndarray) else _guarded(spec.shape, rng)
+        with contextlib.suppress(IndexError, ValueError):  # an array that was changed before may not take this change
+            holder[name] = rng.choice(_ARRAYS)(given_array, rng)
 
 
 def _overlapping(array: Any, rng: random.Random) -> Any:
@@ -210,7 +214,7 @@ def _interface(array: Any, rng: random.Random) -> Any:
         true.pop(key, None)
     else:
         true[key] = rng.choice(odd[key])
-    return Interface(true if rng.random() < 0.95 else rng.choice((None, 5, [], {})))
+    return Interface(true if rng.random() < 0.95 else rng.choice((None, 5, [], {})), array)
 
 
 def _no_array(array: Any, rng: random.Random) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import random
+import sys
 from typing import Any
 
 ODD = (
@@ -35,10 +36,15 @@ ODD = (
 
 def mutated(value: Any, rng: random.Random, changes: int = 0) -> str:
     """The JSON text of a value after some changes, sometimes with a duplicate key or a huge number in it."""
-    changed = copy.deepcopy(value)
-    for _ in range(changes or rng.choice((1, 1, 1, 1, 2, 4))):
-        changed = _change(changed, rng)
-    text = json.dumps(changed)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # values may be as deep as a reader should refuse
+    try:
+        changed = copy.deepcopy(value)
+        for _ in range(changes or rng.choice((1, 1, 1, 1, 2, 4))):
+            changed = _change(changed, rng)
+        text = json.dumps(changed)
+    finally:
+        sys.setrecursionlimit(before)
     how = rng.random()
     if how < 0.03 and "{" in text:
         at = rng.choice([number for number, c in enumerate(text) if c == "{"]) + 1
