@@ -16,7 +16,7 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceBusyError, PreparationError, UsageError
 from schedsearch.measure import Built, Runner, restarts
 from schedsearch.measure.process import ChildProcess
-from schedsearch.measure.run_worker import Prepare
+from schedsearch.measure.run_worker import Prepare, Ran
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.template import Template
 from schedsearch.workload import Workload
@@ -97,6 +97,27 @@ def test_one_missing_product_is_a_wrong_answer(runner: Runner) -> None:
     assert measurement.times_ns == ()
     assert measurement.max_error is not None and measurement.max_error >= 1.0
     assert "elements are wrong" in measurement.message and "expected" in measurement.message
+
+
+def test_a_process_whose_memory_somebody_spoiled_does_not_accuse_the_next_candidate(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measure(runner, faulty.PointwiseCpu()).ok
+    spoiled, run = runner.pid, runner._run
+
+    def judged_by_spoiled_memory(request: object, timeout_s: float) -> Ran:
+        return Ran(Outcome.WRONG_ANSWER, message="spoiled") if runner.pid == spoiled else run(request, timeout_s)
+
+    monkeypatch.setattr(runner, "_run", judged_by_spoiled_memory)
+    assert measure(runner, faulty.PointwiseCpu()).ok
+    assert runner.pid != spoiled
+
+
+def test_a_wrong_candidate_costs_no_process_while_a_right_one_is_still_right_there(runner: Runner) -> None:
+    assert measure(runner, faulty.PointwiseCpu()).ok
+    before = runner.pid
+    assert [measure(runner, faulty.MissingProduct()).outcome for _ in range(3)] == [Outcome.WRONG_ANSWER] * 3
+    assert runner.pid == before
 
 
 def test_elements_that_are_never_written_are_wrong(runner: Runner) -> None:
