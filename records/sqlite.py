@@ -42,6 +42,7 @@ class SqliteDatabase:
         self._engine = sa.create_engine("sqlite://", creator=self._connect, poolclass=QueuePool)
         self._writer = self._engine.execution_options(schedsearch_write=True)
         sa.event.listen(self._engine, "begin", _begin)
+        sa.event.listen(self._engine, "handle_error", self._explain)
 
     def _connect(self) -> sqlite3.Connection:
         connection = dbfile.connect(
@@ -57,6 +58,12 @@ class SqliteDatabase:
         except dbfile.ERRORS as error:
             connection.close()
             raise dbfile.explain(error, self.path) or error from error
+
+    def _explain(self, context: sa.engine.ExceptionContext) -> None:
+        """Names this file, and not another database whose connection is open around this one."""
+        explained = dbfile.explain(context.original_exception, self.path)
+        if explained is not None:
+            raise explained from context.original_exception
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

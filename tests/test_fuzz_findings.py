@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from schedsearch.errors import DatabaseError
+from schedsearch.records.deployment import export_deploy
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 
@@ -61,3 +62,21 @@ def test_a_trigger_is_missing_that_a_migration_replaces(database: Path) -> None:
 def test_messages_escape_what_a_terminal_obeys_and_what_cannot_be_encoded() -> None:
     error = DatabaseError("a target \x00 \x1b[31m \ud800 \u202e, an é\nand a line")
     assert str(error) == "a target \\x00 \\x1b[31m \\ud800 \\u202e, an é\nand a line"
+
+
+def test_a_damaged_database_is_named_and_not_the_one_that_is_written_from_it(tmp_path: Path) -> None:
+    """An export reads one database while it writes another."""
+    from records_support import artifact, record
+
+    source, big = tmp_path / "some.db", b"\x7fELF" + bytes(100_000)
+    with Store.open(source) as store:
+        store.promote(store.append(record(1e6)), artifact(big))
+    with contextlib.closing(sqlite3.connect(source)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = connection.execute("SELECT max(pageno) FROM dbstat WHERE name = 'artifact'").fetchone() or (None,)
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+    data = bytearray(source.read_bytes())
+    data[(page - 20) * size : (page - 20) * size + 4] = b"\xff\xff\xff\xff"  # the chain of the code's pages
+    source.write_bytes(data)
+    with Store.open(source, readonly=True) as store, pytest.raises(DatabaseError, match=r"some\.db is damaged"):
+        export_deploy(store, tmp_path / "new.db")
