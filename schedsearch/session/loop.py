@@ -95,17 +95,19 @@ class Session:
         none could go on, and Interrupted (see `tune`). All other errors of collaborators propagate.
         """
         prepared_before_s = self._runner.prepare_s
-        with StopSignal() as stop, self._device, self._tuners:
-            self._resume()
-            self._journal.open(self._trials_budget)
-            stopped = self._search(stop)
-            for task in self._tasks:
-                if not stop.requested:
-                    self._race_unless_given_up(task, stop)
-                    self._journal.end_task(task)
-            shares = self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - prepared_before_s)
-        summary = self._journal.close(shares, "interrupted" if stop.requested else stopped)
-        if stop.requested:
+        with StopSignal() as stop:
+            with self._device, self._tuners:
+                self._resume()
+                self._journal.open(self._trials_budget)
+                stopped = self._search(stop)
+                for task in self._tasks:
+                    if not stop.requested:
+                        self._race_unless_given_up(task, stop)
+                        self._journal.end_task(task)
+                shares = self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - prepared_before_s)
+            interrupted = stop.requested  # a signal that comes later finds everything done
+            summary = self._journal.close(shares, "interrupted" if interrupted else stopped)
+        if interrupted:
             raise Interrupted(
                 f"interrupted after {self._spent} trials, all saved in {self._db}; tune again to go on from there", summary
             )
