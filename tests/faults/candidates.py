@@ -22,7 +22,7 @@ from .fault import OK, Fault, faulty_space, healthy
 from .scenario import Batch, Scenario
 
 FAULTS = {**faults_of_templates.FAULTS, **faults_of_kernels.FAULTS}
-_BATCH = 20
+_BATCH = 50
 _SLOWER = 1.5
 
 
@@ -94,7 +94,7 @@ def _tries(name: str) -> Callable[[Batch], None]:
             build_timeout_s=4.0 if hang else runs.BUILD_TIMEOUT_S,
             run_timeout_s=3.0 if hang else runs.RUN_TIMEOUT_S,
         )
-        check(batch, plan, runs.tune(plan, batch.folder, limit_s=240.0), {name: FAULTS[name]}, seeds)
+        check(batch, plan, runs.tune(plan, batch.folder, limit_s=500.0), {name: FAULTS[name]}, seeds)
 
     return run
 
@@ -116,7 +116,7 @@ def _mixed(batch: Batch) -> None:
     seeds = numbers(batch)
     configs = {runs.HEALTHY: [0, 1], **{name: list(seeds) for name in faults}}
     plan = runs.Plan(configs, arguments=("--tuner", "random", "--seed", str(seed)))
-    check(batch, plan, runs.tune(plan, batch.folder, limit_s=240.0), faults, seeds)
+    check(batch, plan, runs.tune(plan, batch.folder, limit_s=500.0), faults, seeds)
 
 
 SCENARIOS = [

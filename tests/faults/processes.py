@@ -13,7 +13,7 @@ from .inject import STAGE_S, Moment, Strike
 from .scenario import Batch, Scenario
 
 _CHILD_KILLS = 8  # per run
-_PARENT_KILLS = 5  # runs per database
+_PARENT_KILLS = 10  # runs per database
 _CHILD_STAGES: dict[str, tuple[Moment, str]] = {
     "builder-starting": ("start builder", "while it starts"),
     "builder-building": ("BuildTask", "while it has work"),
@@ -234,7 +234,7 @@ def _scenarios() -> Iterator[Scenario]:
     yield Scenario(
         "process.end-parent", "kill -9 or a signal to `tune` at any stage; then the next run goes on",
         _parent_struck(_in_any_way, _ended_or_done), batch=_PARENT_KILLS, share=0.1,
-        short=_PARENT_KILLS,
+        short=5,
     )  # fmt: skip
     for signum, short in ((signal.SIGTERM, "sigterm"), (signal.SIGINT, "sigint"), (signal.SIGHUP, "sighup")):
         yield Scenario(

@@ -38,7 +38,7 @@ class Scenario:
     share: float = 1.0
     batch: int = 1
     short: int = 0
-    limit_s: float = 600.0
+    limit_s: float = 1200.0
 
     @property
     def group(self) -> str:

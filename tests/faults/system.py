@@ -134,7 +134,15 @@ def _errors_closed(batch: Batch, seed: int) -> Callable[[], None]:
 
 def _few_descriptors(batch: Batch, seed: int) -> Callable[[], None]:
     limit = batch.random(seed).randrange(6, 40)
-    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    def prepare() -> None:
+        from schedsearch.measure import restarts
+
+        assert hasattr(restarts, "LONGEST_WAIT_S")
+        restarts.LONGEST_WAIT_S = 0.5  # before a child is started again; a run gives up after a minute of waiting
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    return prepare
 
 
 def _clock_jumps(batch: Batch, seed: int) -> Callable[[], None]:
@@ -311,17 +319,17 @@ _TERMINAL = _one_after_another(_output_full, _output_closed, _errors_closed, sta
 _DISK_FULL = _one_after_another(_small_files, _few_pages)
 
 SCENARIOS = [
-    Scenario("system.disk-full", "files may not grow, or SQLite finds no free page", _DISK_FULL, batch=5, short=2),
-    Scenario("system.terminal", "standard output is full or closed; error or input is closed", _TERMINAL, batch=5, short=3),
-    Scenario("system.descriptors", "the run may open few files", _one_after_another(_few_descriptors), batch=5, short=1),
-    Scenario("system.builds-removed", "the folder of builds goes", _struck_from_outside(_remove_builds), batch=5, short=2),
+    Scenario("system.disk-full", "files may not grow, or SQLite finds no free page", _DISK_FULL, batch=10, short=2),
+    Scenario("system.terminal", "standard output is full or closed; error or input is closed", _TERMINAL, batch=10, short=3),
+    Scenario("system.descriptors", "the run may open few files", _one_after_another(_few_descriptors), batch=10, short=1),
+    Scenario("system.builds-removed", "the folder of builds goes", _struck_from_outside(_remove_builds), batch=10, short=2),
     Scenario(
         "system.clock", "the wall clock jumps by up to 30 years, again and again",
-        _one_after_another(_clock_jumps, statuses=(0,)), batch=5,
+        _one_after_another(_clock_jumps, statuses=(0,)), batch=10,
     ),
     Scenario("system.reader", "another process reads the database all the time", _with_reader),
     Scenario("system.two-runs", "two runs create one database and share it, and perhaps the device", _two_runs, short=1),
-    Scenario("database.locked", "another program locks the database for up to 3 s", _struck_from_outside(_lock), batch=5),
+    Scenario("database.locked", "another program locks the database for up to 3 s", _struck_from_outside(_lock), batch=10),
     Scenario("database.gone", "the database is removed or replaced", _database_struck(_remove, _replace), short=1),
     Scenario("database.damaged", "the database is overwritten or cut", _database_struck(_overwrite, _truncate), short=1),
 ]  # fmt: skip
