@@ -455,6 +455,23 @@ class TestInterruption:
         world.before = lambda config: None
         assert world.tune(trials=100).new_trials == 100 - len(seen)
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_while_the_end_of_the_run_is_written_changes_nothing(
+        self, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Everything is done then, so the summary is stored and told, and the run ends as it would have."""
+        world = World()
+        finish = world.store.finish_run
+
+        def struck(run_id: str, summary: dict[str, Any]) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+            finish(run_id, summary)
+
+        monkeypatch.setattr(world.store, "finish_run", struck)
+        summary = world.tune(trials=10)
+        assert summary.stopped == "trials" and world.store.runs["run0"]["stopped"] == "trials"
+
     def test_tuning_works_outside_the_main_thread(self) -> None:
         results: list[RunSummary] = []
         thread = threading.Thread(target=lambda: results.append(World().tune(trials=10)))

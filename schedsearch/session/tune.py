@@ -14,6 +14,7 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.session.loop import FIRST_BATCH, Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
+from schedsearch.session.pace import StopSignal
 from schedsearch.session.plan import TaskPlan, plan_tasks
 from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
@@ -110,7 +111,11 @@ def tune(
         )
         options = replace(options, queue_depth=queue_depth(builder.workers), tuner_thread=True)
         versions = toolchain(device.kind)
-        return Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
+        try:
+            return Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
+        finally:
+            with StopSignal():  # a signal that comes now must not disturb the closing of store and processes
+                stack.close()
 
 
 def _planned(
