@@ -291,7 +291,7 @@ class TestInterruption:
             lock.close()
         assert str(os.getpid()) in waiting
         assert (process.returncode, output) == (130, ""), errors
-        assert len(errors.splitlines()) == 1 and "interrupted" in errors
+        assert "interrupted" in errors.splitlines()[-1] and "Traceback" not in errors
 
     def test_a_kill_loses_only_the_trial_under_way_and_leaves_no_process(self, folder: Path) -> None:
         process = start("tune", "tiny.yaml", "--db", "t.db", "--trials", 3000, "--json", cwd=folder)

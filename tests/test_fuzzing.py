@@ -71,8 +71,8 @@ def test_a_fault_is_a_finding_and_the_other_cases_go_on(text: str, tmp_path: Pat
 
 
 def test_memory_over_the_limit_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzzing, "MEMORY_LIMIT_BYTES", fuzzing._memory("VmRSS") + (64 << 20))
-    result = run(Faulty(lambda: bytearray(128 << 20)), tmp_path)
+    monkeypatch.setattr(fuzzing, "MEMORY_LIMIT_BYTES", fuzzing._memory("VmRSS") + (16 << 20))
+    result = run(Faulty(lambda: b"x" * (200 << 20)), tmp_path)
     assert [(finding.case, "of memory" in finding.text) for finding in result.findings] == [(3, True)]
     assert result.cases == 6
 

@@ -7,7 +7,6 @@ numbers, so that a wrong index shows.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from schedsearch.device import Device
 from schedsearch.ops import ArgSpec
-from schedsearch.ops.checks import Domain, sum_sigma
+from schedsearch.ops.checks import Domain, likely_sigmas, sum_sigma
 from schedsearch.ops.dtypes import dtype, encode
 from schedsearch.workload import Workload
 
@@ -24,8 +23,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1_048_573  # the largest prime below 2**20
 _WRITE_BYTES = 16 << 20
 _SUM_ROOM = 1 << 10  # addends of 32 bits are as small as 2**21
-_UNIFORM_8_BITS = 74.0  # standard deviation of a number that is uniform over 8 bits
-_8_BITS = 32.0  # standard deviation of requantised sums
 
 
 # ---- for verification
@@ -78,16 +75,8 @@ def timing_pattern(workload: Workload, spec: ArgSpec) -> Pattern:
 
 
 def normal_sigma(workload: Workload, name: str) -> float:
-    """Standard deviation of an argument's timing data. The last factor shrinks with the reduction: outputs stay near 1.
-
-    Integers cannot shrink; a scale brings their sums to the range of 8 bits instead.
-    """
-    factors = [spec for spec in workload.signature if spec.role == "factor"]
-    shrink = 2.0 ** -round(math.log2(workload.work.reduction) / 2)
-    if factors and not any(dtype(spec.dtype).is_float for spec in factors):
-        scales = [spec.name for spec in workload.signature if spec.role == "scale"]
-        return shrink * _UNIFORM_8_BITS ** -len(factors) * _8_BITS if name in scales[:1] else 1.0
-    return shrink if factors and name == factors[-1].name else 1.0
+    """Standard deviation of an argument's timing data; see `schedsearch.ops.checks.likely_sigmas`."""
+    return likely_sigmas(workload.signature, workload.work.reduction).get(name, 1.0)  # an output has none
 
 
 @functools.lru_cache(maxsize=8)

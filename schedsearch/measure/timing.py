@@ -250,6 +250,7 @@ class CudaTimed:
         self.rotation = Rotation(kernel, arena, timer.stream)
         self._bound = kernel.bind(arena.buffers[0], arena.scalars, self.rotation.prepared[0])
         self._sets = [list(buffers.items()) for buffers in self.rotation.buffers]
+        self._launched = 0  # sets, from the first on
         begin, end = timer.events[:2]
         self.launch(1)  # the code travels to the device
         begin.record(self._stream)
@@ -259,10 +260,12 @@ class CudaTimed:
         estimate_ns = max(1e3, begin.elapsed_ms(end) * 1e6 / 2)
         self._launches = chain_length(estimate_ns, arena.sets, "cuda")
         self._graph = timer.device.capture(self._stream, lambda _: self.launch(self._launches))
+        self._launched = 0  # those for the estimate were before the caller's
 
     def sample(self, count: int) -> list[float]:
         """A replay before the first keeps the device busy while the host enqueues, so that no sample contains a gap."""
         events = self._timer.events[: count + 1]
+        self._launched = max(self._launched, self._launches)
         self._graph.launch(self._stream)
         events[0].record(self._stream)
         for event in events[1:]:
@@ -273,6 +276,7 @@ class CudaTimed:
 
     def launch(self, count: int) -> None:
         """Moves one argument block from set to set: a launch, and its capture into a graph, copies the block."""
+        self._launched = max(self._launched, count)
         for number in range(count):
             self.launch_set(number % len(self._sets))
 
@@ -282,7 +286,7 @@ class CudaTimed:
         self._bound.launch(self._stream)
 
     def has_launched(self, number: int) -> bool:
-        return number < self._launches
+        return number < self._launched
 
     def close(self) -> None:
         self._graph.close()

@@ -23,6 +23,8 @@ _LARGEST_DATA = 127
 _WIDEST_INTEGER = 1 << 20
 _SIGMAS = 4.0
 _SPARSEST = 2.0**-20
+_SIGMA_UNIFORM_8_BITS = 74.0  # of a number that is uniform over 8 bits
+_SIGMA_8_BITS = 32.0  # of sums that 8 bits hold, but for a few
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,23 @@ def sum_sigma(arguments: Sequence[ArgSpec], reduction: int, domains: Mapping[str
     """Standard deviation of the sum in one output element, before scales and addends; 0 if nothing is summed."""
     summed = [domains[argument.name] for argument in _summands(arguments, reduction) if argument.name in domains]
     return _mean_and_sigma(summed, reduction)[1]
+
+
+def likely_sigmas(arguments: Sequence[ArgSpec], reduction: int) -> dict[str, float]:
+    """Standard deviations of numbers as a network has them: inputs and outputs near 1.
+
+    The last factor shrinks with the reduction. Integers cannot shrink: they fill their format, and the first scale brings
+    their sums to the range of 8 bits.
+    """
+    factors = [argument for argument in arguments if argument.role == "factor"]
+    scales = [argument for argument in arguments if argument.role == "scale"]
+    sigmas = dict.fromkeys((argument.name for argument in arguments), 1.0)
+    shrink = 2.0 ** -round(math.log2(reduction) / 2)
+    if factors and any(dtype(factor.dtype).is_float for factor in factors):
+        sigmas[factors[-1].name] = shrink
+    elif factors and scales:
+        sigmas[scales[0].name] = shrink * _SIGMA_8_BITS * _SIGMA_UNIFORM_8_BITS ** -len(factors)
+    return sigmas
 
 
 def is_sum_of_products(arguments: Sequence[ArgSpec]) -> bool:
