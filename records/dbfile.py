@@ -24,7 +24,7 @@ MIN_SQLITE = (3, 37, 0)  # STRICT tables
 
 _REMEDY = "restore it from a copy, or save what can be read with: sqlite3 {path} .recover"
 ERRORS = (sqlite3.Error, UnicodeDecodeError)  # what a call of sqlite3 raises for a file that cannot be used
-_MISSING = ("no such table", "no such column", "no such index", "no such trigger")
+_SYNTAX_ERROR = 'near "'
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 # A reader that may not write the log's index; https://www.sqlite.org/rescode.html
@@ -213,7 +213,7 @@ def explain(error: BaseException | None, path: Path) -> DatabaseError | None:
             f"{path} has a text or blob of more than {MAX_VALUE_BYTES} bytes, which schedsearch never writes; restore it "
             f"from a copy, or drop that row with: sqlite3 {path}"
         )
-    if code == sqlite3.SQLITE_ERROR and str(error).startswith(_MISSING):
+    if code == sqlite3.SQLITE_ERROR and not str(error).startswith(_SYNTAX_ERROR):  # our statements fit a sound schema
         return DatabaseError(f"{path} is damaged ({error}); {_REMEDY.format(path=path)}")
     if code == sqlite3.SQLITE_CANTOPEN or extended in _READONLY_LOG:
         return DatabaseError(

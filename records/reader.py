@@ -88,10 +88,13 @@ class Reader:
         return self._sound("record", fetched, self._evidence, lambda row: row.id)
 
     def artifacts(self, fetched: Iterable[Any]) -> Iterator[Any]:
-        """The rows of `queries.artifacts` whose code and plan match their digest, as they are."""
+        """The rows of `queries.artifacts` that are sound, and whose code and plan match their digest, as they are."""
 
         def checked(row: Any) -> Any:
             self.stored_artifact(row)
+            for column in ("kind", "arch", "machine", "signature"):
+                damage.text(column, getattr(row, column))
+            damage.stamp("created_at", row.created_at)
             return row
 
         return self._sound("artifact", fetched, checked, lambda row: row.sha256)

@@ -111,7 +111,7 @@ class SqliteDatabase:
         version = self._version(found)
         if version < dbfile.SCHEMA_VERSION and not self.readonly:
             self._use_wal()
-            with self.write() as connection:
+            with self._migrating(version), self.write() as connection:
                 found = self._meta(connection)  # another process may have created it first
                 version = self._version(found)
                 for statement in (text for step in schema.MIGRATIONS[DIALECT][version:] for text in step):
@@ -127,6 +127,18 @@ class SqliteDatabase:
         with self.read() as connection:
             self._check_tables(connection, _TABLES)
         return found
+
+    @contextmanager
+    def _migrating(self, version: int) -> Iterator[None]:
+        """Statements of a migration fail only if the tables are not those of their version."""
+        try:
+            yield
+        except sa.exc.IntegrityError as error:
+            raise DatabaseError(
+                f"{self.path} is damaged: it does not fit schema version {version}, so that it cannot be brought to version "
+                f"{dbfile.SCHEMA_VERSION} ({error.orig}); restore a copy, or read its records into a new database: "
+                "schedsearch records merge"
+            ) from error
 
     def create_deploy(self) -> None:
         """Creates the tables of a deployment file in an empty file (journal mode DELETE)."""

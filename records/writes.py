@@ -120,7 +120,7 @@ def put_artifact(database: Database, connection: sa.Connection, sha256: str, pla
         "signature": trust.sign(trust.Kind.ARTIFACT, sha256),
     }
     statement = database.insert(schema.artifact).values(row)
-    changed = {name: statement.excluded[name] for name in row if name != "created_at"}
+    changed = {name: statement.excluded[name] for name in row if name != "sha256"}
     connection.execute(statement.on_conflict_do_update(index_elements=[schema.artifact.c.sha256], set_=changed))
 
 

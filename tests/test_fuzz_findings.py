@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsearch.errors import DatabaseError
+from schedsearch.errors import DatabaseError, NoRecordError
 from schedsearch.records.deployment import export_deploy
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
@@ -80,3 +80,44 @@ def test_a_damaged_database_is_named_and_not_the_one_that_is_written_from_it(tmp
     source.write_bytes(data)
     with Store.open(source, readonly=True) as store, pytest.raises(DatabaseError, match=r"some\.db is damaged"):
         export_deploy(store, tmp_path / "new.db")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_database_whose_tables_are_not_those_of_its_version_is_damaged(tmp_path: Path, version: int) -> None:
+    """A file says that it is older than it is: tables and columns that the migration makes are there already."""
+    path = tmp_path / "some.db"
+    with Store.open(path):
+        pass
+    changed(path, f"UPDATE meta SET value = '{version}' WHERE key = 'schema_version'")
+    before = path.read_bytes()
+    with pytest.raises(DatabaseError, match=r"some\.db is damaged \((table profile already exists|duplicate column name: )"):
+        Store.open(path)
+    assert path.read_bytes() == before
+
+
+def damaged_stamp(path: Path) -> None:
+    """The time at which code was stored is a text, which only a table without types can hold."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_schema SET sql = replace(replace(sql, 'REAL', 'ANY'), ' STRICT', '') WHERE name = 'artifact'"
+        )
+    changed(path, "UPDATE artifact SET created_at = 'yesterday'")
+
+
+def test_code_with_a_damaged_stamp_is_left_out_of_a_deployment_and_replaced_by_a_merge(tmp_path: Path) -> None:
+    from records_support import artifact, record
+
+    from schedsearch.records.exchange import merge
+
+    sound, some = tmp_path / "sound.db", tmp_path / "some.db"
+    for path in (sound, some):
+        with Store.open(path) as store:
+            store.promote(store.append(record(1e6)), artifact(b"\x7fELF code"))
+    damaged_stamp(some)
+    with Store.open(some) as store:
+        with pytest.raises(NoRecordError, match="no best kernel to deploy"):
+            export_deploy(store, tmp_path / "deploy.db")
+        assert "created_at" in str(store.find_damage())
+        merge(store, [sound])
+        assert store.find_damage() == []

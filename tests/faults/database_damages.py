@@ -58,7 +58,7 @@ def damage(path: Path, rng: random.Random) -> list[str]:
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             if rng.random() < 0.85:
                 # Nothing is left to damage, or an earlier damage is in the way.
-                with contextlib.suppress(sqlite3.Error, IndexError):
+                with contextlib.suppress(sqlite3.Error, IndexError, AttributeError, TypeError, UnicodeError):
                     done.append(rng.choice(CONTENT_DAMAGES)(connection, rng))
     if rng.random() < 0.15 or not done:
         done.append(damage_bytes(path, rng))
