@@ -113,14 +113,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         db = str(Path(folder, "records.db"))
         seconds = share_of_a_run(workloads, target, arguments.trials, db)
+        share = seconds["verify_s"] / seconds["wall_s"]
+        cells = [[name, f"{value:.2f}", f"{value / seconds['wall_s']:.3f}"] for name, value in seconds.items()]
+        print(common.table(["seconds of", "s", "of the wall time"], cells), flush=True)
         rows = [row for workload in workloads for row in compare(workload, target, db, arguments.rounds)]
-    share = seconds["verify_s"] / seconds["wall_s"]
-    print(
-        common.table(
-            ["seconds of", "s", "of the wall time"],
-            [[k, f"{v:.2f}", f"{v / seconds['wall_s']:.3f}"] for k, v in seconds.items()],
-        )
-    )
     print(common.table(list(rows[0]), [[f"{v:.3f}" if isinstance(v, float) else v for v in row.values()] for row in rows]))
     ratio = common.geometric_mean([row["ratio"] for row in rows])
     print(f"verification takes {100 * share:.1f} % of the wall time; times with it over times without: {ratio:.4f}")
