@@ -38,10 +38,12 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from schedsearch.ops.conv2d import conv2d
-    from schedsearch.runtime import Kernel, KernelCache, compile, explain
-    from schedsearch.session import plan_tasks, tune
+    from schedsearch.runtime import Kernel, KernelCache
+    from schedsearch.runtime.deploy import compile, explain
+    from schedsearch.session import plan_tasks
     from schedsearch.session.observer import Observer
     from schedsearch.session.summary import RunSummary
+    from schedsearch.session.tune import tune
     from schedsearch.target import Target
     from schedsearch.task import Task
     from schedsearch.template import Template, load_templates

@@ -44,6 +44,7 @@ def _nothing(k, at, operands):  # type: ignore[no-untyped-def]
 def _after(before: Callable[..., Any], stage: Stage, operands: tuple[EpilogueOperand, ...]) -> Callable[..., Any]:
     """The epilogue `before`, followed by `stage`."""
     arithmetic = STAGE_CODES[stage.name].function
+    assert arithmetic is not None, f"{stage.name} has no arithmetic for a CPU"  # the template's `validate` refuses it
     names = [operand.name for operand in operands]
     values: Callable[..., Any] = _nothing
     for constant in reversed(numeric_parameters(stage).values()):
