@@ -15,8 +15,6 @@ import os
 import pickle
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -31,6 +29,7 @@ from schedsearch.measure.builder import Builder, Built
 from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.recheck import machine_code
+from schedsearch.measure.tools import run_tool
 from schedsearch.measurement import MODES, Record
 from schedsearch.target import Target
 from schedsearch.workload import Workload
@@ -133,7 +132,9 @@ def sanitize(workload: Workload, artifact: Artifact, target: Target, tool: str, 
             program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "20", "--target-processes", "all",
             sys.executable, "-P", "-m", "schedsearch.measure.sanitizer", str(request),
         ]  # fmt: skip
-        code, output = _run(command, environment)
+        code, output = run_tool(
+            "compute-sanitizer", command, environment, _TIMEOUT_S, if_missing="install compute-sanitizer again"
+        )
     report = _report(output)
     if code == _FOUND or (report and _errors(output)):
         return "\n".join(report[:_TEXT_LINES]) or f"{tool} found an error and does not say which"
@@ -155,32 +156,6 @@ def _errors(output: str) -> int:
     """The number in 'ERROR SUMMARY: 2 errors', or the errors in 'RACECHECK SUMMARY: 3 hazards displayed (2 errors, ...)'."""
     counts = re.findall(r"ERROR SUMMARY: (\d+)|RACECHECK SUMMARY:.*?\((\d+) error", output)
     return sum(int(one or other) for one, other in counts)
-
-
-def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Exit code and output of both streams. The process group ends with the tool."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except OSError as error:
-        raise DeviceError(f"{command[0]} cannot be run: {error.strerror}; install compute-sanitizer again") from error
-    with process:
-        try:
-            output = process.communicate(timeout=_TIMEOUT_S)[0]
-        except subprocess.TimeoutExpired:
-            raise DeviceError(f"compute-sanitizer did not end within {_TIMEOUT_S:g} s and was killed") from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, output
 
 
 def launch_once(target: Target, workload: Workload, artifact: Artifact) -> None:

@@ -11,8 +11,6 @@ import os
 import pickle
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from pathlib import Path
 from schedsearch.errors import DeviceError
 from schedsearch.launch import Artifact
 from schedsearch.measure.scratch import ScratchFolder
+from schedsearch.measure.tools import run_tool
 from schedsearch.measurement import HOT_GRAPH
 from schedsearch.profiling.process import Request
 from schedsearch.profiling.profile import METRICS, Launch, Profile
@@ -126,28 +125,11 @@ def _command(program: str, cache: str, metrics: Sequence[str], request: Path) ->
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The output of ncu on both streams. Its process group, including the profiled process, ends with it."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except OSError as error:
-        raise DeviceError(f"{command[0]} cannot be run: {error.strerror}; name another: --ncu PATH") from error
-    with process:
-        try:
-            return process.communicate(timeout=_TIMEOUT_S)[0]
-        except subprocess.TimeoutExpired:
-            raise DeviceError(f"ncu did not end within {_TIMEOUT_S:g} s and was killed; is the device busy?") from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    """The output of ncu on both streams."""
+    _, output = run_tool(
+        "ncu", command, environment, _TIMEOUT_S, if_missing="name another: --ncu PATH", if_slow="; is the device busy?"
+    )
+    return output
 
 
 def _version(program: str) -> str:

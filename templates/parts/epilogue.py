@@ -177,6 +177,11 @@ class _Plan:
         return tuple(found[name] for name in sorted(found))
 
     @property
+    def like_y(self) -> list[EpilogueOperand]:
+        """The arrays like the output."""
+        return [operand for operand in self.arrays if operand.axes == "y"]
+
+    @property
     def pure(self) -> bool:
         return not self.arrays
 
@@ -243,24 +248,36 @@ def _fragments_operation(octets: int, elements_8_rows: int, plan: _Plan, interle
     return device_op("epilogue_fragments", _naming_all(lines, ("acc", *ins)), inout={"acc": (kind, 4 * octets)}, ins=ins)
 
 
-def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str]:
+def _fragments_start(elements_8_rows: int, plan: _Plan, values: int) -> list[str]:
+    """Declares registers for `values` numbers of each operand, and computes the operands' first addresses in both rows."""
     lines = [
         "{ .reg .pred column, row, row8, inside, inside8, q; .reg .b32 word; .reg .b16 low, high, zero;",
         *(f".reg .b64 at_{operand.name}, at8_{operand.name};" for operand in plan.arrays),
-        plan.registers(4),
+        plan.registers(values),
         "setp.ne.s32 row, $row_inside, 0; setp.ne.s32 row8, $row_8_inside, 0; mov.b16 zero, 0;",
     ]
     lines += [_address(f"at_{operand.name}", operand) for operand in plan.arrays]
-    like_y = [operand for operand in plan.arrays if operand.axes == "y"]
-    for operand in like_y:
+    for operand in plan.like_y:
         row_8_bytes = elements_8_rows * dtype_of(operand.dtype).nbytes
         lines.append(f"add.s64 at8_{operand.name}, at_{operand.name}, {row_8_bytes};")
+    return lines
+
+
+def _inside(column: int, plan: _Plan) -> list[str]:
+    """Computes whether a column is inside of y, and in which rows; leaves after the last one."""
+    lines = [f"setp.gt.s32 column, $columns, {column};"]
+    if column // 8 % _BRANCH_OCTETS == 0:
+        lines.append("@!column bra done;")
+    if plan.like_y:
+        lines += ["and.pred inside, column, row;", "and.pred inside8, column, row8;"]
+    return lines
+
+
+def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str]:
+    lines = _fragments_start(elements_8_rows, plan, 4)
     for octet in range(octets):
         column = 8 * octet
-        lines.append(f"setp.gt.s32 column, $columns, {column};")
-        if octet % _BRANCH_OCTETS == 0:
-            lines.append("@!column bra done;")
-        lines += ["and.pred inside, column, row;", "and.pred inside8, column, row8;"] if like_y else []
+        lines += _inside(column, plan)
         for stage in plan.stages:
             letters, temporaries = _letters(stage)
             for letter, operand in zip(letters, stage.arrays):
@@ -280,23 +297,10 @@ def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str
 
 def _interleaved_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str]:
     """Of each 16 columns a thread holds four neighbours: value e of octet o is number 2 e + o, in both rows."""
-    like_y = [operand for operand in plan.arrays if operand.axes == "y"]
-    lines = [
-        "{ .reg .pred column, row, row8, inside, inside8, q; .reg .b32 word; .reg .b16 low, high, zero;",
-        *(f".reg .b64 at_{operand.name}, at8_{operand.name};" for operand in plan.arrays),
-        plan.registers(8),
-        "setp.ne.s32 row, $row_inside, 0; setp.ne.s32 row8, $row_8_inside, 0; mov.b16 zero, 0;",
-    ]
-    lines += [_address(f"at_{operand.name}", operand) for operand in plan.arrays]
-    for operand in like_y:
-        row_8_bytes = elements_8_rows * dtype_of(operand.dtype).nbytes
-        lines.append(f"add.s64 at8_{operand.name}, at_{operand.name}, {row_8_bytes};")
+    lines = _fragments_start(elements_8_rows, plan, 8)
     for pair in range(octets // 2):
         column = 16 * pair
-        lines.append(f"setp.gt.s32 column, $columns, {column};")
-        if 2 * pair % _BRANCH_OCTETS == 0:
-            lines.append("@!column bra done;")
-        lines += ["and.pred inside, column, row;", "and.pred inside8, column, row8;"] if like_y else []
+        lines += _inside(column, plan)
         for stage in plan.stages:
             letters, temporaries = _letters(stage)
             for letter, operand in zip(letters, stage.arrays):
