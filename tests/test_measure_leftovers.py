@@ -125,3 +125,12 @@ def test_what_is_no_abandoned_folder_of_this_user_is_left_alone(tmp_path: Path, 
     ScratchFolder("builds").close()
     assert {path.name for path in tmp_path.iterdir()} == before
     assert (precious / "owner.lock").exists()
+
+
+def test_a_folder_that_cannot_be_owned_is_not_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process may have no more descriptors than it takes to make a folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+    with pytest.raises(OSError, match="Too many open files"):
+        ScratchFolder("builds")
+    assert list(tmp_path.iterdir()) == []

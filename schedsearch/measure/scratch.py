@@ -30,6 +30,16 @@ class ScratchFolder:
         prefix = f"{_PREFIX}{kind}-"
         remove_abandoned(Path(tempfile.gettempdir()), prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._fd = -1
+        try:
+            self._own()
+        except BaseException:
+            with contextlib.suppress(OSError):  # it is empty if no more files may be opened
+                self.path.rmdir()
+            raise
+
+    def _own(self) -> None:
+        """Puts the locked file into the folder."""
         unlocked = self.path / f"{_OWNER}.new"
         self._fd = os.open(unlocked, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks; nobody else can lock it then
