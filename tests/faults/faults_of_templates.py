@@ -45,7 +45,9 @@ def _(workload: Workload, rng: random.Random) -> Any:
     if way == 1:
         os._exit(rng.choice([0, 1, 42]))
     if way == 2:
-        os.kill(os.getpid(), rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGPIPE]))
+        os.kill(
+            os.getpid(), rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1])
+        )  # Python ignores SIGPIPE
         time.sleep(60)
     if way == 3:
         ctypes.CDLL(None).exit(rng.choice([0, 3]))
