@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from schedsearch.target import Target
 # Compilers make many objects that live until the kernel is done: looking for cycles as often as by default takes a twentieth
 # of the time.
 gc.set_threshold(100_000, 50, 100)
+
+# A job in the background of a shell ignores SIGINT, and one of nohup SIGHUP; schedsearch leaves ignored signals ignored.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy with something else
 hypothesis.settings.load_profile("untimed")
