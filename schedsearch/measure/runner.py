@@ -248,7 +248,7 @@ class Runner:
         self._unwitnessed += 1
         self._stop_child()
         self._prepare(request.workload, seed)
-        return self._run(request, self._timeout_s)
+        return self._judged(request, seed)  # believed, as the first of its process
 
     def _run(self, request: Run | Race, timeout_s: float) -> Ran:
         """One request after `_prepare`. Kills the child afterwards if it must not be used again."""
