@@ -105,19 +105,22 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+def compilers() -> set[int]:
+    """The child processes that compile: they have this process's environment and a mark."""
+    children = [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    return {pid for pid in children if MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()}
+
+
 def test_workers_can_be_started_before_there_is_work_for_them() -> None:
+    others = compilers()  # of the builders that other tests of this module share
+
     def workers() -> int:
-        """How many child processes compile. They have this process's environment and a mark."""
-        found = 0
-        for task in Path("/proc/self/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                found += MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        return found
+        return len(compilers() - others)
 
     with Builder(CPU, workers=2) as builder:
-        # Processes of earlier tests may still be ending, and the environment of a new one shows a moment after its start.
-        assert within(5.0, lambda: workers() == 0)
+        assert workers() == 0
         builder.warm_up(1)
+        # The environment of a new process shows a moment after its start.
         assert within(5.0, lambda: workers() == 1) and builder.pending == 0
         builder.warm_up(100)
         assert within(5.0, lambda: workers() == 2), "no more than the builder may have"
