@@ -22,38 +22,28 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import common
+from convolutions import (
+    SHAPES,
+    Layer,
+    fastest_by_template,
+    kept,
+    network_layers,
+    network_sums,
+    report,
+    square,
+)
 
 import schedsearch
 from schedsearch.errors import SchedsearchError
 
-Layer = tuple[schedsearch.Workload, str, int]  # with its network and how often that runs it
 PEER_FIELDS = ("_nchw_us", "_nhwc_us")
 MAX_FLOPS, MAX_BYTES = 4e12, 8e9  # of a shape that is drawn: a launch of at most some 10 ms
-
-# n, h, w, c, k, kernel, stride, padding
-SHAPES = [
-    (32, 56, 56, 64, 64, 3, 1, 1),
-    (32, 28, 28, 128, 128, 3, 1, 1),
-    (32, 14, 14, 256, 256, 3, 1, 1),
-    (32, 7, 7, 512, 512, 3, 1, 1),
-    (32, 56, 56, 64, 256, 1, 1, 0),
-    (32, 28, 28, 512, 128, 1, 1, 0),
-    (1, 56, 56, 64, 64, 3, 1, 1),
-    (1, 28, 28, 128, 128, 3, 1, 1),
-    (1, 14, 14, 256, 256, 3, 1, 1),
-    (1, 7, 7, 512, 512, 3, 1, 1),
-    (1, 56, 56, 64, 256, 1, 1, 0),
-    (1, 28, 28, 512, 128, 1, 1, 0),
-    (32, 300, 300, 64, 64, 3, 1, 1),
-]
 
 # n, h, w, c, k, kernel, stride, padding, groups
 GROUPED = [
@@ -75,14 +65,6 @@ GROUPED = [
 ]
 
 
-def square(
-    n: int, h: int, w: int, c: int, k: int, kernel: int, stride: int, padding: int, groups: int = 1
-) -> schedsearch.Workload:
-    return schedsearch.Workload.conv2d(
-        n=n, h=h, w=w, c=c, k=k, r=kernel, s=kernel, stride=stride, padding=padding, groups=groups
-    )
-
-
 def draw(seed: int, count: int) -> list[schedsearch.Workload]:
     """Random shapes: sizes 7 to 224, channels 16 to 1024 in multiples of 8, batch 1 to 64, without the largest ones."""
     rng, found = random.Random(seed), []
@@ -92,25 +74,6 @@ def draw(seed: int, count: int) -> list[schedsearch.Workload]:
         workload = square(rng.randint(1, 64), size, size, c, k, kernel, rng.choice((1, 2)), kernel // 2)
         if workload.flops < MAX_FLOPS and workload.min_bytes < MAX_BYTES:
             found.append(workload)
-    return found
-
-
-def network_layers(path: str) -> list[Layer]:
-    """(workload, network, multiplicity) of every convolution at batch 1, and also of ResNet-50 at batch 32.
-
-    The file is a JSON object with resnet50, vgg16 and inception_v3, each {"layers": [[H, W, Cin, Cout, KH, KW, stride_h,
-    stride_w, pad_h, pad_w, dil_h, dil_w, groups, how often the network has the layer], ...]}; H and W are the input's.
-    """
-    data = json.loads(Path(path).read_text())
-    found = []
-    for name, batch in (("resnet50", 1), ("vgg16", 1), ("inception_v3", 1), ("resnet50", 32)):
-        for layer in data[name]["layers"]:
-            h, w, c, k, r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups, times = layer
-            workload = schedsearch.Workload.conv2d(
-                n=batch, h=h, w=w, c=c, k=k, r=r, s=s, stride=(stride_h, stride_w), padding=(pad_h, pad_w),
-                dilation=(dilation_h, dilation_w), groups=groups,
-            )  # fmt: skip
-            found.append((workload, f"{name} batch {batch}", times))
     return found
 
 
@@ -152,76 +115,6 @@ def compare(workload: schedsearch.Workload, db: str, l2_bytes: int) -> dict[str,
     row["template"], row["config"] = kernel.provenance.template, dict(kernel.config)
     row["recorded_us"] = kernel.provenance.time_ns / 1e3 if kernel.provenance.time_ns else None
     return row
-
-
-def fastest_by_template(workload: schedsearch.Workload, db: str) -> dict[str, float]:
-    """Microseconds of each template's fastest verified configuration, as the search measured it."""
-    from schedsearch.measurement import COLD_GRAPH, Outcome
-    from schedsearch.records.store import Store
-
-    fastest: dict[str, float] = {}
-    with Store.open(db, create=False, readonly=True) as store:
-        for record in store.rows(workload, mode=COLD_GRAPH, outcomes={Outcome.OK}):
-            assert record.measurement.time_ns is not None
-            time_us = record.measurement.time_ns / 1e3
-            fastest[record.template] = min(time_us, fastest.get(record.template, time_us))
-    return fastest
-
-
-def kept(path: str | None, suite: str) -> dict[str, Any]:
-    """The data of earlier runs for --add: `rows` and `runs`, both empty if there is no file.
-
-    Raises:
-        SystemExit: the file has another suite, another machine or other versions.
-    """
-    if not path or not Path(path).exists():
-        return {"rows": [], "runs": []}
-    data: dict[str, Any] = json.loads(Path(path).read_text())
-    facts = {"suite": suite, **common.facts()}
-    other = [name for name in ("suite", "card", "cpus", "python", "versions") if data.get(name) != facts[name]]
-    if other or "runs" not in data:
-        raise SystemExit(f"{path} cannot be added to: it differs in {', '.join(other) or 'format'}; give another --out")
-    return data
-
-
-def report(suite: str, earlier: dict[str, Any], rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any]:
-    """The data of a file: rows by workload (a new row replaces an earlier one), and totals over all runs.
-
-    Args:
-        earlier: the result of `kept`.
-        rows: the rows of this run.
-        run: its command, tuning_s, new_trials and shares.
-    """
-    merged = {row["workload"]: row for row in (*earlier["rows"], *rows)}
-    runs = [*earlier["runs"], run]
-    tuning_s = sum(each["tuning_s"] for each in runs)
-    return {
-        "suite": suite,
-        "command": "\n".join(each["command"] for each in runs),
-        "rows": list(merged.values()),
-        "geometric_mean_ratio": common.geometric_mean([row["ratio"] for row in merged.values() if "ratio" in row]),
-        "tuning_s": tuning_s,
-        "trials_per_s": sum(each["new_trials"] for each in runs) / tuning_s,
-        "shares": {
-            name: round(sum(each["shares"][name] * each["tuning_s"] for each in runs) / tuning_s, 3)
-            for name in run["shares"]
-        },
-        "runs": runs,
-    }
-
-
-def network_sums(layers: Sequence[Layer], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Milliseconds of all convolutions of one pass, ours and cuDNN's, of every network that has a row."""
-    measured = {row["workload"]: row for row in rows if "ratio" in row}
-    sums: dict[str, Any] = {}
-    for workload, network, times in layers:
-        entry = sums.setdefault(network, {"ms": 0.0, "cudnn_ms": 0.0, "layers": 0, "missing": 0})
-        row = measured.get(workload.label)
-        entry["layers" if row else "missing"] += times
-        if row:
-            entry["ms"] += row["us"] * times / 1e3
-            entry["cudnn_ms"] += row["cudnn_us"] * times / 1e3
-    return {network: entry for network, entry in sums.items() if entry["layers"]}
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

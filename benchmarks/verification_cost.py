@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import common
-from conv2d_fp16 import SHAPES, square
+from convolutions import SHAPES, square
 
 import schedsearch
 from schedsearch.device import open_device

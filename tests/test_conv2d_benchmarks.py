@@ -161,6 +161,75 @@ def test_the_fastest_of_each_template_is_that_of_the_same_layer_and_verified(con
     assert conv2d.fastest_by_template(layer, str(path)) == {"conv2d_halo": 8.0, "conv2d_mma": 20.5}
 
 
+# --- Other element types -----------------------------------------------------------------------------------------------
+@pytest.fixture
+def types(benchmark_module: Any) -> ModuleType:
+    program: ModuleType = benchmark_module("conv2d_types")
+    return program
+
+
+def test_int8_layers_are_fused_and_have_an_fp16_layer_that_does_the_same_work(types: ModuleType) -> None:
+    workloads, _ = types.chosen(types.arguments(["--kind", "int8"]))
+    assert len(workloads) == 15  # the 13 shapes and two large ones; TVM's is one of the 13
+    for workload in workloads:
+        half = types.own_fp16(workload)
+        assert [stage.name for stage in workload.epilogue] == ["bias", "relu", "requantise"]
+        assert [stage.name for stage in half.epilogue] == ["bias", "relu"]
+        assert (half.dtype, half.flops) == ("float16", workload.flops)
+        assert [spec.shape for spec in half.signature[:2]] == [spec.shape for spec in workload.signature[:2]]
+
+
+def test_a_row_is_rated_by_the_fastest_peer_that_counts(types: ModuleType) -> None:
+    row = types.rated(
+        {"us": 10.0, "cudnn_int8_us": 30.0, "cudnn_fp16_us": 20.0, "fp16_us": 15.0}, types.KINDS["int8"].against
+    )
+    assert (row["peer"], row["cudnn_us"], row["ratio"], row["fp16_ratio"]) == ("cudnn_fp16_us", 20.0, 2.0, 1.5)
+    assert "ratio" not in types.rated({"us": 10.0, "fp16_us": 15.0}, types.KINDS["int8"].against)
+
+
+def test_a_networks_sum_has_our_fp16_too(conv2d: ModuleType, networks: str) -> None:
+    layers = conv2d.network_layers(networks)[:1]
+    (entry,) = conv2d.network_sums(layers, [{**row(layers[0][0].label, 3.0, 10.0), "fp16_us": 16.0}]).values()
+    assert entry == {"ms": pytest.approx(0.02), "cudnn_ms": pytest.approx(0.06), "fp16_ms": pytest.approx(0.032),
+                     "layers": 2, "missing": 0}  # fmt: skip
+
+
+@pytest.fixture
+def blocks(benchmark_module: Any) -> ModuleType:
+    program: ModuleType = benchmark_module("conv2d_blocks")
+    return program
+
+
+def test_a_layer_has_a_row_for_every_x_that_divides_its_channels(blocks: ModuleType, networks: str) -> None:
+    (layer,) = blocks.layers(networks, [4])
+    found = {x: workload for x in blocks.XS if (workload := blocks.blocked(layer, x)) is not None}
+    assert list(found) == ["4", "8", "16", "C"]  # of 16 and 32 channels
+    assert found["8"].signature[0].shape == (4, 2, 7, 7, 8)  # NCHW8c
+    assert found["8"].signature[1].shape == (4, 2, 3, 3, 8, 8)  # OIHW8o8i
+    assert found["C"].signature[0].shape == (4, 7, 7, 16)
+    assert {workload.flops for workload in found.values()} == {layer.flops}
+
+
+def test_the_best_x_is_named_with_its_lead_over_the_second_and_over_four(blocks: ModuleType) -> None:
+    rows = [{"layer": "a", "x": x, "us": us} for x, us in (("4", 8.0), ("16", 5.0), ("C", 4.0))]
+    found = blocks.winners([*rows, {"layer": "a", "x": "8", "error": "none"}, {"layer": "b", "x": "C", "us": 1.0}])
+    assert (found["a"]["best"], found["a"]["second"], found["a"]["four"]) == ("C", 1.25, 2.0)
+    assert found["b"] == {"times": {"C": 1.0}, "best": "C"}
+    assert "8.00" in blocks.table(rows) and "1.25" in blocks.table(rows)
+
+
+def test_the_fastest_is_told_by_template_and_by_the_batchs_place(blocks: ModuleType, tmp_path: Path) -> None:
+    path, layer = tmp_path / "records.db", conv()
+    with Store.open(path) as store:
+        for template, time_ns, batch in (("a", 9000.0, "bound"), ("a", 7000.0, "folded"), ("b", 8000.0, None)):
+            config = Config({"time": int(time_ns), **({"batch": batch} if batch else {})})
+            store.append(record(time_ns, workload=layer, template=template, config=config))
+        store.append(record(None, Outcome.WRONG_ANSWER, workload=layer, template="c"))
+    row = blocks.fastest(layer, str(path))
+    assert (row["us"], row["template"]) == (7.0, "a")
+    assert row["template_us"] == {"a": 7.0, "b": 8.0} and row["batch_us"] == {"bound": 9.0, "folded": 7.0}
+
+
 # --- Runs that add up --------------------------------------------------------------------------------------------------
 def row(label: str, ratio: float = 2.0, us: float = 10.0) -> dict[str, Any]:
     return {"workload": label, "ratio": ratio, "us": us, "cudnn_us": ratio * us}
