@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from schedsearch.ops.conv2d import conv2d
+    from schedsearch.ops.packing import pack, unpack
     from schedsearch.runtime import Kernel, KernelCache
     from schedsearch.runtime.deploy import compile, explain
     from schedsearch.session import plan_tasks
@@ -87,8 +88,10 @@ _HOMES = {
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
     "load_templates": "schedsearch.template",
+    "pack": "schedsearch.ops.packing",
     "plan_tasks": "schedsearch.session",
     "tune": "schedsearch.session",
+    "unpack": "schedsearch.ops.packing",
 }
 
 __all__ = [
@@ -127,8 +130,10 @@ __all__ = [
     "detect",
     "explain",
     "load_templates",
+    "pack",
     "plan_tasks",
     "tune",
+    "unpack",
 ]
 
 

@@ -56,8 +56,10 @@ PUBLIC = [
     "detect",
     "explain",
     "load_templates",
+    "pack",
     "plan_tasks",
     "tune",
+    "unpack",
 ]
 
 

@@ -15,16 +15,12 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedsearch.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, np.dtype[Any]]
 
 _WORD = re.compile(r"([A-Z]+)((?:[1-9][0-9]{0,5}[a-z])*)")
 
@@ -106,57 +102,56 @@ class Layout:
             total = total + inside // inner[axis] * stride
         return total
 
-    def pack(self, array: Any, axes: str | None = None, *, fill: float = 0) -> Array:
+    def pack(self, array: Any, axes: str | None = None, *, fill: float = 0) -> Any:
         """A logical array in this layout.
 
         Args:
-            array: one dimension for each axis.
+            array: one dimension for each axis. A torch tensor, or what `numpy.asarray` takes.
             axes: the order of its dimensions, e.g. "NCHW"; default: the layout's own.
             fill: the value of the padding of the last block.
 
         Returns:
-            A contiguous array of `shape(sizes)`, where sizes are the array's extents.
+            A contiguous array of `shape(sizes)`, where sizes are the array's extents. A tensor stays on its device.
 
         Raises:
             UsageError: the array's dimensions are not the layout's axes.
         """
-        import numpy as np
-
-        array = np.asarray(array)
-        sizes = self._sizes(array.shape, axes or self.axes)
-        array = array.transpose([(axes or self.axes).index(axis) for axis in self.axes])
-        padding = [(0, -sizes[axis] % self.block(axis)) for axis in self.axes]
-        if any(after for _, after in padding):
-            array = np.pad(array, padding, constant_values=fill)
+        array = _array(array)
+        sizes = self._sizes(tuple(array.shape), axes or self.axes)
+        array = _transposed(array, [(axes or self.axes).index(axis) for axis in self.axes])
+        whole = [-(-sizes[axis] // self.block(axis)) * self.block(axis) for axis in self.axes]
+        if list(array.shape) != whole:
+            padded = _filled_like(array, whole, fill)
+            padded[tuple(slice(sizes[axis]) for axis in self.axes)] = array
+            array = padded
         split, places = self._split(sizes)
-        return np.ascontiguousarray(array.reshape(split).transpose(places))
+        return _contiguous(_transposed(array.reshape(split), places))
 
-    def unpack(self, packed: Any, sizes: Mapping[str, int], axes: str | None = None) -> Array:
+    def unpack(self, packed: Any, sizes: Mapping[str, int], axes: str | None = None) -> Any:
         """Inverse of `pack`, without the padding.
 
         Args:
-            packed: an array of `shape(sizes)`.
+            packed: an array of `shape(sizes)`. A torch tensor, or what `numpy.asarray` takes.
             sizes: axis -> logical extent.
             axes: the order of dimensions of the result; default: the layout's own.
 
         Raises:
             UsageError: the array has another shape, or `axes` are not the layout's.
         """
-        import numpy as np
-
-        packed = np.asarray(packed)
-        if packed.shape != self.shape(sizes):
+        packed = _array(packed)
+        if tuple(packed.shape) != self.shape(sizes):
             raise UsageError(
-                f"an array in layout {self.text} of {dict(sizes)} has shape {self.shape(sizes)}, got {packed.shape}"
+                f"an array in layout {self.text} of {dict(sizes)} has shape {self.shape(sizes)}, got {tuple(packed.shape)}"
             )
         order = axes or self.axes
         self._sizes(tuple(sizes.get(axis, 0) for axis in order), order)
         _, places = self._split(sizes)
-        whole = packed.transpose(np.argsort(places)).reshape(
+        back = sorted(range(len(places)), key=places.__getitem__)
+        whole = _transposed(packed, back).reshape(
             [-(-sizes[axis] // self.block(axis)) * self.block(axis) for axis in self.axes]
         )
         inside = whole[tuple(slice(sizes[axis]) for axis in self.axes)]
-        return np.ascontiguousarray(inside.transpose([self.axes.index(axis) for axis in order]))
+        return _contiguous(_transposed(inside, [self.axes.index(axis) for axis in order]))
 
     def _sizes(self, shape: tuple[int, ...], axes: str) -> dict[str, int]:
         if sorted(axes) != sorted(self.axes) or len(shape) != len(axes):
@@ -180,6 +175,37 @@ class Layout:
                     split.append(length)
         places = [place_of[axis, -1] for axis in self.axes]
         return split, places + [place_of[axis, number] for number, (axis, _) in enumerate(self.blocks)]
+
+
+# ---- the few operations on arrays that NumPy and torch name differently
+
+
+def is_torch_tensor(array: object) -> bool:
+    """Whether an object is a torch tensor. It never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _array(array: Any) -> Any:
+    import numpy as np
+
+    return array if is_torch_tensor(array) else np.asarray(array)
+
+
+def _transposed(array: Any, order: list[int]) -> Any:
+    return array.permute(order) if is_torch_tensor(array) else array.transpose(order)
+
+
+def _contiguous(array: Any) -> Any:
+    import numpy as np
+
+    return array.contiguous() if is_torch_tensor(array) else np.ascontiguousarray(array)
+
+
+def _filled_like(array: Any, shape: list[int], fill: float) -> Any:
+    import numpy as np
+
+    return array.new_full(shape, fill) if is_torch_tensor(array) else np.full(shape, fill, array.dtype)
 
 
 @functools.lru_cache(maxsize=256)

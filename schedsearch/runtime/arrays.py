@@ -17,6 +17,7 @@ from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.dtypes import from_library
+from schedsearch.ops.layout import is_torch_tensor
 from schedsearch.workload import Workload
 
 
@@ -32,11 +33,6 @@ class ArrayView:
     device: tuple[str, int]
     library: str
     readonly: bool = False
-
-
-def is_torch_tensor(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def view(array: Any, name: str) -> ArrayView:
