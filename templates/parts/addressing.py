@@ -1,0 +1,77 @@
+"""Where an element of an array lies in memory, for every layout of one block per axis: NHWC, OIHW, NCHW32c, OIHW4o4i ...
+
+    offsets = offsets_along(Layout.parse("NCHW32c"), {"N": 8, "C": 64, "H": 56, "W": 56})
+    at = offsets["N"](n) + offsets["H"](h) + offsets["W"](w) + offsets["C"](c)      # elements
+
+A kernel captures the functions, and they become part of it. Each one multiplies by captured strides. Only an axis with
+blocks needs a division. The sum is linear in whole blocks: `offset(a + b) = offset(a) + offset(b)` if `a` is a multiple of
+the block. A kernel can therefore keep the offset of a group's first channel, and add those of channels inside of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numba import types
+
+from schedsearch.ops.layout import Layout
+
+
+@dataclass(frozen=True)
+class AxisStrides:
+    """Steps in memory along one axis, in elements.
+
+    Attributes:
+        block: neighbours along the axis that one block holds; 1 without blocks.
+        outer: from one block to the next; without blocks from one index to the next.
+        inner: from one index to the next inside of a block.
+    """
+
+    block: int
+    outer: int
+    inner: int
+
+    @classmethod
+    def of(cls, layout: Layout, sizes: Mapping[str, int]) -> dict[str, AxisStrides]:
+        """The strides of every axis of a contiguous array with these extents.
+
+        Raises:
+            ValueError: an axis has nested blocks.
+        """
+        strides = layout.strides(sizes)
+        blocked = [axis for axis, _ in layout.blocks]
+        if len(set(blocked)) < len(blocked):
+            raise ValueError(f"layout {layout} has nested blocks; allowed: one block for each axis")
+        inner = {axis: step for axis, step in zip(blocked, strides[len(layout.axes) :]) if layout.block(axis) > 1}
+        return {axis: cls(layout.block(axis), stride, inner.get(axis, stride)) for axis, stride in zip(layout.axes, strides)}
+
+    def run(self, extent: int) -> int:
+        """How many of `extent` elements, from the start of a block, are neighbours in memory."""
+        if self.inner != 1:
+            return 1
+        return min(self.block, extent) if self.block > 1 else extent
+
+    def offset(self) -> Callable[[Any], Any]:
+        """`offset(index)`: elements from index 0 to `index` (not negative), int64."""
+        block, outer, inner = self.block, self.outer, self.inner
+
+        def plain(index: Any) -> Any:
+            return types.int64(index) * outer
+
+        def blocked(index: Any) -> Any:
+            number = types.uint32(index) // block
+            return types.int64(number) * outer + types.int64(types.uint32(index) - number * block) * inner
+
+        return plain if block == 1 else blocked
+
+
+def offsets_along(layout: Layout, sizes: Mapping[str, int]) -> dict[str, Callable[[Any], Any]]:
+    """axis -> `offset(index)` of `AxisStrides`; an element's offset is the sum over the axes.
+
+    Args:
+        layout: with at most one block for each axis.
+        sizes: axis -> logical extent, below 2**32.
+    """
+    return {axis: strides.offset() for axis, strides in AxisStrides.of(layout, sizes).items()}
