@@ -102,6 +102,25 @@ def test_identity_and_alignments() -> None:
 
 
 # --- Its PTX ---------------------------------------------------------------------------------------------------------
+def test_sums_of_integers_stay_in_integer_registers() -> None:
+    workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=8, r=1, s=1, dtype="int8", epilogue=("bias", "residual", "requantise"))
+    epilogue = Epilogue(workload)
+    pair, single = epilogue.pair, epilogue.single
+
+    def kernel(y: Any, k: Any, *operands: Any) -> None:
+        y0, y1 = pair(k, k, 1, k, k, *operands)
+        ptx.store_global_b32x2(y, y0, single(y1, 1, k, k, *operands))
+
+    built = compile_cuda(
+        KernelSource(
+            "cuda", "native", (KernelStep(kernel, (Pointer("y"), Int32(0), *epilogue.params), Grid(1), 32),)
+        ),
+        PRESETS["a100"],
+    )  # fmt: skip
+    assert epilogue.accumulator == "int32"
+    assert built.resources.spill_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("stage", "instruction", "loads"),
     [

@@ -45,15 +45,15 @@ class Epilogue:
     Attributes:
         params: launch parameters of `*operands`: u64 addresses of arrays and f32 scalars, zeros for operands that the
             workload does not have.
-        accumulator: int32 if the workload sums whole numbers, else float32; the type of the registers in `fragments`. They
-            hold the bits of float32 numbers after `dequantise`.
+        accumulator: int32 if the workload sums whole numbers, else float32; the type of the registers of all operations.
+            They hold the bits of float32 numbers after `dequantise`.
         identity: whether there are no stages. `pair` and `single` then return the accumulators, and `fragments` leaves them
             alone.
         alignments: buffer -> alignment in bytes that `pair` needs; `single` needs one element.
-        pair: `pair(v0, v1, valid, k, offset, *operands) -> (f32, f32)`, the device operation for the accumulators of two
-            neighbouring channels. k (i32, even) is the channel of v0, offset (i64, even) its element offset in y and in
+        pair: `pair(v0, v1, valid, k, offset, *operands)` returns two results, the device operation for the accumulators of
+            two neighbouring channels. k (i32, even) is the channel of v0, offset (i64, even) its element offset in y and in
             operands like y. With valid (i32) = 0 it touches no memory, and its result is meaningless.
-        single: `single(v0, valid, k, offset, *operands) -> f32`, the same for one channel, if pairs would not be aligned.
+        single: `single(v0, valid, k, offset, *operands)`, the same for one channel, if pairs would not be aligned.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -203,22 +203,24 @@ def _literal(value: int | float) -> str:
 @functools.cache
 def _operation(plan: _Plan, values: int) -> Callable[..., Any]:
     ins = {"valid": "i32", "k": "i32", "offset": "i64", **dict(plan.ins)}
+    kind = "i32" if plan.integer else "f32"
     return device_op(
         "epilogue",
         _naming_all(_lines(plan, values), ins),
-        ins={**{f"v{i}": "f32" for i in range(values)}, **ins},
-        outs={f"y{i}": "f32" for i in range(values)},
+        ins={**{f"v{i}": kind for i in range(values)}, **ins},
+        outs={f"y{i}": kind for i in range(values)},
         pure=plan.pure,
     )
 
 
 def _lines(plan: _Plan, values: int) -> list[str]:
     """Operands are copied to local registers first and results are written last, so they may share registers."""
+    kind = "b32" if plan.integer else "f32"
     lines = [
         "{ .reg .pred inside, q; .reg .b64 address; .reg .b32 word; .reg .b16 low, high, zero;",
-        f".reg .f32 t0, t1;{plan.registers(values)}",
+        f".reg .{kind} t0, t1;{plan.registers(values)}",
         "setp.ne.s32 inside, $valid, 0; mov.b16 zero, 0;",
-        *(f"mov.f32 t{i}, $v{i};" for i in range(values)),
+        *(f"mov.{kind} t{i}, $v{i};" for i in range(values)),
     ]
     for stage in plan.stages:
         letters, temporaries = _letters(stage)
@@ -227,7 +229,7 @@ def _lines(plan: _Plan, values: int) -> list[str]:
             lines += _load([f"{letter}{i}" for i in range(values)], "inside", "address", operand.dtype)
         for i in range(values):
             lines.append(stage.text(f"t{i}", [f"{x}{i}" for x in letters], [f"{x}{i}" for x in temporaries]))
-    return [*lines, *(f"mov.f32 $y{i}, t{i};" for i in range(values)), "}"]
+    return [*lines, *(f"mov.{kind} $y{i}, t{i};" for i in range(values)), "}"]
 
 
 def _letters(stage: _Stage) -> tuple[str, str]:
