@@ -37,6 +37,7 @@ from schedsearch.errors import DatabaseError, UntrustedDatabaseError
 
 STATE_DIR_VARIABLE = "SCHEDSEARCH_STATE_DIR"
 _KEY_BYTES = 32
+_MARK = re.compile(r"[0-9a-f]{64}")  # the name of a mark's file
 
 
 class Kind(enum.StrEnum):
@@ -191,6 +192,74 @@ def trust(path: str | Path) -> Trusted:
     with Lookup(path) as lookup:
         rows = lookup.with_code()
         return Trusted(len(rows), mark((row.claim for row in rows if not row.vouched), lookup.path))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file whose kernels were marked.
+
+    Attributes:
+        path: where the file was when `trust` read it.
+        marks: how many of its kernels are still marked.
+        last_s: when the last of them was marked, in seconds since 1970.
+    """
+
+    path: str
+    marks: int
+    last_s: float
+
+
+def sources() -> list[Source]:
+    """The files whose kernels are marked on this machine, the latest first.
+
+    Raises:
+        DatabaseError: the state folder cannot be read.
+    """
+    found: dict[str, list[float]] = {}
+    for note in _notes().values():
+        found.setdefault(note[0], []).append(note[1])
+    return sorted((Source(path, len(times), max(times)) for path, times in found.items()), key=lambda each: -each.last_s)
+
+
+def distrust(path: str | Path) -> int:
+    """Removes the marks of the kernels that were marked when a file was at `path`, and of those that it holds now.
+
+    The file may be gone. Returns the number of marks removed. Kernels that this machine signed need no mark, and stay.
+
+    Raises:
+        DatabaseError: a mark cannot be removed, or the file is not a database of schedsearch.
+    """
+    from schedsearch.records.lookup import Lookup
+
+    path = Path(path)
+    marks = {mark for mark, (source, _) in _notes().items() if source == str(path.absolute())}
+    if path.exists():
+        with Lookup(path) as lookup:
+            marks |= {row.claim.mark for row in lookup.with_code() if row.claim.mark.is_file()}
+    for each in marks:
+        try:
+            each.unlink(missing_ok=True)
+        except OSError as error:
+            raise _no_state(each, error) from error
+    return len(marks)
+
+
+def _notes() -> dict[Path, tuple[str, float]]:
+    """Every mark with its source and its time; both are empty in a mark whose note cannot be read."""
+    folder = state_dir() / "trusted"
+    try:
+        marks = sorted(folder.iterdir()) if folder.is_dir() else []
+        texts = {mark: mark.read_bytes() for mark in marks if _MARK.fullmatch(mark.name)}
+    except OSError as error:
+        raise _no_state(folder, error) from error
+    found = {}
+    for mark, text in texts.items():
+        try:
+            note = json.loads(text)
+            found[mark] = (str(note["source"]), float(note["at"]))
+        except (ValueError, TypeError, KeyError):
+            found[mark] = ("", 0.0)
+    return found
 
 
 def is_revoked(claim: Claim) -> bool:

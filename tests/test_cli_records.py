@@ -311,3 +311,14 @@ class TestDeploy:
             assert next(store.bests()).vouched
         assert "1 kernel in tuned.db, 0 newly trusted" in ok("records", "trust", "tuned.db")
         assert schedsearch("records", "trust", "nope.db").exit_code == 6
+        assert "1 kernel  " in (listed := ok("records", "trust", "--list")) and str(Path("tuned.db").absolute()) in listed
+        assert "1 kernel of tuned.db trusted no more" in ok("records", "trust", "tuned.db", "--remove")
+        assert "no kernels of other machines are trusted" in ok("records", "trust", "--list")
+        assert "records trust --list" in ok("records", "trust", "tuned.db", "--remove")
+        with Store.open("tuned.db", readonly=True) as store:
+            assert not next(store.bests()).vouched
+
+    @pytest.mark.parametrize("words", [[], ["--list", "tuned.db"], ["--list", "--remove"], ["--remove"]])
+    def test_trust_takes_a_file_or_lists(self, folder: Path, words: list[str]) -> None:
+        result = schedsearch("records", "trust", *words)
+        assert result.exit_code == 2 and "or --list alone" in result.stderr

@@ -7,6 +7,7 @@ import hmac
 import os
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,39 @@ def test_a_damaged_key_is_reported(path: Path, tmp_path: Path) -> None:
         assert row is not None
         with pytest.raises(DatabaseError, match="is damaged: 5 bytes, 32 wanted; delete it"):
             lookup.code(row)
+
+
+def test_marks_are_listed_by_the_file_they_came_from_and_can_be_taken_back(foreign: Path, tmp_path: Path) -> None:
+    assert trust.sources() == []
+    before = time.time()
+    trust.trust(foreign)
+    (source,) = trust.sources()
+    assert (source.path, source.marks) == (str(foreign), 1) and before <= source.last_s <= time.time()
+    copy = Path(shutil.copy(foreign, tmp_path / "copy.db"))
+    assert trust.distrust(copy) == 1, "a copy holds the same kernels"
+    assert trust.sources() == [] and trust.distrust(copy) == 0
+    with pytest.raises(UntrustedDatabaseError):
+        load(foreign)
+
+
+def test_marks_of_a_file_that_is_gone_can_be_taken_back(foreign: Path) -> None:
+    trust.trust(foreign)
+    foreign.rename(foreign.with_name("moved.db"))
+    assert trust.distrust(foreign) == 1
+    assert not row_of(foreign.with_name("moved.db")).vouched
+
+
+def test_a_damaged_mark_is_listed_without_a_source(foreign: Path, tmp_path: Path) -> None:
+    trust.trust(foreign)
+    (mark,) = (trust.state_dir() / "trusted").iterdir()
+    mark.write_text("{")
+    assert trust.sources() == [trust.Source("", 1, 0.0)]
+    assert trust.distrust(foreign) == 1, "the file still says which kernel it is of"
+
+
+def test_taking_back_marks_leaves_what_this_machine_signed(path: Path) -> None:
+    assert trust.distrust(path) == 0
+    assert load(path)
 
 
 def test_trust_of_a_file_that_is_not_a_database(tmp_path: Path) -> None:

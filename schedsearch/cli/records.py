@@ -17,6 +17,7 @@ import click
 from schedsearch.cli import render
 from schedsearch.cli.damaged import report_damage
 from schedsearch.cli.options import AtLeast
+from schedsearch.cli.trust import trust
 from schedsearch.errors import NoValidConfigError, RegressionError
 from schedsearch.measurement import DEFAULT_DB, Outcome
 from schedsearch.records.formats import FORMATS
@@ -49,6 +50,9 @@ def _target_option(function: Any) -> Any:
 @click.group()
 def records() -> None:
     """Look at measurements, move them between files, check them and keep the database small."""
+
+
+records.add_command(trust)
 
 
 @records.command("list")
@@ -382,28 +386,6 @@ def _sanitize(db: str, target: Target, tool: str, options: Mapping[str, Any], as
                 if each.finding:
                     render.say(textwrap.indent(each.finding, " " * 8))
     return found
-
-
-@records.command()
-@click.argument("file", metavar="FILE", type=click.Path())
-def trust(file: str) -> None:
-    """Allow the kernels that a database holds now to run on this machine.
-
-    A kernel is a program: it runs with all your rights. Its results are taken as verified by whoever wrote the file. Trust
-    only files from people you trust. The mark is of the content: it holds wherever the file is copied or moved, and not for
-    what comes into the file later.
-    """
-    from schedsearch.records.trust import trust as trust_file
-
-    found = trust_file(file)
-    if not found.kernels:
-        render.say(printable(f"{file} holds no machine code; there is nothing to trust"))
-        return
-    kernels = f"{render.counted(found.kernels, 'kernel')} in {printable(file)}, {found.marked} newly trusted"
-    render.say(
-        f"{kernels}: their machine code now runs on this machine with all your rights. Kernels that come into the file "
-        "later are not trusted by this"
-    )
 
 
 def _open(db: str) -> Store:
