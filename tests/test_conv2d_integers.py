@@ -170,9 +170,17 @@ LAYERS: dict[str, dict[str, Any]] = {
         "dtype": "int8",
         "epilogue": ["bias", {"dequantise": {"to": "float16"}}, "scale_shift", "residual", "leaky_relu"],
     },
+    "zero point of x": {
+        **LAYER,
+        "dtype": "uint8",
+        "weight_dtype": "int8",
+        "zero_points": ["x"],
+        "padding": (2, 0, 1, 1),
+        "epilogue": ["bias", "requantise"],
+    },
     "float32": {**LAYER, "dtype": "int8", "weight_dtype": "uint8", "dilation": 2, "epilogue": ["dequantise", "bias"]},
 }
-SCALARS = {"y_zero_point": 7.0, "clip_min": -1000.5, "clip_max": 1500.25, "leaky_relu_slope": 0.25}
+SCALARS = {"x_zero_point": 131.0, "y_zero_point": 7.0, "clip_min": -1000.5, "clip_max": 1500.25, "leaky_relu_slope": 0.25}
 
 
 def configurations(w: Workload, count: int) -> list[Config]:
@@ -195,7 +203,7 @@ def test_wgmma_kernels_of_integers_compile_without_local_memory(layer: str) -> N
         ({"c": 24}, "c is 24; allowed: multiples of 16"),
         ({"k": 24, "epilogue": ["requantise"]}, "k is 24; allowed: multiples of 16"),
         ({"k": 20}, "k is 20; allowed: multiples of 8"),
-        ({"zero_points": ["x"]}, "x have a zero point"),
+        ({"zero_points": ["x", "weight"]}, "weight has a zero point"),
         ({"layout": "NCHW16c"}, "layout and weight_layout are NCHW16c"),
     ],
     ids=str,
@@ -246,7 +254,7 @@ def test_wgmma_kernels_of_integers_are_exact(layer: str) -> None:
             arrays[argument.name] = rng.choice(np.array([2.0**-7, 2.0**-8, 2.0**-9], np.float32), argument.shape)
         else:
             arrays[argument.name] = rng.integers(-900, 900, argument.shape).astype(argument.dtype)
-    expected = expected_of(w, arrays, sums(w, x, weight))
+    expected = expected_of(w, arrays, sums(w, x - int(SCALARS["x_zero_point"]) * len(w.zero_points), weight))
     scalars = {scalar.name: SCALARS[scalar.name] for scalar in w.scalars}
     device = open_device(target)
     try:

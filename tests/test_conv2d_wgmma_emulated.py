@@ -12,8 +12,9 @@ from conv2d_numpy import convolve, integers, to_bits
 
 import schedsearch.templates.conv2d.wgmma as module
 from schedsearch.config import Config
+from schedsearch.launch import Scalar
 from schedsearch.target import PRESETS
-from schedsearch.templates.parts import gather, pipeline, sharing, store, walk, wgmma
+from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
 from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
@@ -130,6 +131,7 @@ def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str
 # --- Integers -----------------------------------------------------------------------------------------------------------
 INTEGERS = {"n": 2, "h": 7, "w": 6, "c": 48, "k": 48, "r": 2, "s": 3, "padding": 1, "dtype": "int8"}
 REQUANTISED: dict[str, Any] = {"epilogue": ["requantise"]}
+ZERO: dict[str, Any] = {"zero_points": ["x"]}
 INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int32": ({**INTEGERS, "weight_dtype": "uint8"}, SMALL),
     "int8, an odd number of 16 columns": ({**INTEGERS, **REQUANTISED}, {**SMALL, "bn": 48, "bk": 32}),
@@ -138,6 +140,18 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**SMALL, "bn": 128, "bk": 128, "stages": 2, "grid": "persistent", "consumer_groups": 2},
     ),
     "split by 2, int8": ({**INTEGERS, **REQUANTISED, "c": 128}, {**SMALL, "split_k": 2, "bn": 48}),
+    "zero point, every border of rows and columns": (
+        {**INTEGERS, **ZERO, "padding": (2, 1, 1, 3), "stride": (1, 2), "weight_dtype": "uint8"},
+        {**SMALL, "bn": 48, "consumer_groups": 2, "grid": "persistent"},
+    ),
+    "zero point, int8, a kernel larger than the image": (
+        {**INTEGERS, **ZERO, **REQUANTISED, "n": 3, "h": 3, "r": 4, "dilation": (2, 1), "padding": (3, 0, 2, 1)},
+        {**SMALL, "bn": 32, "bk": 32},
+    ),
+    "zero point, split by 2, int8, no padding": (
+        {**INTEGERS, **ZERO, **REQUANTISED, "c": 128, "padding": 0},
+        {**SMALL, "split_k": 2, "bn": 48},
+    ),
     "2 x 2 tiles that share operands, int8": (
         {**INTEGERS, **REQUANTISED, "k": 80},
         {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "stages": 2, "group_m": 2},
@@ -150,10 +164,13 @@ class Requantise:
 
     identity = False
     alignments: Mapping[str, int] = MappingProxyType({})
-    params = tuple(SimpleNamespace(kind="pointer", buffer="y") for _ in range(7))
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, further: Any = ()) -> None:
         self.columns, self.identity = workload.k, not workload.epilogue
+        self.params = (*(Scalar(scalar.name) for scalar in workload.scalars), *further)
+
+    def index(self, name: str) -> int:
+        return [getattr(param, "name", getattr(param, "buffer", "")) for param in self.params].index(name)
 
     def fragments(self, octets: int, row_elements: int, interleaved: bool) -> Any:
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:
@@ -171,7 +188,7 @@ class Requantise:
 @pytest.mark.parametrize(("shape", "config"), INTEGER_CASES.values(), ids=INTEGER_CASES)
 def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, late: bool) -> None:
     workload, emulator = Workload.conv2d(**shape), ClusterEmulator(Memory(), lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, module, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points)
     monkeypatch.setattr(module, "Epilogue", Requantise)
     rng = np.random.default_rng(0)
     limits = {name: np.iinfo(dtype) for name, dtype in (("x", workload.dtype), ("weight", workload.weight_dtype))}
@@ -182,10 +199,16 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, conf
         if arg.name in limits
     }
     y = np.zeros(workload.output.shape, workload.out_dtype)
-    step = TEMPLATE.kernel(workload, H200, Config(config)).steps[0]
+    source = TEMPLATE.kernel(workload, H200, Config(config))
     by_taps = arrays["weight"].reshape(workload.k, -1, workload.c)
-    emulator.run(step, {"y": emulator.memory.add(y)}, 2, {"x": arrays["x"], "weight": by_taps, "y": y})
-    right = convolve(workload, *(arrays[name].astype(np.float32) for name in ("x", "weight"))).astype(np.int64)
+    memory, zero_point = emulator.memory, 3 if workload.zero_points else 0
+    buffers = {name: memory.add(array) for name, array in (("y", y), ("weight", arrays["weight"]))}
+    buffers |= {name: memory.add(np.full(nbytes, 0x55, np.uint8)) for name, nbytes in source.workspaces.items()}
+    for step in source.steps:
+        tensors = {"x": arrays["x"], "weight": by_taps, "y": y}
+        emulator.run(step, buffers, 2, tensors, {"x_zero_point": float(zero_point)})
+    x = arrays["x"].astype(np.float32) - zero_point
+    right = convolve(workload, x, arrays["weight"].astype(np.float32)).astype(np.int64)
     if workload.epilogue:
         right = np.rint((np.arange(workload.k) % 3 + 1) * right / 2)
         right = np.clip(right, np.iinfo(y.dtype).min, np.iinfo(y.dtype).max)

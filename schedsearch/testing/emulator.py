@@ -151,6 +151,7 @@ class Emulator:
             modules: the kernel's module, and those of the parts whose functions it captures.
         """
         stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base, "ptx": self, "cluster": self}
+        stand_ins |= {"correct_fragments": self.correct_fragments, "correct_values": self.correct_values}
         for module in modules:
             for name, stand_in in stand_ins.items():
                 if hasattr(module, name):
@@ -242,6 +243,49 @@ class Emulator:
                         to.view(np.float32)[:] = acc[first : first + 2]
 
         return store
+
+    # --- whole numbers ----------------------------------------------------------------------------------------------
+    def add_bytes(self, dtype: str, count: int) -> Callable[[int, int], int]:
+        return lambda address, total: total + int(self.memory.at(address, count).view(dtype).sum(dtype=np.int64))
+
+    def warp_sum(self, value: int) -> int:
+        total: int = self.block.exchange(value, sum)
+        return total
+
+    def store_shared_i32(self, shared: int, value: int) -> None:
+        self._shared(int(shared), 4).view(np.int32)[0] = value
+
+    def load_shared_i32(self, shared: int) -> int:
+        return int(self._shared(int(shared), 4).view(np.int32)[0])
+
+    def _zero_sums(self, table: int, entry: int, count: int) -> list[int]:
+        return [int(each) for each in self.memory.at(table + 4 * entry, 4 * count).view(np.int32)]
+
+    def correct_fragments(self, octets: int, interleaved: bool) -> Callable[..., None]:
+        """See `parts.zero_points`: each octet, or two interleaved ones, has neighbours of two rows."""
+        count, step = (4, 2) if interleaved else (2, 1)
+
+        def correct(
+            acc: list[int], columns: int, place: int, place_8: int, k: int, table: int, zero_point: float
+        ) -> None:  # fmt: skip
+            for octet in range(0, octets, step):
+                if 8 * octet < columns:
+                    for row, at in enumerate((place, place_8)):
+                        zero_sums = self._zero_sums(table, at + k + 8 * octet, count)
+                        for number, zero_sum in enumerate(zero_sums):
+                            place_in_octets = 4 * (number % step) + number // step if interleaved else number
+                            acc[4 * octet + 2 * row + place_in_octets] -= round(zero_point) * zero_sum
+
+        return correct
+
+    def correct_values(self, count: int) -> Callable[..., Any]:
+        def correct(*arguments: Any) -> Any:
+            values, (valid, place, k, table, zero_point) = arguments[:count], arguments[count:]
+            zero_sums = self._zero_sums(table, place + k, count) if valid else [0] * count
+            corrected = tuple(value - round(zero_point) * each for value, each in zip(values, zero_sums))
+            return corrected if count > 1 else corrected[0]
+
+        return correct
 
     def store_shared_v4(self, shared: int, *values: int) -> None:
         self._shared(int(shared), 16).view(np.uint32)[:] = values

@@ -16,6 +16,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, LARGEST_SIZE
 from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.zero_points import zero_point_problem
 from schedsearch.workload import Workload
 
 CORNER_RANGE = (-128, 127)  # at rank 4
@@ -97,8 +98,8 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, t
         return f"wgmma needs compute capability 9.0, got {'.'.join(map(str, target.compute_capability))}"
     if w.dtype not in dtypes:
         return f"dtype is {w.dtype}; allowed: {', '.join(dtypes)}"
-    if w.zero_points:
-        return f"{' and '.join(w.zero_points)} have a zero point; allowed: none"
+    if reason := zero_point_problem(w):
+        return reason
     if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
         return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
     integers = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": ("requantise", "dequantise")}

@@ -61,6 +61,7 @@ from schedsearch.templates.parts.hopper import (
 )
 from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.wgmma import Wgmma
+from schedsearch.templates.parts.zero_points import ZeroPoint, no_correction
 from schedsearch.workload import Workload
 
 # Registers of a consumer thread besides its bn/2 accumulators (addresses, descriptors, temporaries), and with an epilogue.
@@ -179,15 +180,15 @@ class Conv2dWgmma(Template):
         )
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan = evaluate(workload, target, config)
-        epilogue = Epilogue(workload)
+        plan, zero = evaluate(workload, target, config), ZeroPoint.of(workload)
+        epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
         image = image_map(workload, plan.bm // plan.cluster_n, plan.bk, plan.l2_promotion)
         weights = filter_map(workload, plan.bn // plan.cluster_m, plan.bk, plan.l2_promotion)
         output: Param = Pointer("y")
         if stores_by_tma(workload):
             output = output_map(workload, plan.segment, GROUP_ROWS)
         step = KernelStep(
-            build_kernel(workload, plan, epilogue),
+            build_kernel(workload, plan, epilogue, zero),
             (image, weights, output, *epilogue.params),
             Grid(plan.blocks, plan.blocks_per_sm if plan.grid == "persistent" else 0),
             plan.threads,
@@ -197,13 +198,15 @@ class Conv2dWgmma(Template):
             shaped_by=SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
-        return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
+        if zero is None:
+            return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
+        return KernelSource("cuda", "sm_90a", (zero.step(), step), zero.workspaces, alignments | zero.alignments)
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
+def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
     """The kernel function of one configuration."""
     gemm, wgmma, layout = Im2col.of(workload), Wgmma(workload.dtype, workload.weight_dtype), plan.shared
     bm, bn, bk, stages, split_k, turns = plan.bm, plan.bn, plan.bk, plan.stages, plan.split_k, plan.turns
@@ -239,6 +242,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     staged, fused = stores_by_tma(workload), not epilogue.identity
     interleaved = store.interleaved(workload.out_dtype)
     first_pair = store.fragment(columns, 4 if interleaved else 2)
+    correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
     fuse = epilogue.fragments(own_octets, 8 * columns, interleaved)
     if staged:
         begin_store, store_part = store.staged(
@@ -259,6 +263,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         def finish(values: Any, row: Any, column: Any, inside_columns: Any) -> None:
             """Epilogue and store of a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on."""
             first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
+            correct(values, inside_columns, first_row, first_column, operands)
             if fused:
                 fuse(
                     values, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,

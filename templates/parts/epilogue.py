@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.backend.ops import device_op
-from schedsearch.launch import Param
+from schedsearch.launch import Param, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts.stages import (
     STAGE_CODES,
@@ -56,8 +56,14 @@ class Epilogue:
         single: `single(v0, valid, k, offset, *operands)`, the same for one channel, if pairs would not be aligned.
     """
 
-    def __init__(self, workload: Workload) -> None:
-        self._operands = epilogue_operands(workload)
+    def __init__(self, workload: Workload, further: Sequence[Pointer] = ()) -> None:
+        """
+        Args:
+            further: parameters that the operations ignore; they are the last of `*operands`.
+        """
+        self._operands = (
+            *epilogue_operands(workload), *(EpilogueOperand(param.buffer, "K", "int32") for param in further)
+        )  # fmt: skip
         self._plan = _Plan.of(workload, self._operands)
         self.accumulator = "int32" if self._plan.integer else "float32"
         self.identity = not workload.epilogue

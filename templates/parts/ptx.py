@@ -41,6 +41,8 @@ store_shared_v4 = device_op(
     ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
 )
 
+store_shared_i32 = device_op("store_shared_i32", "st.shared.b32 [$shared], $value;", ins={"shared": "u32", "value": "i32"})
+load_shared_i32 = device_op("load_shared_i32", "ld.shared.b32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "i32"})
 load_shared_f32 = device_op("load_shared_f32", "ld.shared.f32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "f32"})
 load_shared_f32x2 = device_op(
     "load_shared_f32x2", "ld.shared.v2.f32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "f32", "b": "f32"}
@@ -132,6 +134,28 @@ def store_warp_tile(wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
 # --- Integers: a 64-bit division is a call, and calls make ptxas serialise wgmma --------------------------------------
 divide_u32 = device_op(
     "divide_u32", "div.u32 $quotient, $a, $b;", ins={"a": "u32", "b": "u32"}, outs={"quotient": "u32"}, pure=True
+)
+
+
+@functools.cache
+def add_bytes(dtype: str, count: int) -> Callable[..., Any]:
+    """`add(address, total)`: the total (i32) plus the sum of 1 or 4 neighbouring int8 or uint8 in global memory."""
+    signed, word = ("s32" if dtype == "int8" else "u32"), "b32" if count == 4 else "s8" if dtype == "int8" else "u8"
+    add = f"dp4a.{signed}.u32 $sum, word, 0x01010101, $total;" if count == 4 else "add.s32 $sum, word, $total;"
+    return device_op(
+        "add_bytes",
+        f"{{ .reg .b32 word; ld.global.nc.{word} word, [$address]; {add} }}",
+        ins={"address": "u64", "total": "i32"},
+        outs={"sum": "i32"},
+    )
+
+
+warp_sum = device_op(  # sm_80; all lanes take part
+    "warp_sum",
+    "redux.sync.add.s32 $sum, $value, 0xffffffff;",
+    ins={"value": "i32"},
+    outs={"sum": "i32"},
+    convergent=True,
 )
 
 
