@@ -8,7 +8,7 @@ from __future__ import annotations
 
 MESSAGE_LIMIT = 10_000  # characters of the text of an exception, and of a message on a terminal
 VALUE_LIMIT = 120  # characters of a value that a message quotes
-_NOTE_CHARACTERS = 60  # room for the note about what was left out
+_STORED_HEAD = 0.2  # of a long text in a database: a compiler's output ends with the error
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -27,14 +27,18 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
 
 
-def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters of a text. The middle is left out, because remedies stand at the end of a message."""
+def shortened(text: str, limit: int, *, head: float = 2 / 3) -> str:
+    """At most `limit` characters of a text. The middle is left out, because remedies stand at the end of a message.
+
+    Args:
+        head: the share of what is kept that comes from the beginning.
+    """
     if len(text) <= limit:
         return text
-    gap = f" [... {len(text) - limit:,} characters or more left out ...] "
-    room = max(limit - len(gap), 0)
-    tail = room // 3
-    return (text[: room - tail] + gap + text[len(text) - tail :])[:limit]
+    note = " [... {:,} characters left out ...] "
+    room = max(limit - len(note.format(len(text))), 0)
+    start = int(room * head)
+    return (text[:start] + note.format(len(text) - room) + text[len(text) - (room - start) :])[:limit]
 
 
 def quoted(value: object, limit: int = VALUE_LIMIT) -> str:
@@ -63,17 +67,10 @@ def storable_text(text: str, limit: int) -> str:
         >>> storable_text("half a pair: \\udc80", 100)
         'half a pair: \\\\udc80'
     """
-    escaped = _shortened(text, limit).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-    return _shortened(escaped, limit)
+    escaped = shortened(text, limit, head=_STORED_HEAD).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return shortened(escaped, limit, head=_STORED_HEAD)
 
 
 def is_storable(text: str) -> bool:
     """Whether the text has neither unpaired surrogates nor NUL characters."""
     return storable_text(text, len(text) + 1) == text
-
-
-def _shortened(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    head, tail = text[: limit // 5], text[len(text) - (limit - limit // 5 - _NOTE_CHARACTERS) :]
-    return f"{head}\n... ({len(text) - len(head) - len(tail)} characters left out)\n{tail}"

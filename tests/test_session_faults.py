@@ -117,7 +117,7 @@ def test_a_template_that_workers_cannot_import_is_refused_before_anything_runs(t
 
 HOSTILE = {
     "surrogate": (Outcome.COMPILE_ERROR, r"lone \udc80 and NUL \x00 in a message"),
-    "huge text": (Outcome.COMPILE_ERROR, "characters left out)"),
+    "huge text": (Outcome.COMPILE_ERROR, "characters left out"),
     "no text": (Outcome.COMPILE_ERROR, "_SilentError"),
     "no compiler text": (Outcome.COMPILE_ERROR, "SystemExit"),
     "unpicklable error": (Outcome.COMPILE_ERROR, "_UnpicklableError"),

@@ -36,8 +36,9 @@ def test_long_text_keeps_its_beginning_and_its_end() -> None:
     text = "first line\n" + "x" * 10_000 + "\nValueError: the last line"
     stored = storable_text(text, 1000)
     assert stored.startswith("first line\n") and stored.endswith("\nValueError: the last line")
-    left_out = int(stored.split("... (")[1].split(" characters left out)")[0])
+    left_out = int(stored.split("[... ")[1].split(" characters left out")[0].replace(",", ""))
     assert left_out + stored.count("x") == 10_000
+    assert stored.index("[...") < 200 < 700 < len(stored.split("...]")[1]), "a compiler's output ends with the error"
 
 
 def test_the_texts_of_a_measurement_are_storable() -> None:
