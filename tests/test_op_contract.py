@@ -35,6 +35,7 @@ class TestConv2d(OpContract):
         },
         {**CONV, "layout": "NCHW", "weight_layout": "OHWI", "epilogue": ["bias", "scale_shift", "residual", "relu", "clip"]},
         {**CONV, "padding": (0, 0, 1, 1), "epilogue": ["residual", "leaky_relu"]},
+        {**CONV, "dtype": "float32", "precision": "tf32"},
         {**CONV, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "layout": "NCHW8c"},
         {**CONV, "dtype": "int8", "epilogue": ["bias", "relu", {"requantise": {"to": "uint8"}}]},
         {**CONV, "dtype": "int8", "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
@@ -51,6 +52,8 @@ class TestConv2d(OpContract):
         ({**CONV, "dtype": "int8", "epilogue": ["requantise", "relu"]}, "epilogue"),
         ({**CONV, "epilogue": ["requantise"]}, "epilogue"),
         ({**CONV, "zero_points": ["x"]}, "zero_points"),
+        ({**CONV, "dtype": "float32", "precision": "float32"}, "precision"),
+        ({**CONV, "dtype": "bfloat16", "precision": "tf32"}, "precision"),
         ({**CONV, "layout": "NCHW3c"}, "c"),
         ({**CONV, "layout": "NCHW8c", "weight_layout": "OHWI"}, "weight_layout"),
     )

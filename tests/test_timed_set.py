@@ -18,7 +18,7 @@ from schedsearch.device.detect import detect
 from schedsearch.measure.compare import CodeCache, CpuComparer, Tolerance, Truth
 from schedsearch.measure.inputs import timing_pattern
 from schedsearch.measure.run_worker import Prepare, Run, _RunWorker
-from schedsearch.measure.timed_set import _EXCUSED, TimedSet, rounded_additions
+from schedsearch.measure.timed_set import _EXCUSED, TimedSet, likely_roundoffs
 from schedsearch.measure.timing import Arena, open_timer
 from schedsearch.measurement import COLD_GRAPH, MODES, Outcome
 from schedsearch.ops import decode, encode
@@ -64,7 +64,7 @@ def test_every_order_of_float32_sums_is_within_the_tolerance(dtype: str, out: st
     w = decode(timing_pattern(workload, w_spec).elements(rows * k + 77)[77:], dtype).astype(float).reshape(rows, k)
     products = x * w
     truth, magnitude = products.sum(axis=1), np.abs(products).sum(axis=1)
-    tolerance = Tolerance.rounded(out, rounded_additions(workload), exact_sums=False)
+    tolerance = Tolerance.rounded(out, likely_roundoffs(workload), exact_sums=False)
     expected = Truth(out, rows, truth.ctypes.data, magnitude.ctypes.data, tolerance)
 
     def violations(sums: np.ndarray) -> int:

@@ -34,7 +34,10 @@ def launch_torch(target: Target, workload: Workload) -> None:
 
 
 def conv2d(workload: Workload, target: Target) -> Callable[[], None]:
-    """A convolution without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest algorithm."""
+    """A convolution without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest algorithm.
+
+    cuDNN may use TF32 only if the workload's `precision` says so; PyTorch's own default would let it.
+    """
     import torch
 
     p = workload.params
@@ -48,6 +51,7 @@ def conv2d(workload: Workload, target: Target) -> Callable[[], None]:
     weight = torch.randn((p["k"], p["c"] // p["groups"], p["r"], p["s"]), **options) * normal_sigma(workload, "weight")
     x, weight = x.to(memory_format=memory), weight.to(memory_format=memory)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = p["precision"] == "tf32"
 
     def convolve() -> None:
         torch.nn.functional.conv2d(x, weight, None, p["stride"], padding, p["dilation"], p["groups"])

@@ -48,7 +48,15 @@ def draw(domain: Domain, count: int, rng: np.random.Generator) -> Array:
         drawn = np.array(domain.values, np.float32)[places]
     if domain.density < 1.0:
         drawn[rng.random(count, np.float32) >= domain.density] = 0
+    if domain.rarity:
+        rare = np.array(domain.rare, np.float32)[rng.integers(0, len(domain.rare), count)]
+        drawn = np.where(rng.random(count, np.float32) < domain.rarity, rare, drawn)
     return drawn
+
+
+def second_domains(workload: Workload) -> Mapping[str, Domain]:
+    """The domain of the numbers that replace an argument's first ones while a kernel is verified."""
+    return {name: domain.second or domain for name, domain in check_domains(workload).items()}
 
 
 def check_pattern(spec: ArgSpec, domain: Domain, rng: np.random.Generator) -> Pattern:

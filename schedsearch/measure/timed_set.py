@@ -13,7 +13,7 @@ from schedsearch.device import Device
 from schedsearch.errors import DeviceError
 from schedsearch.measure.compare import CodeCache, Comparer, Tolerance, Truth
 from schedsearch.measure.timing import Arena, Timed
-from schedsearch.measure.truths import Truths, truth_bytes
+from schedsearch.measure.truths import Truths, allowed_roundoffs, truth_bytes
 from schedsearch.ops.checks import is_sum_of_products
 from schedsearch.ops.dtypes import dtype
 from schedsearch.workload import Workload
@@ -35,7 +35,7 @@ class TimedSet:
         self._device, self._comparer, self._workload = device, comparer, workload
         self.number = secrets.randbelow(min(_FIRST_SETS, arena.sets))
         self._buffers = arena.buffers[self.number]
-        self._truths = Truths(device, workload, exact_sums=False, additions=rounded_additions(workload), excused=_EXCUSED)
+        self._truths = Truths(device, workload, exact_sums=False, roundoffs=likely_roundoffs(workload), excused=_EXCUSED)
         try:
             self._truths.compute(code, self._buffers, arena.scalars)
         except BaseException:
@@ -112,19 +112,19 @@ class TimedSet:
         return True
 
 
-def rounded_additions(workload: Workload) -> float:
+def likely_roundoffs(workload: Workload) -> float:
     """How many roundoff errors, relative to the sum of magnitudes, to allow for in a result on the timing's numbers.
 
     They have mean zero: partial sums stay within a few sqrt(K) products, while the sum of magnitudes grows with K. Each of K
     additions loses at most 2^-23 of a partial sum (tensor cores truncate), in all less than 8 sqrt(K) 2^-23 of the sum of
-    magnitudes. The bound for any numbers, K 2^-24, would hide half of a long sum. Factors of float32 may be rounded to TF32,
-    which loses 2^-10 of a product. Nothing is known about operators that are not sums of products, so they get room.
+    magnitudes. The bound for any numbers, K 2^-24, would hide half of a long sum. Where the operator allows other roundings
+    (`Op.rounding`), theirs count: 2^-10 for each factor that may be cut to TF32, which is the same in every product and does
+    not cancel. Nothing is known about operators that are not sums of products, so they get room.
     """
     reduction = workload.work.reduction
     if not is_sum_of_products(workload.signature):
         return 64.0 * reduction
-    tf32 = any(spec.role == "factor" and spec.dtype == "float32" for spec in workload.signature)
-    return 16 * math.sqrt(reduction) + (2**14 if tf32 else 0)
+    return allowed_roundoffs(workload, 16 * math.sqrt(reduction))
 
 
 def _may_overflow(workload: Workload) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from schedsearch.device import Device
 from schedsearch.measure.compare import CodeCache, Tolerance, Truth
 from schedsearch.measure.reference import CheckedReference, is_rounded
+from schedsearch.ops.checks import FP32_ROUNDOFF
 from schedsearch.template import magnitude_of
 from schedsearch.workload import Workload
 
@@ -24,12 +25,21 @@ def truth_bytes(workload: Workload) -> int:
     return sum(align(8 * spec.size) * (2 if is_rounded(workload, spec.dtype) else 1) for spec in workload.outputs)
 
 
+def allowed_roundoffs(workload: Workload, additions: float) -> float:
+    """How many roundoff errors of float32, relative to the sum of |products|, an element may have after that many additions,
+    each of which is as wrong as the operator allows, and the rounding of each factor."""
+    rounding = workload.definition.rounding(workload.params)
+    factors = sum(spec.role == "factor" for spec in workload.signature)
+    return (additions * rounding.additions + factors * rounding.factors) / FP32_ROUNDOFF
+
+
 class Truths(Mapping[str, Truth]):
     """Output -> truth. The memory is allocated here; `compute` fills it.
 
     Args:
         exact_sums: see `Tolerance.rounded`.
-        additions: float32 additions whose roundoff errors are allowed for in one element; default: the reduction's length.
+        roundoffs: roundoff errors of float32, relative to the magnitude, that are allowed for in one element; default: those
+            of any order of summation.
         excused: see `Truth`; a share of an output's elements.
 
     Raises:
@@ -42,7 +52,7 @@ class Truths(Mapping[str, Truth]):
         workload: Workload,
         *,
         exact_sums: bool,
-        additions: float | None = None,
+        roundoffs: float | None = None,
         excused: float = 0.0,
     ) -> None:
         self._device, self._workload = device, workload
@@ -54,8 +64,8 @@ class Truths(Mapping[str, Truth]):
             truth = Truth(spec.dtype, spec.size, address, excused=int(excused * spec.size))
             address += align(8 * spec.size)
             if is_rounded(workload, spec.dtype):
-                summed = workload.work.reduction if additions is None else additions
-                tolerance = Tolerance.rounded(spec.dtype, summed, exact_sums=exact_sums)
+                errors = allowed_roundoffs(workload, workload.work.reduction) if roundoffs is None else roundoffs
+                tolerance = Tolerance.rounded(spec.dtype, errors, exact_sums=exact_sums)
                 truth = replace(truth, magnitude=address, tolerance=tolerance)
                 address += align(8 * spec.size)
             self._truths[spec.name] = truth

@@ -16,7 +16,7 @@ import numpy as np
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.measure.compare import CodeCache, Comparer, Difference, open_comparer
-from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars
+from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
 from schedsearch.measure.prepared import PreparedPath
 from schedsearch.measure.reference import CheckedReference
 from schedsearch.measure.truths import Truths, align
@@ -122,9 +122,9 @@ class Verification:
         self._old_contents = old_contents(workload.outputs)
         self.scalars = check_scalars(workload)
         rng = np.random.default_rng(seed)
-        domains = check_domains(workload)
+        domains, seconds = check_domains(workload), second_domains(workload)
         self._patterns = {arg.name: check_pattern(arg, domains[arg.name], rng) for arg in workload.signature}
-        others = {arg.name: check_pattern(arg, domains[arg.name], rng) for arg in workload.signature}
+        others = {arg.name: check_pattern(arg, seconds[arg.name], rng) for arg in workload.signature}
         self._offsets: dict[str, int] = {}
         end = _GUARD_BYTES
         for spec in (*workload.signature, *workload.outputs):

@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.checks import Domain, by_role
+from schedsearch.ops.checks import Domain, Rounding, by_role
 from schedsearch.ops.dtypes import dtype as dtype_of
 
 Role = Literal["factor", "addend", "scale", "index", "data"]
@@ -219,6 +219,12 @@ class Op(ABC):
         floats = any(dtype_of(output.dtype).is_float for output in self.outputs(params))
         return "rounded" if floats else "exact"
 
+    def rounding(self, params: Mapping[str, Any]) -> Rounding:
+        """How kernels may round inside, which the bound of `equality` and the numbers for verification follow. By default
+        they multiply factors as they are and add in float32.
+        """
+        return Rounding()
+
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """The domain that each argument is drawn from for verification, by name. By default the arguments' roles decide, so
         that sums of products are exact: see `schedsearch.ops.checks.by_role`.
@@ -229,7 +235,7 @@ class Op(ABC):
             def check_inputs(self, params):
                 return {"x": Domain(range(-8, 9))}
         """
-        return by_role(self.arguments(params), self.outputs(params), self.work(params).reduction)
+        return by_role(self.arguments(params), self.outputs(params), self.work(params).reduction, self.rounding(params))
 
     def check_scalars(self, params: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
         """Values of the call-time scalars for verification. By default they are the scalars' defaults.

@@ -2,7 +2,7 @@
 
 They are whole numbers (and powers of two), so small and sparse that a kernel's sums are exact in any order of addition.
 One missing product therefore shows; no error bound hides it. `by_role` chooses them by what an operator says about
-its arguments. An operator that needs other numbers overrides `Op.check_inputs`.
+its arguments and its arithmetic. An operator that needs other numbers overrides `Op.check_inputs`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from schedsearch.ops.dtypes import dtype
 if TYPE_CHECKING:
     from schedsearch.ops.base import ArgSpec
 
+FP32_ROUNDOFF = 2.0**-24
 _LARGEST_FACTOR = 4  # of floating-point factors; integers use their whole format where sums allow it
 _LARGEST_ADDEND = 8
 _LARGEST_DATA = 127
@@ -28,11 +29,31 @@ _SIGMA_8_BITS = 32.0  # of sums that 8 bits hold, but for a few
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """How a kernel may round while it computes. Its output's format adds one rounding to nearest.
+
+    Attributes:
+        factors: largest relative error of a factor of a product: 2^-10 if kernels may cut factors to the 10 stored bits of
+            TF32; 0 if they must multiply the factors as they are.
+        additions: largest error of an addition, relative to its result: 2^-24 for float32.
+        factor_bits: bits of the significand that kernels must keep of each factor, the leading one included. Verification
+            uses numbers with so many bits, so that a kernel that keeps fewer fails. 0 asks for nothing: the small numbers
+            that `by_role` draws anyway have three bits.
+    """
+
+    factors: float = 0.0
+    additions: float = FP32_ROUNDOFF
+    factor_bits: int = 0
+
+
+@dataclass(frozen=True)
 class Domain:
     """Numbers to draw from, uniformly. Only a fraction `density` of the draws is kept; the others become zero.
 
     Attributes:
         values: at least one number that the argument's format holds exactly; a `range` if there are many.
+        rare: numbers that take the place of a fraction `rarity` of the draws.
+        second: what verification draws when it replaces an argument's numbers by others; None: from the same domain.
 
     Example:
         >>> Domain(range(-2, 3)).second_moment
@@ -41,36 +62,51 @@ class Domain:
 
     values: Sequence[float]
     density: float = 1.0
+    rare: Sequence[float] = ()
+    rarity: float = 0.0
+    second: Domain | None = None
 
     @property
     def largest(self) -> float:
         """Largest magnitude."""
-        if isinstance(self.values, range):
-            return float(max(abs(self.values[0]), abs(self.values[-1])))
-        return float(max(map(abs, self.values)))
+        return max(_largest(self.values), _largest(self.rare) if self.rarity else 0.0)
 
     @property
     def mean(self) -> float:
-        if isinstance(self.values, range):
-            return self.density * (self.values[0] + self.values[-1]) / 2
-        return self.density * sum(self.values) / len(self.values)
+        usual = self.density * _mean(self.values)
+        return usual + self.rarity * (_mean(self.rare) - usual) if self.rarity else usual
 
     @property
     def second_moment(self) -> float:
         """Mean of the squares; the variance where the mean is zero."""
-        if isinstance(self.values, range):
-            count, centre = len(self.values), (self.values[0] + self.values[-1]) / 2
-            return self.density * (self.values.step**2 * (count**2 - 1) / 12 + centre**2)
-        return self.density * sum(value**2 for value in self.values) / len(self.values)
+        usual = self.density * _mean_square(self.values)
+        return usual + self.rarity * (_mean_square(self.rare) - usual) if self.rarity else usual
 
 
-def by_role(arguments: Sequence[ArgSpec], outputs: Sequence[ArgSpec], reduction: int) -> dict[str, Domain]:
+def _largest(values: Sequence[float]) -> float:
+    return float(max(abs(values[0]), abs(values[-1])) if isinstance(values, range) else max(map(abs, values)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return (values[0] + values[-1]) / 2 if isinstance(values, range) else sum(values) / len(values)
+
+
+def _mean_square(values: Sequence[float]) -> float:
+    if isinstance(values, range):
+        return values.step**2 * (len(values) ** 2 - 1) / 12 + _mean(values) ** 2
+    return sum(value**2 for value in values) / len(values)
+
+
+def by_role(
+    arguments: Sequence[ArgSpec], outputs: Sequence[ArgSpec], reduction: int, rounding: Rounding | None = None
+) -> dict[str, Domain]:
     """What to draw for each argument.
 
     factor: with factors within +-a, the K products of an output sum to at most K a^2. `a` is the largest number for which
         this sum stays exact in the accumulator (2^24 in float32, 2^31 in int32) and four standard deviations of it stay
         exact in the outputs' formats. If even a = 1 is too much, most factors become zero. Narrow integer outputs reach
-        their limits at two standard deviations, so that some elements saturate and most do not.
+        their limits at two standard deviations, so that some elements saturate and most do not. Where the operator asks for
+        a precision of floating-point factors, see `_long_factors`.
     addend: whole numbers that are not negligible beside the sum. If an operator sums without factors, they are the summands.
     scale: powers of two.
     index: every legal index, [0, `below`).
@@ -79,9 +115,13 @@ def by_role(arguments: Sequence[ArgSpec], outputs: Sequence[ArgSpec], reduction:
     Args:
         arguments, outputs: of the workload.
         reduction: products, or addends, in the sum of one output element.
+        rounding: of kernels; default: float32 additions of factors as they are.
     """
+    rounding = rounding or Rounding()
     summed = _summands(arguments, reduction)
     domains = _summand_domains(arguments, summed, outputs, reduction)
+    if rounding.factor_bits:
+        domains = _long_factors(domains, arguments, reduction, rounding.factor_bits)
     sigma = sum_sigma(arguments, reduction, domains)
     for argument in arguments:
         if argument.name not in domains:
@@ -153,6 +193,31 @@ def _summand_domains(
         density /= 2
         domains = {name: replace(domain, density=density) for name, domain in domains.items()}
     return domains
+
+
+def _long_factors(
+    domains: Mapping[str, Domain], arguments: Sequence[ArgSpec], reduction: int, bits: int
+) -> dict[str, Domain]:
+    """Adds odd whole numbers of `bits` bits to the first floating-point factor, and to the others' second numbers.
+
+    A kernel that keeps fewer bits of them errs by a whole product or more, which verification sees. About one product of a
+    sum has such a factor (16 or more are as good as impossible) and its other factor is small, so that sums stay exact below
+    2^24. At no time have two factors of a product so many bits: a kernel that splits a factor a into a coarse a_hi and a
+    fine a_lo, and leaves a_lo b_lo out because it is below the roundoff of float32, errs by nothing.
+
+    All elements are compared with numbers where the first factor is long. Verification then replaces the factors one by one,
+    so that the first becomes short before another becomes long.
+    """
+    gain = sum(argument.role == "scale" for argument in arguments)
+    room = 24 - 6 - gain  # 16 products with a factor of up to 4, doubled by each scale
+    least, beyond = 2 ** (min(bits, room) - 1), 2 ** min(bits, room)
+    spread = sorted({least + 1, beyond - 1, *(least + (beyond - least) * i // 7 | 1 for i in range(7))})
+    numbers = tuple(float(sign * number) for number in spread for sign in (-1, 1))
+    found = {}
+    for place, (name, short) in enumerate(domains.items()):
+        long = replace(short, rare=numbers, rarity=1.0 / max(2, reduction))
+        found[name] = replace(long, second=short) if place == 0 else replace(short, second=long)
+    return found
 
 
 def _likely_largest(output: ArgSpec) -> float:

@@ -5,6 +5,8 @@ Padding order (top, left, bottom, right) is that of ONNX Conv's `pads`.
 Whole numbers (int8, uint8) are summed exactly in 32 bits. With zero points the factors are (x - x_zero_point) and
 (weight - weight_zero_point), and padding adds nothing, as in ONNX's ConvInteger and QLinearConv. The stage `requantise`
 makes 8-bit numbers of the sums, `dequantise` makes floating-point numbers.
+
+Factors of float32 are multiplied as they are, or with `precision` tf32 after each was rounded or cut to TF32.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from schedsearch.ops.base import (
     plain,
     unknown_parameters,
 )
-from schedsearch.ops.checks import Domain, sum_sigma
+from schedsearch.ops.checks import Domain, Rounding, sum_sigma
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import (
@@ -55,6 +57,11 @@ OUT_DTYPES = {
 }
 DTYPES = tuple(OUT_DTYPES)
 INTEGERS = ("int8", "uint8")
+# How kernels may round products of float32, and how many bits of a factor they must keep.
+PRECISIONS = {
+    "fp32": Rounding(factor_bits=24),
+    "tf32": Rounding(factors=2.0**-10, factor_bits=11),
+}
 WEIGHT_LAYOUTS = {"NHWC": "OHWI", "NCHW": "OIHW"}
 MAX_BLOCK = 256  # channels
 _BLOCKED = re.compile(r"NCHW([1-9][0-9]{0,2})c")
@@ -89,6 +96,9 @@ _PARAMETERS = {
     "out_dtype": Parameter(
         "of y; default: dtype, or what the epilogue makes of int32 (uint32 if x and weight are uint8)",
         {"enum": [*DTYPES[:3], "int32", "uint32", *INTEGERS]},
+    ),
+    "precision": Parameter.choice(
+        "of products of float32: fp32, or tf32, which keeps 10 stored bits of each factor; default fp32", tuple(PRECISIONS)
     ),
     "zero_points": Parameter(
         "which of x and weight have a zero point, given at call time as x_zero_point and weight_zero_point; default none",
@@ -146,6 +156,7 @@ class Conv2d(Op):
             "dtype": "float16",
             "weight_dtype": params.get("dtype", "float16"),
             "out_dtype": _default_out_dtype(params),
+            "precision": "fp32",
             "zero_points": (),
             "layout": "NHWC",
             "weight_layout": _weight_layout(params.get("layout", "NHWC")),
@@ -171,6 +182,7 @@ class Conv2d(Op):
         if not wrong or "weight_dtype" in params:
             allowed = INTEGERS if out["dtype"] in INTEGERS else (out["dtype"],) if out["dtype"] in DTYPES else DTYPES
             problems += one_of("weight_dtype", out["weight_dtype"], allowed)
+        problems += _precision_problems(out)
         problems += _zero_point_problems(out)
         problems += _layout_problems(out)
         out["epilogue"], wrong = parse_epilogue(out["epilogue"])
@@ -263,6 +275,9 @@ class Conv2d(Op):
         zero_points = tuple(ScalarSpec(f"{name}_zero_point", 0.0) for name in p["zero_points"])
         return (*zero_points, *epilogue_scalars(p["epilogue"]))
 
+    def rounding(self, p: Mapping[str, Any]) -> Rounding:
+        return PRECISIONS[p["precision"]] if p["dtype"] == "float32" else Rounding()
+
     def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
         # Not 0, so that a kernel that ignores one shows; 3 and 5 are zero points of every 8-bit format.
         zero_points = {f"{name}_zero_point": float(2 * ZERO_POINTS.index(name) + 3) for name in p["zero_points"]}
@@ -314,6 +329,8 @@ class Conv2d(Op):
         if p["groups"] != 1:
             words.append(f"g{p['groups']}")
         short, weight_short, out_short = (dtype_of(p[key]).short for key in ("dtype", "weight_dtype", "out_dtype"))
+        if p["precision"] == "tf32":
+            short = weight_short = "tf32"
         factors = short if short == weight_short else f"{short}x{weight_short}"
         words.append(factors if factors == out_short else f"{factors}->{out_short}")
         words += [f"zp({','.join(p['zero_points'])})"] if p["zero_points"] else []
@@ -354,6 +371,13 @@ def _zero_point_problems(p: dict[str, Any]) -> list[Problem]:
     if p["zero_points"] and p["dtype"] not in INTEGERS:
         return [Problem("zero_points", f"zero_points belong to int8 and uint8, but dtype is {p['dtype']}; leave them out")]
     return []
+
+
+def _precision_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """A precision that does not exist, or that the factors' format does not have."""
+    if p["precision"] == "tf32" and p["dtype"] != "float32" and p["dtype"] in DTYPES:
+        return [Problem("precision", f"precision tf32 belongs to float32, but dtype is {p['dtype']}; leave it out")]
+    return one_of("precision", p["precision"], tuple(PRECISIONS))
 
 
 def _layout_problems(p: Mapping[str, Any]) -> list[Problem]:
@@ -412,6 +436,7 @@ def conv2d(
     dtype: str = "float16",
     weight_dtype: str | None = None,
     out_dtype: str | None = None,
+    precision: str = "fp32",
     zero_points: Sequence[str] = (),
     layout: str = "NHWC",
     weight_layout: str | None = None,
@@ -429,6 +454,8 @@ def conv2d(
         dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors; or int8 or uint8 of x.
         weight_dtype: int8 or uint8 if x is one of them; default: `dtype`.
         out_dtype: of y and the residual; default: the input's, or what the epilogue makes of the 32-bit sums of integers.
+        precision: of products of float32. "fp32" multiplies the factors as they are; "tf32" may round or cut each to a
+            significand of 10 stored bits first, as tensor cores do. Sums are float32 in both. Default: "fp32".
         zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
         layout: axes of x and y in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels, which must fill them.
         weight_layout: OHWI, OIHW or OIHW[x]o[x]i; default: the one that belongs to `layout`.
@@ -452,7 +479,7 @@ def conv2d(
     params: dict[str, Any] = {
         "n": n, "h": h, "w": w, "c": c, "k": k, "r": r, "s": s,
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
-        "dtype": dtype, "zero_points": zero_points, "layout": layout, "epilogue": epilogue,
+        "dtype": dtype, "precision": precision, "zero_points": zero_points, "layout": layout, "epilogue": epilogue,
     }  # fmt: skip
     optional = {"weight_dtype": weight_dtype, "out_dtype": out_dtype, "weight_layout": weight_layout}
     return Workload("conv2d", params | {name: value for name, value in optional.items() if value is not None})
