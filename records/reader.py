@@ -83,6 +83,15 @@ class Reader:
         found = self._sound("workload", fetched, self._workload_and_target, lambda row: row.id)
         return ((workload, target) for workload, target in found if workload is not None)
 
+    def stored_workloads(self, fetched: Iterable[Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Rows (id, op, workload_json) of table workload as (id, (op, json))."""
+
+        def read(row: Any) -> tuple[str, tuple[str, str]]:
+            workload_id = damage.text("id", row.id)
+            return workload_id, _checked_workload(workload_id, row.op, row.workload_json)
+
+        return self._sound("workload", fetched, read, lambda row: row.id)
+
     def evidence(self, fetched: Iterable[Any]) -> Iterator[tuple[Config, float | None]]:
         """Rows of `queries.evidence`."""
         return self._sound("record", fetched, self._evidence, lambda row: row.id)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +27,7 @@ from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import dbfile, queries, schema, trust
+from schedsearch.records import columns, dbfile, queries, schema, trust
 from schedsearch.records.damage import Damage, DamageLog
 from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
@@ -496,6 +496,23 @@ class Store:
         with self._db.read() as connection:
             rows = connection.execute(query).all()
         return list(self.reader().evidence(thinned(rows, limit)))
+
+    def columns(
+        self, names: Sequence[str], *, after: int = 0, task: tuple[str, str, str] | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Some columns of many records, quickly: see `schedsearch.records.columns.read_columns`."""
+        return columns.read_columns(self._db, self.damage, names, after=after, task=task)
+
+    def stamp(self) -> tuple[Any, ...]:
+        """A value that changes whenever records, runs or bests do. Asking for it is cheap: poll it to follow a database."""
+        return columns.read_stamp(self._db)
+
+    def workloads(self) -> dict[str, tuple[str, str]]:
+        """Every workload of the file that is sound: id -> (operator, JSON). Operators need not be installed."""
+        query = sa.select(schema.workload.c.id, schema.workload.c.op, schema.workload.c.json.label("workload_json"))
+        with self._db.read() as connection:
+            rows = connection.execute(query).all()
+        return dict(self.reader().stored_workloads(rows))
 
     def runs(self) -> list[dict[str, Any]]:
         """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""

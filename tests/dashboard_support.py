@@ -9,8 +9,8 @@
     hostile_database(tmp_path / "h.db")                       # HOSTILE in every text field
 
 Times follow a smooth function of the knobs with noise, so that importance, correlation and pairs have known answers: knob
-`tile` matters most, `order` a little, `unused`, `panel`, `split` and `swizzle` not at all. `tile=256` with `stages=4` fails to compile, `vector=True` with
-`tile=32` computes wrong results, and `stages=5` is rejected. Set SCHEDSEARCH_STATE_DIR in tests (`conftest.py` does).
+`tile` matters most, `order` a little, `unused`, `panel`, `split` and `swizzle` not at all. `tile=256` with `stages=4` fails
+to compile, `vector=True` with `tile=32` computes wrong results, and `stages=5` is rejected.
 """
 
 from __future__ import annotations
@@ -262,6 +262,6 @@ def hostile_database(path: Path) -> Path:
                     toolchain=toolchain,
                     started_at=START_S + number,
                     finished_at=START_S + number,
-                )  # fmt: skip
+                )
             )
     return path

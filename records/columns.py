@@ -1,0 +1,106 @@
+"""Some columns of many records at once: for readers that draw thousands of records and need little of each.
+
+`Reader.record` makes a whole value of each row, which takes ten times as long. Each value is checked here too, and a row with
+a damaged one is skipped and logged.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from schedsearch.measurement import Outcome
+from schedsearch.records import damage, schema
+from schedsearch.records.damage import DamagedRow, DamageLog
+from schedsearch.records.database import Database
+
+_OUTCOMES = frozenset(map(str, Outcome))
+_TEXTS = ("workload_id", "target_key", "template", "config", "mode", "message", "clocks", "run", "source")
+_WHOLE = ("template_version", "registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes", "batch")
+_CHUNK = 5000
+
+
+def _outcome(column: str, value: Any) -> str:
+    if isinstance(value, str) and value in _OUTCOMES:
+        return value
+    raise DamagedRow(f"outcome is {ascii(value)[:60]}; it must be one of {', '.join(sorted(_OUTCOMES))}")
+
+
+def _or_none(check: Callable[..., Any]) -> Callable[[str, Any], Any]:
+    return lambda column, value: None if value is None else check(column, value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(_TEXTS, damage.text),
+    **dict.fromkeys(_WHOLE, damage.whole),
+    "id": functools.partial(damage.whole, low=-(2**63)),
+    "outcome": _outcome,
+    "time_ns": _or_none(functools.partial(damage.number, above=0.0)),
+    "times_ns": damage.optional_text,
+    "build_s": functools.partial(damage.number, low=0.0),
+    "run_s": functools.partial(damage.number, low=0.0),
+    "prediction": _or_none(damage.number),
+    "model": _or_none(damage.whole),
+    "started_at": damage.stamp,
+    "finished_at": damage.stamp,
+    "final_race": damage.flag,
+    "max_error": lambda column, value: value if value is None or value == math.inf else damage.number(column, value),
+}
+
+
+def read_columns(
+    database: Database,
+    log: DamageLog,
+    names: Sequence[str],
+    *,
+    after: int = 0,
+    task: tuple[str, str, str] | None = None,
+) -> Iterator[tuple[Any, ...]]:
+    """The named columns of table record, in the order of appending, in chunks of one snapshot each.
+
+    JSON columns stay texts. A chunk ends the transaction, so that a long reading never keeps a writer's log from shrinking.
+
+    Args:
+        names: columns; the first one must be `id`.
+        after: give only records with a larger id.
+        task: only records of this (workload id, target key, mode).
+
+    Raises:
+        KeyError: a column is not one that can be read here.
+    """
+    checks = [(name, _CHECKS[name]) for name in names]
+
+    def checked(row: Any) -> tuple[Any, ...]:
+        return tuple([check(name, value) for (name, check), value in zip(checks, row)])
+
+    record = schema.record.c
+    query = sa.select(*(record[name] for name in names)).order_by(record.id).limit(_CHUNK)
+    if task is not None:
+        workload_id, target, mode = task
+        query = query.where(record.workload_id == workload_id, record.target_key == target, record.mode == mode)
+    while True:
+        with database.read() as connection:
+            fetched = connection.execute(query.where(record.id > after)).all()
+        yield from damage.sound(log, database.path, "record", fetched, checked, lambda row: row[0])
+        if len(fetched) < _CHUNK:
+            return
+        after = fetched[-1][0]
+
+
+def read_stamp(database: Database) -> tuple[Any, ...]:
+    """A value that changes whenever records, runs or bests of this database do. It reads a few index entries only."""
+    record, run, best = schema.record.c, schema.run.c, schema.best.c
+    columns = (
+        sa.select(schema.meta.c.value).where(schema.meta.c.key == "uuid").scalar_subquery(),
+        sa.select(sa.func.max(record.id)).scalar_subquery(),
+        sa.select(sa.func.count(run.id)).scalar_subquery(),
+        sa.select(sa.func.max(run.finished_at)).scalar_subquery(),
+        sa.select(sa.func.max(best.promoted_at)).scalar_subquery(),
+        sa.select(sa.func.count(best.record_id)).scalar_subquery(),
+    )
+    with database.read() as connection:
+        return tuple(connection.execute(sa.select(*columns)).one())
