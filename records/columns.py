@@ -1,7 +1,7 @@
 """Some columns of many records at once: for readers that draw thousands of records and need little of each.
 
-`Reader.record` makes a whole value of each row, which takes ten times as long. Each value is checked here too, and a row with
-a damaged one is skipped and logged.
+`Reader.record` makes a whole value of each row, which takes ten times as long. Each value is checked here too, and a row
+with a damaged one is skipped and logged.
 """
 
 from __future__ import annotations

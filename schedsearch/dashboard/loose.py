@@ -1,0 +1,27 @@
+"""Values of JSON that came from a file: the expected kind, or a default instead of an error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def number(value: Any) -> float | None:
+    """A finite number; true and false are none."""
+    return value if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def whole(value: Any) -> int | None:
+    return value if type(value) is int else None

@@ -1,0 +1,199 @@
+"""One database as the dashboard sees it: opened read-only, followed while others write to it, replace it or remove it.
+
+A `Source` never raises for what a file is. If the file cannot be read, `problem` says why, and what was read before stays. It
+holds no transaction between two calls, so it never keeps a writer waiting, and it writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from schedsearch.dashboard import loose
+from schedsearch.dashboard.progress import COLUMNS, Progress, Row
+from schedsearch.errors import SchedsearchError, WorkloadError
+from schedsearch.identity import canonical_json, sha256_hex
+from schedsearch.records.store import Store
+from schedsearch.workload import Workload
+
+TaskId = tuple[str, str, str]  # workload id, target key, mode
+
+_NOTES = 20
+_DETAILED_TASKS = 4  # whose columns stay in memory
+_BUSY_TIMEOUT_S = 2.0
+DETAIL = (
+    "id", "template", "config", "outcome", "time_ns", "times_ns", "final_race", "run", "batch", "model", "prediction",
+    "started_at", "finished_at", "registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes", "build_s",
+    "run_s", "clocks", "message",
+)  # fmt: skip
+"""Columns of `Source.detail`."""
+
+
+def task_key(source_key: str, task: TaskId) -> str:
+    """A short name that is fit for a path, and the same whenever the same file is opened."""
+    return f"{source_key}.t{sha256_hex(canonical_json(list(task)))[:12]}"
+
+
+class Source:
+    """A database that may be missing, empty, damaged, newer, locked, or replaced at any moment.
+
+    All attributes are of the last `refresh`. Hold `lock` while you read them.
+
+    Args:
+        key: names it in paths: "0", "1", ...
+        path: as the user gave it.
+
+    Attributes:
+        problem: why the file cannot be read; "" if it can.
+        tasks: in the order of their first record.
+        runs: rows of `Store.runs`.
+        workloads: id -> (operator, JSON).
+        revision: grows with every change.
+    """
+
+    def __init__(self, key: str, path: str | Path) -> None:
+        self.key, self.path = key, str(path)
+        self.lock = threading.RLock()
+        self.revision = 0
+        self.problem = ""
+        self._store: Store | None = None
+        self._identity: tuple[int, int] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.tasks: dict[TaskId, Progress] = {}
+        self.runs: list[dict[str, Any]] = []
+        self.workloads: dict[str, tuple[str, str]] = {}
+        self.last_id = 0
+        self.records = 0
+        self._stamp: tuple[Any, ...] = ()
+        self._keys: dict[str, TaskId] = {}
+        self._details: OrderedDict[TaskId, list[tuple[Any, ...]]] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @property
+    def size_bytes(self) -> int:
+        try:
+            return Path(self.path).stat().st_size
+        except OSError:
+            return 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The damaged rows that were skipped."""
+        if self._store is None:
+            return ()
+        found = [str(each) for each in self._store.damage]
+        return tuple(found[:_NOTES] + ([f"and {len(found) - _NOTES} more damaged rows"] if len(found) > _NOTES else []))
+
+    def close(self) -> None:
+        with self.lock:
+            if self._store is not None:
+                self._store.close()
+            self._store = self._identity = None
+
+    def refresh(self) -> bool:
+        """Reads what is new. Returns whether anything changed, `problem` included."""
+        with self.lock:
+            before = self.problem, self._stamp
+            try:
+                self._reopen_if_replaced()
+                assert self._store is not None
+                stamp = self._store.stamp()
+                if stamp != self._stamp:
+                    self._read(self._store, stamp)
+                self.problem = ""
+            except (SchedsearchError, OSError) as error:
+                self.problem = str(error) or type(error).__name__
+                self.close()
+            changed = (self.problem, self._stamp) != before
+            self.revision += changed
+            return changed
+
+    def _reopen_if_replaced(self) -> None:
+        try:
+            found = os.stat(self.path)
+            identity: tuple[int, int] | None = (found.st_dev, found.st_ino)
+        except OSError:
+            identity = None  # opening it says why
+        if self._store is None or identity != self._identity:
+            self.close()
+            store = Store.open(self.path, readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)
+            store.damage.warns = False
+            self._store, self._identity = store, identity
+            if self._stamp and store.stamp()[0] != self._stamp[0]:
+                self._forget()  # another database is there now
+
+    def _read(self, store: Store, stamp: tuple[Any, ...]) -> None:
+        if self._stamp and (stamp[0] != self._stamp[0] or (stamp[1] or 0) < self.last_id):
+            self._forget()
+        self.runs = store.runs()
+        self.workloads = store.workloads()
+        starts = {run["id"]: run["started_at"] for run in self.runs}
+        defaults = self._defaults()
+        for record in store.columns((*COLUMNS, "workload_id", "target_key", "mode"), after=self.last_id):
+            row, task = Row._make(record[:-3]), record[-3:]
+            progress = self.tasks.get(task)
+            if progress is None:
+                known = defaults.get((task[0], task[1]), set())
+                progress = self.tasks[task] = Progress(*task, defaults=known)
+                self._keys[task_key(self.key, task)] = task
+            else:
+                progress.defaults |= defaults.get((task[0], task[1]), set())
+            progress.add(row, starts.get(row.run))
+            self.last_id = row.id
+            self.records += 1
+        self._stamp = stamp
+
+    def _defaults(self) -> dict[tuple[str, str], set[tuple[str, str]]]:
+        """(workload id, target) -> the (template, config JSON) that runs name as their defaults."""
+        found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        for run in self.runs:
+            info = loose.mapping(run["info"])
+            for task in loose.sequence(info.get("tasks")):
+                task = loose.mapping(task)
+                known = found.setdefault((loose.text(task.get("workload_id")), loose.text(info.get("target"))), set())
+                for arm in loose.sequence(task.get("templates")):
+                    arm = loose.mapping(arm)
+                    if isinstance(arm.get("default"), dict):
+                        known.add((loose.text(arm.get("template")), canonical_json(arm["default"])))
+        return found
+
+    def task_of(self, key: str) -> TaskId | None:
+        return self._keys.get(key)
+
+    def detail(self, task: TaskId) -> list[tuple[Any, ...]]:
+        """The columns `DETAIL` of all records of a task, in the order of appending.
+
+        Raises:
+            SchedsearchError: the file cannot be read now.
+        """
+        with self.lock:
+            rows = self._details.pop(task, [])
+            if self._store is not None:
+                rows.extend(self._store.columns(DETAIL, after=rows[-1][0] if rows else 0, task=task))
+            self._details[task] = rows
+            while len(self._details) > _DETAILED_TASKS:
+                self._details.popitem(last=False)
+            return rows
+
+    @property
+    def store(self) -> Store | None:
+        """The open store; None while the file cannot be read. Use it while you hold `lock`."""
+        return self._store
+
+    def workload(self, workload_id: str) -> Workload | str:
+        """A workload, or why it cannot be read here."""
+        found = self.workloads.get(workload_id)
+        if found is None:
+            return "its workload is damaged or missing"
+        try:
+            return Workload.from_json(found[1])
+        except WorkloadError as error:
+            return str(error)
