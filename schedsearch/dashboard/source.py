@@ -1,35 +1,34 @@
 """One database as the dashboard sees it: opened read-only, followed while others write to it, replace it or remove it.
 
-A `Source` never raises for what a file is. If the file cannot be read, `problem` says why, and what was read before stays. It
+A `Source` never raises for what a file is. If the file cannot be read, `problem` says why, and what was read before stays.
+It
 holds no transaction between two calls, so it never keeps a writer waiting, and it writes nothing.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from schedsearch.dashboard import loose
 from schedsearch.dashboard.progress import COLUMNS, Progress, Row
+from schedsearch.dashboard.trials import COLUMNS as COLUMNS_OF_TRIALS
+from schedsearch.dashboard.trials import Trials
 from schedsearch.errors import SchedsearchError, WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
+from schedsearch.measurement import Outcome
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
 
 TaskId = tuple[str, str, str]  # workload id, target key, mode
 
 _NOTES = 20
-_DETAILED_TASKS = 4  # whose columns stay in memory
+_TRIALS_IN_MEMORY = 60_000  # of the tasks that were looked at last
+_RECENT = 5000
 _BUSY_TIMEOUT_S = 2.0
-DETAIL = (
-    "id", "template", "config", "outcome", "time_ns", "times_ns", "final_race", "run", "batch", "model", "prediction",
-    "started_at", "finished_at", "registers", "shared_bytes", "local_bytes", "spill_bytes", "code_bytes", "build_s",
-    "run_s", "clocks", "message",
-)  # fmt: skip
-"""Columns of `Source.detail`."""
 
 
 def task_key(source_key: str, task: TaskId) -> str:
@@ -70,8 +69,9 @@ class Source:
         self.last_id = 0
         self.records = 0
         self._stamp: tuple[Any, ...] = ()
+        self._recent: dict[str, deque[float]] = {}
         self._keys: dict[str, TaskId] = {}
-        self._details: OrderedDict[TaskId, list[tuple[Any, ...]]] = OrderedDict()
+        self._trials: OrderedDict[TaskId, Trials] = OrderedDict()
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ class Source:
 
     def _reopen_if_replaced(self) -> None:
         try:
-            found = os.stat(self.path)
+            found = Path(self.path).stat()
             identity: tuple[int, int] | None = (found.st_dev, found.st_ino)
         except OSError:
             identity = None  # opening it says why
@@ -147,6 +147,8 @@ class Source:
             else:
                 progress.defaults |= defaults.get((task[0], task[1]), set())
             progress.add(row, starts.get(row.run))
+            if not row.race and row.outcome != Outcome.REJECTED:
+                self._recent.setdefault(row.run, deque(maxlen=_RECENT)).append(row.finished_at)
             self.last_id = row.id
             self.records += 1
         self._stamp = stamp
@@ -165,23 +167,28 @@ class Source:
                         known.add((loose.text(arm.get("template")), canonical_json(arm["default"])))
         return found
 
+    def recent(self, run_id: str) -> Sequence[float]:
+        """When the last trials of a run were measured, up to 5,000."""
+        return tuple(self._recent.get(run_id, ()))
+
     def task_of(self, key: str) -> TaskId | None:
         return self._keys.get(key)
 
-    def detail(self, task: TaskId) -> list[tuple[Any, ...]]:
-        """The columns `DETAIL` of all records of a task, in the order of appending.
+    def trials(self, task: TaskId) -> Trials:
+        """All records of a task. While the file cannot be read, those that were read before.
 
         Raises:
             SchedsearchError: the file cannot be read now.
         """
         with self.lock:
-            rows = self._details.pop(task, [])
+            found = self._trials.pop(task, None) or Trials()
+            self._trials[task] = found
+            while len(self._trials) > 1 and sum(map(len, self._trials.values())) > _TRIALS_IN_MEMORY:
+                self._trials.popitem(last=False)
             if self._store is not None:
-                rows.extend(self._store.columns(DETAIL, after=rows[-1][0] if rows else 0, task=task))
-            self._details[task] = rows
-            while len(self._details) > _DETAILED_TASKS:
-                self._details.popitem(last=False)
-            return rows
+                starts = {run["id"]: run["started_at"] for run in self.runs}
+                found.add(self._store.columns(COLUMNS_OF_TRIALS, after=found.last_id, task=task), starts)
+            return found
 
     @property
     def store(self) -> Store | None:

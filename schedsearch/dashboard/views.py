@@ -708,7 +708,7 @@ def to_json(value: Any) -> JSON:
     """A view as JSON values: dataclasses become objects, tuples lists, numbers that are not finite null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
+    if value is None or isinstance(value, str | int | list):  # a list is a column, whose values JSON has already
         return value
     if dataclasses.is_dataclass(value):
         return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
