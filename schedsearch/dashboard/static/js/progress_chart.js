@@ -1,0 +1,149 @@
+// Best time so far, and every trial as a dot, over trials or over seconds of tuning.
+
+import { Chart, FAILED, lines, numberAxis, plotGrid, timeAxis, timeLine, tooltip, zoom } from "./chart.js";
+import { el } from "./dom.js";
+import { formatDuration, formatTime } from "./format.js";
+import { routeTo } from "./router.js";
+import { improvements, isWideSpread, logBounds } from "./stats.js";
+import { SERIES } from "./theme.js";
+import { configLines, extent, searchTrials, templateOf, trialConfig, trialKey } from "./trials.js";
+
+/** { element, show(task), dispose() } */
+export function progressChart() {
+  let over = "trials";
+  let latest = null;
+  const buttons = ["trials", "seconds"].map((name) =>
+    el("button", { type: "button", "aria-pressed": String(name === over), onclick: () => choose(name) }, `Over ${name}`),
+  );
+  const chart = new Chart({
+    title: "Best time so far",
+    help: "Each dot is a trial; the line is the best of all before it. Zoom with the slider, or with Ctrl and the wheel; a click opens the trial.",
+    height: 24,
+    controls: el("div", { class: "controls" }, el("div", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, buttons)),
+  });
+
+  function choose(name) {
+    over = name;
+    buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(["trials", "seconds"][index] === name)));
+    draw();
+  }
+
+  function draw() {
+    const { trials, knobs, database } = latest;
+    const search = searchTrials(latest);
+    if (search.positions.length === 0) {
+      chart.note("No trial was measured yet.");
+      return;
+    }
+    const xs = over === "trials" ? search.numbers : search.seconds;
+    const times = search.positions.map((position) => trials.time_ns[position]);
+    const range = extent(times);
+    if (!range) {
+      chart.note("Every trial failed so far, so there is no time to draw. The failures are listed below.");
+      return;
+    }
+    const steps = improvements(times);
+    const failures = times.some((time) => time === null);
+    const names = [...knobs.map((item) => item.template), ...(failures ? [FAILED] : [])];
+    chart.show({
+      summary: `Best time so far over ${over}: ${steps.length} improvements, from ${formatTime(steps[0].value)} to ${formatTime(steps[steps.length - 1].value)}.`,
+      legend: names,
+      onclick: ({ value }) => {
+        if (Array.isArray(value) && value[2] !== undefined) location.hash = routeTo("trial", [trialKey(database, trials.id[value[2]])]);
+      },
+      option: (colors, hidden) => ({
+        grid: plotGrid(colors, { bottom: colors.fontPx * 4 }),
+        dataZoom: zoom(colors),
+        xAxis: numberAxis(colors, {
+          name: over === "trials" ? "trial" : "time of tuning",
+          format: over === "trials" ? (value) => value.toLocaleString("en-US") : formatDuration,
+          zero: true,
+          max: xs[xs.length - 1],
+          nameGap: colors.fontPx * 1.9,
+        }),
+        yAxis: timeAxis(colors, { name: "time", low: range[0], high: range[1], vertical: true }),
+        tooltip: tooltip(colors, { trigger: "item", formatter: (item) => trialTooltip(latest, item) }),
+        series: seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, range }),
+      }),
+      table: () => improvementTable(latest, search, xs, steps, over),
+    });
+  }
+
+  return {
+    element: chart.element,
+    show(task) {
+      latest = task;
+      draw();
+    },
+    dispose: () => chart.dispose(),
+  };
+
+  function seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, range }) {
+    const clouds = knobs.map((_, index) => ({ points: [], index }));
+    const failed = [];
+    const top = isWideSpread(...range) ? logBounds(...range)[1] : range[1];
+    search.positions.forEach((position, place) => {
+      const point = [xs[place], times[place] ?? top, position];
+      (times[place] === null ? failed : clouds[latest.trials.template[position]].points).push(point);
+    });
+    const series = clouds
+      .filter(({ points, index }) => points.length && !hidden.has(names[index]))
+      .map(({ points, index }) => ({
+        type: "scatter",
+        name: names[index],
+        id: `template-${index}`,
+        data: points,
+        symbol: SERIES[index % SERIES.length],
+        symbolSize: points.length > 3000 ? 3 : 6,
+        large: points.length > 3000,
+        itemStyle: { color: colors.series[index % colors.series.length], opacity: points.length > 1000 ? 0.45 : 0.65 },
+      }));
+    if (failed.length && !hidden.has(FAILED)) {
+      series.push({
+        type: "scatter",
+        name: FAILED,
+        id: "failed",
+        data: failed,
+        symbol: "path://M0 0L4 4M4 0L0 4",
+        symbolSize: 6,
+        itemStyle: { color: "transparent", borderColor: colors.bad, borderWidth: 1.2, opacity: 0.75 },
+      });
+    }
+    const line = steps.flatMap(({ index, value }, step) => [...(step ? [[xs[index], steps[step - 1].value]] : []), [xs[index], value, search.positions[index]]]);
+    line.push([xs[xs.length - 1], steps[steps.length - 1].value]);
+    series.push({ type: "line", name: "best so far", id: "best", data: line, showSymbol: false, z: 5, lineStyle: { color: colors.text, width: 2 } });
+    return series;
+  }
+}
+
+/** The lines of a tooltip for the trial whose position is the third number of the item's value. */
+export function trialTooltip(task, { value }) {
+  const position = Array.isArray(value) ? value[2] : undefined;
+  if (position === undefined) return "";
+  const { trials, outcomes } = task;
+  const time = trials.time_ns[position];
+  return lines(
+    `${templateOf(task, position)}, record ${trials.id[position]}`,
+    time === null ? outcomes[trials.outcome[position]].replaceAll("_", " ") : timeLine("measured", time),
+    timeLine("predicted", trials.predicted_ns[position]),
+    ...configLines(trialConfig(task, position)),
+  );
+}
+
+function improvementTable(task, search, xs, steps, over) {
+  const rows = steps.map((step, index) => ({ ...step, x: xs[step.index], before: index ? steps[index - 1].value : null, position: search.positions[step.index] }));
+  return {
+    rows,
+    columns: [
+      {
+        label: over === "trials" ? "Trial" : "After",
+        numeric: true,
+        value: (row) => row.x,
+        show: (row) => el("a", { href: routeTo("trial", [trialKey(task.database, task.trials.id[row.position])]) }, over === "trials" ? String(row.x) : formatDuration(row.x)),
+      },
+      { label: "Best time", numeric: true, value: (row) => row.value, show: (row) => formatTime(row.value) },
+      { label: "Gain", numeric: true, value: (row) => (row.before ? row.before / row.value : null), show: (row) => (row.before ? `${((row.before / row.value - 1) * 100).toFixed(1)} %` : null) },
+      { label: "Template", value: (row) => templateOf(task, row.position) },
+    ],
+  };
+}

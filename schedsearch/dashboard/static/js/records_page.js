@@ -1,0 +1,154 @@
+// Every record with filters, failures too.
+
+import { el, replaceChildren } from "./dom.js";
+import { formatCount, formatMoment, formatTime, plural } from "./format.js";
+import { picker } from "./knob_charts.js";
+import { routeTo } from "./router.js";
+import { dataTable } from "./table.js";
+import { trialKey } from "./trials.js";
+
+export const recordsPage = {
+  title: "Records",
+  paths: () => ["records"],
+  make: makeRecords,
+};
+
+const ALL = "all";
+const FAILURES = "all failures";
+
+function makeRecords({ source, announce }) {
+  let latest = null;
+  const chosen = { text: "", task: ALL, template: ALL, outcome: ALL };
+  let turn = 0;
+  const table = dataTable({ columns: [], rows: [], caption: "Records", className: "cards", pageSize: 100, rowKey: (row) => row.key });
+  const count = el("p", { class: "line" });
+  const notices = el("div", { class: "stack tight" });
+  const search = el("input", { type: "search", placeholder: "config or message", "aria-label": "Search in configuration and message" });
+  search.addEventListener("input", () => {
+    chosen.text = search.value;
+    filter();
+  });
+  const pick = (label, field) =>
+    picker(label, (value) => {
+      chosen[field] = value;
+      filter();
+    });
+  const pickers = { task: pick("Task", "task"), template: pick("Template", "template"), outcome: pick("Outcome", "outcome") };
+
+  function show(records) {
+    latest = records;
+    const rows = recordRows(records);
+    const names = records.tasks.map((task) => task.name);
+    pickers.task.show([ALL, ...new Set(names)], chosen.task);
+    pickers.template.show([ALL, ...new Set(records.tasks.flatMap((task) => task.templates.map((item) => item.template)))], chosen.template);
+    pickers.outcome.show([ALL, FAILURES, "ok", ...new Set(records.tasks.flatMap((task) => Object.keys(task.failures)))], chosen.outcome);
+    replaceChildren(notices, records.notes.map((note) => el("p", { class: "notice" }, note)));
+    table.update(rows, recordColumns());
+    filter();
+  }
+
+  // What is in the page is filtered at once; the server is asked when it holds more than that.
+  let timer = null;
+  function filter() {
+    const words = chosen.text.toLowerCase().split(/\s+/).filter(Boolean);
+    const matched = table.setFilter((row) => matches(row, chosen, words));
+    tell(matched);
+    clearTimeout(timer);
+    if (source.live && latest.total > latest.records.id.length) timer = setTimeout(ask, 250);
+  }
+
+  async function ask() {
+    turn += 1;
+    const mine = turn;
+    const query = new URLSearchParams({ limit: "5000" });
+    if (chosen.text) query.set("text", chosen.text);
+    const task = latest.tasks.find((item) => item.name === chosen.task);
+    if (task) query.set("task", task.key);
+    if (chosen.template !== ALL) query.set("template", chosen.template);
+    if (chosen.outcome !== ALL) query.set("outcome", chosen.outcome === FAILURES ? "failed" : chosen.outcome);
+    let found;
+    try {
+      found = await source.get(`records?${query}`);
+    } catch (problem) {
+      count.textContent = problem.message;
+      return;
+    }
+    if (mine !== turn) return;
+    table.update(recordRows(found));
+    tell(found.total, found.records.id.length);
+  }
+
+  function tell(matched, held = matched) {
+    const total = latest.total;
+    count.textContent = matched === total ? `${plural(total, "record")}.` : `${formatCount(matched)} of ${plural(total, "record")}${held < matched ? `, the newest ${formatCount(held)} are listed` : ""}.`;
+    announce(count.textContent);
+  }
+
+  return {
+    element: el(
+      "div",
+      { class: "page" },
+      el("div", { class: "head" }, el("h1", {}, "Every record"), el("div", { class: "controls" }, el("label", {}, "Search", search), Object.values(pickers).map((item) => item.element)), count, notices),
+      table.element,
+    ),
+    show: ([records]) => show(records),
+    dispose: () => clearTimeout(timer),
+  };
+}
+
+function matches(row, chosen, words) {
+  if (chosen.task !== ALL && row.task !== chosen.task) return false;
+  if (chosen.template !== ALL && row.template !== chosen.template) return false;
+  if (chosen.outcome === FAILURES ? row.outcome === "ok" : chosen.outcome !== ALL && row.outcome !== chosen.outcome) return false;
+  if (words.length === 0) return true;
+  const text = `${row.config} ${row.message}`.toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+/** Rows of the columns of a RecordsView. */
+export function recordRows({ records, tasks }) {
+  return records.id.map((id, index) => {
+    const task = tasks[records.task[index]];
+    return {
+      id,
+      key: trialKey(task.database, id),
+      task: task.name,
+      template: records.template[index],
+      outcome: records.outcome[index],
+      time_ns: records.time_ns[index],
+      race: records.race[index],
+      config: records.config[index],
+      message: records.message[index],
+      at_s: records.at_s[index],
+    };
+  });
+}
+
+function recordColumns() {
+  return [
+    { label: "Record", value: (row) => row.id, show: (row) => el("a", { href: routeTo("trial", [row.key]), data: { key: row.key } }, String(row.id)) },
+    { label: "Time", numeric: true, className: "strong", value: (row) => row.time_ns, show: (row) => formatTime(row.time_ns) },
+    {
+      label: "Outcome",
+      value: (row) => row.outcome,
+      show: (row) => [el("span", { class: row.outcome === "ok" ? "" : "bad" }, row.outcome.replaceAll("_", " ")), row.race ? el("small", {}, " race") : null],
+    },
+    { label: "Task", value: (row) => row.task },
+    { label: "Template", value: (row) => row.template },
+    { label: "Config, message", className: "config", value: (row) => row.config, show: (row) => [row.config, row.message ? el("div", {}, el("small", {}, row.message)) : null, copyButton(row.config)] },
+    { label: "Measured", value: (row) => row.at_s, show: (row) => formatMoment(row.at_s) },
+  ];
+}
+
+function copyButton(text) {
+  const button = el("button", { type: "button", class: "link", "aria-label": "Copy the configuration" }, "copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "copied";
+    } catch {
+      button.textContent = "not allowed";
+    }
+  });
+  return button;
+}

@@ -1,0 +1,131 @@
+// Statistics and scales: pure functions of arrays of numbers.
+
+/** The quantile `q` (0 to 1) of numbers in ascending order, interpolated between neighbours (R's type 7). */
+export function quantile(sorted, q) {
+  if (sorted.length === 0) return null;
+  const place = (sorted.length - 1) * q;
+  const low = Math.floor(place);
+  const high = Math.ceil(place);
+  return sorted[low] + (sorted[high] - sorted[low]) * (place - low);
+}
+
+/** Five numbers of a distribution: { count, low, first, median, third, high }; null for no values. */
+export function fiveNumbers(values) {
+  if (values.length === 0) return null;
+  const sorted = Float64Array.from(values).sort();
+  return {
+    count: sorted.length,
+    low: sorted[0],
+    first: quantile(sorted, 0.25),
+    median: quantile(sorted, 0.5),
+    third: quantile(sorted, 0.75),
+    high: sorted[sorted.length - 1],
+  };
+}
+
+/** The geometric mean of positive numbers; null for none. */
+export function geometricMean(values) {
+  if (values.length === 0) return null;
+  let sum = 0;
+  for (const value of values) sum += Math.log(value);
+  return Math.exp(sum / values.length);
+}
+
+/** Ranks from 1, ties share their mean rank. */
+export function ranks(values) {
+  const order = values.map((_, index) => index).sort((a, b) => values[a] - values[b]);
+  const result = new Array(values.length);
+  for (let start = 0; start < order.length; ) {
+    let end = start;
+    while (end + 1 < order.length && values[order[end + 1]] === values[order[start]]) end += 1;
+    for (let place = start; place <= end; place += 1) result[order[place]] = (start + end) / 2 + 1;
+    start = end + 1;
+  }
+  return result;
+}
+
+/** Spearman's rank correlation; null for fewer than three pairs or when one side is constant. */
+export function rankCorrelation(left, right) {
+  if (left.length < 3) return null;
+  const a = ranks(left);
+  const b = ranks(right);
+  const mean = (left.length + 1) / 2;
+  let both = 0;
+  let aa = 0;
+  let bb = 0;
+  for (let index = 0; index < a.length; index += 1) {
+    both += (a[index] - mean) * (b[index] - mean);
+    aa += (a[index] - mean) ** 2;
+    bb += (b[index] - mean) ** 2;
+  }
+  return aa === 0 || bb === 0 ? null : both / Math.sqrt(aa * bb);
+}
+
+/** The points at which a series gets a new minimum: [{ index, value }], unknown values skipped. */
+export function improvements(values) {
+  const steps = [];
+  let best = Infinity;
+  for (let index = 0; index < values.length; index += 1) {
+    const value = values[index];
+    if (value !== null && value < best) {
+      best = value;
+      steps.push({ index, value });
+    }
+  }
+  return steps;
+}
+
+/** Whether times from `low` to `high` need a logarithmic axis. */
+export function isWideSpread(low, high) {
+  return low > 0 && high / low > 4;
+}
+
+/** Bounds for a logarithmic axis around positive values: 1, 2 or 5 times a power of ten on both sides. */
+export function logBounds(low, high) {
+  return [niceBelow(low), niceAbove(high)];
+}
+
+function niceBelow(value) {
+  const power = 10 ** Math.floor(Math.log10(value) + 1e-12);
+  for (const step of [5, 2, 1]) if (step * power <= value * (1 + 1e-9)) return round12(step * power);
+  return round12(power);
+}
+
+function niceAbove(value) {
+  const power = 10 ** Math.floor(Math.log10(value) + 1e-12);
+  for (const step of [1, 2, 5, 10]) if (step * power >= value * (1 - 1e-9)) return round12(step * power);
+  return round12(10 * power);
+}
+
+function round12(value) {
+  return Number(value.toPrecision(12));
+}
+
+/** Ticks at 1, 2 and 5 times powers of ten inside [low, high]; fewer (only powers) when there would be over nine. */
+export function logTicks(low, high) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low) - 1e-9); power <= Math.ceil(Math.log10(high)); power += 1) {
+    for (const step of [1, 2, 5]) {
+      const tick = round12(step * 10 ** power);
+      if (tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9)) ticks.push(tick);
+    }
+  }
+  if (ticks.length <= 9) return ticks;
+  return ticks.filter((tick) => /^1(0*|e.*)$|^0\.0*1$/.test(String(tick)));
+}
+
+/** Counts of `values` in `bins` equal bins between the least and the greatest: [{ from, to, count }]. */
+export function histogram(values, bins) {
+  if (values.length === 0) return [];
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low === high) return [{ from: low, to: high, count: values.length }];
+  const width = (high - low) / bins;
+  const counts = new Array(bins).fill(0);
+  for (const value of values) counts[Math.min(bins - 1, Math.floor((value - low) / width))] += 1;
+  return counts.map((count, index) => ({ from: low + index * width, to: low + (index + 1) * width, count }));
+}

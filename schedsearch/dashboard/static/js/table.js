@@ -1,0 +1,128 @@
+// Tables that sort, filter by page, and stay as the reader left them when their rows change.
+
+import { el, replaceChildren } from "./dom.js";
+import { UNKNOWN, plural } from "./format.js";
+
+/** Order of two values of a column: numbers before texts, unknown values always last. */
+export function compareValues(a, b, descending) {
+  const aMissing = a === null || a === undefined || Number.isNaN(a);
+  const bMissing = b === null || b === undefined || Number.isNaN(b);
+  if (aMissing || bMissing) return Number(aMissing) - Number(bMissing);
+  const order =
+    typeof a === "number" && typeof b === "number"
+      ? a - b
+      : String(a).localeCompare(String(b), "en", { numeric: true });
+  return descending ? -order : order;
+}
+
+/**
+ * A table: { element, update(rows, columns), setFilter(predicate) }.
+ *
+ * A column is { label, value(row), show?(row), numeric?, className?, sort? }: `value` is what it sorts by, `show` gives the text or element
+ * of the cell (without it, the value). `sort` is { column, descending } at the start; null keeps the order of the rows.
+ */
+export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, className = "", rowKey = null }) {
+  const state = { columns, rows, sort, shown: pageSize, filter: null };
+  const head = el("thead");
+  const body = el("tbody");
+  const more = el("button", { type: "button", class: "quiet", data: { key: "more" } });
+  const count = el("p", { class: "count" });
+  more.addEventListener("click", () => {
+    state.shown += pageSize * 4;
+    draw();
+  });
+
+  function drawHead() {
+    replaceChildren(
+      head,
+      el(
+        "tr",
+        {},
+        state.columns.map((column, index) => {
+          const sorted = state.sort?.column === index;
+          const direction = sorted ? (state.sort.descending ? "descending" : "ascending") : null;
+          return el(
+            "th",
+            { scope: "col", class: column.numeric ? "number" : null, "aria-sort": direction },
+            el(
+              "button",
+              {
+                type: "button",
+                data: { key: `sort-${index}` },
+                onclick: () => {
+                  const descending = sorted ? !state.sort.descending : Boolean(column.descendingFirst);
+                  state.sort = { column: index, descending };
+                  drawHead();
+                  draw();
+                },
+              },
+              column.label,
+              sorted ? el("span", { class: "arrow", "aria-hidden": "true" }, state.sort.descending ? " ↓" : " ↑") : null,
+            ),
+          );
+        }),
+      ),
+    );
+  }
+
+  function draw() {
+    let chosen = state.filter ? state.rows.filter(state.filter) : state.rows;
+    if (state.sort) {
+      const { value } = state.columns[state.sort.column];
+      const { descending } = state.sort;
+      chosen = [...chosen].sort((a, b) => compareValues(value(a), value(b), descending));
+    }
+    replaceChildren(body, chosen.slice(0, state.shown).map(drawRow));
+    const left = chosen.length - state.shown;
+    more.hidden = left <= 0;
+    more.textContent = `Show more (${plural(Math.max(0, left), "row")} left)`;
+    count.hidden = chosen.length > 0;
+    count.textContent = state.rows.length === 0 ? "There are no rows." : "No row matches the filter.";
+    return chosen.length;
+  }
+
+  function drawRow(row) {
+    const key = rowKey?.(row);
+    return el(
+      "tr",
+      { data: key === undefined ? {} : { row: key } },
+      state.columns.map((column) => {
+        const shown = column.show ? column.show(row) : column.value(row);
+        return el(
+          "td",
+          { class: [column.numeric ? "number" : "", column.className ?? ""].join(" ").trim() || null, data: { label: column.label } },
+          shown === null || shown === undefined || shown === "" ? UNKNOWN : shown,
+        );
+      }),
+    );
+  }
+
+  drawHead();
+  draw();
+  const table = el("table", { class: className }, el("caption", {}, caption), head, body);
+  const element = el(
+    "div",
+    { class: "table" },
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table),
+    count,
+    more,
+  );
+  return {
+    element,
+    update(newRows, newColumns = state.columns) {
+      const changed = newColumns.map((c) => c.label).join("\n") !== state.columns.map((c) => c.label).join("\n");
+      state.rows = newRows;
+      state.columns = newColumns;
+      if (changed) {
+        state.sort = null;
+        drawHead();
+      }
+      return draw();
+    },
+    setFilter(predicate) {
+      state.filter = predicate;
+      state.shown = pageSize;
+      return draw();
+    },
+  };
+}

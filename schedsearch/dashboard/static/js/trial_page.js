@@ -1,0 +1,169 @@
+// A trial: what was measured, how, and what lies between it and the best.
+
+import { Chart, lines, numberAxis, timeAxis, tooltip } from "./chart.js";
+import { copyBox, el, emptyNote, facts, replaceChildren, section } from "./dom.js";
+import { formatBytes, formatChange, formatCount, formatDuration, formatMoment, formatPercent, formatRatio, formatTime, formatValue, plural, significant } from "./format.js";
+import { routeTo } from "./router.js";
+import { dataTable } from "./table.js";
+import { extent } from "./trials.js";
+
+export const trialPage = {
+  title: "Trial",
+  paths: ({ parts }) => [`trial/${encodeURIComponent(parts[0] ?? "")}`],
+  make: makeTrial,
+};
+
+function makeTrial() {
+  const head = el("div", { class: "head" });
+  const numbers = el("div");
+  const message = el("div");
+  const differences = el("div");
+  const repetitions = repetitionChart();
+  const config = el("div");
+  const commands = el("div", { class: "stack tight" });
+  const circumstances = el("div");
+  const code = el("div", { class: "stack tight" });
+  return {
+    element: el(
+      "div",
+      { class: "page" },
+      head,
+      numbers,
+      message,
+      section("What lies between it and the best?", differences),
+      section("Configuration", config),
+      section("Can I trust the time?", repetitions.element),
+      section("Measure it again", commands),
+      section("Circumstances", circumstances),
+      section("Plan and code", code),
+    ),
+    title: ([trial]) => `Record ${trial.id} of ${trial.task_name}`,
+    show([trial]) {
+      replaceChildren(
+        head,
+        el("p", { class: "trail" }, el("a", { href: routeTo("overview") }, "Overview"), " / ", el("a", { href: routeTo("task", [trial.task]), data: { key: "task" } }, trial.task_name), " / trial"),
+        el("h1", {}, `Record ${trial.id}`, trialTags(trial)),
+        el("p", {}, `${trial.template}, version ${trial.template_version}; measured ${formatMoment(trial.finished_at_s)}`),
+        trial.notes.map((note) => el("p", { class: "notice" }, note)),
+      );
+      replaceChildren(numbers, trialFacts(trial));
+      replaceChildren(message, trial.message ? el("pre", { class: "text", tabindex: "0", role: "region", "aria-label": "Message" }, trial.message) : null);
+      message.hidden = !trial.message;
+      replaceChildren(differences, differenceTable(trial));
+      replaceChildren(config, knobList(trial));
+      repetitions.show(trial);
+      replaceChildren(commands, trial.commands.map(({ purpose, command }) => el("div", {}, el("h3", {}, purpose), copyBox(command, purpose))));
+      replaceChildren(circumstances, circumstanceList(trial));
+      replaceChildren(code, codeParts(trial));
+    },
+    dispose: () => repetitions.dispose(),
+  };
+}
+
+function trialTags(trial) {
+  return [
+    trial.outcome === "ok" ? null : el("span", { class: "tag bad" }, trial.outcome.replaceAll("_", " ")),
+    trial.best ? el("span", { class: "tag good" }, "best") : null,
+    trial.race ? el("span", { class: "tag" }, "final race") : null,
+  ];
+}
+
+function trialFacts(trial) {
+  const built = trial.code_bytes > 0 || trial.registers > 0;
+  return facts([
+    ["Time", trial.time_ns === null ? "none" : formatTime(trial.time_ns), trial.spread === null ? null : `spread ${formatPercent(trial.spread)}`],
+    ["Against the best", formatRatio(trial.ratio_to_best), trial.best_ns === null ? null : `best ${formatTime(trial.best_ns)}`],
+    ["Registers", built ? formatCount(trial.registers) : null, "a thread"],
+    ["Shared memory", built ? formatBytes(trial.shared_bytes) : null, "a block"],
+    ["Spills", built ? formatBytes(trial.spill_bytes) : null, built && trial.local_bytes ? `${formatBytes(trial.local_bytes)} local` : null],
+    ["Occupancy", formatPercent(trial.occupancy), trial.blocks_per_sm === null ? "not known" : `${plural(trial.blocks_per_sm, "block")} a multiprocessor`],
+    ["Code", built ? formatBytes(trial.code_bytes) : null],
+    ["Build and run", formatDuration(trial.build_s + trial.run_s), `${formatDuration(trial.build_s)} and ${formatDuration(trial.run_s)}`],
+  ].filter(([, value]) => value !== null));
+}
+
+function differenceTable(trial) {
+  if (trial.best) return emptyNote("It is the best trial of its task.");
+  if (trial.best_key === null) return emptyNote("The task has no valid trial to compare with.");
+  const link = el("a", { href: routeTo("trial", [trial.best_key]), data: { key: "best" } }, "the best trial");
+  if (trial.other_template) return el("p", { class: "empty" }, "It is of another template than ", link, ", so their knobs cannot be compared one by one.");
+  if (trial.differences.length === 0) return el("p", { class: "empty" }, "It has the same configuration as ", link, ".");
+  const columns = [
+    { label: "Knob", value: (item) => item.knob },
+    { label: "Here", value: (item) => item.here, show: (item) => formatValue(item.here) },
+    { label: "Best", value: (item) => item.best, show: (item) => formatValue(item.best) },
+    { label: "Worth", numeric: true, className: "strong", value: (item) => item.ratio, show: (item) => (item.ratio === null ? "never measured alone" : `${formatChange(item.ratio)} time`) },
+    { label: "Middle half", numeric: true, value: (item) => item.low, show: (item) => (item.low === null ? null : `${formatChange(item.low)} to ${formatChange(item.high)}`) },
+    { label: "Pairs", numeric: true, value: (item) => item.pairs, show: (item) => formatCount(item.pairs) },
+  ];
+  return [
+    el("p", { class: "line" }, "Compared with ", link, ". The worth is the median over measured pairs that differ in this knob only."),
+    dataTable({ columns, rows: trial.differences, caption: "Differences from the best" }).element,
+  ];
+}
+
+function knobList(trial) {
+  const pairs = Object.entries(trial.config);
+  if (pairs.length === 0) return emptyNote("The template has no knobs.");
+  return [facts(pairs.map(([name, value]) => [name, formatValue(value)]), "facts plain"), copyBox(JSON.stringify(trial.config), "configuration")];
+}
+
+function repetitionChart() {
+  const chart = new Chart({ title: "Repetitions", help: "Each repetition in the order of measurement.", height: 15 });
+  return {
+    element: chart.element,
+    show({ times_ns: times, time_ns: median }) {
+      if (times.length === 0) {
+        chart.note("There are no times, because the trial failed.");
+        return;
+      }
+      const [low, high] = extent(times);
+      chart.show({
+        summary: `${plural(times.length, "repetition")} from ${formatTime(low)} to ${formatTime(high)}, median ${formatTime(median)}.`,
+        option: (colors) => ({
+          xAxis: numberAxis(colors, { name: "repetition", format: formatCount, min: 0.5, max: times.length + 0.5, minInterval: 1, interval: Math.max(1, Math.ceil(times.length / 10)), axisLabel: { show: false } }),
+          yAxis: timeAxis(colors, { name: "time", low, high, vertical: true }),
+          tooltip: tooltip(colors, { trigger: "item", formatter: ({ value }) => (value ? lines(`repetition ${value[0]}`, formatTime(value[1], 4)) : "") }),
+          series: [
+            {
+              type: "scatter",
+              id: "times",
+              symbolSize: 7,
+              itemStyle: { color: colors.series[0], opacity: 0.75 },
+              data: times.map((time, index) => [index + 1, time]),
+              markLine: { silent: true, symbol: "none", label: { formatter: "median", color: colors.muted, fontSize: colors.fontPx, position: "insideEndTop" }, lineStyle: { color: colors.text, type: "dashed" }, data: [{ yAxis: median }] },
+            },
+          ],
+        }),
+        table: () => ({
+          rows: times.map((time, index) => ({ time, index })),
+          columns: [
+            { label: "Repetition", numeric: true, value: (row) => row.index + 1 },
+            { label: "Time", numeric: true, value: (row) => row.time, show: (row) => formatTime(row.time, 5) },
+          ],
+        }),
+      });
+    },
+    dispose: () => chart.dispose(),
+  };
+}
+
+function circumstanceList(trial) {
+  const clocks = Object.entries(trial.clocks).map(([name, value]) => [name, formatValue(value)]);
+  const more = [
+    ["batch", formatCount(trial.batch)],
+    trial.max_error === null ? null : ["largest error", significant(trial.max_error)],
+    trial.prediction === null ? null : ["model's score", `${significant(trial.prediction, 4)}, state ${formatValue(trial.model)}`],
+    ["started", formatMoment(trial.started_at_s)],
+  ];
+  return facts([...trial.facts.map(({ name, value }) => [name, value]), ...clocks, ...more], "facts plain");
+}
+
+function codeParts(trial) {
+  const parts = [];
+  const box = (title, text) => el("details", {}, el("summary", {}, title), el("pre", { class: "text", tabindex: "0", role: "region", "aria-label": title }, text));
+  if (trial.plan !== null) parts.push(box("Launch plan", JSON.stringify(trial.plan, null, 2)));
+  for (const [name, text] of Object.entries(trial.code)) parts.push(box(name, text));
+  trial.profiles.forEach((profile, index) => parts.push(box(`Profile ${index + 1}`, JSON.stringify(profile, null, 2))));
+  return parts.length ? parts : emptyNote("The code of this trial is not stored. The command above builds it again.");
+}
