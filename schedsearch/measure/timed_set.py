@@ -14,7 +14,7 @@ from schedsearch.errors import DeviceError
 from schedsearch.measure.compare import CodeCache, Comparer, Tolerance, Truth
 from schedsearch.measure.timing import Arena, Timed
 from schedsearch.measure.truths import Truths, allowed_roundoffs, truth_bytes
-from schedsearch.ops.checks import is_sum_of_products
+from schedsearch.ops.checks import FP32_ROUNDOFF, is_sum_of_products
 from schedsearch.ops.dtypes import dtype
 from schedsearch.workload import Workload
 
@@ -117,14 +117,21 @@ def likely_roundoffs(workload: Workload) -> float:
 
     They have mean zero: partial sums stay within a few sqrt(K) products, while the sum of magnitudes grows with K. Each of K
     additions loses at most 2^-23 of a partial sum (tensor cores truncate), in all less than 8 sqrt(K) 2^-23 of the sum of
-    magnitudes. The bound for any numbers, K 2^-24, would hide half of a long sum. Where the operator allows other roundings
-    (`Op.rounding`), theirs count: 2^-10 for each factor that may be cut to TF32, which is the same in every product and does
-    not cancel. Nothing is known about operators that are not sums of products, so they get room.
+    magnitudes. The bound for any numbers, K 2^-24, would hide half of a long sum. Nothing is known about operators that are
+    not sums of products, so they get room.
+
+    Where the operator allows other roundings (`Op.rounding`), theirs count:
+
+    - 2^-10 for each factor that may be cut to TF32. It may be the same in every product, so it does not cancel.
+    - If additions keep only 14 bits, each of K loses at most 2^-13 of a partial sum. These errors are as random as the
+      products, in all less than 8 * 2^-13 of the sum of magnitudes. But the sum itself, cut once for 32 products, always
+      becomes smaller: by K / 32 * 2^-13 of itself, and it is at most 4 / sqrt(K) of the magnitudes.
     """
     reduction = workload.work.reduction
     if not is_sum_of_products(workload.signature):
         return 64.0 * reduction
-    return allowed_roundoffs(workload, 16 * math.sqrt(reduction))
+    coarse = workload.definition.rounding(workload.params).additions > FP32_ROUNDOFF
+    return allowed_roundoffs(workload, 8 + math.sqrt(reduction) / 8 if coarse else 16 * math.sqrt(reduction))
 
 
 def _may_overflow(workload: Workload) -> bool:

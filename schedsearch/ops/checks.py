@@ -119,9 +119,9 @@ def by_role(
     """
     rounding = rounding or Rounding()
     summed = _summands(arguments, reduction)
-    domains = _summand_domains(arguments, summed, outputs, reduction)
+    domains = _summand_domains(arguments, summed, outputs, reduction, rounding)
     if rounding.factor_bits:
-        domains = _long_factors(domains, arguments, reduction, rounding.factor_bits)
+        domains = _long_factors(domains, arguments, reduction, rounding)
     sigma = sum_sigma(arguments, reduction, domains)
     for argument in arguments:
         if argument.name not in domains:
@@ -138,15 +138,17 @@ def sum_sigma(arguments: Sequence[ArgSpec], reduction: int, domains: Mapping[str
 def likely_sigmas(arguments: Sequence[ArgSpec], reduction: int) -> dict[str, float]:
     """Standard deviations of numbers as a network has them: inputs and outputs near 1.
 
-    The last factor shrinks with the reduction. Integers cannot shrink: they fill their format, and the first scale brings
-    their sums to the range of 8 bits.
+    The last factor shrinks with the reduction. Numbers of 8 bits do not shrink. Integers fill their format, and the first
+    scale brings their sums to the range of 8 bits; it brings sums of float8 near 1.
     """
     factors = [argument for argument in arguments if argument.role == "factor"]
     scales = [argument for argument in arguments if argument.role == "scale"]
     sigmas = dict.fromkeys((argument.name for argument in arguments), 1.0)
     shrink = 2.0 ** -round(math.log2(reduction) / 2)
     if factors and any(dtype(factor.dtype).is_float for factor in factors):
-        sigmas[factors[-1].name] = shrink
+        narrow = all(dtype(factor.dtype).nbytes == 1 for factor in factors)
+        if not narrow or scales:
+            sigmas[(scales[0] if narrow else factors[-1]).name] = shrink
     elif factors and scales:
         sigmas[scales[0].name] = shrink * _SIGMA_8_BITS * _SIGMA_UNIFORM_8_BITS ** -len(factors)
     return sigmas
@@ -171,12 +173,18 @@ def _mean_and_sigma(summed: Sequence[Domain], reduction: int) -> tuple[float, fl
 
 
 def _summand_domains(
-    arguments: Sequence[ArgSpec], summed: Sequence[ArgSpec], outputs: Sequence[ArgSpec], reduction: int
+    arguments: Sequence[ArgSpec],
+    summed: Sequence[ArgSpec],
+    outputs: Sequence[ArgSpec],
+    reduction: int,
+    rounding: Rounding,
 ) -> dict[str, Domain]:
     integers = bool(summed) and not any(dtype(spec.dtype).is_float for spec in summed)
     gain = 2 ** sum(argument.role == "scale" for argument in arguments)
-    accumulator = (2**30 if integers else 2**23) / gain  # half of what is exact: addends come on top
+    accumulator = (2**30 if integers else 0.5 / rounding.additions) / gain  # half of what is exact: addends come on top
     exact = min(_likely_largest(output) for output in outputs) / gain
+    short = not integers and rounding.additions > FP32_ROUNDOFF  # the largest sum need not be exact, but any likely one
+    exact = min(exact, accumulator / 2) if short else exact
 
     def likely(domains: Mapping[str, Domain]) -> float:
         mean, sigma = _mean_and_sigma(list(domains.values()), reduction)
@@ -186,7 +194,7 @@ def _summand_domains(
     for limit in range(255 if integers else _LARGEST_FACTOR, 0, -1):
         domains = {spec.name: Domain(_whole_numbers(spec, limit)) for spec in summed}
         worst = reduction * math.prod(domain.largest for domain in domains.values())
-        if worst < accumulator and likely(domains) <= exact:
+        if (worst < accumulator or short) and likely(domains) <= exact:
             return domains
     density = 1.0
     while density > _SPARSEST and likely(domains) > exact:
@@ -196,25 +204,29 @@ def _summand_domains(
 
 
 def _long_factors(
-    domains: Mapping[str, Domain], arguments: Sequence[ArgSpec], reduction: int, bits: int
+    domains: Mapping[str, Domain], arguments: Sequence[ArgSpec], reduction: int, rounding: Rounding
 ) -> dict[str, Domain]:
-    """Adds odd whole numbers of `bits` bits to the first floating-point factor, and to the others' second numbers.
+    """Adds odd whole numbers of `factor_bits` bits to the first factor, and to the others' second numbers.
 
     A kernel that keeps fewer bits of them errs by a whole product or more, which verification sees. About one product of a
-    sum has such a factor (16 or more are as good as impossible) and its other factor is small, so that sums stay exact below
-    2^24. At no time have two factors of a product so many bits: a kernel that splits a factor a into a coarse a_hi and a
-    fine a_lo, and leaves a_lo b_lo out because it is below the roundoff of float32, errs by nothing.
+    sum has such a factor (16 or more are as good as impossible) and its other factor is small, so that sums stay exact:
+    below 2^24, or 2^13 if additions are that much coarser. At no time have two factors of a product so many bits: a kernel
+    that splits a factor a into a coarse a_hi and a fine a_lo, and leaves a_lo b_lo out because it is below the roundoff of
+    float32, errs by nothing.
 
     All elements are compared with numbers where the first factor is long. Verification then replaces the factors one by one,
     so that the first becomes short before another becomes long.
     """
     gain = sum(argument.role == "scale" for argument in arguments)
-    room = 24 - 6 - gain  # 16 products with a factor of up to 4, doubled by each scale
-    least, beyond = 2 ** (min(bits, room) - 1), 2 ** min(bits, room)
-    spread = sorted({least + 1, beyond - 1, *(least + (beyond - least) * i // 7 | 1 for i in range(7))})
-    numbers = tuple(float(sign * number) for number in spread for sign in (-1, 1))
+    # 16 products with a factor of up to 4, doubled by each scale
+    room = min(rounding.factor_bits, round(-math.log2(rounding.additions)) - 6 - gain)
+    formats = {argument.name: dtype(argument.dtype) for argument in arguments}
     found = {}
     for place, (name, short) in enumerate(domains.items()):
+        bits = min(room, round(-math.log2(formats[name].roundoff)))
+        least, beyond = 2 ** (bits - 1), 2**bits
+        spread = sorted({least + 1, beyond - 1, *(least + (beyond - least) * i // 7 | 1 for i in range(7))})
+        numbers = tuple(float(sign * number) for number in spread for sign in (-1, 1))
         long = replace(short, rare=numbers, rarity=1.0 / max(2, reduction))
         found[name] = replace(long, second=short) if place == 0 else replace(short, second=long)
     return found

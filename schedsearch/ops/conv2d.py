@@ -6,6 +6,9 @@ Whole numbers (int8, uint8) are summed exactly in 32 bits. With zero points the 
 (weight - weight_zero_point), and padding adds nothing, as in ONNX's ConvInteger and QLinearConv. The stage `requantise`
 makes 8-bit numbers of the sums, `dequantise` makes floating-point numbers.
 
+Products of float8 are summed in float32, of which tensor cores keep 14 bits; see `FLOAT8_ROUNDING`. The stage `dequantise`
+multiplies these sums by the scales of both factors, and makes the output's format of them.
+
 Factors of float32 are multiplied as they are, or with `precision` tf32 after each was rounded or cut to TF32.
 """
 
@@ -54,9 +57,15 @@ OUT_DTYPES = {
     "float32": ("float32",),
     "int8": ("int32", "int8", "uint8", "float32", "float16", "bfloat16"),
     "uint8": ("int32", "uint32", "int8", "uint8", "float32", "float16", "bfloat16"),
+    "float8_e4m3": ("float16", "bfloat16", "float32"),
+    "float8_e5m2": ("float16", "bfloat16", "float32"),
 }
 DTYPES = tuple(OUT_DTYPES)
 INTEGERS = ("int8", "uint8")
+FLOAT8 = ("float8_e4m3", "float8_e5m2")
+# Hopper's tensor cores add products of float8 in an accumulator with 13 stored bits, and cut what is below them. Others have
+# measured that (DeepSeek-V3 Technical Report, 3.3.2: about 14 bits; PyTorch's blog calls the format e8m13).
+FLOAT8_ROUNDING = Rounding(additions=2.0**-13, factor_bits=4)
 # How kernels may round products of float32, and how many bits of a factor they must keep.
 PRECISIONS = {
     "fp32": Rounding(factor_bits=24),
@@ -92,9 +101,12 @@ _PARAMETERS = {
     "dtype": Parameter.choice(
         "of x; float16, bfloat16 and float32 also of the weight and per-channel vectors; default float16", DTYPES
     ),
-    "weight_dtype": Parameter("of the weight: int8 or uint8 if x is one of them; default: dtype", {"enum": list(DTYPES)}),
+    "weight_dtype": Parameter(
+        "of the weight: int8 or uint8, or float8_e4m3 or float8_e5m2, if x is one of the two; default: dtype",
+        {"enum": list(DTYPES)},
+    ),
     "out_dtype": Parameter(
-        "of y; default: dtype, or what the epilogue makes of int32 (uint32 if x and weight are uint8)",
+        "of y; default: dtype; float16 if x is float8; what the epilogue makes of int32 (uint32 if both are uint8)",
         {"enum": [*DTYPES[:3], "int32", "uint32", *INTEGERS]},
     ),
     "precision": Parameter.choice(
@@ -180,7 +192,8 @@ class Conv2d(Op):
             wrong = wrong + one_of("out_dtype", out["out_dtype"], OUT_DTYPES.get(str(out["dtype"]), DTYPES))
         problems += wrong
         if not wrong or "weight_dtype" in params:
-            allowed = INTEGERS if out["dtype"] in INTEGERS else (out["dtype"],) if out["dtype"] in DTYPES else DTYPES
+            kinds = [kind for kind in (INTEGERS, FLOAT8) if out["dtype"] in kind]
+            allowed = kinds[0] if kinds else (out["dtype"],) if out["dtype"] in DTYPES else DTYPES
             problems += one_of("weight_dtype", out["weight_dtype"], allowed)
         problems += _precision_problems(out)
         problems += _zero_point_problems(out)
@@ -197,11 +210,12 @@ class Conv2d(Op):
         """Stages that do not fit the numbers that they get, and an output that the epilogue does not make."""
         value = self._accumulator(p)
         for place, stage in enumerate(p["epilogue"]):
-            if problem := stage.kind.problem(value):
+            if problem := stage.kind.problem(value, of_float8=p["dtype"] in FLOAT8):
                 return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
             value = stage.kind.output(value, stage.params)
-        if p["dtype"] in INTEGERS and value.dtype != p["out_dtype"]:
-            stages = "requantise makes int8 or uint8 of it, dequantise float32, float16 or bfloat16"
+        if p["dtype"] in (*INTEGERS, *FLOAT8) and value.dtype != p["out_dtype"]:
+            of_integers = "requantise makes int8 or uint8 of it, " if p["dtype"] in INTEGERS else ""
+            stages = f"{of_integers}dequantise makes float32, float16 or bfloat16"
             return [
                 Problem(
                     "out_dtype",
@@ -265,10 +279,14 @@ class Conv2d(Op):
         return (epilogue_output(p["epilogue"], self._accumulator(p)),)
 
     def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
-        """y before the epilogue: sums of whole numbers in 32 bits, others in the output's format."""
+        """y before the epilogue: whole numbers in 32 bits, float32 for `dequantise`, else the output's format."""
         out_h, out_w = self.output_hw(p)
         image = {"N": p["n"], "C": p["k"], "H": out_h, "W": out_w}
-        dtype = accumulator_dtype(p["dtype"], p["weight_dtype"]) if p["dtype"] in INTEGERS else p["out_dtype"]
+        dtype = p["out_dtype"]
+        if p["dtype"] in INTEGERS:
+            dtype = accumulator_dtype(p["dtype"], p["weight_dtype"])
+        elif p["dtype"] in FLOAT8 and any(stage.name == "dequantise" for stage in p["epilogue"]):
+            dtype = "float32"
         return ArgSpec("y", p["layout"], Layout.parse(p["layout"]).shape(image), dtype)
 
     def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
@@ -276,6 +294,8 @@ class Conv2d(Op):
         return (*zero_points, *epilogue_scalars(p["epilogue"]))
 
     def rounding(self, p: Mapping[str, Any]) -> Rounding:
+        if p["dtype"] in FLOAT8:
+            return FLOAT8_ROUNDING
         return PRECISIONS[p["precision"]] if p["dtype"] == "float32" else Rounding()
 
     def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
@@ -349,10 +369,13 @@ def accumulator_dtype(dtype: str, weight_dtype: str) -> str:
 def _default_out_dtype(params: Mapping[str, Any]) -> str:
     """What the epilogue leaves. Parameters may be missing or wrong; the answer then does not matter."""
     dtype = params.get("dtype", "float16")
+    stages = parse_epilogue(params.get("epilogue", ()))[0]
+    if dtype in FLOAT8:
+        return next((stage.params["to"] for stage in stages if stage.name == "dequantise"), "float16")
     if dtype not in INTEGERS:
         return str(dtype)
     found = ArgSpec("y", "K", (1,), accumulator_dtype(dtype, params.get("weight_dtype", dtype)))
-    for stage in parse_epilogue(params.get("epilogue", ()))[0]:
+    for stage in stages:
         found = stage.kind.output(found, stage.params)
     return found.dtype
 
@@ -451,9 +474,11 @@ def conv2d(
         stride, dilation: one number, or (vertical, horizontal).
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
         groups: divides c and k.
-        dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors; or int8 or uint8 of x.
-        weight_dtype: int8 or uint8 if x is one of them; default: `dtype`.
-        out_dtype: of y and the residual; default: the input's, or what the epilogue makes of the 32-bit sums of integers.
+        dtype: float16, bfloat16 or float32 of x, weight and the per-channel vectors; or int8, uint8, float8_e4m3 (e4m3fn) or
+            float8_e5m2 of x.
+        weight_dtype: int8 or uint8, or float8_e4m3 or float8_e5m2, if x is one of the two; default: `dtype`.
+        out_dtype: of y and the residual; default: the input's, float16 if that is float8, or what the epilogue makes of the
+            32-bit sums.
         precision: of products of float32. "fp32" multiplies the factors as they are; "tf32" may round or cut each to a
             significand of 10 stored bits first, as tensor cores do. Sums are float32 in both. Default: "fp32".
         zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.

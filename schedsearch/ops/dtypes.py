@@ -138,11 +138,17 @@ def dtype(name: str) -> DType:
 def from_library(name: str) -> str:
     """Our name of a format that PyTorch, ml_dtypes or an array interface calls `name`. Other names are returned unchanged.
 
+    A library may use one of our names for another format: `float8_e4m3` of ml_dtypes has infinities; ours is called
+    `float8_e4m3fn` there.
+
     Example:
         >>> from_library("float8_e4m3fn")
         'float8_e4m3'
+        >>> from_library("float8_e4m3")
+        'float8_e4m3 with infinities'
     """
-    return _FROM_LIBRARY.get(name, name)
+    found = _FROM_LIBRARY.get(name)
+    return found or (f"{name} with infinities" if name in DTYPES else name)
 
 
 def encode(values: Any, name: str) -> Array:

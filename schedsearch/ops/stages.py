@@ -44,9 +44,9 @@ class Operand:
 
     Attributes:
         axes: K: one element for each output channel; y: like the output at that stage.
-        dtype: "vector": the format of per-channel numbers, which is that of the operator's input if it is a float, else the
-            value's 32 bits before `dequantise` and float32 behind it; "output": that of the output at that stage; or a
-            concrete one.
+        dtype: "vector": the format of per-channel numbers, which is that of the operator's input if it is a float of
+            at least two bytes, float32 if it is float8, else the value's 32 bits before `dequantise` and float32 behind it;
+            "output": that of the output at that stage; or a concrete one.
         constant, role: as in `ArgSpec`.
         aliases: it may be the same memory as the output.
     """
@@ -83,6 +83,7 @@ class StageKind:
         check_inputs: `check_inputs(spread) -> {operand: domain}`, the operands for verification; by default their roles
             decide.
         takes: the kinds of numbers that the stage can take.
+        takes_float8_sums: it also takes float32 sums of products of float8.
         repeatable: the stage may occur more than once; it then has no operands and no scalars.
     """
 
@@ -98,14 +99,22 @@ class StageKind:
     check: Callable[[float], Mapping[str, float]] | None = None
     check_inputs: Callable[[float], Mapping[str, Domain]] | None = None
     takes: Sequence[Literal["float", "int", "uint"]] = ("float", "int", "uint")
+    takes_float8_sums: bool = False
 
-    def problem(self, value: ArgSpec) -> str:
-        """Why the stage cannot take the value of the stage before it; empty if it can."""
+    def problem(self, value: ArgSpec, *, of_float8: bool = False) -> str:
+        """Why the stage cannot take the value of the stage before it; empty if it can.
+
+        Args:
+            of_float8: the operator's factors are float8.
+        """
         kind = dtype_of(value.dtype).kind
+        if of_float8 and self.takes_float8_sums:
+            return ""
         if kind in self.takes and (kind == "float" or dtype_of(value.dtype).nbytes == 4):
             return ""
         if kind == "float":
-            return f"needs the 32-bit sums of int8 or uint8, got {value.dtype}; leave it out"
+            factors = "int8, uint8 or float8" if self.takes_float8_sums else "int8 or uint8"
+            return f"needs the 32-bit sums of {factors}, got {value.dtype}; leave it out"
         if "float" in self.takes and "int" not in self.takes:
             return f"needs floating-point numbers, got {value.dtype}; put dequantise before it"
         return f"needs 32-bit sums, got {value.dtype}; put it before requantise"
@@ -280,7 +289,7 @@ _KINDS = (
     ),
     StageKind(
         "dequantise",
-        "makes floating-point numbers of 32-bit sums: multiplies by dequantise_scale[channel]",
+        "makes floating-point numbers of 32-bit sums (int32, or float32 of float8): multiplies by dequantise_scale[channel]",
         _dequantise,
         operands=(Operand("dequantise_scale", "K", "float32", role="scale", constant=True),),
         parameters={
@@ -289,6 +298,7 @@ _KINDS = (
         output=_to,
         magnitude=lambda bound, operands, scalars, params: bound * abs(operands["dequantise_scale"]),
         takes=("int", "uint"),
+        takes_float8_sums=True,
     ),
 )  # fmt: skip
 
@@ -386,7 +396,8 @@ def epilogue_arguments(
         channels: extent of K.
         input_dtype: the dtype of the operator's input; see `Operand`.
     """
-    output, found, vector = accumulator, [], input_dtype
+    float8 = dtype_of(input_dtype).is_float and dtype_of(input_dtype).nbytes == 1
+    output, found, vector = accumulator, [], "float32" if float8 else input_dtype
     for stage in stages:
         kind = stage.kind
         output = kind.output(output, stage.params)

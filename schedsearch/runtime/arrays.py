@@ -81,7 +81,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _from_interface(interface: Any, array: Any, device: tuple[str, int], library: str, name: str) -> ArrayView:
     try:
-        shape, strides_bytes, dtype, address, readonly = _read_interface(interface)
+        shape, strides_bytes, dtype, address, readonly = _read_interface(interface, getattr(array, "dtype", None))
     except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ArgumentError(
@@ -100,8 +100,11 @@ def _from_interface(interface: Any, array: Any, device: tuple[str, int], library
     return ArrayView(address, shape, strides, dtype_name, device, library, readonly)
 
 
-def _read_interface(interface: Any) -> tuple[tuple[int, ...], tuple[int, ...] | None, Any, int, bool]:
+def _read_interface(interface: Any, declared: Any = None) -> tuple[tuple[int, ...], tuple[int, ...] | None, Any, int, bool]:
     """Shape, strides in bytes (None if contiguous), dtype, address and read-only of an array interface.
+
+    Args:
+        declared: the array's own dtype, for the types of ml_dtypes whose typestr NumPy does not know.
 
     Raises:
         TypeError, ValueError, KeyError, IndexError, OverflowError: an entry is missing or makes no sense.
@@ -115,7 +118,12 @@ def _read_interface(interface: Any) -> tuple[tuple[int, ...], tuple[int, ...] | 
         raise ValueError(f"the shape is {shape}")
     if strides is not None and len(strides) != len(shape):
         raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
-    dtype = np.dtype(interface["typestr"])
+    try:
+        dtype = np.dtype(interface["typestr"])
+    except TypeError:
+        if not isinstance(declared, np.dtype):
+            raise
+        dtype = declared
     if not dtype.itemsize:
         raise ValueError(f"the typestr is {interface['typestr']!r}")
     address, readonly = interface["data"]

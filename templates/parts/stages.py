@@ -98,7 +98,9 @@ STAGE_CODES: dict[str, StageCode] = {
         temporaries=1,
     ),
     "dequantise": StageCode(
-        "", None, integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {dequantise_scale};"
+        "mul.rn.f32 {value}, {value}, {dequantise_scale};",
+        None,
+        integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {dequantise_scale};",
     ),
 }
 
