@@ -19,7 +19,15 @@ MARKED = re.compile(r"(<!-- template lines -->\n).*?(<!-- end -->)", re.DOTALL)
 PACKAGE = "schedsearch.templates."
 TEMPLATES = {  # template -> its module; its other modules are named {module}_...
     name: f"conv2d.{name.removeprefix('conv2d_')}"
-    for name in ("conv2d_wgmma", "conv2d_halo", "conv2d_stem", "conv2d_unfold", "conv2d_mma", "conv2d_cpu")
+    for name in (
+        "conv2d_wgmma",
+        "conv2d_halo",
+        "conv2d_stem",
+        "conv2d_unfold",
+        "conv2d_mma",
+        "conv2d_cpu",
+        "conv2d_cpu_int8",
+    )
 }
 
 

@@ -90,6 +90,8 @@ def taken_by(template: Template, *epilogue: Any) -> Workload:
     sizes: dict[str, Any] = dict(n=2, h=9, w=8, c=16, k=16, r=3, s=3, padding=1, dtype="float16", epilogue=epilogue)
     if template.kind == "cpu":
         sizes |= dict(dtype="float32")
+    if template.name == "conv2d_cpu_int8":
+        sizes |= dict(dtype="int8", epilogue=["dequantise", *epilogue])
     if template.name in ("conv2d_stem", "conv2d_unfold"):
         sizes |= dict(c=3)
     return Workload.conv2d(**sizes)

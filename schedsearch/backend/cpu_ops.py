@@ -51,18 +51,26 @@ def as_array(typing_context: Any, address: Any, shape: Any, dtype: Any) -> Any:
     return signature, generate
 
 
-class VectorTile(types.Type):
-    """Numba type of `count` float32 vectors of `lanes` lanes, held in registers as one value."""
+_ELEMENTS: dict[str, ir.Type] = {"float32": _F32, "int32": ir.IntType(32)}
 
-    def __init__(self, count: int, lanes: int) -> None:
-        self.count, self.lanes = count, lanes
-        super().__init__(name=f"VectorTile({count} x {lanes})")
+
+class VectorTile(types.Type):
+    """Numba type of `count` vectors of `lanes` lanes of float32 or int32, held in registers as one value."""
+
+    def __init__(self, count: int, lanes: int, element: str = "float32") -> None:
+        self.count, self.lanes, self.element = count, lanes, element
+        super().__init__(name=f"VectorTile({count} x {lanes} {element})")
+
+    @property
+    def vector(self) -> ir.VectorType:
+        """LLVM's type of one vector."""
+        return ir.VectorType(_ELEMENTS[self.element], self.lanes)
 
 
 @register_model(VectorTile)
 class _VectorTileModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: VectorTile) -> None:
-        super().__init__(manager, kind, ir.ArrayType(ir.VectorType(_F32, kind.lanes), kind.count))
+        super().__init__(manager, kind, ir.ArrayType(kind.vector, kind.count))
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class TileOps:
         multiply_add: `multiply_add(tile, x, w) -> tile` for `depth` steps of the reduction, from integer addresses x, w:
             tile[i, j] += x[i, d] * w[d, j] for every d < depth, as fused multiply-adds.
         multiply_add_one: the same with depth 1, for the remainder.
-        spill: `spill(tile) -> address` of a (rows, columns * lanes) float32 copy on the stack, valid until the next spill.
+        spill: `spill(tile) -> address` of a (rows, columns * lanes) copy on the stack, valid until the next spill.
     """
 
     zero: Any
@@ -96,13 +104,6 @@ def tile_ops(
     vector = ir.VectorType(_F32, lanes)
     vector_bytes = 4 * lanes
 
-    @intrinsic
-    def zero(typing_context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return ir.Constant(context.get_value_type(tile), None)
-
-        return tile(), generate
-
     def make_multiply_add(depth: int) -> Any:
         @intrinsic
         def multiply_add(typing_context: Any, accumulators: Any, x: Any, w: Any) -> Any:
@@ -112,13 +113,15 @@ def tile_ops(
                 )
                 values = [builder.extract_value(args[0], i) for i in range(rows * columns)]
                 for d in range(depth):
-                    weights = [_load(builder, args[2], (d * columns + j) * vector_bytes, vector) for j in range(columns)]
+                    weights = [
+                        load_vector(builder, args[2], (d * columns + j) * vector_bytes, vector) for j in range(columns)
+                    ]
                     for i in range(rows):
                         at = i * x_row_bytes + d * x_depth_bytes
                         if broadcast:
-                            factors = [_splat(builder, _load(builder, args[1], at, _F32), vector)] * columns
+                            factors = [splat(builder, load_vector(builder, args[1], at, _F32), vector)] * columns
                         else:
-                            factors = [_load(builder, args[1], at + j * vector_bytes, vector) for j in range(columns)]
+                            factors = [load_vector(builder, args[1], at + j * vector_bytes, vector) for j in range(columns)]
                         for j in range(columns):
                             place = i * columns + j
                             values[place] = builder.call(fma, [factors[j], weights[j], values[place]])
@@ -131,33 +134,100 @@ def tile_ops(
 
         return multiply_add
 
+    return TileOps(zero_op(tile), make_multiply_add(depth), make_multiply_add(1), spill_op(tile))
+
+
+def zero_op(tile: VectorTile) -> Any:
+    """`zero() -> tile` for `TileOps`."""
+
+    @intrinsic
+    def zero(typing_context: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return ir.Constant(context.get_value_type(tile), None)
+
+        return tile(), generate
+
+    return zero
+
+
+def spill_op(tile: VectorTile) -> Any:
+    """`spill(tile) -> address` for `TileOps`."""
+
     @intrinsic
     def spill(typing_context: Any, accumulators: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            memory = cgutils.alloca_once(builder, ir.ArrayType(vector, rows * columns))
+            memory = cgutils.alloca_once(builder, ir.ArrayType(tile.vector, tile.count))
             memory.align = 64
-            for i in range(rows * columns):
+            for i in range(tile.count):
                 value = builder.extract_value(args[0], i)
                 builder.store(value, cgutils.gep_inbounds(builder, memory, 0, i)).align = 4
             return builder.ptrtoint(memory, ir.IntType(64))
 
         return types.int64(tile), generate
 
-    return TileOps(zero, make_multiply_add(depth), make_multiply_add(1), spill)
+    return spill
 
 
-def _load(builder: Any, base: Any, offset_bytes: int, kind: ir.Type) -> Any:
+def load_vector(builder: Any, base: Any, offset_bytes: int, kind: ir.Type, alignment: int = 4) -> Any:
+    """Loads an LLVM value from an integer address; for the bodies of operations."""
     pointer = builder.inttoptr(base, ir.IntType(8).as_pointer())
     pointer = builder.gep(pointer, [ir.Constant(ir.IntType(64), offset_bytes)])
     value = builder.load(builder.bitcast(pointer, kind.as_pointer()))
-    value.align = 4
+    value.align = alignment
     return value
 
 
-def _splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+def splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+    """The vector that has `value` in every lane."""
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
     return builder.shuffle_vector(first, first, zeros)
+
+
+@intrinsic
+def round_to_even(typing_context: Any, value: Any) -> Any:
+    """The nearest whole number of a float32, as a float32; halves round to the even neighbour."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_F32, [_F32])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.roundeven.f32"), args)
+
+    return types.float32(types.float32), generate
+
+
+def widen_op(name: str) -> Any:
+    """An operation `widen(bits) -> float32` for a number of a 16-bit float format, given as uint16."""
+
+    @intrinsic
+    def widen(typing_context: Any, bits: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            if name == "float16":
+                return builder.fpext(builder.bitcast(args[0], ir.HalfType()), _F32)
+            return _float_of_bits(builder, args[0], name)
+
+        return types.float32(types.uint16), generate
+
+    return widen
+
+
+def narrow_op(name: str) -> Any:
+    """An operation `narrow(value) -> uint16`: a float32, rounded half to even to a 16-bit float format, as its bits."""
+
+    @intrinsic
+    def narrow(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            short = ir.IntType(16)
+            if name == "float16":
+                return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), short)
+            bits = builder.bitcast(args[0], ir.IntType(32))
+            odd = builder.and_(builder.lshr(bits, bits.type(16)), bits.type(1))
+            rounded = builder.lshr(builder.add(builder.add(bits, bits.type(0x7FFF)), odd), bits.type(16))
+            is_nan = builder.fcmp_unordered("uno", args[0], args[0])  # the carry of a NaN with a full payload would be zero
+            return builder.trunc(builder.select(is_nan, bits.type(0x7FC0), rounded), short)
+
+        return types.uint16(types.float32), generate
+
+    return narrow
 
 
 _WIDE = {"float64": ir.DoubleType(), "int64": ir.IntType(64)}

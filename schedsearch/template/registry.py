@@ -25,6 +25,7 @@ BUILT_IN = {
     "conv2d_unfold": "schedsearch.templates.conv2d.unfold:Conv2dUnfold",
     "conv2d_mma": "schedsearch.templates.conv2d.mma:Conv2dMma",
     "conv2d_cpu": "schedsearch.templates.conv2d.cpu:Conv2dCpu",
+    "conv2d_cpu_int8": "schedsearch.templates.conv2d.cpu_int8:Conv2dCpuInt8",
 }
 
 

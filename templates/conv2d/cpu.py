@@ -13,7 +13,6 @@ SC18). A depthwise convolution keeps `block` channels in a vector and multiplies
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,22 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.cpu_kernels import Plan, Shape, convolve_kernel, pack_weight_kernel, pack_x_kernel
+from schedsearch.templates.conv2d.cpu_tiles import (
+    OC_VECTORS,
+    OH_TILES,
+    OW_TILES,
+    UNROLLS,
+    blocks,
+    cheapest_tile,
+    lanes_of,
+    thread_counts,
+    up_to,
+    useful_share,
+    vector_registers,
+)
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
-
-_BLOCKS = (1, 2, 4, 8, 16, 32)
-_OW_TILES = (*range(1, 17), 20, 24, 28)
-_OC_VECTORS = (1, 2, 3, 4, 6)
-_OH_TILES = (1, 2, 4, 7, 8, 14, 16, 28, 32)
-_UNROLLS = (1, 2, 4, 8)
 
 
 class Conv2dCpu(Template):
@@ -50,9 +56,8 @@ class Conv2dCpu(Template):
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         shape = Shape.of(workload)
-        registers = _vector_registers(target)
-        lanes = max(target.simd_bits // 32, 1)
-        blocks = _BLOCKS[: max(_BLOCKS.index(_power_of_two(shape.outputs)), 0) + 1] if shape.outputs < 32 else _BLOCKS
+        registers = vector_registers(target)
+        lanes = lanes_of(target)
         x_layouts = ("packed", "direct") if shape.fits_unpadded else ("packed",)
 
         def vectors(k: Any) -> Any:  # machine registers per vector of `block` lanes
@@ -60,14 +65,14 @@ class Conv2dCpu(Template):
 
         return ConfigSpace(
             [
-                Knob("block", blocks[-4:], "x of NCHW[x]c: channels per packed block and lanes of a vector"),
-                Knob("ow_tile", _up_to(_OW_TILES, shape.ow), "output pixels along the width in the register tile"),
-                Knob("oc_vectors", _OC_VECTORS, "vectors of output channels in the register tile"),
-                Knob("unroll", (1,) if shape.depthwise else _UNROLLS, "input channels per step of the innermost loop"),
-                Knob("oh_tile", _up_to(_OH_TILES, shape.oh), "output rows per work item"),
+                Knob("block", blocks(shape), "x of NCHW[x]c: channels per packed block and lanes of a vector"),
+                Knob("ow_tile", up_to(OW_TILES, shape.ow), "output pixels along the width in the register tile"),
+                Knob("oc_vectors", OC_VECTORS, "vectors of output channels in the register tile"),
+                Knob("unroll", (1,) if shape.depthwise else UNROLLS, "input channels per step of the innermost loop"),
+                Knob("oh_tile", up_to(OH_TILES, shape.oh), "output rows per work item"),
                 Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x in place"),
                 Knob("order", ("channels", "rows"), "whether neighbouring work items differ in output channels or in rows"),
-                Knob("threads", _thread_counts(target.sms), "threads that share the work items of every step"),
+                Knob("threads", thread_counts(target.sms), "threads that share the work items of every step"),
             ],
             [
                 Constraint(
@@ -101,7 +106,7 @@ class Conv2dCpu(Template):
                 ),
                 "items_per_thread": lambda k: k["work_items"] / k["threads"],
                 "weight_tile_bytes": lambda k: 4 * shape.reduced * shape.r * shape.s * k["oc_vectors"] * k["block"],
-                "useful_share": lambda k: _useful_share(shape, k["ow_tile"], k["oc_vectors"] * k["block"]),
+                "useful_share": lambda k: useful_share(shape, k["ow_tile"], k["oc_vectors"] * k["block"]),
             },
         )
 
@@ -115,7 +120,7 @@ class Conv2dCpu(Template):
         shape = Shape.of(workload)
         allowed = {knob.name: [int(value) for value in knob.values] for knob in space.knobs if knob.ordered}
         layouts = next(knob.values for knob in space.knobs if knob.name == "x_layout")
-        block = min(max(target.simd_bits // 32, 1), max(allowed["block"]))
+        block = min(lanes_of(target), max(allowed["block"]))
         loads_per_row = 2 if shape.depthwise else 1
 
         def cycles(ow_tile: int, oc_vectors: int) -> float:
@@ -124,36 +129,22 @@ class Conv2dCpu(Template):
             return (
                 (max(fmas / 2, loads / 2, 2.0 * oc_vectors, 4.0) + loads / 16)
                 / fmas
-                / float(_useful_share(shape, ow_tile, oc_vectors * block))
+                / float(useful_share(shape, ow_tile, oc_vectors * block))
             )
 
-        threads = max(allowed["threads"])
         base: dict[str, int | str] = {
             "block": block,
             "unroll": max(u for u in allowed["unroll"] if u <= min(block, shape.reduced, 4)),
-            "x_layout": "direct" if "direct" in layouts and workload.layout == "NHWC" else "packed",
             "order": "channels",
-            "threads": threads,
+            "threads": max(allowed["threads"]),
         }
-        candidates: list[tuple[float, int, Config]] = []
-        for ow_tile in allowed["ow_tile"]:
-            for oc_vectors in allowed["oc_vectors"]:
-                # The most rows, up to eight, that leave every thread four work items.
-                tiles = shape.n * shape.groups * math.ceil(shape.outputs / (oc_vectors * block))
-                rows = max(min(tiles * shape.oh // (4 * threads), 8), 1)
-                oh_tile = max(value for value in allowed["oh_tile"] if value <= rows)
-                for x_layout in dict.fromkeys((base["x_layout"], "packed")):
-                    config = Config(
-                        {**base, "ow_tile": ow_tile, "oc_vectors": oc_vectors, "oh_tile": oh_tile, "x_layout": x_layout}
-                    )
-                    if not space.check(config):
-                        candidates.append((cycles(ow_tile, oc_vectors), len(candidates), config))
-        return min(candidates)[2]
+        preferred = "direct" if "direct" in layouts and workload.layout == "NHWC" else "packed"
+        return cheapest_tile(shape, space, base, (preferred, "packed"), cycles)
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """One vector of output channels of one pixel at a time, over packed data, on all cores, without a register tile."""
         values = {knob.name: knob.values for knob in space.knobs}
-        lanes = max(target.simd_bits // 32, 1)
+        lanes = lanes_of(target)
         config = Config(
             {
                 **{name: values[name][0] for name in ("ow_tile", "oc_vectors", "unroll", "oh_tile", "order")},
@@ -179,25 +170,3 @@ class Conv2dCpu(Template):
             steps.insert(0, pack)
             workspaces["x_packed"] = 4 * plan.x_size
         return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=dict.fromkeys(("x", "weight", "y"), 4))
-
-
-def _up_to(values: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    return tuple(value for value in values if value <= limit)
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << max(value - 1, 0).bit_length()
-
-
-def _thread_counts(cores: int) -> tuple[int, ...]:
-    return tuple(range(1, cores + 1)) if cores <= 8 else tuple({*(2**i for i in range(cores.bit_length())), cores})
-
-
-def _vector_registers(target: Target) -> int:
-    return 32 if target.simd_bits >= 512 else 16
-
-
-def _useful_share(shape: Shape, ow_tile: Any, channels: Any) -> Any:
-    """Share of the multiply-adds that is not wasted on overlapping pixels or padded channels."""
-    pixels = shape.ow / (np.ceil(shape.ow / ow_tile) * ow_tile)
-    return pixels * shape.outputs / (np.ceil(shape.outputs / channels) * channels)

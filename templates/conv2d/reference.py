@@ -19,6 +19,7 @@ from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.parts.offsets import offset_along, plain_strides
 from schedsearch.templates.parts.reference import (
     apply_stages,
     gather,
@@ -73,11 +74,11 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     finish, zero_points = stages_function(p, target), _zero_points(p)
     x_arg, w_arg, y_arg = p.signature[0], p.signature[1], p.output
     x_bytes, weight_bytes = dtype(p.dtype).nbytes, dtype(p.weight_dtype).nbytes
-    xn, _, xh, xw = (x_bytes * stride for stride in _plain_strides(x_arg, "NCHW"))
-    _, _, wr, ws = (weight_bytes * stride for stride in _plain_strides(w_arg, "OIHW"))
-    yn, _, yp, yq = _plain_strides(y_arg, "NCHW")  # elements
-    x_channel, y_channel = _offset_along("C", x_arg, x_bytes), _offset_along("C", y_arg)
-    filter_offset, weight_channel = _offset_along("O", w_arg, weight_bytes), _offset_along("I", w_arg, weight_bytes)
+    xn, _, xh, xw = (x_bytes * stride for stride in plain_strides(x_arg, "NCHW"))
+    _, _, wr, ws = (weight_bytes * stride for stride in plain_strides(w_arg, "OIHW"))
+    yn, _, yp, yq = plain_strides(y_arg, "NCHW")  # elements
+    x_channel, y_channel = offset_along("C", x_arg, x_bytes), offset_along("C", y_arg)
+    filter_offset, weight_channel = offset_along("O", w_arg, weight_bytes), offset_along("I", w_arg, weight_bytes)
     rounded = y_format.is_float
     oh, ow = p.definition.output_hw(p.params)  # type: ignore[attr-defined]
     height, width, kr, ks = p.h, p.w, p.r, p.s
@@ -158,32 +159,6 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     if target.kind == "cpu":
         return on_cpu if rounded else exact_on_cpu
     return on_cuda if rounded else exact_on_cuda
-
-
-def _plain_strides(spec: ArgSpec, order: str) -> tuple[int, ...]:
-    """Elements between neighbours along each axis in `order`; meaningless for an axis with blocks."""
-    layout = Layout.parse(spec.axes)
-    strides = dict(zip(layout.dimensions, _row_major(spec.shape)))
-    return tuple(strides[axis] for axis in order)
-
-
-def _row_major(shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-
-
-def _offset_along(axis: str, spec: ArgSpec, nbytes: int = 1) -> Callable[[Any], Any]:
-    """`offset(index)` for kernels: what an index along an axis adds to an address, in units of `nbytes`."""
-    layout = Layout.parse(spec.axes)
-    strides, block = dict(zip(layout.dimensions, _row_major(spec.shape))), layout.block(axis)
-    outer, inner = nbytes * strides[axis], nbytes * strides.get(axis.lower(), 0)
-
-    def plain(index: Any) -> Any:
-        return index * outer
-
-    def blocked(index: Any) -> Any:
-        return index // block * outer + index % block * inner
-
-    return plain if block == 1 else blocked
 
 
 def _zero_points(p: Workload) -> Callable[[Any], Any]:

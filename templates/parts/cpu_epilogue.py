@@ -1,4 +1,7 @@
-"""The fused epilogue of a CPU kernel: the functions of `stages.STAGE_CODES`, chained in the workload's order."""
+"""The fused epilogue of a CPU kernel: the functions of its stages, chained in the workload's order.
+
+`stages.STAGE_CODES` has the functions for float32 and `cpu_integers.INTEGER_STAGES` those for 32-bit integers.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,54 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from schedsearch.backend.cpu_ops import as_array
+from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.launch import Param
 from schedsearch.ops import Stage
-from schedsearch.templates.parts.stages import STAGE_CODES, EpilogueOperand, epilogue_operands, numeric_parameters
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts.cpu_integers import INTEGER_STAGES
+from schedsearch.templates.parts.stages import (
+    STAGE_CODES,
+    EpilogueOperand,
+    epilogue_operands,
+    numeric_parameters,
+    stage_inputs,
+)
 from schedsearch.workload import Workload
+
+OPERAND_DTYPES = ("float32", "int32", "uint32", "float16", "bfloat16")  # that a CPU kernel can read
+CONVERTING = ("requantise", "dequantise")  # stages that change the output's dtype
 
 
 class CpuEpilogue:
-    """The stages after the accumulation in a CPU kernel for `workload`, all in float32.
+    """The stages after the accumulation in a CPU kernel for `workload`, in float32, or in 32-bit integers up to the stage
+    that makes other numbers of them.
 
     Attributes:
         params: launch parameters of the kernel's `*operands`: addresses of arrays and float32 scalars, zeros for operands
             that the workload does not have.
-        apply: `apply(value, k, at, operands) -> float32`, for the float32 accumulator `value` of output channel k, whose
-            offset in y is `at` elements; `operands` is the kernel's tuple.
+        element: Numba's type of an element of y in memory; uint16 for a 16-bit float.
+        apply: `apply(value, k, at, operands) -> element`, for the accumulator `value` (float32, int32 or uint32) of output
+            channel k, whose offset in y is `at` elements; `operands` is the kernel's tuple.
     """
 
     def __init__(self, workload: Workload) -> None:
-        operands = epilogue_operands(workload)
-        self.params: tuple[Param, ...] = tuple(operand.param for operand in operands)
+        self._operands = epilogue_operands(workload)
+        self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
+        self.element = _element(workload.output.dtype)
         self.apply: Callable[..., Any] = _identity
-        for stage in workload.epilogue:
-            self.apply = _after(self.apply, stage, operands)
+        for stage, number in zip(workload.epilogue, stage_inputs(workload)):
+            self.apply = _after(self.apply, stage, number, self._operands)
+        if self.element == types.uint16:
+            self.apply = _rounded(self.apply, narrow_op(workload.output.dtype))
+
+    def index(self, name: str) -> int | None:
+        """The index of the operand `name` in `params` and therefore in a kernel's `*operands`; None if it has none."""
+        names = [operand.name for operand in self._operands if operand.present]
+        return [operand.name for operand in self._operands].index(name) if name in names else None
+
+
+def _element(dtype: str) -> Any:
+    return types.uint16 if dtype in ("float16", "bfloat16") else getattr(types, dtype)
 
 
 def _identity(value, k, at, operands):  # type: ignore[no-untyped-def]
@@ -41,9 +69,21 @@ def _nothing(k, at, operands):  # type: ignore[no-untyped-def]
     return ()
 
 
-def _after(before: Callable[..., Any], stage: Stage, operands: tuple[EpilogueOperand, ...]) -> Callable[..., Any]:
-    """The epilogue `before`, followed by `stage`."""
-    arithmetic = STAGE_CODES[stage.name].function
+def _rounded(before: Callable[..., Any], narrow: Any) -> Callable[..., Any]:
+    def apply(value, k, at, operands):  # type: ignore[no-untyped-def]
+        return narrow(before(value, k, at, operands))
+
+    return apply
+
+
+def _after(
+    before: Callable[..., Any], stage: Stage, number: str, operands: tuple[EpilogueOperand, ...]
+) -> Callable[..., Any]:
+    """The epilogue `before`, followed by `stage`, which gets numbers of the dtype `number`."""
+    if dtype_of(number).is_float:
+        arithmetic = STAGE_CODES[stage.name].function
+    else:
+        arithmetic = INTEGER_STAGES[stage.name](stage, getattr(types, number))
     assert arithmetic is not None, f"{stage.name} has no arithmetic for a CPU"  # the template's `validate` refuses it
     names = [operand.name for operand in operands]
     values: Callable[..., Any] = _nothing
@@ -51,8 +91,9 @@ def _after(before: Callable[..., Any], stage: Stage, operands: tuple[EpilogueOpe
         values = _with_constant(constant if isinstance(constant, int) else np.float32(constant), values)
     for scalar in reversed(stage.kind.scalars):
         values = _with_scalar(names.index(scalar.name), values)
-    for operand in reversed(stage.kind.operands):
-        values = _with_element(names.index(operand.name), operand.axes == "y", values)
+    for each in reversed(stage.kind.operands):
+        operand = operands[names.index(each.name)]
+        values = _with_element(names.index(each.name), operand.axes == "y", operand.dtype, values)
 
     def apply(value, k, at, operands):  # type: ignore[no-untyped-def]
         return arithmetic(before(value, k, at, operands), values(k, at, operands))
@@ -74,10 +115,13 @@ def _with_scalar(index: int, rest: Callable[..., Any]) -> Callable[..., Any]:
     return values
 
 
-def _with_element(index: int, like_y: bool, rest: Callable[..., Any]) -> Callable[..., Any]:
+def _with_element(index: int, like_y: bool, dtype: str, rest: Callable[..., Any]) -> Callable[..., Any]:
+    kind = _element(dtype)
+    number = widen_op(dtype) if kind == types.uint16 else kind  # a cast to its own type changes nothing
+
     def values(k, at, operands):  # type: ignore[no-untyped-def]
         element = at if like_y else k
-        array = as_array(operands[index], (element + 1,), types.float32)
-        return (array[element], *rest(k, at, operands))
+        array = as_array(operands[index], (element + 1,), kind)
+        return (number(array[element]), *rest(k, at, operands))
 
     return values

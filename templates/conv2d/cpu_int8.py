@@ -1,0 +1,200 @@
+"""int8 and uint8 convolution on the CPU: a direct convolution that sums products of four bytes in each 32-bit lane.
+
+The schedule is that of conv2d_cpu, with four channels in the place of one: x is packed into blocks of channels with its
+padding written out, the weights are packed in the order in which the kernel reads them, and a register tile of `ow_tile`
+pixels x `oc_vectors` vectors of `block` output channels walks (channel block, r, s, four channels). One instruction
+multiplies four bytes of x, the same in all lanes, with four bytes of weights in each lane (Georganas et al.,
+"High-Performance Deep Learning via a Single Building Block", 2019, has the layout). `cpu_int8_kernels` says how signs and
+zero points enter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d.cpu_int8_kernels import (
+    BytePlan,
+    convolve_kernel,
+    needs_x_sums,
+    pack_weight_kernel,
+    pack_x_kernel,
+)
+from schedsearch.templates.conv2d.cpu_kernels import Shape
+from schedsearch.templates.conv2d.cpu_tiles import (
+    OC_VECTORS,
+    OH_TILES,
+    OW_TILES,
+    UNROLLS,
+    blocks,
+    cheapest_tile,
+    lanes_of,
+    thread_counts,
+    up_to,
+    useful_share,
+    vector_registers,
+)
+from schedsearch.templates.parts.cpu_epilogue import CONVERTING, OPERAND_DTYPES, CpuEpilogue
+from schedsearch.templates.parts.offsets import channel_runs
+from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.workload import Workload
+
+_QUAD = 4
+_X_BLOCKS = (4, 8, 16, 32, 64)
+
+
+class Conv2dCpuInt8(Template):
+    """conv2d of int8 and uint8 on a CPU, in every layout, with groups and zero points: four channels in a 32-bit lane."""
+
+    name = "conv2d_cpu_int8"
+    version = 1
+    op = "conv2d"
+    kind = "cpu"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if workload.dtype not in INTEGERS:
+            return f"dtype is {workload.dtype}; allowed: {', '.join(INTEGERS)}"
+        return epilogue_problem(workload, dtypes=OPERAND_DTYPES, converting=CONVERTING)
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        shape = Shape.of(workload)
+        registers, lanes, sums = vector_registers(target), lanes_of(target), int(needs_x_sums(workload))
+        x_layouts = ("packed", "direct") if _fits_in_place(workload, shape) else ("packed",)
+
+        def vectors(k: Any) -> Any:  # machine registers per vector of `block` lanes
+            return np.maximum(k["block"] // lanes, 1)
+
+        return ConfigSpace(
+            [
+                Knob("block", blocks(shape), "output channels, and 32-bit lanes, of a vector"),
+                Knob("x_block", _x_blocks(shape), "x of NCHW[x]c: channels per packed block of x"),
+                Knob("ow_tile", up_to(OW_TILES, shape.ow), "output pixels along the width in the register tile"),
+                Knob("oc_vectors", OC_VECTORS, "vectors of output channels in the register tile"),
+                Knob("unroll", (1,) if shape.depthwise else UNROLLS, "steps of four channels in the innermost loop"),
+                Knob("oh_tile", up_to(OH_TILES, shape.oh), "output rows per work item"),
+                Knob("x_layout", x_layouts, "packed: copy x to NCHW[x]c with its padding; direct: read x in place"),
+                Knob("order", ("channels", "rows"), "whether neighbouring work items differ in output channels or in rows"),
+                Knob("threads", thread_counts(target.sms), "threads that share the work items of every step"),
+            ],
+            [
+                Constraint(
+                    f"accumulators, weights and one operand fit in {registers} vector registers",
+                    lambda k: k["accumulators"] + (k["oc_vectors"] + sums) * vectors(k) + 1 <= registers,
+                ),
+                Constraint(
+                    f"padding of the {shape.outputs} output channels is less than a whole vector",
+                    lambda k: (k["oc_vectors"] - 1) * k["block"] < shape.outputs,
+                ),
+                Constraint(
+                    "unroll <= the steps of a channel block, x_block / 4",
+                    lambda k: k["unroll"] * _QUAD <= np.maximum(k["x_block"], _QUAD),
+                ),
+                Constraint(
+                    "x that is read in place has one x_block, the largest",
+                    lambda k: (k["x_layout"] == "packed") | (k["x_block"] == _x_blocks(shape)[-1]),
+                ),
+                Constraint(
+                    "a depthwise tile reads x directly only without a tail",
+                    lambda k: (
+                        (k["x_layout"] == "packed")
+                        | (not shape.depthwise)
+                        | (shape.outputs % (k["oc_vectors"] * k["block"]) == 0)
+                    ),
+                ),
+            ],
+            {
+                "accumulators": lambda k: k["ow_tile"] * (k["oc_vectors"] + sums) * vectors(k),
+                "work_items": lambda k: (
+                    shape.n
+                    * shape.groups
+                    * -(-shape.oh // k["oh_tile"])
+                    * -(-shape.outputs // (k["oc_vectors"] * k["block"]))
+                ),
+                "items_per_thread": lambda k: k["work_items"] / k["threads"],
+                "weight_tile_bytes": lambda k: shape.reduced * shape.r * shape.s * k["oc_vectors"] * k["block"],
+                "useful_share": lambda k: useful_share(shape, k["ow_tile"], k["oc_vectors"] * k["block"]),
+            },
+        )
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The tile with the fewest modelled cycles per useful multiply-add. Everything else follows from it.
+
+        A tile step issues ow_tile * oc_vectors multiplications, one per cycle and limited by their latency of four cycles;
+        one more per pixel sums x if the weights have an offset. It issues ow_tile + oc_vectors loads, two per cycle.
+        """
+        shape, sums = Shape.of(workload), int(needs_x_sums(workload))
+        values = {knob.name: knob.values for knob in space.knobs}
+        block = min(lanes_of(target), max(map(int, values["block"])))
+
+        def cycles(ow_tile: int, oc_vectors: int) -> float:
+            products = ow_tile * oc_vectors
+            loads = ow_tile * (oc_vectors if shape.depthwise else 1) + oc_vectors
+            issued = max(products + sums * ow_tile, loads / 2, 2.0 * oc_vectors, 4.0) + loads / 16
+            return issued / products / float(useful_share(shape, ow_tile, oc_vectors * block))
+
+        x_block = max(map(int, values["x_block"]))
+        base: dict[str, int | str] = {
+            "block": block,
+            "x_block": x_block,
+            "unroll": max(int(u) for u in values["unroll"] if int(u) <= max(min(x_block // _QUAD, 4), 1)),
+            "order": "channels",
+            "threads": max(map(int, values["threads"])),
+        }
+        layouts = [str(value) for value in reversed(values["x_layout"])]
+        return cheapest_tile(shape, space, base, layouts, cycles)
+
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """One vector of output channels of one pixel at a time, over packed data, on all cores, without a register tile."""
+        values = {knob.name: knob.values for knob in space.knobs}
+        lanes = lanes_of(target)
+        config = Config(
+            {
+                **{name: values[name][0] for name in ("ow_tile", "oc_vectors", "unroll", "oh_tile", "order")},
+                "block": max((int(block) for block in values["block"] if int(block) <= lanes), default=values["block"][0]),
+                "x_block": values["x_block"][-1],
+                "x_layout": "packed",
+                "threads": values["threads"][-1],
+            }
+        )
+        return None if space.check(config) else config
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        plan, epilogue = BytePlan.of(workload, config), CpuEpilogue(workload)
+        x = "x" if plan.direct else "x_packed"
+        threads, weight, packed = config["threads"], Pointer("weight"), Pointer("w_packed")
+        arguments = (Pointer(x), packed, Pointer("y"), *epilogue.params)
+        steps = [
+            KernelStep(pack_weight_kernel(plan), (weight, packed), Grid(plan.weight_items), threads, constant=True),
+            KernelStep(convolve_kernel(plan, epilogue, workload), arguments, Grid(plan.items), threads),
+        ]
+        workspaces = {"w_packed": plan.weight_size}
+        if not plan.direct:
+            pack = (Pointer("x"), Pointer("x_packed"), *epilogue.params)
+            steps.insert(0, KernelStep(pack_x_kernel(plan, epilogue), pack, Grid(plan.x_rows), threads))
+            workspaces["x_packed"] = plan.x_size
+        alignments = {"x": 1, "weight": 1, "y": dtype_of(workload.output.dtype).nbytes}
+        return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=alignments)
+
+
+def _x_blocks(shape: Shape) -> tuple[int, ...]:
+    """Up to all channels of a group; a depthwise convolution blocks x as it blocks y."""
+    if shape.depthwise:
+        return (1,)
+    most = -(-shape.reduced // _QUAD) * _QUAD
+    return tuple(sorted({*up_to(_X_BLOCKS, most), most}))
+
+
+def _fits_in_place(workload: Workload, shape: Shape) -> bool:
+    """Whether x can be read where it lies: nothing is padded, and four channels of a group are neighbours in memory."""
+    run, stride = channel_runs("C", workload.signature[0])
+    if not shape.fits_unpadded or stride != 1:
+        return False
+    return run == 0 if shape.depthwise else shape.reduced % _QUAD == 0 and run % _QUAD == 0

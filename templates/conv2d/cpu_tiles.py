@@ -1,0 +1,82 @@
+"""What the CPU templates of conv2d share: values of knobs, facts about register tiles, and the choice of a default tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from schedsearch.config import Config
+from schedsearch.space import ConfigSpace
+from schedsearch.target import Target
+from schedsearch.templates.conv2d.cpu_kernels import Shape
+
+BLOCKS = (1, 2, 4, 8, 16, 32)
+OW_TILES = (*range(1, 17), 20, 24, 28)
+OC_VECTORS = (1, 2, 3, 4, 6)
+OH_TILES = (1, 2, 4, 7, 8, 14, 16, 28, 32)
+UNROLLS = (1, 2, 4, 8)
+
+
+def up_to(values: Sequence[int], limit: int) -> tuple[int, ...]:
+    return tuple(value for value in values if value <= limit)
+
+
+def blocks(shape: Shape) -> tuple[int, ...]:
+    """Lanes of a vector of output channels: the four largest that are not much wider than a group has channels."""
+    power = 1 << max(shape.outputs - 1, 0).bit_length()
+    allowed = BLOCKS[: max(BLOCKS.index(power), 0) + 1] if shape.outputs < BLOCKS[-1] else BLOCKS
+    return allowed[-4:]
+
+
+def thread_counts(cores: int) -> tuple[int, ...]:
+    return tuple(range(1, cores + 1)) if cores <= 8 else tuple({*(2**i for i in range(cores.bit_length())), cores})
+
+
+def vector_registers(target: Target) -> int:
+    return 32 if target.simd_bits >= 512 else 16
+
+
+def lanes_of(target: Target) -> int:
+    """32-bit numbers in a vector register."""
+    return max(target.simd_bits // 32, 1)
+
+
+def useful_share(shape: Shape, ow_tile: Any, channels: Any) -> Any:
+    """Share of the multiply-adds that is not wasted on overlapping pixels or padded channels."""
+    pixels = shape.ow / (np.ceil(shape.ow / ow_tile) * ow_tile)
+    return pixels * shape.outputs / (np.ceil(shape.outputs / channels) * channels)
+
+
+def cheapest_tile(
+    shape: Shape,
+    space: ConfigSpace,
+    base: Mapping[str, int | str],
+    x_layouts: Sequence[str],
+    cycles: Callable[[int, int], float],
+) -> Config:
+    """The tile of the space with the fewest modelled cycles per useful multiply-add.
+
+    Args:
+        base: values of all knobs except ow_tile, oc_vectors, oh_tile and x_layout.
+        x_layouts: layouts to try, the preferred one first.
+        cycles: `cycles(ow_tile, oc_vectors)` per useful multiply-add.
+    """
+    allowed = {knob.name: [int(value) for value in knob.values] for knob in space.knobs if knob.ordered}
+    threads, block = int(base["threads"]), int(base["block"])
+    candidates: list[tuple[float, int, Config]] = []
+    for ow_tile in allowed["ow_tile"]:
+        for oc_vectors in allowed["oc_vectors"]:
+            # The most rows, up to eight, that leave every thread four work items.
+            tiles = shape.n * shape.groups * math.ceil(shape.outputs / (oc_vectors * block))
+            rows = max(min(tiles * shape.oh // (4 * threads), 8), 1)
+            oh_tile = max(value for value in allowed["oh_tile"] if value <= rows)
+            for x_layout in dict.fromkeys(x_layouts):
+                config = Config(
+                    {**base, "ow_tile": ow_tile, "oc_vectors": oc_vectors, "oh_tile": oh_tile, "x_layout": x_layout}
+                )
+                if not space.check(config):
+                    candidates.append((cycles(ow_tile, oc_vectors), len(candidates), config))
+    return min(candidates)[2]

@@ -1,0 +1,85 @@
+"""What the stages of an epilogue do to 32-bit integers in CPU kernels; `stages.STAGE_CODES` has the same for float32.
+
+An entry of `INTEGER_STAGES` is a function of the stage and of Numba's type of the integers. It returns
+`function(value, operands)`, in which `operands` are the stage's operands and scalars in the order in which its kind declares
+them. The result has the same type, or is the number that the stage makes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from schedsearch.backend.cpu_ops import round_to_even
+from schedsearch.ops import Stage
+
+Integers = Callable[[Stage, Any], Callable[[Any, Any], Any]]
+
+_BEYOND = np.float32(2**33)  # outside of 32 bits
+_SATURATED = np.float32(2**24)  # outside of 8 bits, whatever the zero point is
+
+
+def saturated(value: Any, zero_point: Any, lowest: int, largest: int) -> Any:
+    """A float32 as an int32 in kernels: rounded half to even, plus the zero point, limited to lowest ... largest."""
+    rounded = types.int32(round_to_even(min(max(value, -_SATURATED), _SATURATED)))
+    return min(max(types.int32(rounded + types.int32(zero_point)), types.int32(lowest)), types.int32(largest))
+
+
+def _add(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
+    def add(value: Any, operands: Any) -> Any:
+        return kind(value + operands[0])
+
+    return add
+
+
+def _relu(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
+    def relu(value: Any, operands: Any) -> Any:
+        return max(value, kind(0))
+
+    return relu
+
+
+def _clip(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
+    lowest, largest = int(kind.minval), int(kind.maxval)
+
+    def clip(value: Any, operands: Any) -> Any:
+        low, high = operands
+        # A bound beyond 32 bits becomes the nearest integer of the format.
+        least = types.int64(math.ceil(min(max(low, -_BEYOND), _BEYOND)))
+        most = types.int64(math.floor(min(max(high, -_BEYOND), _BEYOND)))
+        least, most = min(max(least, lowest), largest), min(max(most, lowest), largest)
+        return min(max(value, kind(least)), kind(most))
+
+    return clip
+
+
+def _requantise(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
+    narrow = getattr(types, stage.params["to"])
+    lowest, largest = int(narrow.minval), int(narrow.maxval)
+
+    def requantise(value: Any, operands: Any) -> Any:
+        scale, zero_point = operands
+        return narrow(saturated(types.float32(value) * scale, zero_point, lowest, largest))
+
+    return requantise
+
+
+def _dequantise(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
+    def dequantise(value: Any, operands: Any) -> Any:
+        return types.float32(value) * operands[0]
+
+    return dequantise
+
+
+INTEGER_STAGES: Mapping[str, Integers] = {
+    "bias": _add,
+    "residual": _add,
+    "relu": _relu,
+    "clip": _clip,
+    "requantise": _requantise,
+    "dequantise": _dequantise,
+}
