@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,15 @@ import pytest
 from conv2d_numpy import convolve, expected, integers, run_on_gpu, to_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mma_emulated import emulate
 
-import schedsearch.templates.conv2d.mma as module
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.launch import MAX_GRID_X, LaunchPlan
 from schedsearch.target import PRESETS, Target
-from schedsearch.templates.conv2d import mma_kernel
 from schedsearch.templates.conv2d.mma import Conv2dMma, Gemm
 from schedsearch.templates.conv2d.mma_kernel import swizzle
-from schedsearch.testing.emulator import Emulator, Memory
 from schedsearch.workload import Workload
 
 TEMPLATE = Conv2dMma()
@@ -52,20 +49,13 @@ SCHEDULES = [
 ]
 
 
-def emulate(monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], late: bool, sms: int = 2) -> Any:
+def emulated(
+    monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[str, Any], late: bool
+) -> tuple[Any, dict[str, Any]]:
     """y of one configuration without an epilogue, in `to_bits` form, and the arrays that it was computed from."""
-    memory = Memory()
-    emulator = Emulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, mma_kernel)
-    monkeypatch.setattr(mma_kernel, "_COPY", {piece: emulator.copy(2 * piece) for piece in (1, 2, 4, 8)})
-    identity = SimpleNamespace(params=(), alignments={}, pair=lambda v0, v1, *_: (v0, v1), single=lambda v0, *_: v0)
-    monkeypatch.setattr(module, "Epilogue", lambda _: identity)
     arrays = integers(workload, np.random.default_rng(0))
-    y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
-    buffers = {name: memory.add(array.astype(np.float16)) for name, array in arrays.items()}
-    source = TEMPLATE.kernel(workload, H200, Config(config))
-    emulator.run(source.steps[0], {**buffers, "y": memory.add(y)}, sms)
-    return to_bits(y, workload.out_dtype), arrays
+    stored = {name: array.astype(np.float16) for name, array in arrays.items()}
+    return to_bits(emulate(monkeypatch, workload, config, stored, late=late), workload.out_dtype), arrays
 
 
 @pytest.mark.parametrize("late_copies", [False, True])
@@ -74,7 +64,7 @@ def test_every_way_of_loading_and_storing_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], late_copies: bool
 ) -> None:
     workload = Workload.conv2d(**shape)
-    y, arrays = emulate(monkeypatch, workload, SMALL, late_copies)
+    y, arrays = emulated(monkeypatch, workload, SMALL, late_copies)
     np.testing.assert_array_equal(y, expected(workload, arrays))
 
 
@@ -85,7 +75,7 @@ def test_every_schedule_computes_the_same(
 ) -> None:
     workload = Workload.conv2d(n=3, h=8, w=7, c=48, k=40, r=3, s=3, padding=1, stride=(1, 2), groups=2)
     TEMPLATE.space(workload, H200).restrict({}).require(Config({**schedule, "blocks_per_sm": 0, "panel": 1}))
-    y, arrays = emulate(monkeypatch, workload, schedule, late_copies)
+    y, arrays = emulated(monkeypatch, workload, schedule, late_copies)
     np.testing.assert_array_equal(y, expected(workload, arrays))
 
 
@@ -209,9 +199,7 @@ def test_alignments_are_those_of_the_widest_access() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        (dict(dtype="float32"), "dtype"),
-        (dict(layout="NCHW"), "layouts"),
-        (dict(weight_layout="OIHW"), "layouts"),
+        (dict(dtype="int8", zero_points=["weight"]), "weight has a zero point"),
         (dict(n=2**30), "n must be below"),
     ],
 )

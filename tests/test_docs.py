@@ -135,13 +135,18 @@ def section(page: str, heading: str) -> str:
     return found[1] if found else ""
 
 
+_GROUPS_OF_INTEGERS = dict(groups=32, dtype="int8", weight_dtype="int8", out_dtype="int32")
+
+
 def spaces_of(template_name: str) -> list[ConfigSpace]:
     """The knobs of convolutions that the template supports: with many channels, small groups, or three channels."""
     template = load_template(template_name)
     target = CPU if template.kind == "cpu" else PRESETS["h200"]
     dtype = "float32" if template.kind == "cpu" else "float16"
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
-    taken = [w for w in (many, many.replace(groups=32), many.replace(c=3)) if template.validate(w, target) is None]
+    others = [many.replace(groups=32), many.replace(c=3)]
+    others += [Workload.conv2d(**{**many.params, **_GROUPS_OF_INTEGERS})] if template.kind == "cuda" else []
+    taken = [w for w in (many, *others) if template.validate(w, target) is None]
     return [template.space(workload, target) for workload in taken]
 
 

@@ -106,6 +106,22 @@ TYPES = SimpleNamespace(
 )
 
 
+def tf32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Float32 rounded to TF32's 10 stored bits, half away from zero (`cvt.rna.tf32.f32`)."""
+    rounded = (values.astype(np.float32).view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)
+    return rounded.view(np.float32)
+
+
+def tf32_product(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], products: int) -> np.ndarray[Any, Any]:
+    """a x b transposed by 1 or 3 products of TF32, as float32."""
+    (a_large, b_large), kind = (tf32(a), tf32(b)), np.float64
+    total = a_large.astype(kind) @ b_large.T.astype(kind)
+    if products == 3:
+        a_rest, b_rest = tf32(a - a_large), tf32(b - b_large)
+        total += a_rest.astype(kind) @ b_large.T.astype(kind) + a_large.astype(kind) @ b_rest.T.astype(kind)
+    return total.astype(np.float32)
+
+
 class Emulator:
     """Stand-ins for everything that a kernel of mma.sync type uses; `run` executes a kernel step over buffers."""
 
@@ -205,21 +221,39 @@ class Emulator:
         self.thread.copy_groups.append(self.thread.open_copies)
         self.thread.open_copies = []
 
-    def _ldmatrix(self, addresses: list[int], dtype: Any) -> np.ndarray[Any, Any]:
-        """Four 8x8 matrices: (4, 8, 8); matrix q's row r is at the address of lane 8 q + r."""
-        return np.array([self._shared(a, 16).view(dtype) for a in addresses]).reshape(4, 8, 8).astype(np.float32)
+    def _fragment(self, lanes: Sequence[int], dtype: str) -> np.ndarray[Any, Any]:
+        """16 rows x 32 bytes of k that `ldmatrix.x4` loads, as the elements of the fragments of mma.sync see them.
 
-    def mma_warp_tile(self, wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[..., None]:
+        A lane's register q gets 4 bytes of row `lane / 4` of matrix q, whose row r is at the address of lane 8 q + r. By the
+        PTX ISA the fragment of A then has in register q, element i of lane (g, t): row g + 8 (q % 2), and with e elements in
+        a register, k = t e + i + 4 e (q / 2). This holds for m16n8k8 (e = 1), m16n8k16 (2) and m16n8k32 (4).
+        """
+        matrices = np.array([self._shared(address, 16) for address in lanes]).reshape(4, 8, 4, 4)
+        elements = matrices.view(FLOATS.get(dtype, dtype))  # register q, g, t, i
+        of_register = elements.shape[3]
+        q, g, t, i = np.indices(elements.shape)
+        fragment = np.empty((16, 8 * of_register), elements.dtype)
+        fragment[g + 8 * (q % 2), t * of_register + i + 4 * of_register * (q // 2)] = elements
+        return fragment
+
+    def mma_warp_tile(
+        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
+    ) -> Callable[..., None]:  # fmt: skip
         def product(lanes: list[tuple[int, int]]) -> np.ndarray[Any, Any]:
-            rows = []
-            for i in range(wm // 16):  # PTX ISA, m16n8k16: a0 upper left, a1 lower left, a2 upper right, a3 lower right
-                q = self._ldmatrix([at + i * 16 * row_bytes for at, _ in lanes], FLOATS[dtype])
-                rows.append(np.block([[q[0], q[2]], [q[1], q[3]]]))
-            columns = []
-            for j in range(wn // 16):  # b0 is k 0-7 and b1 k 8-15 of eight columns; the next two of the next eight
-                q = self._ldmatrix([at + j * 16 * row_bytes for _, at in lanes], FLOATS[dtype])
-                columns.append(np.block([[q[0], q[1]], [q[2], q[3]]]))
-            sums: np.ndarray[Any, Any] = np.concatenate(rows) @ np.concatenate(columns).T
+            rows, columns = [], []
+            for i in range(wm // 16):
+                rows.append(self._fragment([at + i * 16 * row_bytes for at, _ in lanes], dtype))
+            for j in range(wn // 16):
+                # B's registers are k first, then columns: b0 and b1 of eight columns, then those of the next eight.
+                loaded = [at + j * 16 * row_bytes for _, at in lanes]
+                swapped = loaded[:8] + loaded[16:24] + loaded[8:16] + loaded[24:]
+                columns.append(self._fragment(swapped, dtype_b or dtype))
+            a, b = np.concatenate(rows), np.concatenate(columns)
+            if dtype == "float32":
+                sums: np.ndarray[Any, Any] = tf32_product(a, b, products)
+            else:
+                exact = np.float32 if dtype in FLOATS else np.int64
+                sums = a.astype(exact) @ b.astype(exact).T
             return sums
 
         def multiply(acc: list[Any], a: int, b: int) -> None:
@@ -229,18 +263,20 @@ class Emulator:
                 for j in range(wn // 8):
                     for c in range(4):
                         row, column = i * 16 + lane // 4 + c // 2 * 8, j * 8 + lane % 4 * 2 + c % 2
-                        acc[4 * (i * (wn // 8) + j) + c] += sums[row, column]
+                        at = 4 * (i * (wn // 8) + j) + c
+                        total = acc[at] + sums[row, column]
+                        acc[at] = total if dtype in FLOATS else TYPES.int32(total)
 
         return multiply
 
-    def store_warp_tile(self, wm: int, wn: int, row_bytes: int) -> Callable[..., None]:
+    def store_warp_tile(self, wm: int, wn: int, row_bytes: int, accumulator: str = "float32") -> Callable[..., None]:
         def store(acc: list[Any], shared: int) -> None:
             for i in range(wm // 16):
                 for j in range(wn // 8):
                     for half in range(2):
                         first = 4 * (i * (wn // 8) + j) + 2 * half
                         to = self._shared(shared + (i * 16 + half * 8) * row_bytes + j * 32, 8)
-                        to.view(np.float32)[:] = acc[first : first + 2]
+                        to.view(accumulator)[:] = acc[first : first + 2]
 
         return store
 
@@ -296,9 +332,18 @@ class Emulator:
     def load_shared_f32x2(self, shared: int) -> Any:
         return tuple(self._shared(shared, 8).view(np.float32))
 
+    def load_shared_i32x2(self, shared: int) -> tuple[int, ...]:
+        return tuple(self._shared(shared, 8).view(np.int32).tolist())
+
+    def load_shared_i32x4(self, shared: int) -> tuple[int, ...]:
+        return tuple(self._shared(shared, 16).view(np.int32).tolist())
+
     def pack_pair(self, dtype: str, accumulator: str = "float32") -> Callable[..., int]:
-        assert accumulator == "float32", "the bits of floats in integer registers are not emulated"
-        return lambda low, high: int(np.array([low, high], FLOATS[dtype]).view(np.uint32)[0])
+        def pack(low: Any, high: Any) -> int:
+            values = np.array([low, high], accumulator).view(np.float32)
+            return int(values.astype(FLOATS[dtype]).view(np.uint32)[0])
+
+        return pack
 
     def pack_bytes(self, dtype: str) -> Callable[..., int]:
         limits = np.iinfo(dtype)
@@ -325,11 +370,20 @@ class Emulator:
     def store_global_b32x2(self, address: int, a: int, b: int) -> None:
         self.memory.at(address, 8).view(np.int32)[:] = a, b
 
+    def store_global_u8(self, address: int, value: int) -> None:
+        self.memory.at(address, 1)[0] = value & 0xFF
+
     def store_global_u16(self, address: int, value: int) -> None:
         self.memory.at(address, 2).view(np.uint16)[0] = value & 0xFFFF
 
     def store_global_u32(self, address: int, value: int) -> None:
-        self.memory.at(address, 4).view(np.uint32)[0] = value
+        self.memory.at(address, 4).view(np.uint32)[0] = int(value) % 2**32
+
+    def copy_global(self, nbytes: int) -> Callable[..., None]:
+        def copy(to: int, address: int, inside: int) -> None:
+            self.memory.at(to, nbytes)[:] = self.memory.at(address, nbytes) if inside else 0
+
+        return copy
 
     def store_global_v4(self, address: int, *values: int) -> None:
         self.memory.at(address, 16).view(np.uint32)[:] = values

@@ -1,46 +1,51 @@
 """The kernel of conv2d_mma: load by cp.async into a ring of stages, multiply by mma.sync, stage the tile, store.
 
 The kernel captures the functions here, and they become part of it. A thread loads one column of chunks, in rows that are
-`row_step` apart. A chunk is 8 elements along the reduction, 16 bytes, one row of an 8x8 ldmatrix.
+`row_step` apart. A chunk is 16 bytes along the reduction, one row of an 8x8 ldmatrix.
 
-Sources: PTX ISA, "Warp Level Matrix Instructions" (fragments of m16n8k16, ldmatrix) and "cp.async".
+Sources: PTX ISA, "Warp Level Matrix Instructions" (ldmatrix) and "cp.async".
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
-from schedsearch.templates.conv2d.mma_sizes import CHUNK, Plan, ceil_div
+from schedsearch.ops.conv2d import CONV2D
+from schedsearch.templates.conv2d.mma_sizes import Plan, ceil_div, strides_of_x
+from schedsearch.templates.conv2d.mma_store import output
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
 
 OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
 # Names that the kernel and its functions capture; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "rows_x", "store.float_out", "store.vector"})
-_COPY = {8: ptx.cp_async_16, 4: ptx.cp_async_8, 2: ptx.cp_async_4, 1: ptx.copy_2}
+SHAPED_BY = frozenset({"accumulators", "rows_x"})
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
+def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x, weight, y, *epilogue.params); addresses are u64."""
     index = types.int64 if plan.wide_counts else types.int32
     tiles, steps, stages, persistent = plan.tiles, plan.steps, plan.stages, plan.persistent
-    accumulators, rows_x = plan.accumulators, ceil_div(plan.bm, plan.row_step)
+    mma, accumulators, rows_x = plan.gemm.mma, plan.accumulators, ceil_div(plan.bm, plan.row_step)
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
     row_bytes, stage_bytes, x_bytes = plan.row_bytes, plan.stage_bytes, plan.x_bytes
     staged_row_bytes, slice_bytes, chunks = plan.staged_row_bytes, plan.slice_bytes, plan.chunks
-    parts = plan.bk // 16 // slices  # k16 steps of one warp within a step
+    parts = plan.bk // mma.k // slices  # instructions along k of one warp within a step
+    sum_type = mma.accumulator_type
 
     place, locate_pixels, locate_filters = tile_walk(plan), pixels(workload, plan), filters(plan)
+    place_in_x = load_order(workload, plan)
     load_x, load_w = pixel_loads(workload, plan), filter_loads(plan)
     commit, wait_stage, wait_all = ptx.cp_async_commit, ptx.cp_async_wait(stages - 2), ptx.cp_async_wait(0)
-    flip, multiply = swizzle(chunks), ptx.mma_warp_tile(wm, wn, row_bytes, workload.dtype)
-    stage_tile = ptx.store_warp_tile(wm, wn, staged_row_bytes)
-    store = output(workload, plan, epilogue)
+    flip, multiply = swizzle(chunks), mma.multiply(wm, wn, row_bytes)
+    stage_tile = mma.stage(wm, wn, staged_row_bytes)
+    stop_of, store = image_end(plan), output(workload, plan, epilogue, zero)
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()
@@ -53,6 +58,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         # Where this thread writes its chunks and reads its fragments.
         column = types.uint32(thread % chunks)
         row = types.uint32(thread // chunks)
+        row_of_x, column_of_x = place_in_x(thread)
         x_row = types.uint32(lane % 16)
         w_row = types.uint32(lane % 8 + lane // 16 * 8)
         x_fragment = types.uint32(shared + (warp_m + x_row) * row_bytes)
@@ -63,22 +69,23 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
         h0 = cuda.local.array(rows_x, types.int32)  # row of the pixel's first tap, may be negative
         w0 = cuda.local.array(rows_x, types.int32)
         x_rows = cuda.local.array(rows_x, types.uint64)
-        acc = cuda.local.array(accumulators, types.float32)
+        acc = cuda.local.array(accumulators, sum_type)
 
         def fill(step: Any, slot: Any, w_first: Any, k_left: Any) -> None:
             """Loads the tiles of one step. Beyond the last step it writes zeros and reads nothing."""
             stage = types.uint32(shared + slot * stage_bytes)
-            load_x(stage, step, row, column, h0, w0, x_rows)
+            load_x(stage, step, row_of_x, column_of_x, h0, w0, x_rows)
             load_w(stage, step, row, column, w_first, k_left)
 
         for tile in range(index(cuda.blockIdx.x), index(tiles), index(cuda.gridDim.x)):
             m_first, group, k_first = place(tile)
-            locate_pixels(x, m_first, row, group, h0, w0, x_rows)
+            m_stop = stop_of(m_first)
+            locate_pixels(x, m_first, m_stop, row_of_x, group, h0, w0, x_rows)
             w_first, k_left = locate_filters(weight, row, group, k_first)
 
             # ---- load and multiply
             for i in range(accumulators):
-                acc[i] = types.float32(0)
+                acc[i] = sum_type(0)
             for step in range(stages - 1):
                 fill(types.int32(step), types.int32(step), w_first, k_left)
                 commit()
@@ -101,7 +108,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
             # ---- store
             stage_tile(acc, out_slice + (warp_m + lane // 4) * staged_row_bytes + (warp_n + lane % 4 * 2) * 4)
             cuda.syncthreads()
-            store(y, shared, thread, m_first, group, k_first, k_left, operands)
+            store(y, shared, thread, m_first, m_stop, group, k_first, k_left, operands)
             if persistent:
                 cuda.syncthreads()  # all threads must have read the result before the ring is filled again
 
@@ -116,6 +123,16 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
     """
     count = _count(plan)
     panel, tiles_m, tiles_n, group_tiles, bm, bn = plan.panel, plan.tiles_m, plan.tiles_n, plan.group_tiles, plan.bm, plan.bn
+    image_tiles, out_pixels = plan.image_tiles, plan.gemm.pixels
+
+    def of_all_images(tile_m: Any) -> Any:
+        return count(tile_m * bm)
+
+    def of_one_image(tile_m: Any) -> Any:
+        image = count(tile_m // image_tiles)
+        return count(image * out_pixels + (tile_m - image * image_tiles) * bm)
+
+    first_pixel = of_one_image if plan.bound else of_all_images
 
     def place(tile: Any) -> Any:
         first = count(count(tile) // (panel * tiles_n) * panel)
@@ -124,9 +141,22 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
         tile_n = count(inside_panel // height)
         tile_m = count(first + inside_panel % height)
         group = count(tile_n // group_tiles)
-        return count(tile_m * bm), group, types.int32((tile_n - group * group_tiles) * bn)
+        return first_pixel(tile_m), group, types.int32((tile_n - group * group_tiles) * bn)
 
     return place
+
+
+def image_end(plan: Plan) -> Callable[[Any], Any]:
+    """`stop_of(m_first)`: the first output pixel after those that the tile at `m_first` may have."""
+    count, m_total, out_pixels = _count(plan), plan.gemm.m, plan.gemm.pixels
+
+    def of_all_images(m_first: Any) -> Any:
+        return m_total
+
+    def of_one_image(m_first: Any) -> Any:
+        return count((m_first // out_pixels + 1) * out_pixels)
+
+    return of_one_image if plan.bound else of_all_images
 
 
 def _count(plan: Plan) -> Any:
@@ -147,17 +177,37 @@ def swizzle(chunks: int) -> Callable[[Any], Any]:
     return flip
 
 
+def load_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
+    """`place_in_x(thread)` returns the (row, column of chunks) of x that a thread loads first.
+
+    Neighbouring threads load neighbours in memory: chunks of one block of channels, then pixels, then further blocks.
+    """
+    chunks, row_step = plan.chunks, plan.row_step
+    run_chunks = math.gcd(strides_of_x(workload)["C"].run(plan.gemm.c) // plan.gemm.mma.chunk, chunks) or 1
+    across = chunks if workload.layout == "NHWC" else run_chunks
+    if across == chunks:
+        return lambda thread: (types.uint32(thread // chunks), types.uint32(thread % chunks))
+
+    def by_blocks(thread: Any) -> Any:
+        column = types.uint32(thread // (across * row_step) * across + thread % across)
+        return types.uint32(thread // across % row_step), column
+
+    return by_blocks
+
+
 def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
-    """`locate(x, m_first, row, group, h0, w0, x_rows)` finds the pixels that a thread loads.
+    """`locate(x, m_first, m_stop, row, group, h0, w0, x_rows)` finds the pixels that a thread loads.
 
     It writes for each of the thread's rows the coordinates of the first tap and that element's address.
     """
-    count, rows, row_step, m_total, c_group = _count(plan), _rows(plan.bm, plan), plan.row_step, plan.gemm.m, plan.gemm.c
-    _, out_h, out_w, _ = workload.output.shape
-    h, w, c_all, out_pixels = workload.h, workload.w, workload.c, out_h * out_w
+    count, rows, row_step, element_bytes = _count(plan), _rows(plan.bm, plan), plan.row_step, plan.gemm.mma.element_bytes
+    out_w, out_pixels = CONV2D.output_hw(workload.params)[1], plan.gemm.pixels
     (stride_h, stride_w), (pad_top, pad_left) = workload.stride, workload.padding[:2]
+    pixel_of, group_elements = _pixel(workload), _group_elements(workload, plan)
 
-    def locate(x: Any, m_first: Any, row: Any, group: Any, h0: Any, w0: Any, x_rows: Any) -> None:
+    def locate(
+        x: Any, m_first: Any, m_stop: Any, row: Any, group: Any, h0: Any, w0: Any, x_rows: Any
+    ) -> None:  # fmt: skip
         for i in range(rows):
             m = count(m_first + row + i * row_step)
             n = count(m // out_pixels)
@@ -165,13 +215,31 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
             p = count(pixel // out_w)
             down = types.int32(p * stride_h - pad_top)
             right = types.int32((pixel - p * out_w) * stride_w - pad_left)
-            h0[i] = down if m < m_total else types.int32(OUTSIDE)
+            h0[i] = down if m < m_stop else types.int32(OUTSIDE)
             w0[i] = right
             x_rows[i] = x + types.uint64(
-                (((types.int64(n) * h + down) * w + right) * c_all + types.int64(group) * c_group) * 2
-            )
+                (pixel_of(n, down, right) + types.int64(group) * group_elements) * element_bytes
+            )  # fmt: skip
 
     return locate
+
+
+def _pixel(workload: Workload) -> Callable[[Any, Any, Any], Any]:
+    """`pixel_of(n, row, column)`: offset in x of a pixel's first channel; the pixel may lie outside of the image."""
+    strides = strides_of_x(workload)
+    rows, columns = strides["N"].outer // strides["H"].outer, strides["H"].outer // strides["W"].outer
+    pixel_elements = strides["W"].outer
+
+    def pixel_of(n: Any, row: Any, column: Any) -> Any:
+        return ((types.int64(n) * rows + row) * columns + column) * pixel_elements
+
+    return pixel_of
+
+
+def _group_elements(workload: Workload, plan: Plan) -> int:
+    """Elements of x from one group of channels to the next. A group has whole blocks, if there are blocks."""
+    channels = strides_of_x(workload)["C"]
+    return plan.gemm.c // channels.block * channels.outer
 
 
 def _rows(tile_rows: int, plan: Plan) -> int:
@@ -183,38 +251,40 @@ def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
     """`load(stage, step, row, column, h0, w0, x_rows)` loads the thread's chunks of x, and zeros outside of the image."""
     rows, row_step, bm, bk, row_bytes = _rows(plan.bm, plan), plan.row_step, plan.bm, plan.bk, plan.row_bytes
     piece, c_group, kk_total, flip = plan.gemm.piece_x, plan.gemm.c, plan.gemm.kk, swizzle(plan.chunks)
-    pieces, copy, ragged = CHUNK // piece, _COPY[piece], bm % row_step != 0
-    h, w, c_all, kernel_w, padded = workload.h, workload.w, workload.c, workload.s, any(workload.padding)
+    chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.mma.element_bytes
+    pieces, copy, ragged = chunk // piece, ptx.cp_async(piece * element_bytes), bm % row_step != 0
+    h, w, kernel_w, padded = workload.h, workload.w, workload.s, any(workload.padding)
+    pixel_of, channel_of = _pixel(workload), strides_of_x(workload)["C"].offset()
     dilation_h, dilation_w = workload.dilation
     one_tap = c_group % bk == 0  # a step then lies within one tap, and all threads do the same arithmetic
 
     def load(stage: Any, step: Any, row: Any, column: Any, h0: Any, w0: Any, x_rows: Any) -> None:
         for number in range(pieces):
-            kk = types.uint32(step * bk + column * CHUNK + number * piece)
+            kk = types.uint32(step * bk + column * chunk + number * piece)
             tap = types.uint32(types.uint32(step * bk) if one_tap else kk) // c_group
             tap_h = tap // kernel_w
             down = types.int32(tap_h * dilation_h)
             right = types.int32((tap - tap_h * kernel_w) * dilation_w)
-            offset = (types.int64(down) * w + right) * c_all + (kk - tap * c_group)
+            offset = pixel_of(0, down, right) + channel_of(kk - tap * c_group)
             for i in range(rows):
                 to_row = types.uint32(row + i * row_step)
                 if not ragged or to_row < bm:
                     inside = (types.uint32(h0[i] + down) < types.uint32(h)) & (kk < types.uint32(kk_total))
                     if padded:
                         inside = inside & (types.uint32(w0[i] + right) < types.uint32(w))
-                    at = types.uint32((column ^ flip(to_row)) * 16 + number * piece * 2)
+                    at = types.uint32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
                     to = types.uint32(stage + to_row * row_bytes) + at
-                    copy(to, x_rows[i] + types.uint64(offset * 2), piece * 2 if inside else 0)
+                    copy(to, x_rows[i] + types.uint64(offset * element_bytes), piece * element_bytes if inside else 0)
 
     return load
 
 
 def filters(plan: Plan) -> Callable[..., Any]:
     """`locate(weight, row, group, k_first)` returns the address of the thread's first filter and the channels left."""
-    k_total, kk_total = plan.gemm.k, plan.gemm.kk
+    k_total, filter_elements, element_bytes = plan.gemm.k, plan.gemm.row, plan.gemm.mma.element_bytes
 
     def locate(weight: Any, row: Any, group: Any, k_first: Any) -> Any:
-        first = weight + types.uint64((types.int64(group) * k_total + k_first + row) * kk_total * 2)
+        first = weight + types.uint64((types.int64(group) * k_total + k_first + row) * filter_elements * element_bytes)
         return first, types.int32(k_total - k_first)
 
     return locate
@@ -223,74 +293,20 @@ def filters(plan: Plan) -> Callable[..., Any]:
 def filter_loads(plan: Plan) -> Callable[..., None]:
     """`load(stage, step, row, column, w_first, k_left)` loads the thread's chunks of the weights."""
     rows, row_step, bn, bk, row_bytes = _rows(plan.bn, plan), plan.row_step, plan.bn, plan.bk, plan.row_bytes
-    piece, kk_total, flip = plan.gemm.piece_w, plan.gemm.kk, swizzle(plan.chunks)
-    pieces, copy, ragged, x_bytes = CHUNK // piece, _COPY[piece], bn % row_step != 0, plan.x_bytes
+    piece, filter_elements, flip = plan.gemm.piece_w, plan.gemm.row, swizzle(plan.chunks)
+    chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.mma.element_bytes
+    pieces, copy, ragged, x_bytes = chunk // piece, ptx.cp_async(piece * element_bytes), bn % row_step != 0, plan.x_bytes
 
     def load(stage: Any, step: Any, row: Any, column: Any, w_first: Any, k_left: Any) -> None:
         for number in range(pieces):
-            kk = types.uint32(step * bk + column * CHUNK + number * piece)
+            kk = types.uint32(step * bk + column * chunk + number * piece)
             for i in range(rows):
                 to_row = types.uint32(row + i * row_step)
                 if not ragged or to_row < bn:
-                    inside = (types.int32(to_row) < k_left) & (kk < types.uint32(kk_total))
-                    offset = types.int64(i * row_step) * kk_total + kk
-                    at = types.uint32((column ^ flip(to_row)) * 16 + number * piece * 2)
+                    inside = (types.int32(to_row) < k_left) & (kk < types.uint32(filter_elements))
+                    offset = types.int64(i * row_step) * filter_elements + kk
+                    at = types.uint32((column ^ flip(to_row)) * 16 + number * piece * element_bytes)
                     to = types.uint32(stage + x_bytes + to_row * row_bytes) + at
-                    copy(to, w_first + types.uint64(offset * 2), piece * 2 if inside else 0)
+                    copy(to, w_first + types.uint64(offset * element_bytes), piece * element_bytes if inside else 0)
 
     return load
-
-
-# --- Store ------------------------------------------------------------------------------------------------------------
-def output(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
-    """`store(y, shared, thread, m_first, group, k_first, k_left, operands)` writes the staged tile of y.
-
-    It adds up the slices and applies the epilogue to `vector` channels at once.
-    """
-    count, bm, threads, slices = _count(plan), plan.bm, plan.threads, plan.slices
-    m_total, k_total, k_all = plan.gemm.m, plan.gemm.k, workload.k
-    staged_row_bytes, slice_bytes = plan.staged_row_bytes, plan.slice_bytes
-    vector, out_bytes = plan.gemm.vector, plan.gemm.out_bytes
-    vectors, float_out = plan.bn // vector, out_bytes == 4
-    pair, single = epilogue.pair, epilogue.single
-    pack = ptx.pack_pair("float16" if float_out else workload.out_dtype)
-
-    def store(
-        y: Any, shared: Any, thread: Any, m_first: Any, group: Any, k_first: Any, k_left: Any, operands: Any
-    ) -> None:  # fmt: skip
-        for item in range(types.int32(thread), types.int32(bm * vectors), types.int32(threads)):
-            out_row = types.uint32(item) // vectors
-            out_column = types.uint32(item) % vectors * vector
-            m = count(m_first + out_row)
-            if m < m_total and out_column < k_left:
-                k = types.int32(group * k_total + k_first + out_column)
-                offset = types.int64(m) * k_all + k
-                address = y + types.uint64(offset * out_bytes)
-                staged = types.uint32(shared + out_row * staged_row_bytes + out_column * 4)
-                if vector == 1:
-                    a0 = ptx.load_shared_f32(staged)
-                    for other in range(1, slices):
-                        a0 += ptx.load_shared_f32(staged + other * slice_bytes)
-                    v0 = single(a0, 1, k, offset, *operands)
-                    if float_out:
-                        ptx.store_global_f32(address, v0)
-                    else:
-                        ptx.store_global_u16(address, pack(v0, types.float32(0)))
-                else:
-                    words = cuda.local.array(4, types.uint32)
-                    for i in range(vector // 2):
-                        a0, a1 = ptx.load_shared_f32x2(staged + i * 8)
-                        for other in range(1, slices):
-                            b0, b1 = ptx.load_shared_f32x2(staged + i * 8 + other * slice_bytes)
-                            a0, a1 = a0 + b0, a1 + b1
-                        v0, v1 = pair(a0, a1, 1, k + i * 2, offset + i * 2, *operands)
-                        if float_out:
-                            ptx.store_global_f32x2(address, v0, v1)
-                        else:
-                            words[i] = pack(v0, v1)
-                    if vector == 8:
-                        ptx.store_global_v4(address, words[0], words[1], words[2], words[3])
-                    elif not float_out:
-                        ptx.store_global_u32(address, words[0])
-
-    return store

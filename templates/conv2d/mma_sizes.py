@@ -2,58 +2,169 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from schedsearch.config import Config
+from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.layout import Layout
+from schedsearch.space import Columns
+from schedsearch.templates.parts.addressing import AxisStrides
+from schedsearch.templates.parts.mma import Mma
 from schedsearch.workload import Workload
 
-CHUNK = 8  # elements
-ELEMENT_BYTES = 2
-ROW_PADDING = 8  # floats of padding per row of the staged result: the 8-byte stores of a half warp then hit every bank once
+ROW_PADDING = 8  # sums of padding per row of the staged result: the 8-byte stores of a half warp then hit every bank once
+MOST_MERGED = 64  # groups that one GEMM has at most
+MERGED_BYTES, MERGED_OUTPUTS = 128, 128  # input channels in bytes, and output channels, of merged groups at most
+WORD_BYTES = 4  # of the least asynchronous copy
 
 
 @dataclass(frozen=True)
 class Gemm:
     """The implicit GEMM of one workload.
 
+    Neighbouring groups of channels may be merged: they share a GEMM, and the weights between different groups are zero.
+
     Attributes:
-        groups: groups of channels, each of them a GEMM.
-        m: output pixels.
+        mma: the instruction.
+        groups: groups of channels after merging, each of them a GEMM.
+        merged: groups of the workload in one GEMM.
+        n: images.
+        pixels: output pixels of an image.
         k: output channels of a group.
         c: input channels of a group.
         kk: length of the reduction.
+        row: elements from one row of weights to the next.
+        repacked: whether weights are first brought into rows of whole chunks, in the order of the reduction. Otherwise the
+            workload's own array is in this order.
         piece_x, piece_w: elements that one load takes.
         vector: channels of y that one store takes.
         out_bytes: bytes of an element of y.
     """
 
+    mma: Mma
     groups: int
-    m: int
+    merged: int
+    n: int
+    pixels: int
     k: int
     c: int
     kk: int
+    row: int
+    repacked: bool
     piece_x: int
     piece_w: int
     vector: int
     out_bytes: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Gemm:
-        n, out_h, out_w, channels = workload.output.shape
-        k, c = channels // workload.groups, workload.c // workload.groups
-        kk = workload.r * workload.s * c
-        out_bytes = dtype_of(workload.out_dtype).nbytes
-        vector = 8 if k % 8 == 0 and out_bytes == 2 else 2 if k % 2 == 0 else 1
-        return cls(workload.groups, n * out_h * out_w, k, c, kk, _piece(c), _piece(kk), vector, out_bytes)
+    def of(cls, workload: Workload, merged: int = 1) -> Gemm:
+        w, mma = workload, mma_of(workload)
+        chunk, groups = mma.chunk, w.groups // merged
+        k, c = w.k // groups, w.c // groups
+        kk = w.r * w.s * c
+        out_h, out_w = CONV2D.output_hw(w.params)
+        short = mma.accumulator == "int32" and kk * mma.element_bytes % WORD_BYTES != 0
+        repacked = merged > 1 or w.weight_layout != "OHWI" or short
+        row = int(ceil_div(kk, chunk)) * chunk if repacked else kk
+        out_bytes = dtype_of(w.out_dtype).nbytes
+        neighbours = strides_of_y(w)["C"].run(k)
+        return cls(
+            mma=mma,
+            groups=groups,
+            merged=merged,
+            n=w.n,
+            pixels=out_h * out_w,
+            k=k,
+            c=c,
+            kk=kk,
+            row=row,
+            repacked=repacked,
+            piece_x=_piece(strides_of_x(w)["C"].run(c), chunk),
+            piece_w=_piece(row, chunk),
+            vector=next(size for size in _VECTORS[out_bytes] if neighbours % size == 0),
+            out_bytes=out_bytes,
+        )
+
+    @property
+    def m(self) -> int:
+        """Output pixels of all images."""
+        return self.n * self.pixels
 
 
-def _piece(elements: int) -> int:
-    """The largest load (8, 4, 2 or 1 elements) that divides a contiguous run of `elements`."""
-    return next(size for size in (8, 4, 2, 1) if elements % size == 0)
+@dataclass(frozen=True)
+class Gemms:
+    """The GEMMs of a workload, for the formulas of a space.
+
+    Attributes:
+        by_merged: how many groups are merged -> the GEMM then, in increasing order.
+        takes_batch_knob: whether tiles may be bound to images.
+    """
+
+    by_merged: Mapping[int, Gemm]
+    takes_batch_knob: bool
+
+    @classmethod
+    def of(cls, workload: Workload) -> Gemms:
+        w = workload
+        # Configurations of these workloads were recorded without the knobs `batch` and `merged`, and keep their ids.
+        first = w.dtype in ("float16", "bfloat16") and (w.layout, w.weight_layout) == ("NHWC", "OHWI")
+        return cls({merged: Gemm.of(w, merged) for merged in ((1,) if first else _mergeable(w))}, not first and w.n > 1)
+
+    @property
+    def single(self) -> Gemm:
+        """The GEMM of a group that is not merged."""
+        return self.by_merged[1]
+
+    def column(self, name: str, k: Columns) -> Any:
+        """An attribute of the GEMM of each configuration."""
+        if "merged" not in k:
+            return getattr(self.single, name)
+        values = np.array([getattr(gemm, name) for gemm in self.by_merged.values()])
+        return values[np.searchsorted(list(self.by_merged), k["merged"])]
+
+
+def _mergeable(workload: Workload) -> tuple[int, ...]:
+    """How many groups may be merged, in increasing order."""
+    w = workload
+    k, c_bytes = w.k // w.groups, w.c // w.groups * dtype_of(w.dtype).nbytes
+    powers = (2**i for i in range(MOST_MERGED.bit_length()))
+    return tuple(
+        merged
+        for merged in powers
+        if merged == 1
+        or (w.groups % merged == 0 and merged * c_bytes <= MERGED_BYTES and merged * k <= MERGED_OUTPUTS)
+    )  # fmt: skip
+
+
+_VECTORS = {1: (4, 1), 2: (8, 2, 1), 4: (2, 1)}  # bytes of an element of y -> how many one store may take
+
+
+def _piece(elements: int, chunk: int) -> int:
+    """The largest load (a chunk, or a half, a quarter ... of it) that divides a contiguous run of `elements`."""
+    return math.gcd(elements, chunk)
+
+
+def mma_of(workload: Workload) -> Mma:
+    """The instruction that multiplies the workload's elements."""
+    w = workload
+    return Mma(w.dtype, w.weight_dtype, 3 if w.dtype == "float32" and w.precision == "fp32" else 1)
+
+
+def strides_of_x(workload: Workload) -> dict[str, AxisStrides]:
+    w = workload
+    return AxisStrides.of(Layout.parse(w.layout), {"N": w.n, "C": w.c, "H": w.h, "W": w.w})
+
+
+def strides_of_y(workload: Workload) -> dict[str, AxisStrides]:
+    out_h, out_w = CONV2D.output_hw(workload.params)
+    sizes = {"N": workload.n, "C": workload.k, "H": out_h, "W": out_w}
+    return AxisStrides.of(Layout.parse(workload.layout), sizes)
 
 
 @dataclass(frozen=True)
@@ -68,6 +179,7 @@ class Plan:
         stages: buffers of the pipeline.
         panel: pixel tiles that are walked before the next channel tile.
         persistent: whether blocks loop over tiles; otherwise there is one block per tile.
+        bound: whether a tile has pixels of one image only.
     """
 
     gemm: Gemm
@@ -80,11 +192,13 @@ class Plan:
     stages: int
     panel: int
     persistent: bool
+    bound: bool
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> Plan:
         knobs = {name: config[name] for name in ("bm", "bn", "bk", "wm", "wn", "slices", "stages", "panel")}
-        return cls(gemm=Gemm.of(workload), persistent=config["blocks_per_sm"] > 0, **knobs)
+        gemm = Gemm.of(workload, int(config.get("merged", 1)))
+        return cls(gemm=gemm, persistent=config["blocks_per_sm"] > 0, bound=config.get("batch") == "bound", **knobs)
 
     @property
     def warps_n(self) -> int:
@@ -106,8 +220,14 @@ class Plan:
         return int(ceil_div(self.gemm.kk, self.bk))
 
     @property
+    def image_tiles(self) -> int:
+        """Pixel tiles of an image, if tiles do not straddle images."""
+        return int(ceil_div(self.gemm.pixels, self.bm))
+
+    @property
     def tiles_m(self) -> int:
-        return int(ceil_div(self.gemm.m, self.bm))
+        """Pixel tiles."""
+        return self.gemm.n * self.image_tiles if self.bound else int(ceil_div(self.gemm.m, self.bm))
 
     @property
     def group_tiles(self) -> int:
@@ -129,13 +249,13 @@ class Plan:
 
     @property
     def accumulators(self) -> int:
-        """Float32 registers per thread for its part of a warp's tile."""
+        """Registers of sums per thread for its part of a warp's tile."""
         return self.wm * self.wn // 32
 
     @property
     def chunks(self) -> int:
         """Chunks of a row in shared memory."""
-        return self.bk // CHUNK
+        return self.bk // self.gemm.mma.chunk
 
     @property
     def row_step(self) -> int:
@@ -144,7 +264,7 @@ class Plan:
 
     @property
     def row_bytes(self) -> int:
-        return self.bk * ELEMENT_BYTES
+        return self.bk * self.gemm.mma.element_bytes
 
     @property
     def x_bytes(self) -> int:
@@ -167,12 +287,12 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        return int(shared_bytes(self.bm, self.bn, self.bk, self.stages, self.slices))
+        return int(shared_bytes(self.bm, self.bn, self.row_bytes, self.stages, self.slices))
 
 
-def shared_bytes(bm: Any, bn: Any, bk: Any, stages: Any, slices: Any) -> Any:
+def shared_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any) -> Any:
     """Bytes of shared memory: the pipeline's buffers and the staged results (one per slice) take turns in it."""
-    return np.maximum(stages * (bm + bn) * bk * ELEMENT_BYTES, slices * bm * (bn + ROW_PADDING) * 4)
+    return np.maximum(stages * (bm + bn) * row_bytes, slices * bm * (bn + ROW_PADDING) * 4)
 
 
 def ceil_div(a: Any, b: Any) -> Any:

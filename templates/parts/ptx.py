@@ -28,6 +28,11 @@ store_global_u16 = device_op(
     "{ .reg .b16 h; cvt.u16.u32 h, $value; st.global.b16 [$address], h; }",
     ins={"address": "u64", "value": "u32"},
 )
+store_global_u8 = device_op(
+    "store_global_u8",
+    "{ .reg .b16 h; cvt.u16.u32 h, $value; st.global.b8 [$address], h; }",
+    ins={"address": "u64", "value": "u32"},
+)
 store_global_f32 = device_op("store_global_f32", "st.global.f32 [$address], $value;", ins={"address": "u64", "value": "f32"})
 store_global_f32x2 = device_op(
     "store_global_f32x2", "st.global.v2.f32 [$address], {$a, $b};", ins={"address": "u64", "a": "f32", "b": "f32"}
@@ -35,6 +40,20 @@ store_global_f32x2 = device_op(
 store_global_b32x2 = device_op(
     "store_global_b32x2", "st.global.v2.b32 [$address], {$a, $b};", ins={"address": "u64", "a": "i32", "b": "i32"}
 )
+
+
+@functools.cache
+def copy_global(nbytes: int) -> Callable[..., Any]:
+    """Copies an element of 1, 2 or 4 bytes: (to, address, inside); zero, and nothing is read, if `inside` is 0."""
+    register = "b32" if nbytes == 4 else "b16"
+    return device_op(
+        "copy_global",
+        f"{{ .reg .pred p; .reg .{register} v; setp.ne.s32 p, $inside, 0; mov.{register} v, 0; "
+        f"@p ld.global.nc.b{8 * nbytes} v, [$address]; st.global.b{8 * nbytes} [$to], v; }}",
+        ins={"to": "u64", "address": "u64", "inside": "i32"},
+    )
+
+
 store_shared_v4 = device_op(
     "store_shared_v4",
     "st.shared.v4.b32 [$shared], {$a, $b, $c, $d};",
@@ -46,6 +65,16 @@ load_shared_i32 = device_op("load_shared_i32", "ld.shared.b32 $a, [$shared];", i
 load_shared_f32 = device_op("load_shared_f32", "ld.shared.f32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "f32"})
 load_shared_f32x2 = device_op(
     "load_shared_f32x2", "ld.shared.v2.f32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "f32", "b": "f32"}
+)
+
+load_shared_i32x2 = device_op(
+    "load_shared_i32x2", "ld.shared.v2.b32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "i32", "b": "i32"}
+)
+load_shared_i32x4 = device_op(
+    "load_shared_i32x4",
+    "ld.shared.v4.b32 {$a, $b, $c, $d}, [$shared];",
+    ins={"shared": "u32"},
+    outs=dict.fromkeys("abcd", "i32"),
 )
 
 # --- Asynchronous copies, sm_80 ("Data Movement: cp.async") ----------------------------------------------------------
@@ -70,12 +99,18 @@ copy_2 = device_op(  # like cp_async_*, which copies at least 4 bytes, but throu
     "@p ld.global.nc.b16 h, [$address]; st.shared.b16 [$shared], h; }",
     ins={"shared": "u32", "address": "u64", "bytes": "i32"},
 )
+copy_1 = device_op(
+    "copy_1",
+    "{ .reg .pred p; .reg .b16 h; setp.ne.s32 p, $bytes, 0; mov.b16 h, 0; "
+    "@p ld.global.nc.b8 h, [$address]; st.shared.b8 [$shared], h; }",
+    ins={"shared": "u32", "address": "u64", "bytes": "i32"},
+)
 cp_async_commit = device_op("cp_async_commit", "cp.async.commit_group;")
 
 
 def cp_async(nbytes: int) -> Callable[..., Any]:
-    """The copy of 2, 4, 8 or 16 bytes: (shared, address, bytes), where bytes is 0 or all of them."""
-    return {2: copy_2, 4: cp_async_4, 8: cp_async_8, 16: cp_async_16}[nbytes]
+    """The copy of 1, 2, 4, 8 or 16 bytes: (shared, address, bytes), where bytes is 0 or all of them."""
+    return {1: copy_1, 2: copy_2, 4: cp_async_4, 8: cp_async_8, 16: cp_async_16}[nbytes]
 
 
 @functools.cache
@@ -85,50 +120,88 @@ def cp_async_wait(groups: int) -> Callable[..., Any]:
 
 
 # --- Warp-level matrices, sm_80 ("Warp Level Matrix Instructions") ---------------------------------------------------
+_MMA = {  # dtype -> shape, type of the sums, type of the operands
+    F16: ("m16n8k16", "f32", "f16"),
+    BF16: ("m16n8k16", "f32", "bf16"),
+    "float32": ("m16n8k8", "f32", "tf32"),
+    "int8": ("m16n8k32", "s32", "s8"),
+    "uint8": ("m16n8k32", "s32", "u8"),
+}
+
+
 @functools.cache
-def mma_warp_tile(wm: int, wn: int, row_bytes: int, dtype: str) -> Callable[..., Any]:
-    """One warp's tile step of 16 in k: `wm` x `wn` accumulators += A x B, both operands K-major in shared memory.
+def mma_warp_tile(
+    wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
+) -> Callable[..., Any]:  # fmt: skip
+    """One warp's tile step of 32 bytes in k: `wm` x `wn` accumulators += A x B, both operands K-major in shared memory.
 
     It takes (accumulators[wm * wn // 32], a, b). Accumulator 4 (i wn/8 + j) + q is c_q of the 16x8 tile (i, j). `a` and `b`
     are each lane's ldmatrix addresses of the first 16 rows, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk
     `lane / 16`, for B row `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows.
+
+    B has the dtype of A unless `dtype_b` names another (int8 and uint8 mix). Accumulators are int32 for integers, which wrap
+    around. Elements of float32 are rounded to TF32, half away from zero. With 3 `products`, each is split into its TF32 part
+    and the TF32 part of the rest, and only the product of the rests is left out.
     """
-    kind, tiles_m, tiles_n = _PTX_TYPE[dtype], wm // 16, wn // 8
+    (shape, sums, kind), kind_b = _MMA[dtype], _MMA[dtype_b or dtype][2]
+    tiles_m, tiles_n, split = wm // 16, wn // 8, products == 3
     load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
-    lines = [f"{{ .reg .b32 a<4>, b<{2 * tiles_n}>;"]
+    rests = f", ar<4>, br<{2 * tiles_n}>; .reg .f32 whole, part" if split else ""
+
+    def rounded(register: str, rest: str) -> list[str]:
+        """Rounds a register of float32 to TF32, and writes the rest of a split product."""
+        if kind != "tf32":
+            return []
+        if not split:
+            return [f"cvt.rna.tf32.f32 {register}, {register};"]
+        return [
+            f"mov.b32 whole, {register}; cvt.rna.tf32.f32 {register}, whole; mov.b32 part, {register};",
+            f"sub.f32 part, whole, part; cvt.rna.tf32.f32 {rest}, part;",
+        ]
+
+    def multiply(a: str, b: str, i: int, j: int) -> str:
+        c = ", ".join(f"$acc[{4 * (i * tiles_n + j) + q}]" for q in range(4))
+        return (
+            f"mma.sync.aligned.{shape}.row.col.{sums}.{kind}.{kind_b}.{sums} "
+            f"{{{c}}}, {{{a}0, {a}1, {a}2, {a}3}}, {{{b}{2 * j}, {b}{2 * j + 1}}}, {{{c}}};"
+        )
+
+    lines = [f"{{ .reg .b32 a<4>, b<{2 * tiles_n}>{rests};"]
     for j in range(0, tiles_n, 2):
         lines.append(f"{load} {{b{2 * j}, b{2 * j + 1}, b{2 * j + 2}, b{2 * j + 3}}}, [$b+{j * 8 * row_bytes}];")
+        for q in range(2 * j, 2 * j + 4):
+            lines += rounded(f"b{q}", f"br{q}")
     for i in range(tiles_m):
         lines.append(f"{load} {{a0, a1, a2, a3}}, [$a+{i * 16 * row_bytes}];")
+        for q in range(4):
+            lines += rounded(f"a{q}", f"ar{q}")
         for j in range(tiles_n):
-            c = ", ".join(f"$acc[{4 * (i * tiles_n + j) + q}]" for q in range(4))
-            lines.append(
-                f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
-                f"{{{c}}}, {{a0, a1, a2, a3}}, {{b{2 * j}, b{2 * j + 1}}}, {{{c}}};"
-            )
+            lines += [multiply("ar", "b", i, j), multiply("a", "br", i, j)] if split else []
+            lines.append(multiply("a", "b", i, j))
     return device_op(
         "mma_warp_tile",
         "\n".join([*lines, "}"]),
-        inout={"acc": ("f32", wm * wn // 32)},
+        inout={"acc": ("f32" if sums == "f32" else "i32", wm * wn // 32)},
         ins={"a": "u32", "b": "u32"},
     )
 
 
 @functools.cache
-def store_warp_tile(wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
-    """Writes the accumulators of `mma_warp_tile` to shared memory as float32 in rows `row_bytes` apart.
+def store_warp_tile(wm: int, wn: int, row_bytes: int, accumulator: str = "float32") -> Callable[..., Any]:
+    """Writes the accumulators of `mma_warp_tile` to shared memory, in rows `row_bytes` apart.
 
     It takes (accumulators, shared): the lane's address of row `lane / 4` and column `lane % 4 * 2` of the tile.
     """
-    tiles_n = wn // 8
+    tiles_n, kind = wn // 8, REGISTER[accumulator]
     lines = []
     for i in range(wm // 16):
         for j in range(tiles_n):
             for half in range(2):
                 first = 4 * (i * tiles_n + j) + 2 * half
                 offset = (i * 16 + half * 8) * row_bytes + j * 32
-                lines.append(f"st.shared.v2.f32 [$shared+{offset}], {{$acc[{first}], $acc[{first + 1}]}};")
-    return device_op("store_warp_tile", "\n".join(lines), inout={"acc": ("f32", wm * wn // 32)}, ins={"shared": "u32"})
+                values = f"{{$acc[{first}], $acc[{first + 1}]}}"
+                lines.append(f"st.shared.v2.{'f32' if kind == 'f32' else 'b32'} [$shared+{offset}], {values};")
+    return device_op("store_warp_tile", "\n".join(lines), inout={"acc": (kind, wm * wn // 32)}, ins={"shared": "u32"})
 
 
 # --- Integers: a 64-bit division is a call, and calls make ptxas serialise wgmma --------------------------------------

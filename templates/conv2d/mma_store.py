@@ -1,0 +1,199 @@
+"""The last part of conv2d_mma: a tile of sums in shared memory becomes a part of y.
+
+A thread adds up the slices of neighbouring channels, applies the epilogue and writes them at once. The kernel captures the
+functions here, and they become part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.templates.conv2d.mma_sizes import Plan, strides_of_y
+from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.zero_points import SCALAR, TABLE, ZeroPoint
+from schedsearch.workload import Workload
+
+
+def output(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+    """`store(y, shared, thread, m_first, m_stop, group, k_first, k_left, operands)` writes the staged tile of y."""
+    count = types.int64 if plan.wide_counts else types.uint32
+    bm, threads, vectors = plan.bm, plan.threads, plan.bn // plan.gemm.vector
+    k_total, staged_row_bytes, out_bytes = plan.gemm.k, plan.staged_row_bytes, plan.gemm.out_bytes
+    place, offset_of = store_order(workload, plan), offsets(workload, plan)
+    finish = {1: one_channel, 2: pairs, 8: pairs, 4: four_bytes}[plan.gemm.vector](workload, plan, epilogue, zero)
+    class_of = zero.places() if zero else lambda m: types.int32(0)
+
+    def store(
+        y: Any, shared: Any, thread: Any, m_first: Any, m_stop: Any, group: Any, k_first: Any, k_left: Any, operands: Any
+    ) -> None:  # fmt: skip
+        for item in range(types.int32(thread), types.int32(bm * vectors), types.int32(threads)):
+            out_row, out_column = place(item)
+            m = count(m_first + out_row)
+            if m < m_stop and out_column < k_left:
+                k = types.int32(group * k_total + k_first + out_column)
+                offset = offset_of(m, k)
+                address = y + types.uint64(offset * out_bytes)
+                staged = types.uint32(shared + out_row * staged_row_bytes + out_column * 4)
+                finish(address, staged, k, offset, class_of(m), operands)
+
+    return store
+
+
+def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
+    """`place(item)` returns the (row, first channel) in the tile of a vector of channels.
+
+    Neighbouring items are neighbours in memory: channels of one block, then pixels, then further blocks.
+    """
+    bm, bn, vector = plan.bm, plan.bn, plan.gemm.vector
+    vectors = bn // vector
+    across = vectors
+    if workload.layout != "NHWC":
+        across = math.gcd(strides_of_y(workload)["C"].block, bn) // vector
+
+    def in_rows(item: Any) -> Any:
+        out_row = types.uint32(item) // vectors
+        return out_row, types.uint32(item) % vectors * vector
+
+    def in_blocks(item: Any) -> Any:
+        number = types.uint32(item) // across
+        return number % bm, types.uint32((number // bm * across + types.uint32(item) % across) * vector)
+
+    return in_rows if across == vectors else in_blocks
+
+
+def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
+    """`offset_of(m, k)`: the offset in y of channel k of output pixel m, in elements."""
+    count = types.int64 if plan.wide_counts else types.uint32
+    strides, out_pixels, k_all = strides_of_y(workload), plan.gemm.pixels, workload.k
+    image_elements, pixel_elements, channel_of = strides["N"].outer, strides["W"].outer, strides["C"].offset()
+
+    def in_rows(m: Any, k: Any) -> Any:
+        return types.int64(m) * k_all + k
+
+    def in_blocks(m: Any, k: Any) -> Any:
+        n = count(m // out_pixels)
+        return types.int64(n) * image_elements + types.int64(m - n * out_pixels) * pixel_elements + channel_of(k)
+
+    return in_rows if workload.layout == "NHWC" else in_blocks
+
+
+# --- Neighbouring channels of a pixel ---------------------------------------------------------------------------------
+# Each function returns `finish(address, staged, k, offset, place, operands)`: from sums in shared memory to y in global
+# memory. `place` is what `ZeroPoint.places` gives for the pixel.
+
+
+def one_channel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+    slices, slice_bytes, single = plan.slices, plan.slice_bytes, epilogue.single
+    sum_type, whole = plan.gemm.mma.accumulator_type, plan.gemm.mma.accumulator == "int32"
+    load = ptx.load_shared_i32 if whole else ptx.load_shared_f32
+    write, correct = _writer(workload, plan), _correction(epilogue, zero, 1)
+
+    def finish(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
+        a0 = load(staged)
+        for other in range(1, slices):
+            a0 = sum_type(a0 + load(staged + other * slice_bytes))
+        write(address, single(correct(a0, place, k, operands), 1, k, offset, *operands))
+
+    return finish
+
+
+def _writer(workload: Workload, plan: Plan) -> Callable[[Any, Any], None]:
+    """`write(address, value)` writes one element of y."""
+    accumulator, out_bytes = plan.gemm.mma.accumulator, plan.gemm.out_bytes
+    zero = plan.gemm.mma.accumulator_type(0)
+    if out_bytes == 4:
+        return ptx.store_global_f32 if accumulator == "float32" else ptx.store_global_u32
+    if out_bytes == 2:
+        pack_two = ptx.pack_pair(workload.out_dtype, accumulator)
+        return lambda address, value: ptx.store_global_u16(address, pack_two(value, zero))
+    pack_four = ptx.pack_bytes(workload.out_dtype)
+    return lambda address, value: ptx.store_global_u8(address, pack_four(value, zero, zero, zero))
+
+
+def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+    """8 or 2 channels of 2 bytes, or 2 of 4 bytes."""
+    slices, slice_bytes, pair, vector = plan.slices, plan.slice_bytes, epilogue.pair, plan.gemm.vector
+    accumulator, sum_type, out_bytes = plan.gemm.mma.accumulator, plan.gemm.mma.accumulator_type, plan.gemm.out_bytes
+    whole, number = accumulator == "int32", vector // 2
+    load = ptx.load_shared_i32x2 if whole else ptx.load_shared_f32x2
+    store_words = ptx.store_global_b32x2 if whole else ptx.store_global_f32x2
+    pack = ptx.pack_pair(workload.out_dtype if out_bytes == 2 else "float16", accumulator)
+    correct = _correction(epilogue, zero, 2)
+
+    def sums(staged: Any, place: Any, k: Any, operands: Any) -> Any:
+        a0, a1 = load(staged)
+        for other in range(1, slices):
+            b0, b1 = load(staged + other * slice_bytes)
+            a0, a1 = sum_type(a0 + b0), sum_type(a1 + b1)
+        return correct(a0, a1, place, k, operands)
+
+    def two_words(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
+        for i in range(number):
+            a0, a1 = sums(staged + i * 8, place, k + i * 2, operands)
+            v0, v1 = pair(a0, a1, 1, k + i * 2, offset + i * 2, *operands)
+            store_words(address + types.uint64(i * 8), v0, v1)
+
+    def one_word(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
+        a0, a1 = sums(staged, place, k, operands)
+        v0, v1 = pair(a0, a1, 1, k, offset, *operands)
+        ptx.store_global_u32(address, pack(v0, v1))
+
+    def four_words(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
+        words = cuda.local.array(4, types.uint32)
+        for i in range(number):
+            a0, a1 = sums(staged + i * 8, place, k + i * 2, operands)
+            v0, v1 = pair(a0, a1, 1, k + i * 2, offset + i * 2, *operands)
+            words[i] = pack(v0, v1)
+        ptx.store_global_v4(address, words[0], words[1], words[2], words[3])
+
+    return two_words if out_bytes == 4 else four_words if vector == 8 else one_word
+
+
+def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+    """Four channels of one byte. A warp then reads and writes neighbouring words, without bank conflicts."""
+    slices, slice_bytes, pair = plan.slices, plan.slice_bytes, epilogue.pair
+    load, pack = ptx.load_shared_i32x4, ptx.pack_bytes(workload.out_dtype)
+    correct = _correction(epilogue, zero, 4)
+
+    def finish(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
+        a0, a1, a2, a3 = load(staged)
+        for other in range(1, slices):
+            b0, b1, b2, b3 = load(staged + other * slice_bytes)
+            a0, a1 = types.int32(a0 + b0), types.int32(a1 + b1)
+            a2, a3 = types.int32(a2 + b2), types.int32(a3 + b3)
+        a0, a1, a2, a3 = correct(a0, a1, a2, a3, place, k, operands)
+        v0, v1 = pair(a0, a1, 1, k, offset, *operands)
+        v2, v3 = pair(a2, a3, 1, k + 2, offset + 2, *operands)
+        ptx.store_global_u32(address, pack(v0, v1, v2, v3))
+
+    return finish
+
+
+def _correction(epilogue: Epilogue, zero: ZeroPoint | None, count: int) -> Callable[..., Any]:
+    """`correct(a0, ..., place, k, operands)`: the sums of `count` neighbouring channels without the zero point of x."""
+    if zero is None:
+        return _UNCHANGED[count]
+    table, scalar, values = epilogue.index(TABLE), epilogue.index(SCALAR), zero.values(count)
+
+    def one(a0: Any, place: Any, k: Any, operands: Any) -> Any:
+        return values(a0, 1, place, k, operands[table], operands[scalar])
+
+    def two(a0: Any, a1: Any, place: Any, k: Any, operands: Any) -> Any:
+        return values(a0, a1, 1, place, k, operands[table], operands[scalar])
+
+    def four(a0: Any, a1: Any, a2: Any, a3: Any, place: Any, k: Any, operands: Any) -> Any:
+        return values(a0, a1, a2, a3, 1, place, k, operands[table], operands[scalar])
+
+    return {1: one, 2: two, 4: four}[count]
+
+
+_UNCHANGED: dict[int, Callable[..., Any]] = {
+    1: lambda a0, place, k, operands: a0,
+    2: lambda a0, a1, place, k, operands: (a0, a1),
+    4: lambda a0, a1, a2, a3, place, k, operands: (a0, a1, a2, a3),
+}

@@ -1,0 +1,78 @@
+"""Runs conv2d_mma's own source in the emulator: all steps of a configuration over arrays of the workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import schedsearch.templates.conv2d.mma as template
+from schedsearch.config import Config
+from schedsearch.target import PRESETS
+from schedsearch.templates.conv2d import mma_kernel, mma_store, mma_weights
+from schedsearch.templates.parts import addressing, mma, zero_points
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.testing.emulator import Emulator, Memory
+from schedsearch.workload import Workload
+
+Array = np.ndarray[Any, Any]
+_MODULES = (mma_kernel, mma_store, mma_weights, addressing, mma, zero_points)
+
+
+def emulate(
+    monkeypatch: pytest.MonkeyPatch,
+    workload: Workload,
+    config: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    *,
+    late: bool = False,
+    sms: int = 2,
+    zero_point: int = 0,
+) -> Array:
+    """y of one configuration, in the format of the workload's output; float16 in the place of bfloat16.
+
+    Args:
+        arrays: the workload's arguments as they are in memory.
+        late: asynchronous copies finish as late as the waits allow.
+        zero_point: of x, if it has one.
+
+    Of the epilogue it knows bias, residual and requantise, in this order; see `Stages`.
+    """
+    memory = Memory()
+    emulator = Emulator(memory, lambda value, *_: value, late)
+    emulator.stand_in(monkeypatch, *_MODULES)
+    monkeypatch.setattr(template, "Epilogue", lambda w, further=(): Stages(w, further, arrays))
+    y = np.full(workload.output.shape, 99, np.dtype(workload.output.dtype))
+    source = template.Conv2dMma().kernel(workload, PRESETS["h200"], Config(config))
+    buffers = {name: memory.add(array) for name, array in arrays.items()} | {"y": memory.add(y)}
+    for name, nbytes in (source.workspaces or {}).items():
+        buffers[name] = memory.add(np.full(nbytes, 0xFF, np.uint8))
+    for step in source.steps:
+        emulator.run(step, buffers, sms, scalars={"x_zero_point": float(zero_point)})
+    return y
+
+
+class Stages(SimpleNamespace):
+    """Stands in for `Epilogue`: the stages of a workload in NumPy, on the arrays themselves."""
+
+    def __init__(self, workload: Workload, further: Any, arrays: Mapping[str, Array]) -> None:
+        real = Epilogue(workload, further)
+        names = [stage.name for stage in workload.epilogue]
+        super().__init__(params=real.params, alignments=real.alignments, index=real.index)
+
+        def single(value: Any, valid: int, k: int, offset: int, *operands: Any) -> Any:
+            if "bias" in names:
+                value = value + arrays["bias"][k]
+            if "residual" in names:
+                value = value + arrays["residual"].reshape(-1)[offset]
+            if "requantise" in names:
+                value = int(np.rint(np.float32(value) * arrays["requantise_scale"][k]))
+            return value
+
+        def pair(v0: Any, v1: Any, valid: int, k: int, offset: int, *operands: Any) -> Any:
+            return single(v0, valid, k, offset), single(v1, valid, k + 1, offset + 1)
+
+        self.single, self.pair = single, pair

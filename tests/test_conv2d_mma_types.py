@@ -1,0 +1,247 @@
+"""conv2d_mma with whole numbers, with float32 as TF32, and in every layout: emulated, compiled, and run on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_numpy import numpy_conv2d
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mma_emulated import emulate
+
+from schedsearch.backend import compile_source
+from schedsearch.config import Config
+from schedsearch.launch import MAX_GRID_X
+from schedsearch.ops.conv2d import accumulator_dtype, conv2d
+from schedsearch.ops.layout import Layout
+from schedsearch.target import PRESETS, Target
+from schedsearch.templates.conv2d.mma import Conv2dMma, Gemm
+from schedsearch.workload import Workload
+
+TEMPLATE, H200 = Conv2dMma(), PRESETS["h200"]
+AMPERE_86 = Target("cuda", "RTX 3090", (8, 6), 82, 101376, 102400, 65536, 1536)
+Array = np.ndarray[Any, Any]
+SMALL = dict(bm=32, bn=32, bk=64, wm=16, wn=32, stages=3, slices=1, panel=1, blocks_per_sm=0)
+REQUANTISED = ("bias", "residual", {"requantise": {"to": "int8"}})
+
+
+def drawn(w: Workload, seed: int = 0) -> dict[str, Array]:
+    """The workload's arguments in their layouts: 8-bit formats filled, scales that leave many exact halves."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for argument in w.signature:
+        if argument.dtype in ("int8", "uint8"):
+            limits = np.iinfo(argument.dtype)
+            values: Array = rng.integers(limits.min, limits.max + 1, argument.shape)
+        elif argument.role == "scale":
+            values = rng.choice(np.array([2.0**-6, 2.0**-7, 3 * 2.0**-8]), argument.shape)
+        elif argument.dtype == "float32":
+            values = rng.standard_normal(argument.shape)
+        else:
+            values = rng.integers(-3000, 3000, argument.shape)
+        arrays[argument.name] = values.astype(argument.dtype)
+    return arrays
+
+
+def plain(w: Workload, arrays: dict[str, Array], zero_point: int = 0) -> Array:
+    """Sums of x - zero_point in float64, which holds them exactly: NHWC, without an epilogue."""
+    inner = w.replace(
+        layout="NHWC", weight_layout="OHWI", epilogue=(), dtype="float32", weight_dtype="float32", out_dtype="float32",
+        zero_points=(),
+    )  # fmt: skip
+    sizes = {"N": w.n, "H": w.h, "W": w.w, "C": w.c}, {"O": w.k, "I": w.c // w.groups, "H": w.r, "W": w.s}
+    x = Layout.parse(w.layout).unpack(arrays["x"], sizes[0], "NHWC").astype(np.float64) - zero_point
+    weight = Layout.parse(w.weight_layout).unpack(arrays["weight"], sizes[1], "OHWI")
+    return numpy_conv2d(inner, {"x": x, "weight": weight}, epilogue=False)
+
+
+def expected(w: Workload, arrays: dict[str, Array], zero_point: int = 0) -> Array:
+    """y of integers: sums in int64, wrapped at 32 bits, and then bias, residual and requantise by their definitions."""
+    total = plain(w, arrays, zero_point).astype(np.int64)
+    names = [stage.name for stage in w.epilogue]
+    sizes = dict(zip("NHWC", total.shape))
+    if "bias" in names:
+        total += arrays["bias"]
+    if "residual" in names:
+        total += Layout.parse(w.layout).unpack(arrays["residual"], sizes, "NHWC")
+    if "requantise" in names:
+        limits = np.iinfo(w.out_dtype)
+        total = np.clip(np.rint(total.astype(np.float32) * arrays["requantise_scale"]), limits.min, limits.max)
+    return Layout.parse(w.layout).pack(total, "NHWC").astype(w.out_dtype)
+
+
+# --- Whole numbers ------------------------------------------------------------------------------------------------------
+BASE: dict[str, Any] = dict(n=2, h=5, w=4, c=32, k=32, r=3, s=2, padding=1, stride=(1, 2), dtype="int8")
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "16-byte pieces": (BASE, SMALL),
+    "uint8 x uint8, two slices": (dict(BASE, dtype="uint8", dilation=(1, 2)), dict(SMALL, slices=2)),
+    "uint8 x int8, 8-byte pieces": (dict(BASE, dtype="uint8", weight_dtype="int8", c=24, k=20), SMALL),
+    "int8 x uint8, 4-byte pieces, odd k": (dict(BASE, weight_dtype="uint8", c=12, k=19), SMALL),
+    "2-byte pieces, padding on one side": (dict(BASE, c=6, k=10, padding=(0, 2, 1, 0)), SMALL),
+    "rgb, requantised, residual": (dict(BASE, c=3, k=5, epilogue=REQUANTISED), dict(SMALL, bk=32)),
+    "requantised by fours, two slices": (dict(BASE, k=36, epilogue=REQUANTISED), dict(SMALL, slices=2)),
+    "zero point": (dict(BASE, zero_points=["x"], c=16, epilogue=REQUANTISED), SMALL),
+    "zero point, sums by pairs": (dict(BASE, zero_points=["x"], c=5, k=6, dtype="uint8", weight_dtype="int8"), SMALL),
+    "NCHW4c, zero point": (
+        dict(BASE, zero_points=["x"], layout="NCHW4c", c=8, k=8, groups=2, epilogue=REQUANTISED),
+        dict(SMALL, merged=2),
+    ),
+    "NCHW12c": (dict(BASE, layout="NCHW12c", c=24, k=36), SMALL),
+    "NCHW16c, bound batch, persistent": (
+        dict(BASE, layout="NCHW16c", c=48, h=7, epilogue=REQUANTISED),
+        dict(SMALL, batch="bound", blocks_per_sm=1),
+    ),
+    "NCHW32c, groups": (dict(BASE, layout="NCHW32c", c=64, k=64, groups=2), dict(SMALL, bk=32, panel=8)),
+    "NCHW": (dict(BASE, layout="NCHW", c=6, k=7, epilogue=REQUANTISED), dict(SMALL, bk=32)),
+    "OIHW": (dict(BASE, weight_layout="OIHW", c=20), SMALL),
+    "depthwise, merged": (dict(BASE, c=32, k=32, groups=32), dict(SMALL, merged=16, bn=16, wn=16)),
+    "small groups, merged, two outputs each": (dict(BASE, c=12, k=8, groups=4, epilogue=REQUANTISED), dict(SMALL, merged=4)),
+    "single channels": (dict(BASE, c=3, k=3, groups=3), dict(SMALL, bn=16, wn=16, bk=32)),
+}  # fmt: skip
+
+
+def complete(w: Workload, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the values of the further knobs of the workload's space."""
+    further = {"batch": "folded", "merged": 1}
+    return {name: config.get(name, further.get(name)) for name in TEMPLATE.space(w, H200).names}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sums_and_requantised_numbers_are_exact(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    shape, config = CASES[case]
+    w = conv2d(**shape)
+    assert TEMPLATE.validate(w, H200) is None
+    zero_point = 3 if w.zero_points else 0
+    arrays = drawn(w)
+    late = len(case) % 2 == 0
+    y = emulate(monkeypatch, w, complete(w, config), arrays, late=late, zero_point=zero_point)
+    np.testing.assert_array_equal(y, expected(w, arrays, zero_point))
+
+
+def test_sums_wrap_around_like_those_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = conv2d(n=1, h=1, w=1, c=40_000, k=1, r=1, s=1, dtype="uint8")
+    arrays = {"x": np.full(w.signature[0].shape, 255, np.uint8), "weight": np.full(w.signature[1].shape, 255, np.uint8)}
+    assert 2**31 < 40_000 * 255 * 255 < 2**32 and w.output.dtype == accumulator_dtype("uint8", "uint8") == "uint32"
+    config = dict(bm=16, bn=16, bk=256, wm=16, wn=16, slices=1, stages=2, panel=1, blocks_per_sm=0)
+    y = emulate(monkeypatch, w, complete(w, config), arrays)
+    assert y.item() == 40_000 * 255 * 255
+
+
+# --- float32 ------------------------------------------------------------------------------------------------------------
+FLOAT: dict[str, Any] = dict(n=2, h=5, w=4, c=24, k=20, r=3, s=2, padding=1, dtype="float32")
+TF32_SMALL = dict(SMALL, bk=16)
+
+
+@pytest.mark.parametrize(
+    ("change", "config"),
+    [
+        ({}, {}),
+        ({"layout": "NCHW4c", "batch": "bound"}, {"slices": 2}),
+        ({"layout": "NCHW", "c": 3, "k": 5}, {}),
+        ({"c": 8, "k": 8, "groups": 4}, {"merged": 4, "bk": 8}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+def test_float32_has_the_errors_of_its_precision(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], config: dict[str, Any], precision: str
+) -> None:
+    change = dict(change)
+    batch = change.pop("batch", "folded")
+    w = conv2d(**{**FLOAT, **change, "precision": precision})
+    arrays = drawn(w)
+    y = emulate(monkeypatch, w, complete(w, {**TF32_SMALL, **config, "batch": batch}), arrays)
+    truth = Layout.parse(w.layout).pack(plain(w, arrays), "NHWC")
+    magnitude = plain(w, {name: np.abs(array) for name, array in arrays.items()})
+    error = np.abs(y - truth) / Layout.parse(w.layout).pack(magnitude, "NHWC")
+    if precision == "tf32":  # each factor is rounded by up to 2^-11 of it
+        assert 2.0**-16 < error.max() <= 2.0**-10 + w.work.reduction * 2.0**-24
+    else:
+        assert error.max() <= w.work.reduction * 2.0**-24
+
+
+def test_an_instruction_takes_32_bytes_of_k_whatever_the_dtype() -> None:
+    lines = {}
+    for dtype, precision in (("float16", "fp32"), ("float32", "tf32"), ("float32", "fp32"), ("int8", "fp32")):
+        w = conv2d(**{**FLOAT, "dtype": dtype, "precision": precision, "c": 64})
+        text = _ptx(w, Config(complete(w, {**SMALL, "bk": 2 * Gemm.of(w).mma.k})))
+        lines[dtype, precision] = [word for word in text.split() if word.startswith("mma.sync")]
+    (half, tf32, three, whole) = lines.values()
+    assert set(half) == {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"}
+    assert set(tf32) == set(three) == {"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"}
+    assert set(whole) == {"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"}
+    assert len(half) == len(tf32) == len(whole) == 2 * 4 and len(three) == 3 * len(half)
+
+
+def _ptx(w: Workload, config: Config) -> str:
+    from schedsearch.backend.cuda import _compile_to_ptx
+
+    return _compile_to_ptx(TEMPLATE.kernel(w, H200, config).steps[-1], "kernel", "sm_80")
+
+
+# --- Compiling -----------------------------------------------------------------------------------------------------------
+LAYER: dict[str, Any] = dict(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1)
+COMPILED: list[tuple[Target, dict[str, Any]]] = [
+    (PRESETS["a100"], dict(LAYER, dtype="int8", epilogue=["bias", "residual", "relu", "requantise"])),
+    (AMPERE_86, dict(LAYER, dtype="uint8", weight_dtype="int8", layout="NCHW32c", zero_points=["x"], epilogue=REQUANTISED)),
+    (H200, dict(LAYER, dtype="int8", c=3, k=65, epilogue=[{"dequantise": {"to": "float16"}}, "scale_shift", "clip"])),
+    (PRESETS["a100"], dict(LAYER, dtype="int8", groups=128, layout="NCHW")),
+    (AMPERE_86, dict(LAYER, dtype="float32", precision="tf32", epilogue=["bias", "relu"])),
+    (H200, dict(LAYER, dtype="float32")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "shape"), COMPILED, ids=lambda v: v.name if isinstance(v, Target) else conv2d(**v).label)
+def test_the_default_compiles_without_spills_or_local_memory(target: Target, shape: dict[str, Any]) -> None:
+    w = conv2d(**shape)
+    assert TEMPLATE.validate(w, target) is None
+    source = TEMPLATE.kernel(w, target, TEMPLATE.default(w, target, TEMPLATE.space(w, target)))
+    resources = compile_source(source, target).resources
+    assert resources.local_bytes == resources.spill_bytes == 0
+
+
+# --- Supported workloads -------------------------------------------------------------------------------------------------
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    dtype = draw(st.sampled_from(["int8", "uint8", "float32"]))
+    groups, block = draw(st.sampled_from([1, 1, 2, 3, 32])), draw(st.sampled_from([0, 1, 4, 12, 32]))
+    layout = {0: "NHWC", 1: "NCHW"}.get(block, f"NCHW{block}c")
+    r, s = draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    whole = dtype != "float32"
+    return conv2d(
+        n=draw(st.sampled_from([1, 2, 7, 100_000])), h=draw(st.integers(1, 300)), w=draw(st.integers(1, 300)),
+        c=groups * max(block, 1) * draw(st.sampled_from([1, 2, 3, 16, 64])),
+        k=groups * max(block, 1) * draw(st.sampled_from([1, 2, 3, 5, 64])),
+        r=r, s=s, padding=(2 * r, 2 * s), dilation=draw(st.integers(1, 2)), stride=draw(st.integers(1, 3)),
+        groups=groups, dtype=dtype, layout=layout,
+        weight_dtype=draw(st.sampled_from(["int8", "uint8"])) if whole else None,
+        zero_points=draw(st.sampled_from([[], ["x"]])) if whole else [],
+        precision="fp32" if whole else draw(st.sampled_from(["fp32", "tf32"])),
+    )  # fmt: skip
+
+
+@given(w=workloads(), target=st.sampled_from(list(PRESETS.values())))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_default_is_legal_and_its_grids_are_possible(w: Workload, target: Target) -> None:
+    assert TEMPLATE.validate(w, target) is None
+    space = TEMPLATE.space(w, target)
+    config = TEMPLATE.default(w, target, space)
+    assert space.check(config) == []
+    for step in TEMPLATE.kernel(w, target, config).steps:
+        assert 1 <= step.grid.blocks(target.sms) <= MAX_GRID_X
+
+
+def test_the_first_workloads_have_no_further_knobs() -> None:
+    names = ["bm", "bn", "bk", "wm", "wn", "slices", "stages", "panel", "blocks_per_sm"]
+    assert TEMPLATE.space(conv2d(**{**LAYER, "groups": 32}), H200).names == tuple(names)
+    more = TEMPLATE.space(conv2d(**{**LAYER, "dtype": "int8", "groups": 32}), H200)
+    assert more.names == (*names, "batch", "merged")
+    assert more.knobs[-1].values == (1, 2, 4, 8, 16, 32)
+
+
+def test_merged_groups_fill_a_chunk_and_a_tile() -> None:
+    w = conv2d(**{**LAYER, "dtype": "int8", "groups": 128})
+    assert TEMPLATE.default(w, H200, TEMPLATE.space(w, H200))["merged"] == 16
+    assert [Gemm.of(w, merged).piece_x for merged in (1, 4, 16)] == [1, 4, 16]
