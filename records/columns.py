@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -89,6 +90,60 @@ def read_columns(
         if len(fetched) < _CHUNK:
             return
         after = fetched[-1][0]
+
+
+LISTED = (
+    "id", "workload_id", "target_key", "mode", "template", "outcome", "time_ns", "final_race", "config", "message", "run",
+    "finished_at",
+)  # fmt: skip
+"""The columns of `list_records`."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which records to list; an empty field matches all. They have all of `words` in their config or message."""
+
+    task: tuple[str, str, str] | None = None
+    template: str = ""
+    outcomes: tuple[str, ...] = ()
+    run: str = ""
+    words: tuple[str, ...] = ()
+
+
+def list_records(
+    database: Database, log: DamageLog, wanted: Wanted, *, sort: str, descending: bool, limit: int
+) -> tuple[int, list[tuple[Any, ...]]]:
+    """How many records match, and the columns `LISTED` of the first `limit` of them.
+
+    Args:
+        sort: id, time_ns or finished_at; records without a time come last.
+    """
+    record = schema.record.c
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.task is not None:
+        columns = record.workload_id, record.target_key, record.mode
+        conditions += [column == value for column, value in zip(columns, wanted.task)]
+    for column, value in ((record.template, wanted.template), (record.run, wanted.run)):
+        if value:
+            conditions.append(column == value)
+    if wanted.outcomes:
+        conditions.append(record.outcome.in_(wanted.outcomes))
+    for word in wanted.words:
+        conditions.append(
+            sa.or_(record.config.contains(word, autoescape=True), record.message.contains(word, autoescape=True))
+        )
+    key = record[sort]
+    order = (key.is_(None), key.desc() if descending else key, record.id)
+    checks = [(name, _CHECKS[name]) for name in LISTED]
+    with database.read() as connection:
+        total = connection.execute(sa.select(sa.func.count()).select_from(schema.record).where(*conditions)).scalar_one()
+        query = sa.select(*(record[name] for name in LISTED)).where(*conditions).order_by(*order).limit(limit)
+        fetched = connection.execute(query).all()
+
+    def checked(row: Any) -> tuple[Any, ...]:
+        return tuple([check(name, value) for (name, check), value in zip(checks, row)])
+
+    return total, list(damage.sound(log, database.path, "record", fetched, checked, lambda row: row[0]))
 
 
 def read_stamp(database: Database) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from schedsearch.config import Config
 from schedsearch.errors import UntrustedDatabaseError, UsageError
 from schedsearch.identity import canonical_json
-from schedsearch.launch import Artifact
+from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import columns, dbfile, queries, schema, trust
@@ -502,6 +502,23 @@ class Store:
     ) -> Iterator[tuple[Any, ...]]:
         """Some columns of many records, quickly: see `schedsearch.records.columns.read_columns`."""
         return columns.read_columns(self._db, self.damage, names, after=after, task=task)
+
+    def listing(
+        self, wanted: columns.Wanted, *, sort: str = "id", descending: bool = True, limit: int = 1000
+    ) -> tuple[int, list[tuple[Any, ...]]]:
+        """A page of a long list of records: see `schedsearch.records.columns.list_records`."""
+        return columns.list_records(self._db, self.damage, wanted, sort=sort, descending=descending, limit=limit)
+
+    def plan(self, sha256: str) -> LaunchPlan | None:
+        """The launch plan stored with some machine code, to look at; None if it is not stored.
+
+        This needs no trust, because nothing runs; only `code` says what may run.
+
+        Raises:
+            DatabaseError: code or plan does not match its checksum.
+        """
+        found = self._stored_code(sha256, require_signature=False)
+        return found.plan if found else None
 
     def stamp(self) -> tuple[Any, ...]:
         """A value that changes whenever records, runs or bests do. Asking for it is cheap: poll it to follow a database."""

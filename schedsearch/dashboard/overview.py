@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedsearch.dashboard import loose
-from schedsearch.dashboard.progress import Progress, Row, RunProgress, counted, race_default, race_winner
+from schedsearch.dashboard.progress import Progress, RunProgress, counted, race_default, race_winner
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.views import DatabaseRow, RunRow, RunState, RunTask, Shares, Side, TaskRow, TemplateRow
 from schedsearch.identity import sha256_hex
@@ -272,11 +272,3 @@ def sides(source: Source) -> list[Side]:
 
 def geometric_mean(values: Sequence[float]) -> float | None:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else None
-
-
-def best_of_runs(progress: Progress, runs: set[str]) -> Row | None:
-    """The best of some runs: the winner of their last race."""
-    for run in reversed(list(progress.races)):
-        if run in runs and (winner := race_winner(progress.races[run])):
-            return winner
-    return None

@@ -87,8 +87,8 @@ class Progress:
         improvements: (trial, best time) whenever the best time of the search got smaller.
         improved_s: seconds of tuning at the last improvement.
         races: run -> the records of its final race.
-        configs: template -> the configurations that were tried.
-        default_times: (template, config) -> time in the search, of all configs in `defaults`.
+        configs: template -> the configurations that were tried -> their smallest time in the search, None if they failed.
+        defaults: the (template, config) that runs name as defaults; `default` is the fastest of them in the search.
     """
 
     workload_id: str
@@ -106,7 +106,7 @@ class Progress:
     best: Row | None = None
     default: Row | None = None
     races: dict[str, list[Row]] = field(default_factory=dict)
-    configs: dict[str, set[str]] = field(default_factory=dict)
+    configs: dict[str, dict[str, float | None]] = field(default_factory=dict)
     runs: dict[str, RunProgress] = field(default_factory=dict)
     clock: TuningClock = field(default_factory=TuningClock)
 
@@ -123,8 +123,10 @@ class Progress:
         template = self.templates.get(row.template)
         if template is None:
             template = self.templates[row.template] = TemplateProgress()
-            self.configs[row.template] = set()
-        self.configs[row.template].add(row.config)
+            self.configs[row.template] = {}
+        known_ns = self.configs[row.template].setdefault(row.config, row.time_ns)
+        if row.time_ns is not None and (known_ns is None or row.time_ns < known_ns):
+            self.configs[row.template][row.config] = row.time_ns
         if row.outcome == Outcome.REJECTED:
             self.rejected += 1
             self.failures[row.outcome] += 1

@@ -1,0 +1,234 @@
+"""The answers of the dashboard by path, from any number of databases. The server and the report take them from here."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from schedsearch.dashboard import effects, overview
+from schedsearch.dashboard.compare import compare_view
+from schedsearch.dashboard.listing import records_view
+from schedsearch.dashboard.replays import replay_view
+from schedsearch.dashboard.source import Source, TaskId
+from schedsearch.dashboard.task import task_view
+from schedsearch.dashboard.trial import trial_view
+from schedsearch.dashboard.views import JSON, Overview, PairEffect, Side, TaskRow, to_json
+from schedsearch.errors import SchedsearchError
+
+_BODIES = 8  # answers kept as text, the last ones
+_COMPARED_SIDES = 6  # of which a report holds every pair
+
+
+class UnknownPathError(LookupError):
+    """There is no such answer; the text says why."""
+
+
+class Answers:
+    """Any thread may call its methods; one call runs at a time.
+
+    Args:
+        databases: paths of databases; they need not exist yet.
+        replays: files of `schedsearch replay --json`.
+        notes: remarks for the overview.
+
+    Attributes:
+        revision: grows with every change of a database.
+        cost_s: seconds that the slowest of the last answers took; those who push changes wait in proportion to it.
+    """
+
+    def __init__(self, databases: Sequence[str], replays: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+        self.sources = [Source(str(index), path) for index, path in enumerate(databases)]
+        self.replays, self.notes = tuple(replays), tuple(notes)
+        self.revision = 0
+        self.cost_s = 0.0
+        self._lock = threading.RLock()
+        self._bodies: OrderedDict[tuple[str, ...], tuple[tuple[Any, ...], bytes]] = OrderedDict()
+        self._pairs: dict[str, tuple[int, tuple[PairEffect, ...]]] = {}
+        self._rows_seen: dict[str, int] = {}
+
+    def close(self) -> None:
+        with self._lock:
+            for source in self.sources:
+                source.close()
+
+    def refresh(self) -> list[str]:
+        """Reads what is new in the databases. Returns the paths whose answers changed, [] if nothing did."""
+        with self._lock:
+            changed = [source for source in self.sources if source.refresh()]
+            if not changed:
+                return []
+            self.revision += 1
+            paths = ["overview", "records"]
+            for source in changed:
+                for task, progress in source.tasks.items():
+                    key = overview.task_key(source.key, task)
+                    if self._rows_seen.get(key) != progress.rows:
+                        self._rows_seen[key] = progress.rows
+                        paths.append(f"task/{key}")
+            return paths
+
+    def body(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
+        """The answer as JSON text in UTF-8; the last ones are kept as long as nothing changes.
+
+        Raises:
+            UnknownPathError: there is no such answer.
+        """
+        wanted = dict(query or {})
+        key = path, *(f"{name}={value}" for name, value in sorted(wanted.items()))
+        with self._lock:
+            state = self.revision, int(time.time()) if self._has_open_runs() else 0
+            known = self._bodies.pop(key, None)
+            if known is None or known[0] != state:
+                start = time.perf_counter()
+                text = json.dumps(self.get(path, wanted), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                known = state, text.encode("utf-8", "backslashreplace")
+                self.cost_s = max(time.perf_counter() - start, self.cost_s / 2)
+            self._bodies[key] = known
+            while len(self._bodies) > _BODIES:
+                self._bodies.popitem(last=False)
+            return known[1]
+
+    def _has_open_runs(self) -> bool:
+        return any(run["finished_at"] is None for source in self.sources for run in source.runs)
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> JSON:
+        """The JSON value of a path; see `views` for the paths.
+
+        Raises:
+            UnknownPathError: there is no such answer.
+        """
+        with self._lock:
+            kind, *parts = path.split("/")
+            try:
+                match kind, parts:
+                    case "overview", []:
+                        return to_json(self.overview())
+                    case "task", [key]:
+                        return self._task(key)
+                    case "trial", [key]:
+                        return self._trial(key)
+                    case "compare", [a, b]:
+                        return to_json(compare_view(self._side(a), self._side(b), self._all_rows()))
+                    case "records", []:
+                        return to_json(records_view(self.sources, self._all_rows(), query or {}))
+                    case "replay", []:
+                        return to_json(replay_view(self.replays))
+            except SchedsearchError as error:
+                raise UnknownPathError(str(error)) from error
+            raise UnknownPathError(f"there is no answer of this name: {path[:100]!r}")
+
+    def overview(self) -> Overview:
+        now_s = time.time()
+        rows = [row for source in self.sources for row in overview.task_rows(source, now_s).values()]
+        speedups = [row.speedup for row in rows if row.speedup is not None]
+        runs = [row for source in self.sources for row in overview.run_rows(source, now_s)]
+        sides = self.sides()
+        return Overview(
+            revision=self.revision,
+            version=package_version(),
+            now_s=now_s,
+            notes=self.notes,
+            databases=tuple(map(overview.database_row, self.sources)),
+            runs=tuple(sorted(runs, key=lambda run: -run.started_at_s)),
+            tasks=tuple(rows),
+            sides=tuple(sides),
+            compared=tuple(self.compared(sides)),
+            replays=tuple(path.replace("\\", "/").rpartition("/")[2] for path in self.replays),
+            geomean_speedup=overview.geometric_mean(speedups),
+            raced_tasks=len(speedups),
+        )
+
+    def sides(self) -> list[Side]:
+        return [side for source in self.sources for side in overview.sides(source)]
+
+    def compared(self, sides: Sequence[Side]) -> list[tuple[str, str]]:
+        """The pairs that a report holds: all pairs of up to six sides, whole databases and devices first."""
+        ranked = sorted(sides, key=lambda side: ("database", "target", "run").index(side.kind))[:_COMPARED_SIDES]
+        return [(one.key, other.key) for one in ranked for other in ranked if one is not other]
+
+    def task_keys(self) -> list[str]:
+        return [overview.task_key(source.key, task) for source in self.sources for task in source.tasks]
+
+    def find_task(self, key: str) -> tuple[Source, TaskId]:
+        """Raises UnknownPathError if there is no such task."""
+        source = self._source(key)
+        task = source.task_of(key)
+        if task is None:
+            raise UnknownPathError(
+                f"there is no task {key[:40]!r}"
+                + (f"; {source.problem}" if source.problem else "; it may have been replaced")
+            )
+        return source, task
+
+    def pairs(self, key: str) -> tuple[PairEffect, ...]:
+        """The pairs of a task's trials that differ in one knob; kept until it has new trials."""
+        source, task = self.find_task(key)
+        trials = source.trials(task)
+        known = self._pairs.get(key)
+        if known is None or known[0] != len(trials):
+            knobs, configs = trials.knobs()
+            found = [pair for each in trials.searched(knobs, configs) for pair in effects.pair_effects(each)]
+            known = self._pairs[key] = len(trials), tuple(found)
+        return known[1]
+
+    def _task(self, key: str, keep: set[int] | None = None) -> JSON:
+        source, task = self.find_task(key)
+        row = overview.task_rows(source)[task]
+        view = to_json(task_view(source, task, row, time.time(), keep))
+        if source.problem:
+            view["notes"].append(f"this is what was read before: {source.problem}")
+        return view
+
+    def sampled_task(self, key: str, keep: set[int]) -> JSON:
+        """The view of a task whose columns show some trials only; all figures are of all trials."""
+        return self._task(key, keep)
+
+    def _trial(self, key: str) -> JSON:
+        source, number = self._source(key), key.partition(".")[2]
+        if not (number.isascii() and number.isdigit() and len(number) < 19):
+            raise UnknownPathError(f"{key[:40]!r} is not the key of a trial")
+        if source.store is None:
+            raise UnknownPathError(source.problem)
+        record = source.store.row(int(number))
+        task = record.workload_id, record.target, record.measurement.mode
+        if task not in source.tasks:
+            source.refresh()
+        rows = overview.task_rows(source)
+        if task not in rows:
+            raise UnknownPathError(f"the task of trial {key} cannot be read")
+        return to_json(trial_view(source, record, rows[task], self.pairs(rows[task].key)))
+
+    def _source(self, key: str) -> Source:
+        name = key.partition(".")[0]
+        for source in self.sources:
+            if source.key == name:
+                return source
+        raise UnknownPathError(f"there is no database {name[:20]!r}")
+
+    def _side(self, key: str) -> tuple[Source, Side]:
+        source = self._source(key)
+        for side in overview.sides(source):
+            if side.key == key:
+                return source, side
+        raise UnknownPathError(f"there is nothing to compare under {key[:40]!r}")
+
+    def _all_rows(self) -> dict[str, dict[TaskId, TaskRow]]:
+        return {source.key: overview.task_rows(source) for source in self.sources}
+
+
+def split_files(files: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Databases, and files of `schedsearch replay --json` by their name's end."""
+    given = list(files)
+    return [name for name in given if not name.endswith(".json")], [name for name in given if name.endswith(".json")]
+
+
+def package_version() -> str:
+    try:
+        return version("schedsearch")
+    except PackageNotFoundError:
+        return "unknown"

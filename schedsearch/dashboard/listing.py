@@ -1,0 +1,108 @@
+"""Fills the list of records: filtered, sorted, page by page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schedsearch.dashboard.source import Source, TaskId
+from schedsearch.dashboard.views import RecordColumns, RecordsView, TaskRow
+from schedsearch.errors import SchedsearchError
+from schedsearch.measurement import Outcome
+from schedsearch.records.columns import Wanted
+from schedsearch.text import printable, shortened
+
+PAGE = 1000
+MOST = 5000
+_MESSAGE_CHARACTERS = 200
+_SORTS = {"id": "id", "time_ns": "time_ns", "at_s": "finished_at"}
+_PLACES = {"id": 0, "time_ns": 6, "finished_at": 11}  # in `records.columns.LISTED`
+
+
+def records_view(
+    sources: Sequence[Source],
+    rows: Mapping[str, Mapping[TaskId, TaskRow]],
+    query: Mapping[str, str],
+    *,
+    most: int = MOST,
+) -> RecordsView:
+    """A page of records.
+
+    Args:
+        rows: the tasks' rows of the overview, by source key.
+        query: see `RecordsView`; what is not valid there is taken as not given.
+        most: records on a page at most.
+    """
+    sort = _SORTS.get(query.get("sort", ""), "finished_at")
+    descending = query.get("descending", "0" if sort == "time_ns" else "1") != "0"
+    offset, limit = _number(query, "offset", 0), min(_number(query, "limit", PAGE), most)
+    tasks: dict[tuple[str, TaskId], int] = {}
+    shown_tasks: list[TaskRow] = []
+    found: list[tuple[Any, ...]] = []
+    total, notes = 0, []
+    for source in sources:
+        wanted = _wanted(source, query)
+        if wanted is None or source.store is None:
+            continue
+        try:
+            count, listed = source.store.listing(wanted, sort=sort, descending=descending, limit=offset + limit)
+        except SchedsearchError as error:
+            notes.append(str(error))
+            continue
+        total += count
+        for row in listed:
+            task = row[1:4]
+            if task not in rows[source.key]:
+                continue  # appended since the last refresh
+            if (source.key, task) not in tasks:
+                tasks[source.key, task] = len(shown_tasks)
+                shown_tasks.append(rows[source.key][task])
+            found.append((*row, tasks[source.key, task]))
+    place = _PLACES[sort]
+    found.sort(key=lambda row: row[place] or 0, reverse=descending)
+    found.sort(key=lambda row: row[place] is None)
+    return RecordsView(total, offset, tuple(shown_tasks), _columns(found[offset : offset + limit]), tuple(notes))
+
+
+def _wanted(source: Source, query: Mapping[str, str]) -> Wanted | None:
+    """The conditions for one source; None if nothing of it can match."""
+    task = source.task_of(query["task"]) if query.get("task") else None
+    if query.get("task") and task is None:
+        return None
+    outcome = query.get("outcome", "")
+    outcomes = tuple(str(each) for each in Outcome if each != Outcome.OK) if outcome == "failed" else (outcome,)
+    words = tuple(query.get("text", "").split()[:10])
+    return Wanted(task, query.get("template", ""), outcomes if outcome else (), query.get("run", ""), words)
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else default
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> RecordColumns:
+    def text(value: str) -> str:
+        return printable(value, lines=True)
+
+    return RecordColumns(
+        id=[row[0] for row in rows],
+        task=[row[12] for row in rows],
+        template=[text(row[4]) for row in rows],
+        outcome=[row[5] for row in rows],
+        time_ns=[row[6] for row in rows],
+        race=[row[7] for row in rows],
+        config=[text(config_text(row[8])) for row in rows],
+        message=[text(shortened(row[9].partition("\n")[0], _MESSAGE_CHARACTERS)) for row in rows],
+        run=[text(row[10]) for row in rows],
+        at_s=[row[11] for row in rows],
+    )
+
+
+def config_text(config_json: str) -> str:
+    """A config as name=value, as the command line shows it; the JSON itself if it is damaged."""
+    try:
+        config = json.loads(config_json)
+        return " ".join(f"{name}={value}" for name, value in config.items())
+    except (ValueError, AttributeError, RecursionError):
+        return config_json

@@ -1,0 +1,219 @@
+"""Fills the view of a trial."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schedsearch.dashboard import effects, loose
+from schedsearch.dashboard.source import Source
+from schedsearch.dashboard.views import JSON, Command, Difference, Fact, PairEffect, TaskRow, TrialView
+from schedsearch.errors import SchedsearchError
+from schedsearch.launch import LaunchPlan
+from schedsearch.records.rows import RecordRow
+from schedsearch.workload import Workload
+
+_WARP = 32
+_REGISTERS_AT_ONCE = 256  # of a warp, since compute capability 3
+_RESERVED_SHARED_BYTES = 1024  # of a block, since compute capability 8
+_BLOCKS_PER_SM = 32
+
+
+def trial_view(
+    source: Source, record: RecordRow, row: TaskRow, pairs: Sequence[PairEffect], *, whole: bool = True
+) -> TrialView:
+    """Everything about a record.
+
+    Args:
+        row: of its task.
+        pairs: of its task, see `effects.pair_effects`.
+        whole: read launch plan and profiles too, which takes a query each.
+    """
+    measurement = record.measurement
+    time_ns = measurement.time_ns
+    best = _best_of(source, row)
+    plan, notes = _plan(source, record) if whole else (None, ())
+    blocks, occupancy = _occupancy(source, record, plan)
+    best_template, best_config, best_ns = best if best else (None, {}, None)
+    config = dict(record.config)
+    is_best = record.id == row.best_id
+    other_template = best_template is not None and best_template != record.template
+    return TrialView(
+        key=f"{source.key}.{record.id}",
+        task=row.key,
+        task_name=row.name,
+        database=source.key,
+        id=record.id,
+        template=record.template,
+        template_version=record.template_version,
+        config=config,
+        outcome=str(measurement.outcome),
+        message=measurement.message,
+        time_ns=time_ns,
+        times_ns=measurement.times_ns,
+        spread=measurement.spread if len(measurement.times_ns) >= 4 else None,
+        race=record.final_race,
+        best=is_best,
+        best_key=f"{source.key}.{row.best_id}" if row.best_id is not None else None,
+        best_ns=best_ns,
+        ratio_to_best=time_ns / best_ns if time_ns is not None and best_ns else None,
+        prediction=record.prediction,
+        model=record.model,
+        batch=record.batch,
+        max_error=measurement.max_error,
+        registers=measurement.resources.registers,
+        shared_bytes=measurement.resources.shared_bytes,
+        local_bytes=measurement.resources.local_bytes,
+        spill_bytes=measurement.resources.spill_bytes,
+        code_bytes=measurement.resources.code_bytes,
+        occupancy=occupancy,
+        blocks_per_sm=blocks,
+        build_s=measurement.build_s,
+        run_s=measurement.run_s,
+        started_at_s=record.started_at,
+        finished_at_s=record.finished_at,
+        facts=tuple(_facts(record)),
+        clocks=measurement.clocks,
+        plan=None if plan is None else json.loads(plan.to_json()),
+        code={},
+        other_template=other_template,
+        differences=() if is_best or other_template else differences(record.template, config, best_config, pairs),
+        commands=tuple(_commands(source, record, is_best)),
+        profiles=_profiles(source, record) if whole else (),
+        notes=notes,
+    )
+
+
+def _best_of(source: Source, row: TaskRow) -> tuple[str, dict[str, JSON], float] | None:
+    """Template, config and time of the task's best trial."""
+    task = source.task_of(row.key)
+    if task is None or row.best_id is None or row.best_ns is None or row.template is None:
+        return None
+    progress = source.tasks[task]
+    rows = [*progress.last_race, *([progress.best] if progress.best else [])]
+    config = next((each.config for each in rows if each.id == row.best_id), "{}")
+    return row.template, loose.mapping(json.loads(config)), row.best_ns
+
+
+def differences(
+    template: str, here: Mapping[str, JSON], best: Mapping[str, JSON], pairs: Sequence[PairEffect]
+) -> tuple[Difference, ...]:
+    """The knobs in which two configs differ, the one worth most first, those without a measured pair last."""
+    found = []
+    for knob in dict.fromkeys([*here, *best]):
+        mine, other = here.get(knob), best.get(knob)
+        if (knob in here) != (knob in best) or type(mine) is not type(other) or mine != other:
+            pair = effects.worth(pairs, template, knob, mine, other)
+            if pair is None:
+                found.append(Difference(knob, mine, other, None, None, None, 0))
+            else:
+                found.append(Difference(knob, mine, other, pair.ratio, pair.low, pair.high, pair.pairs))
+    return tuple(sorted(found, key=lambda each: each.ratio if each.ratio is not None else 10.0))
+
+
+def _plan(source: Source, record: RecordRow) -> tuple[LaunchPlan | None, tuple[str, ...]]:
+    if record.artifact is None or source.store is None:
+        return None, ()
+    try:
+        plan = source.store.plan(record.artifact)
+    except SchedsearchError as error:
+        return None, (str(error),)
+    return plan, () if plan else ("its machine code is no longer stored; it can be built again from its configuration",)
+
+
+def _profiles(source: Source, record: RecordRow) -> tuple[JSON, ...]:
+    if source.store is None:
+        return ()
+    return tuple(
+        {
+            "subject": profile.subject,
+            "tool": profile.tool,
+            "cache": profile.cache,
+            "taken_at_s": profile.taken_at,
+            "figures": profile.figures(),
+            "launches": tuple(
+                {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block, **profile.figures(launch)}
+                for launch in profile.launches
+            ),
+        }
+        for profile in source.store.profiles(record.id)
+    )
+
+
+def _occupancy(source: Source, record: RecordRow, plan: LaunchPlan | None) -> tuple[int | None, float | None]:
+    """Blocks per multiprocessor and the share of its threads that they fill, of the largest step.
+
+    Source: CUDA C++ Best Practices Guide, "Calculating Occupancy".
+    """
+    device = next(
+        (loose.mapping(info.get("device")) for run in source.runs if run["id"] == record.run and (info := run["info"])), {}
+    )
+    limits = [loose.whole(device.get(name)) for name in ("registers_per_sm", "shared_bytes_per_sm", "threads_per_sm")]
+    registers_per_sm, shared_per_sm, threads_per_sm = limits
+    threads = max((step.block_threads for step in plan.steps), default=0) if plan else 0
+    resources = record.measurement.resources
+    if not threads or not registers_per_sm or not shared_per_sm or not threads_per_sm or not resources.registers:
+        return None, None
+    warps = -(-threads // _WARP)
+    of_warp = -(-resources.registers * _WARP // _REGISTERS_AT_ONCE) * _REGISTERS_AT_ONCE
+    blocks = min(
+        _BLOCKS_PER_SM,
+        threads_per_sm // (warps * _WARP),
+        registers_per_sm // (of_warp * warps),
+        shared_per_sm // (resources.shared_bytes + _RESERVED_SHARED_BYTES),
+    )
+    return blocks, blocks * warps * _WARP / threads_per_sm
+
+
+def _facts(record: RecordRow) -> list[Fact]:
+    def at(stamp_s: float) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(stamp_s))
+
+    facts = [
+        Fact("workload", f"{record.label} ({record.workload_id})"),
+        Fact("device", record.target),
+        Fact("mode", record.measurement.mode),
+        Fact("run", record.run),
+        Fact("measured", f"{at(record.started_at)} to {at(record.finished_at)}"),
+        Fact("host", record.measurement.host),
+        Fact("card", record.measurement.device_uuid),
+        Fact("source", record.source or "measured into this database"),
+        Fact("machine code", record.artifact or ""),
+        *(Fact(name, version) for name, version in record.toolchain.items()),
+    ]
+    if record.anchor is not None:
+        facts.append(Fact("default in the same race", f"{record.anchor.time_ns:.6g} ns"))
+    return [fact for fact in facts if fact.value]
+
+
+def _commands(source: Source, record: RecordRow, is_best: bool) -> list[Command]:
+    db = shlex.quote(source.path)
+    commands = [Command("Show this record", f"schedsearch records show {record.id} --db {db}")]
+    again = _again(record)
+    if again:
+        commands.append(
+            Command(
+                "Measure this configuration again",
+                f"printf '%s' {shlex.quote(again)} > again.yaml && schedsearch tune again.yaml --db {db} --fresh --trials 1",
+            )
+        )
+    if is_best:
+        commands.append(Command("Measure all best kernels of this device again", f"schedsearch records verify --db {db}"))
+    return commands
+
+
+def _again(record: RecordRow) -> str:
+    """A workload file, as JSON, that allows this configuration only; "" if its operator is not installed or foreign."""
+    if record.problem or record.op == "foreign":
+        return ""
+    workload: Workload = record.workload
+    parameters = workload.definition.parameters()
+    task: dict[str, Any] = {"op": workload.op, "shape": {}}
+    for name, value in workload.params.items():
+        part = task["shape"] if name in parameters and parameters[name].size else task
+        part[name] = value
+    task |= {"templates": [record.template], "restrict": dict(record.config)}
+    return json.dumps({"tasks": [task], "measure": {"mode": record.measurement.mode}}, ensure_ascii=False)
