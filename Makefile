@@ -113,7 +113,7 @@ $(RUN_STAMP): $(MANIFESTS) | $(BIN)/python
 	touch $@
 
 $(DEV_STAMP): $(MANIFESTS) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev $(TEST_EXTRA))]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev dashboard $(TEST_EXTRA))]'
 	touch $@
 
 $(VENV)/.installed-newest: $(DEV_STAMP)
@@ -121,5 +121,5 @@ $(VENV)/.installed-newest: $(DEV_STAMP)
 	touch $@
 
 $(VENV)/.installed-integrations: $(DEV_STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev kernel-tuner $(TEST_EXTRA))]' '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev dashboard kernel-tuner $(TEST_EXTRA))]' '$(TORCH)'
 	touch $@

@@ -209,7 +209,9 @@ def test_only_the_backend_uses_more_of_numba_than_cuda_and_types() -> None:
         ("pydantic", ("schedsearch.workload_file",)),
         ("ruamel", ("schedsearch.workload_file.yaml_source",)),
         ("click", ("schedsearch.cli",)),
-        ("rich", ("schedsearch.cli", "schedsearch.dashboard")),
+        ("rich", ("schedsearch.cli",)),
+        ("starlette", ("schedsearch.dashboard.server",)),
+        ("uvicorn", ("schedsearch.dashboard.server",)),
     ],
 )
 def test_a_library_is_used_in_its_home_only(library: str, homes: tuple[str, ...]) -> None:

@@ -30,6 +30,8 @@ COMMANDS = {
     "explain": "schedsearch.cli.deploy:explain",
     "profile": "schedsearch.cli.profile:profile",
     "replay": "schedsearch.cli.replay:replay",
+    "dashboard": "schedsearch.cli.dashboard:dashboard",
+    "report": "schedsearch.cli.dashboard:report",
     "doctor": "schedsearch.cli.doctor:doctor",
     "workload-schema": "schedsearch.cli.inspect:workload_schema",
 }

@@ -55,7 +55,8 @@ def compare_view(
     def key(entry: _Entry) -> tuple[str, ...]:
         return (*entry.workload_and_mode, entry.task[1]) if same_device else entry.workload_and_mode
 
-    on_left, on_right = ({key(entry): entry for entry in entries if entry.best} for entries in (left, right))
+    # Where a side has a task on several devices of which the other has none, its first one counts.
+    on_left, on_right = ({key(entry): entry for entry in reversed(entries) if entry.best} for entries in (left, right))
     pairs = [(on_left[each], on_right[each]) for each in on_left if each in on_right]
     compared = [_row(one, other) for one, other in pairs]
     ratios = [row.ratio for row in compared]

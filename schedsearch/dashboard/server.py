@@ -7,7 +7,6 @@ nonce. Requests with a foreign Host header are refused, so that a web page canno
     GET /                    the page; `?token=...` is turned into a cookie
     GET /api/PATH            an answer as JSON, see `views`
     GET /api/events          server-sent events: `change` with {"revision": n, "paths": [...]}
-    GET /static/PATH         files of the page
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schedsearch.dashboard.answers import Answers, UnknownPathError, package_version
-from schedsearch.dashboard.assets import content_security_policy, live_page, static_file
+from schedsearch.dashboard.assets import content_security_policy, live_page
 from schedsearch.errors import UsageError
 
 POLL_S = 0.3
@@ -117,18 +116,10 @@ def application(answers: Answers, *, host: str = "127.0.0.1", token: str = "", p
             stream, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
         )
 
-    async def static(request: Request) -> Response:
-        found = static_file(request.path_params["path"])
-        if found is None:
-            return JSONResponse({"error": "there is no such file"}, status_code=404)
-        body, kind = found
-        return Response(body, media_type=kind, headers={"cache-control": "no-cache"})
-
     routes = [
         Route("/", page, methods=["GET"]),
         Route("/api/events", events, methods=["GET"]),
         Route("/api/{path:path}", api, methods=["GET"]),
-        Route("/static/{path:path}", static, methods=["GET"]),
     ]
     app = Starlette(routes=routes, lifespan=_watching(parent))
     return _Guard(app, host=host, token=token)

@@ -212,7 +212,10 @@ def _again(record: RecordRow) -> str:
     workload: Workload = record.workload
     parameters = workload.definition.parameters()
     task: dict[str, Any] = {"op": workload.op, "shape": {}}
+    defaults = workload.definition.defaults(workload.params)
     for name, value in workload.params.items():
+        if name in defaults and value == defaults[name]:
+            continue
         part = task["shape"] if name in parameters and parameters[name].size else task
         part[name] = value
     task |= {"templates": [record.template], "restrict": dict(record.config)}

@@ -1,0 +1,174 @@
+"""`schedsearch dashboard` and `schedsearch report`: tuning logs in a browser, live or as a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.errors import DatabaseError, UsageError
+from schedsearch.measurement import DEFAULT_DB
+
+PORT = 8377
+_NEEDED = ("starlette", "uvicorn")
+
+
+def require_server() -> None:
+    """Raises UsageError if the extra `dashboard` is not installed."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"the dashboard needs {' and '.join(missing)}: pip install 'schedsearch[dashboard]'; "
+            "schedsearch report -o report.html makes a file that needs neither"
+        )
+
+
+def _port(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if not 0 <= value <= 65535:
+        raise click.BadParameter(f"{value} is not a port; allowed: 0 (any free one) to 65535", ctx, param)
+    return value
+
+
+@click.command()
+@click.argument("files", metavar="[DB...]", nargs=-1, type=click.Path(dir_okay=False))
+@click.option(
+    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Any but a loopback one needs --token."
+)
+@click.option(
+    "--port",
+    metavar="N",
+    type=int,
+    default=PORT,
+    show_default=True,
+    callback=_port,
+    help="If it is in use, the next free one.",
+)
+@click.option("--token", metavar="TEXT", default="", help="Secret that a browser must know; 'new' makes one.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option("--parent", type=int, default=0, hidden=True, help="End with this process.")
+def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_browser: bool, parent: int) -> None:
+    """Show tuning runs in a browser, while they go on or afterwards.
+
+    DB is a database (default: records.db), or a file of `schedsearch replay --json`. Nothing is written to them. A database
+    may appear, grow or be replaced while the dashboard is open.
+    """
+    require_server()
+    from schedsearch.dashboard.answers import Answers, split_files
+    from schedsearch.dashboard.server import bind, is_loopback, serve
+
+    if token == "new":
+        token = secrets.token_urlsafe(18)
+    if not token and not is_loopback(host):
+        raise UsageError(
+            f"--host {host} lets others reach the dashboard, which needs a secret: --token new, or --token TEXT"
+        )
+    if token and len(token) < 8:
+        raise UsageError("--token has fewer than 8 characters, which can be guessed; give a longer one, or --token new")
+    databases, replays = split_files(files or (DEFAULT_DB,))
+    listening = bind(host, port)
+    found = listening.getsockname()[1]
+    if port and found != port:
+        render.note(f"port {port} is in use; taking {found}")
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{found}/" + (f"?token={quote(token)}" if token else "")
+    render.say(f"dashboard: {address} (Ctrl-C ends it)", err=True)
+    if not no_browser and sys.stderr.isatty():
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    answers = Answers(databases, replays)
+    try:
+        serve(answers, listening, host=host, token=token, parent=parent)
+    finally:
+        answers.close()
+        listening.close()
+
+
+@contextmanager
+def beside(db: str) -> Iterator[None]:
+    """A dashboard of `db` in a process of its own, which ends with the block, or when this process ends.
+
+    Nothing that happens to it has an effect here.
+    """
+    require_server()
+    command = [sys.executable, "-m", "schedsearch.cli.dashboard_process", "--parent", str(os.getpid()), "--", db]
+    child = None
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        render.note(f"warning: the dashboard does not start ({error.strerror}); the run goes on without it")
+    try:
+        yield
+    finally:
+        if child is not None:
+            child.terminate()
+            try:
+                child.wait(3)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+@click.command()
+@click.argument("files", metavar="[DB...]", nargs=-1, type=click.Path(dir_okay=False))
+@click.option("--output", "-o", metavar="FILE", type=click.Path(dir_okay=False), help="Default: standard output.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["html", "markdown", "csv", "json"]),
+    help="Default: by the end of FILE, or markdown.",
+)
+def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None:
+    """Write the dashboard of databases to one file that works offline, or their results as a table.
+
+    DB is a database (default: records.db), or a file of `schedsearch replay --json`. The formats: html is the whole
+    dashboard in one file, markdown and csv are tables of the results, json is everything that the pages show.
+    """
+    import json
+
+    from schedsearch.dashboard import report as reports
+    from schedsearch.dashboard.answers import Answers, split_files
+
+    ends = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
+    kind = kind or (ends.get(Path(output).suffix.lower(), "html") if output else "markdown")
+    if kind == "html" and output is None and sys.stdout.isatty():
+        raise UsageError("an HTML report is for a file; name it: schedsearch report -o report.html")
+    databases, replays = split_files(files or (DEFAULT_DB,))
+    answers = Answers(databases, replays)
+    try:
+        answers.refresh()
+        problems = [f"{source.problem}" for source in answers.sources if source.problem]
+        if problems and len(problems) == len(answers.sources):
+            raise DatabaseError("; ".join(problems))
+        for problem in problems:
+            render.note(f"warning: {problem}")
+        if kind == "html":
+            text = reports.report_html(answers)
+        elif kind == "json":
+            text = json.dumps(dict(reports.report_answers(answers)), ensure_ascii=False, allow_nan=False) + "\n"
+        else:
+            text = reports.report_markdown(answers) if kind == "markdown" else reports.report_csv(answers)
+    finally:
+        answers.close()
+    _write(text, output)
+
+
+def _write(text: str, output: str | None) -> None:
+    data = text.encode("utf-8", "backslashreplace")
+    if output is None:
+        click.get_binary_stream("stdout").write(data)
+        return
+    try:
+        Path(output).write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; name another file") from error
+    render.note(f"wrote {output} ({render.size_bytes(len(data))})")

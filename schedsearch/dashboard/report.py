@@ -1,0 +1,232 @@
+"""The dashboard as a file: one HTML page that works offline, or tables in Markdown and CSV for pasting.
+
+It needs neither server nor network. The HTML file holds the answers that the server would give, under the same paths.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from schedsearch.dashboard import overview
+from schedsearch.dashboard.answers import Answers, package_version
+from schedsearch.dashboard.assets import report_page
+from schedsearch.dashboard.listing import records_view
+from schedsearch.dashboard.source import Source, TaskId
+from schedsearch.dashboard.trial import trial_view
+from schedsearch.dashboard.views import JSON, Overview, RunRow, TaskRow, to_json
+from schedsearch.text import printable
+
+WHOLE_TRIALS = 20_000  # up to so many a report holds every trial
+_BEST_OF_A_TASK = 100  # that a sample holds in any case
+_PLANNED = 200  # trials of a task whose launch plan and profiles a report holds, the fastest
+
+
+def report_html(answers: Answers) -> str:
+    """The whole dashboard as one HTML file.
+
+    With more than `WHOLE_TRIALS` trials it holds the fastest of each task, the final races and an even sample of the
+    others; the figures are of all trials, and the page says so.
+    """
+    return report_page(
+        dict(report_answers(answers)), secrets.token_urlsafe(16), {"version": package_version(), "title": "schedsearch"}
+    )
+
+
+def report_answers(answers: Answers) -> Iterator[tuple[str, JSON]]:
+    """Path and JSON of every answer that a report holds."""
+    answers.refresh()
+    total = sum(source.records for source in answers.sources)
+    keep = None if total <= WHOLE_TRIALS else _sample(answers, total)
+    shown = answers.get("overview")
+    if keep is not None:
+        count = sum(map(len, keep.values()))
+        shown["notes"].append(
+            f"This report shows {count:,} of {total:,} trials: the fastest {_BEST_OF_A_TASK} of each task, the final "
+            "races and an even sample of the others. All figures are of all trials."
+        )
+    yield "overview", shown
+    for key in answers.task_keys():
+        yield f"task/{key}", answers.sampled_task(key, keep[key]) if keep is not None else answers.get(f"task/{key}")
+    for a, b in shown["compared"]:
+        yield f"compare/{a}/{b}", answers.get(f"compare/{a}/{b}")
+    yield "records", _records(answers, keep)
+    yield "replay", answers.get("replay")
+    for source in answers.sources:
+        for trial in _trials(answers, source, keep):
+            yield f"trial/{trial['key']}", trial
+
+
+def _sample(answers: Answers, total: int) -> dict[str, set[int]]:
+    """Task key -> the ids to keep."""
+    keep: dict[str, set[int]] = {}
+    for key in answers.task_keys():
+        source, task = answers.find_task(key)
+        trials = source.trials(task)
+        valid = sorted((time_ns, number) for time_ns, number in zip(trials.time_ns, trials.id) if time_ns is not None)
+        chosen = {number for _, number in valid[:_BEST_OF_A_TASK]}
+        chosen |= {number for number, race in zip(trials.id, trials.race) if race}
+        others = [number for number in trials.id if number not in chosen]
+        room = max(0, WHOLE_TRIALS * len(trials) // total - len(chosen))
+        keep[key] = chosen | {others[i * len(others) // room] for i in range(min(room, len(others)))}
+    return keep
+
+
+def _records(answers: Answers, keep: dict[str, set[int]] | None) -> JSON:
+    rows = {source.key: overview.task_rows(source) for source in answers.sources}
+    most = sum(source.records for source in answers.sources)
+    view = to_json(records_view(answers.sources, rows, {"limit": str(most)}, most=most))
+    if keep is not None:
+        columns = view["records"]
+        keys = [task["key"] for task in view["tasks"]]
+        kept = [i for i, (task, number) in enumerate(zip(columns["task"], columns["id"])) if number in keep[keys[task]]]
+        view["records"] = {name: [column[i] for i in kept] for name, column in columns.items()}
+        view["notes"].append(f"shows {len(kept):,} of {view['total']:,} records")
+    return view
+
+
+def _trials(answers: Answers, source: Source, keep: dict[str, set[int]] | None) -> Iterator[JSON]:
+    """The views of the trials of a source, with launch plans and profiles of the fastest."""
+    if source.store is None:
+        return
+    rows = overview.task_rows(source)
+    planned = {task: _fastest(source, task) for task in rows}
+    last = 0
+    while records := source.store.records_after(last, limit=1000):
+        last = records[-1].id
+        for record in records:
+            task = record.workload_id, record.target, record.measurement.mode
+            row = rows.get(task)
+            if row is not None and (keep is None or record.id in keep[row.key]):
+                whole = record.id in planned[task]
+                yield to_json(trial_view(source, record, row, answers.pairs(row.key), whole=whole))
+
+
+def _fastest(source: Source, task: TaskId) -> set[int]:
+    trials = source.trials(task)
+    valid = sorted((time_ns, number) for time_ns, number in zip(trials.time_ns, trials.id) if time_ns is not None)
+    return {number for _, number in valid[:_PLANNED]}
+
+
+# ---- tables of the overview
+
+_COLUMNS = (
+    "task", "device", "template", "default", "best", "speed-up", "rate", "of the limit", "trials", "failures",
+)  # fmt: skip
+
+
+def report_markdown(answers: Answers) -> str:
+    """The overview as Markdown tables, to paste into an issue. Foreign text cannot add markup or HTML to them."""
+    answers.refresh()
+    return markdown_of(answers.overview())
+
+
+def markdown_of(view: Overview) -> str:
+    parts = []
+    for database in view.databases:
+        if database.problem:
+            parts.append(f"{_escaped(database.path)}: {_escaped(database.problem)}")
+    if view.tasks:
+        lines = [_line(_COLUMNS), _line("---" if i < 3 else "---:" for i in range(len(_COLUMNS)))]
+        lines += [_line(map(_escaped, cells_of(task))) for task in view.tasks]
+        parts.append("\n".join(lines))
+    if view.geomean_speedup is not None:
+        parts.append(f"Geometric mean of the speed-ups over {view.raced_tasks} raced tasks: {view.geomean_speedup:.2f}x")
+    if any(task.best_ns is not None and not task.raced for task in view.tasks):
+        parts.append("~ a single measurement: no final race was held, so there is no speed-up to show")
+    parts += [_escaped(_run_line(run)) for run in view.runs[:20]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown and HTML show as it is."""
+    plain = printable(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for character in "|`*_[]#":
+        plain = plain.replace(character, f"\\{character}")
+    return plain
+
+
+def cells_of(task: TaskRow) -> list[str]:
+    """The texts of a task's row under `_COLUMNS`."""
+    mark = "" if task.raced else "~"
+    failures = ", ".join(f"{count} {name}" for name, count in task.failures.items())
+    return [
+        task.name,
+        task.target,
+        task.template or "none is valid",
+        _time(task.default_ns, mark),
+        _time(task.best_ns, mark),
+        "-" if task.speedup is None else f"{task.speedup:.2f}x",
+        "-"
+        if task.rate is None
+        else f"{task.rate:,.0f} {task.rate_unit}"
+        if task.rate >= 100
+        else f"{task.rate:.3g} {task.rate_unit}",
+        "-" if task.limit_share is None else f"{task.limit_share:.0%}",
+        f"{task.trials:,}",
+        failures or "-",
+    ]
+
+
+def _rate(task: TaskRow) -> str:
+    if task.rate is None:
+        return "-"
+    return f"{task.rate:,.0f} {task.rate_unit}" if task.rate >= 100 else f"{task.rate:.3g} {task.rate_unit}"
+
+
+def _time(time_ns: float | None, mark: str) -> str:
+    if time_ns is None:
+        return "-"
+    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if time_ns >= scale:
+            return f"{mark}{time_ns / scale:.4g} {unit}"
+    return f"{mark}{time_ns:.4g} ns"
+
+
+def _run_line(run: RunRow) -> str:
+    rate = f", {run.trials_per_s:.1f} a second" if run.trials_per_s else ""
+    return f"Run {run.id} ({run.state}) on {run.target}: {run.trials:,} trials in {run.wall_s:,.0f} s{rate}"
+
+
+def report_csv(answers: Answers) -> str:
+    """The overview as CSV with numbers in base units, one line per task.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front.
+    """
+    answers.refresh()
+    names = (
+        "database", "key", "name", "label", "op", "target", "mode", "template", "default_ns", "best_ns", "plain_ns", "raced",
+        "speedup", "rate", "rate_unit", "limit_ns", "limit_share", "trials", "valid", "rejected", "since_improvement_trials",
+        "seconds", "problem",
+    )  # fmt: skip
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*names, "failures"])
+    for task in answers.overview().tasks:
+        cells: list[Any] = [getattr(task, name) for name in names]
+        cells.append(" ".join(f"{name}={count}" for name, count in task.failures.items()))
+        writer.writerow([_cell(value) for value in cells])
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A plain HTML table of texts, for notebooks."""
+    from html import escape
+
+    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
+    body = "".join("<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
