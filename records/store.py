@@ -27,7 +27,8 @@ from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import COLD_GRAPH, Outcome, Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import columns, dbfile, queries, schema, trust
+from schedsearch.records import dbfile, queries, schema, trust
+from schedsearch.records.columns import Wanted, list_records, read_columns, read_stamp
 from schedsearch.records.damage import Damage, DamageLog
 from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
@@ -501,13 +502,13 @@ class Store:
         self, names: Sequence[str], *, after: int = 0, task: tuple[str, str, str] | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Some columns of many records, quickly: see `schedsearch.records.columns.read_columns`."""
-        return columns.read_columns(self._db, self.damage, names, after=after, task=task)
+        return read_columns(self._db, self.damage, names, after=after, task=task)
 
     def listing(
-        self, wanted: columns.Wanted, *, sort: str = "id", descending: bool = True, limit: int = 1000
+        self, wanted: Wanted, *, sort: str = "id", descending: bool = True, limit: int = 1000
     ) -> tuple[int, list[tuple[Any, ...]]]:
         """A page of a long list of records: see `schedsearch.records.columns.list_records`."""
-        return columns.list_records(self._db, self.damage, wanted, sort=sort, descending=descending, limit=limit)
+        return list_records(self._db, self.damage, wanted, sort=sort, descending=descending, limit=limit)
 
     def plan(self, sha256: str) -> LaunchPlan | None:
         """The launch plan stored with some machine code, to look at; None if it is not stored.
@@ -522,7 +523,7 @@ class Store:
 
     def stamp(self) -> tuple[Any, ...]:
         """A value that changes whenever records, runs or bests do. Asking for it is cheap: poll it to follow a database."""
-        return columns.read_stamp(self._db)
+        return read_stamp(self._db)
 
     def workloads(self) -> dict[str, tuple[str, str]]:
         """Every workload of the file that is sound: id -> (operator, JSON). Operators need not be installed."""

@@ -246,6 +246,6 @@ def test_make_installs_the_extra_that_is_found_and_no_other() -> None:
 
     assert "--editable '.'" in plan("quickstart", "")
     assert "--editable '.[cu12]'" in plan("quickstart", "cu12")
-    assert "--editable '.[dev,cu12]'" in plan("test", "cu12")
+    assert "--editable '.[dev,dashboard,cu12]'" in plan("test", "cu12")
     if sys.platform == "linux":  # the compiler wheels are needed to compile for a GPU that is not here
-        assert "--editable '.[dev,cu13]'" in plan("test", "")
+        assert "--editable '.[dev,dashboard,cu13]'" in plan("test", "")

@@ -154,7 +154,7 @@ def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None
         if kind == "html":
             text = reports.report_html(answers)
         elif kind == "json":
-            text = json.dumps(dict(reports.report_answers(answers)), ensure_ascii=False, allow_nan=False) + "\n"
+            text = json.dumps(dict(reports.report_answers(answers)), allow_nan=False) + "\n"
         else:
             text = reports.report_markdown(answers) if kind == "markdown" else reports.report_csv(answers)
     finally:
@@ -163,10 +163,10 @@ def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None
 
 
 def _write(text: str, output: str | None) -> None:
-    data = text.encode("utf-8", "backslashreplace")
     if output is None:
-        click.get_binary_stream("stdout").write(data)
+        click.echo(text, nl=False)  # foreign text in it is escaped already
         return
+    data = text.encode("utf-8", "backslashreplace")
     try:
         Path(output).write_bytes(data)
     except OSError as error:

@@ -14,7 +14,7 @@ from schedsearch.dashboard import effects, overview
 from schedsearch.dashboard.compare import compare_view
 from schedsearch.dashboard.listing import records_view
 from schedsearch.dashboard.replays import replay_view
-from schedsearch.dashboard.source import Source, TaskId
+from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.task import task_view
 from schedsearch.dashboard.trial import trial_view
 from schedsearch.dashboard.views import JSON, Overview, PairEffect, Side, TaskRow, to_json
@@ -66,7 +66,7 @@ class Answers:
             paths = ["overview", "records"]
             for source in changed:
                 for task, progress in source.tasks.items():
-                    key = overview.task_key(source.key, task)
+                    key = task_key(source.key, task)
                     if self._rows_seen.get(key) != progress.rows:
                         self._rows_seen[key] = progress.rows
                         paths.append(f"task/{key}")
@@ -152,7 +152,7 @@ class Answers:
         return [(one.key, other.key) for one in ranked for other in ranked if one is not other]
 
     def task_keys(self) -> list[str]:
-        return [overview.task_key(source.key, task) for source in self.sources for task in source.tasks]
+        return [task_key(source.key, task) for source in self.sources for task in source.tasks]
 
     def find_task(self, key: str) -> tuple[Source, TaskId]:
         """Raises UnknownPathError if there is no such task."""

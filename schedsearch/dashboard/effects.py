@@ -158,7 +158,7 @@ def pair_effects(searched: Searched) -> list[PairEffect]:
     first = np.r_[True, (codes[1:] != codes[:-1]).any(axis=1)]
     codes, logs = codes[first], np.log(times[first])
     # A config's hash is a sum over its knobs, modulo 2^64, so that a knob can be taken out of it again.
-    weights = np.random.default_rng(0).integers(1, 2**63, codes.shape[1], dtype=np.uint64)
+    weights: NDArray[np.uint64] = np.random.default_rng(0).integers(1, 2**63, (codes.shape[1],), dtype=np.uint64)
     hashes = (codes.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)
     found = []
     for column, (name, values) in enumerate(zip(searched.knobs.names, searched.knobs.values)):

@@ -128,6 +128,7 @@ def application(answers: Answers, *, host: str = "127.0.0.1", token: str = "", p
 async def _events(changes: Changes, answers: Answers) -> AsyncIterator[str]:
     changes.listeners += 1
     try:
+        await run_in_threadpool(changes.poll)
         revision = answers.revision
         yield f"retry: 1000\nevent: hello\ndata: {json.dumps({'revision': revision})}\n\n"
         sent_s = time.monotonic()

@@ -142,7 +142,7 @@ class Source:
             progress = self.tasks.get(task)
             if progress is None:
                 known = defaults.get((task[0], task[1]), set())
-                progress = self.tasks[task] = Progress(*task, defaults=known)
+                progress = self.tasks[task] = Progress(task[0], task[1], task[2], known)
                 self._keys[task_key(self.key, task)] = task
             else:
                 progress.defaults |= defaults.get((task[0], task[1]), set())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schedsearch.dashboard import effects
 from schedsearch.dashboard.overview import last_times, run_key, run_state
@@ -163,7 +164,7 @@ class _Models:
 
 
 def _on_the_scale_of_time(
-    groups: effects.NDArray[np.int64], scores: effects.Floats, times: effects.Floats, count: int
+    groups: NDArray[np.int64], scores: effects.Floats, times: effects.Floats, count: int
 ) -> effects.Floats:
     """exp(a + b score) with a and b of each group by least squares of log(time) over score; NaN where it cannot."""
     ok = ~np.isnan(times)
