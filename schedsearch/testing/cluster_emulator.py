@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from schedsearch.testing.emulator import TYPES
-from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator
+from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied
 
 Array = np.ndarray[Any, Any]
 MAPPED = 1 << 24  # addresses in other blocks' memory are multiples of this further on
@@ -135,8 +135,7 @@ class ClusterEmulator(HopperEmulator):
         row = np.arange(rows)
         lines = start + (row // 8) * stride + (row % 8) * width
         chunks = swizzled(lines[:, None] + np.array([0, 16]), width) // 16
-        values: Array = block.chunks()[chunks].reshape(rows, -1).view(dtype).astype(np.float64)
-        return values
+        return multiplied(block.chunks()[chunks].reshape(rows, -1), dtype)
 
     # --- cluster ----------------------------------------------------------------------------------------------------
     def map_shared(self, shared: int, rank: int) -> int:

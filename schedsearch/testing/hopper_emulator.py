@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.ops.dtypes import decode
 from schedsearch.testing.emulator import Block, Emulator
 from schedsearch.testing.kernel_threads import Threads
 
@@ -27,6 +28,13 @@ def swizzled(addresses: Array) -> Array:
     """The 128-byte swizzle: 16-byte chunk ^= 128-byte line, both modulo 8."""
     result: Array = addresses ^ (((addresses >> 7) & 7) << 4)
     return result
+
+
+def multiplied(raw: Array, dtype: str) -> Array:
+    """The numbers that tensor cores read from bytes, as float64; of float32 they ignore the low 13 bits (TF32)."""
+    if dtype == "float32":
+        raw = (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return decode(raw, dtype).astype(np.float64)
 
 
 class Mbarrier:
@@ -206,8 +214,7 @@ class HopperEmulator(Emulator):
         lines = start + (row // 8) * stride + (row % 8) * 128
         chunks = swizzled(lines[:, None] + np.array([0, 16])) // 16
         assert chunks.max() * 16 < block.shared.nbytes
-        values: Array = block.chunks()[chunks].reshape(rows, -1).view(dtype).astype(np.float64)
-        return values
+        return multiplied(block.chunks()[chunks].reshape(rows, -1), dtype)
 
     def wgmma_steps(self, positions: int, k_steps: int, dtype: str, dtype_b: str = "") -> Callable[..., None]:
         dtype_b = dtype_b or dtype

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.conv2d import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, LARGEST_SIZE
@@ -90,20 +90,24 @@ class Im2col:
         return None
 
 
-def problem(workload: Workload, target: Target, *, takes_groups: bool = False, takes_integers: bool = False) -> str | None:
+def problem(workload: Workload, target: Target, *, takes_groups: bool = False, every_format: bool = False) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None."""
     w = workload
-    dtypes = (*DTYPES, *INTEGERS) if takes_integers else DTYPES
+    dtypes = (*DTYPES, "float32", *INTEGERS, *FLOAT8) if every_format else DTYPES
     if target.compute_capability != (9, 0):
-        return f"wgmma needs compute capability 9.0, got {'.'.join(map(str, target.compute_capability))}"
+        got = ".".join(map(str, target.compute_capability))
+        remedy = "; without it, convert x and weight to float16" if w.dtype in FLOAT8 else ""
+        return f"wgmma needs compute capability 9.0, got {got}{remedy}"
     if w.dtype not in dtypes:
         return f"dtype is {w.dtype}; allowed: {', '.join(dtypes)}"
+    if w.dtype == "float32" and w.precision != "tf32":
+        return f"precision is {w.precision}; allowed: tf32, as wgmma cuts factors of float32 to 10 stored bits"
     if reason := zero_point_problem(w):
         return reason
     if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
         return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
-    integers = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": ("requantise", "dequantise")}
-    if reason := epilogue_problem(w, **(integers if w.dtype in INTEGERS else {})):
+    of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": ("requantise", "dequantise")}
+    if reason := epilogue_problem(w, **(of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {})):
         return reason
     if w.groups != 1 and not takes_groups:
         return f"groups is {w.groups}; allowed: 1"

@@ -80,7 +80,7 @@ MAX_CLUSTER = 8  # blocks that every device takes
 
 
 class Conv2dWgmma(Template):
-    """conv2d for compute capability 9.0: fp16 or bf16 with sums in fp32, or int8 or uint8 with sums in int32."""
+    """conv2d for compute capability 9.0: floats of 16 and 8 bits and TF32 with sums in fp32, int8 and uint8 with int32."""
 
     name = "conv2d_wgmma"
     version = 6
@@ -88,7 +88,7 @@ class Conv2dWgmma(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        return geometry.problem(workload, target, takes_integers=True) or Im2col.of(workload).problem(
+        return geometry.problem(workload, target, every_format=True) or Im2col.of(workload).problem(
             max_tile_rows=GROUP_ROWS * max(GROUPS)
         )
 
