@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from schedsearch.ops.conv2d import conv2d
+    from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.runtime import Kernel, KernelCache
     from schedsearch.runtime.deploy import compile, explain
@@ -87,6 +88,7 @@ _HOMES = {
     "conv2d": "schedsearch.ops.conv2d",
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
+    "layout_transform": "schedsearch.ops.layout_transform",
     "load_templates": "schedsearch.template",
     "pack": "schedsearch.ops.packing",
     "plan_tasks": "schedsearch.session",
@@ -129,6 +131,7 @@ __all__ = [
     "conv2d",
     "detect",
     "explain",
+    "layout_transform",
     "load_templates",
     "pack",
     "plan_tasks",

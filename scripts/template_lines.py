@@ -28,7 +28,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
         "conv2d_cpu",
         "conv2d_cpu_int8",
     )
-}
+} | {f"layout_transform_{kind}": f"layout_transform.{kind}" for kind in ("cuda", "cpu")}
 
 
 @dataclass(frozen=True)

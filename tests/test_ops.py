@@ -77,7 +77,7 @@ class TestInstalledOperators:
         }
 
     def test_names_are_suggested(self, toys: None) -> None:
-        assert operator_names() == ["conv2d", "copy", "min_max"]
+        assert operator_names() == ["conv2d", "layout_transform", "copy", "min_max"]
         with pytest.raises(UnknownOperatorError, match=r"unknown operator 'cpy' \(did you mean 'copy'\?\)") as caught:
             Workload("cpy", {})
         assert caught.value.op == "cpy" and isinstance(pickle.loads(pickle.dumps(caught.value)), UnknownOperatorError)
@@ -151,7 +151,7 @@ class TestBrokenOperators:
         with pytest.raises(UnknownOperatorError) as caught:
             Workload("copy", {"rows": 1, "columns": 1})
         assert "2 packages offer operator 'copy': rival 1.0 (rival_module:OP) and toys 1.0" in str(caught.value)
-        assert list(operators()[0]) == ["conv2d", "min_max"]
+        assert list(operators()[0]) == ["conv2d", "layout_transform", "min_max"]
 
     def test_a_package_that_claims_the_name_of_a_built_in_is_not_used(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -55,6 +55,7 @@ PUBLIC = [
     "conv2d",
     "detect",
     "explain",
+    "layout_transform",
     "load_templates",
     "pack",
     "plan_tasks",

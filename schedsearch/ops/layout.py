@@ -64,6 +64,16 @@ class Layout:
         """How many elements of an axis its blocks hold together; 1 without blocks."""
         return math.prod(length for name, length in self.blocks if name == axis)
 
+    def units(self, axis: str) -> tuple[int, ...]:
+        """How far an index along an axis moves for one step of each dimension of this axis, outermost first.
+
+        Example:
+            >>> Layout.parse("OIHW8i16o2i").units("I")
+            (16, 2, 1)
+        """
+        lengths = [length for name, length in self.blocks if name == axis]
+        return tuple(math.prod(lengths[place:]) for place in range(len(lengths) + 1))
+
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the array in memory.
 

@@ -15,7 +15,10 @@ from schedsearch.plugins import Offer, PluginError, load, offers, the_offer
 
 ENTRY_POINT_GROUP = "schedsearch.ops"
 
-BUILT_IN = {"conv2d": "schedsearch.ops.conv2d:CONV2D"}
+BUILT_IN = {
+    "conv2d": "schedsearch.ops.conv2d:CONV2D",
+    "layout_transform": "schedsearch.ops.layout_transform:LAYOUT_TRANSFORM",
+}
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 
 

@@ -26,6 +26,8 @@ BUILT_IN = {
     "conv2d_mma": "schedsearch.templates.conv2d.mma:Conv2dMma",
     "conv2d_cpu": "schedsearch.templates.conv2d.cpu:Conv2dCpu",
     "conv2d_cpu_int8": "schedsearch.templates.conv2d.cpu_int8:Conv2dCpuInt8",
+    "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
+    "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }
 
 

@@ -1,0 +1,190 @@
+"""layout_transform: y holds the elements of x in another layout.
+
+The layouts are words of `schedsearch.ops.Layout`, over the axes N, C, H, W for images or O, I, H, W for filters. Elements
+that fill up the last block of an axis are zeros in y, and those of x are not read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schedsearch.errors import Problem, UsageError
+from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.layout import Layout
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+ELEMENT_BYTES = (1, 2, 4)
+DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in ELEMENT_BYTES)
+FAMILIES = {"NCHW": "images", "OIHW": "filters"}
+_MOST_BLOCKS = 4
+_WORD = r"[A-Z]{4}([1-9][0-9]{0,3}[a-z])*"
+_WIDEST_DATA = 1 << 31
+
+
+def _size(doc: str) -> Parameter:
+    return Parameter(doc, {"type": "integer", "minimum": 0, "maximum": MAX_INT, "default": 0}, size=True)
+
+
+def _layout(doc: str) -> Parameter:
+    return Parameter(doc, {"type": "string", "pattern": f"^{_WORD}$"})
+
+
+_PARAMETERS = {
+    "n": _size("batch of images; left out for filters"),
+    "c": _size("channels of images; left out for filters"),
+    "o": _size("output channels of filters; left out for images"),
+    "i": _size("input channels of filters; left out for images"),
+    "h": Parameter.count("height"),
+    "w": Parameter.count("width"),
+    "layout": _layout("of x: NCHW, NHWC, NCHW32c, OIHW, OHWI, OIHW32o32i ..."),
+    "to": _layout("layout of y, over the same axes"),
+    "dtype": Parameter.choice("of x and y: any of 1, 2 or 4 bytes; default float16", DTYPES),
+}
+
+
+class LayoutTransform(Op):
+    name: ClassVar[str] = "layout_transform"
+    reference: ClassVar[str] = "schedsearch.templates.layout_transform.reference:LayoutTransformReference"
+    constructor: ClassVar[str] = "schedsearch:layout_transform"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = [problem for key in ("layout", "to") if (problem := _layout_problem(key, params[key]))]
+        if found:
+            return found
+        source, to = Layout.parse(params["layout"]), Layout.parse(params["to"])
+        if sorted(source.axes) != sorted(to.axes):
+            return [
+                Problem("to", f"to is {to}, but layout {source} has the axes {source.axes}; allowed: layouts of these axes")
+            ]
+        return [*_size_problems(params, source.axes), *_block_problems(source, to)]
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", params["layout"], Layout.parse(params["layout"]).shape(sizes(params)), params["dtype"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", params["to"], Layout.parse(params["to"]).shape(sizes(params)), params["dtype"]),)
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """No arithmetic. Padding of x counts as bytes of the argument, but no kernel has to read it."""
+        nbytes = super().work(params).nbytes
+        elements = 1
+        for extent in sizes(params).values():
+            elements *= extent
+        return Work(0, nbytes, least_bytes=elements * dtype_of(params["dtype"]).nbytes + self.outputs(params)[0].nbytes)
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        return "exact"
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """All whole numbers that the format holds exactly, so that every byte of an element counts."""
+        row = dtype_of(params["dtype"])
+        limit = min(row.exact_integers, _WIDEST_DATA)
+        lowest = -limit if row.is_float else max(int(row.lowest), -limit)
+        return {"x": Domain(range(lowest, limit + 1))}
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        extents = "x".join(str(params[axis.lower()]) for axis in Layout.parse(params["layout"]).axes)
+        return f"layout_transform {params['layout']} {extents} to {params['to']} {dtype_of(params['dtype']).short}"
+
+
+LAYOUT_TRANSFORM = LayoutTransform()
+
+
+def sizes(params: Mapping[str, Any]) -> dict[str, int]:
+    """Axis -> logical extent, of normalised parameters."""
+    return {axis: params[axis.lower()] for axis in Layout.parse(params["layout"]).axes}
+
+
+def _layout_problem(key: str, word: str) -> Problem | None:
+    allowed = "allowed: an order of N, C, H, W or of O, I, H, W, then blocks, e.g. NHWC, NCHW32c or OIHW32o32i"
+    if not re.fullmatch(_WORD, word):
+        return Problem(key, f"{key} {word!r} is not a layout; {allowed}")
+    try:
+        layout = Layout.parse(word)
+    except UsageError as error:
+        return Problem(key, f"{key}: {error}")
+    if all(sorted(layout.axes) != sorted(family) for family in FAMILIES):
+        return Problem(key, f"{key} {word} has the axes {layout.axes}; {allowed}")
+    if len(layout.blocks) > _MOST_BLOCKS:
+        return Problem(key, f"{key} {word} has {len(layout.blocks)} blocks; allowed: up to {_MOST_BLOCKS}")
+    return None
+
+
+def _size_problems(params: Mapping[str, Any], axes: str) -> list[Problem]:
+    """Axes of the layout without a size, and sizes of axes that it does not have."""
+    found = []
+    for name in ("n", "c", "o", "i"):
+        given = params[name]
+        if name.upper() in axes and not given:
+            found.append(Problem(name, f"{name} ({_PARAMETERS[name].doc}) is missing; layout {params['layout']} needs it"))
+        if name.upper() not in axes and given:
+            found.append(
+                Problem(name, f"{name} is {given}, but layout {params['layout']} has no axis {name.upper()}; leave it out")
+            )
+    return found
+
+
+def _block_problems(source: Layout, to: Layout) -> list[Problem]:
+    """Blocks of an axis that cut it at places which do not nest."""
+    found = []
+    for axis in source.axes:
+        units = sorted({*source.units(axis), *to.units(axis)})
+        uneven = [(a, b) for a, b in itertools.pairwise(units) if b % a]
+        if uneven:
+            a, b = uneven[0]
+            found.append(
+                Problem(
+                    "to",
+                    f"layouts {source} and {to} have blocks of {a} and {b} along {axis}, and neither divides the other; "
+                    "transform twice, by way of a layout without these blocks",
+                )
+            )
+    return found
+
+
+def layout_transform(
+    *,
+    h: int,
+    w: int,
+    layout: str,
+    to: str,
+    n: int = 0,
+    c: int = 0,
+    o: int = 0,
+    i: int = 0,
+    dtype: str = "float16",
+) -> Workload:
+    """A change of layout: y holds the elements of x, with zeros in the padding of its blocks.
+
+    Args:
+        h, w: height and width.
+        layout: of x. Images have the axes N, C, H, W (NCHW, NHWC, NCHW32c ...), filters O, I, H, W (OIHW, OHWI, OIHW32o32i).
+        to: layout of y, over the same axes. Blocks of one axis must nest: 4 and 32, but not 4 and 6.
+        n, c: batch and channels of images.
+        o, i: output and input channels of filters.
+        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> layout_transform(n=1, c=48, h=7, w=7, layout="NCHW", to="NCHW32c", dtype="int8").output.shape
+        (1, 2, 7, 7, 32)
+        >>> layout_transform(o=64, i=3, h=7, w=7, layout="OIHW", to="OHWI").output.shape
+        (64, 7, 7, 3)
+    """
+    from schedsearch.workload import Workload
+
+    params = {"n": n, "c": c, "o": o, "i": i, "h": h, "w": w, "layout": layout, "to": to, "dtype": dtype}
+    return Workload("layout_transform", params)

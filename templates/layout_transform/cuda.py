@@ -1,0 +1,46 @@
+"""layout_transform on NVIDIA GPUs: see docs/kernels/layout_transform.md."""
+
+from __future__ import annotations
+
+from schedsearch.config import Config
+from schedsearch.ops import Layout
+from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.layout_transform import sizes
+from schedsearch.space import ConfigSpace
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, Template
+from schedsearch.templates.layout_transform.repack import Repack
+from schedsearch.workload import Workload
+
+LEAST_CAPABILITY = (5, 0)
+
+
+class LayoutTransformCuda(Template):
+    """Any change of layout: tiles through shared memory where the innermost axis changes, vectors elsewhere."""
+
+    name = "layout_transform_cuda"
+    version = 1
+    op = "layout_transform"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if target.compute_capability < LEAST_CAPABILITY:
+            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
+            return f"compute capability is {got}; allowed: {least} and later"
+        return _repack(workload, target).problem()
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        return _repack(workload, target).space()
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        return _repack(workload, target).default()
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        repack = _repack(workload, target)
+        alignments = dict(zip(("x", "y"), repack.alignments(config)))
+        return KernelSource("cuda", "native", (repack.step(config, x="x", y="y"),), alignments=alignments)
+
+
+def _repack(workload: Workload, target: Target) -> Repack:
+    source, to = Layout.parse(workload.layout), Layout.parse(workload.to)
+    return Repack.of(source, to, sizes(workload.params), dtype(workload.dtype).nbytes, target)
