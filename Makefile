@@ -30,7 +30,7 @@ RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
 DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-faults test-newest test-integrations test-gpu faults lint format types bench docs clean
+.PHONY: help setup quickstart test test-faults test-browser test-newest test-integrations test-gpu faults lint format types bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,10 +44,14 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 
 # One thread of OpenMP and BLAS, because the workers use all cores, and threads that wait for a core burn its time.
 test: $(DEV_STAMP) ## install, and run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not browser"
 
 test-faults: $(DEV_STAMP) ## kill, stop and starve tuning runs about once in each way (`make faults` does it as often as you like)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) -m faults
+
+# Chromium comes from apt if root runs this, and axe-core from npm; tests that lack one of them are skipped with the reason.
+test-browser: $(VENV)/.installed-browser ## install Playwright and, where possible, Chromium, and test the pages of the dashboard
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser
 
 # NumPy removes names that numba-cuda uses. NEWEST_PYTHON is another interpreter for which NumPy has newer releases.
 test-newest: ## run the tests of the compilers with NumPy 2.5 or newer; skipped if there is no Python 3.12
@@ -114,6 +118,11 @@ $(RUN_STAMP): $(MANIFESTS) | $(BIN)/python
 
 $(DEV_STAMP): $(MANIFESTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev dashboard $(TEST_EXTRA))]'
+	touch $@
+
+$(VENV)/.installed-browser: $(DEV_STAMP) scripts/setup_browser.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'playwright>=1.45'
+	$(BIN)/python scripts/setup_browser.py $(VENV)
 	touch $@
 
 $(VENV)/.installed-newest: $(DEV_STAMP)

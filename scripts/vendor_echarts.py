@@ -11,13 +11,13 @@ ECharts before 6.1 can be made to run foreign script (CVE-2026-45249), so do not
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
+
+from npm_packages import fetch
 
 VENDOR = Path(__file__).resolve().parent.parent / "schedsearch" / "dashboard" / "static" / "vendor"
 CHECKSUMS = "SHA256SUMS"
@@ -44,26 +44,6 @@ core.use([BarChart, CustomChart, LineChart, ParallelChart, ScatterChart, AriaCom
   MarkLineComponent, ParallelComponent, TooltipComponent, CanvasRenderer]);
 export const { init, getInstanceByDom, version } = core;
 """
-
-
-def fetch(name: str, folder: Path) -> None:
-    """Unpack one pinned package into `folder/node_modules`.
-
-    Raises SystemExit when the download does not have the pinned SHA-512.
-    """
-    version, expected = PACKAGES[name]
-    packed = subprocess.run(
-        ["npm", "pack", "--silent", f"{name}@{version}"], cwd=folder, check=True, capture_output=True, text=True
-    )
-    archive = folder / packed.stdout.strip().splitlines()[-1]
-    got = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-    if got != expected:
-        sys.exit(f"{name} {version}: sha512-{got} is not the pinned sha512-{expected}; nothing was written")
-    with tarfile.open(archive) as files:
-        files.extractall(folder / "unpacked", filter="data")
-    target = folder / "node_modules" / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    (folder / "unpacked" / "package").rename(target)
 
 
 def build(folder: Path) -> None:
@@ -126,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for package in PACKAGES:
-            fetch(package, folder)
+            fetch(package, *PACKAGES[package], folder)
         build(folder)
     size = (VENDOR / "echarts.min.js").stat().st_size
     print(f"wrote {VENDOR} ({size:,} bytes of script)")

@@ -126,6 +126,11 @@ async function refresh() {
   }
 }
 
+/** Whether a page that is shown needs an answer that changed. */
+function concerns(changed) {
+  return !current || current.paths.some((path) => changed.includes(path.split("?")[0]));
+}
+
 function followServer() {
   const line = document.getElementById("connection");
   const say = (state, words) => {
@@ -134,14 +139,14 @@ function followServer() {
     line.textContent = words;
   };
   let gone = false;
-  source.watch((event) => {
+  source.watch((event, data) => {
     if (event === "gone") {
       gone = true;
       say("gone", "The server is gone; what you see is the last state. Reconnecting …");
       return;
     }
     say("open", "Live");
-    if (event === "change" || gone) refresh();
+    if (gone || (event === "change" && concerns(data.paths))) refresh();
     gone = false;
   });
 }

@@ -146,7 +146,7 @@ function ratioChart() {
                     type: "group",
                     children: [
                       { type: "line", shape: { x1: from, y1: y, x2: to, y2: y }, style: { stroke: color, lineWidth: 2 } },
-                      { type: "circle", shape: { cx: x, cy: y, r: 5 }, style: { fill: color, stroke: colors.surface, lineWidth: 1.5 } },
+                      { type: "circle", shape: { cx: x, cy: y, r: colors.fontPx * 0.42 }, style: { fill: color, stroke: colors.surface, lineWidth: 1.5 } },
                     ],
                   };
                 },

@@ -85,5 +85,5 @@ export function copyBox(text, label) {
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
   const code = el("code", {}, text);
-  return el("div", { class: "copy" }, el("pre", { tabindex: "0", role: "region", "aria-label": label }, code), button);
+  return el("div", { class: "copy" }, el("pre", { tabindex: "0", role: "group", "aria-label": label }, code), button);
 }

@@ -5,7 +5,7 @@
  * on the category axis; `horizontal` puts the categories on the y axis. The whisker goes from low to high, the box
  * from first to third quartile, the dot is the median.
  */
-export function rangeSeries(items, { horizontal = false, surface, name = "", xAxisIndex = 0, yAxisIndex = 0 }) {
+export function rangeSeries(items, { horizontal = false, surface, fontPx, name = "", xAxisIndex = 0, yAxisIndex = 0 }) {
   return {
     type: "custom",
     name,
@@ -18,7 +18,7 @@ export function rangeSeries(items, { horizontal = false, surface, name = "", xAx
       const item = items[params.dataIndexInside];
       const place = (value) => (horizontal ? api.coord([value, api.value(0)]) : api.coord([api.value(0), value]));
       const [low, first, median, third, high] = [1, 2, 3, 4, 5].map((index) => place(api.value(index)));
-      const half = Math.min(9, (horizontal ? api.size([0, 1])[1] : api.size([1, 0])[0]) * 0.28);
+      const half = Math.min(fontPx * 0.75, (horizontal ? api.size([0, 1])[1] : api.size([1, 0])[0]) * 0.28);
       const box = horizontal
         ? { x: Math.min(first[0], third[0]), y: first[1] - half, width: Math.abs(third[0] - first[0]), height: 2 * half, r: 2 }
         : { x: first[0] - half, y: Math.min(first[1], third[1]), width: 2 * half, height: Math.abs(third[1] - first[1]), r: 2 };

@@ -170,7 +170,7 @@ function drawValues(chart, effect) {
             id: "times",
             ...rangeSeries(
               effect.values.flatMap(({ quantiles_ns: five }, at) => (five ? [{ at, five, color: colors.series[0], name: names[at] }] : [])),
-              { surface: colors.surface },
+              { surface: colors.surface, fontPx: colors.fontPx },
             ),
           },
           {

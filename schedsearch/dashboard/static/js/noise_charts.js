@@ -85,7 +85,7 @@ export function clockChart() {
             {
               type: "scatter",
               id: "clock",
-              symbolSize: 4,
+              symbolSize: colors.fontPx * 0.33,
               large: known.length > 3000,
               itemStyle: { color: colors.series[0], opacity: 0.6 },
               data: known.map((position) => [position + 1, trials.sm_mhz[position], position]),

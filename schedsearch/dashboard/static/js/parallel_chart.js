@@ -8,6 +8,7 @@ import { routeTo } from "./router.js";
 import { extent, fastestTrials, trialConfig, trialKey } from "./trials.js";
 
 const MOST_LINES = 1500;
+const REM_PER_AXIS = 5; // narrower, and the names of neighbours meet
 const MOST_AXES = 12;
 const SHARES = ["1 %", "5 %", "10 %", "25 %"];
 
@@ -26,7 +27,7 @@ export function parallelChart() {
   });
   const chart = new Chart({
     title: "Configurations",
-    help: "Each line is a configuration. Drag along an axis to keep only the lines that pass there, click the axis to let go.",
+    help: "Each line is a configuration. The knobs that matter most come first. Drag along an axis to keep only the lines that pass there, click the axis to let go.",
     height: 24,
     controls: el("div", { class: "controls" }, templatePicker.element, sharePicker.element),
   });
@@ -46,7 +47,8 @@ export function parallelChart() {
     const index = latest.knobs.findIndex((item) => item.template === template);
     const positions = all.filter((position) => latest.trials.template[position] === index);
     const count = Math.max(1, Math.round((positions.length * parseFloat(share)) / 100));
-    const axes = knobAxes(latest, template, index);
+    const room = Math.floor(chart.plot.clientWidth / parseFloat(getComputedStyle(document.documentElement).fontSize) / REM_PER_AXIS);
+    const axes = knobAxes(latest, template, index).slice(0, Math.max(2, Math.min(MOST_AXES, room - 1)));
     if (axes.length === 0) {
       chart.note("Every trial has the same configuration.");
       return;
@@ -70,8 +72,7 @@ function knobAxes(task, template, index) {
   return task.knobs[index].names
     .map((name, knob) => ({ name, knob, values: task.knobs[index].values[knob] }))
     .filter(({ values }) => values.length > 1)
-    .sort((a, b) => (importance.get(b.name) ?? 0) - (importance.get(a.name) ?? 0))
-    .slice(0, MOST_AXES);
+    .sort((a, b) => (importance.get(b.name) ?? 0) - (importance.get(a.name) ?? 0));
 }
 
 /** All of the fastest `count` positions, and evenly chosen others, so that there are at most MOST_LINES. */

@@ -94,7 +94,7 @@ export function progressChart() {
         id: `template-${index}`,
         data: points,
         symbol: SERIES[index % SERIES.length],
-        symbolSize: points.length > 3000 ? 3 : 6,
+        symbolSize: colors.fontPx * (points.length > 3000 ? 0.25 : 0.5),
         large: points.length > 3000,
         itemStyle: { color: colors.series[index % colors.series.length], opacity: points.length > 1000 ? 0.45 : 0.65 },
       }));
@@ -105,13 +105,14 @@ export function progressChart() {
         id: "failed",
         data: failed,
         symbol: "path://M0 0L4 4M4 0L0 4",
-        symbolSize: 6,
+        symbolSize: colors.fontPx * 0.5,
+        symbolOffset: [0, "80%"],
         itemStyle: { color: "transparent", borderColor: colors.bad, borderWidth: 1.2, opacity: 0.75 },
       });
     }
     const line = steps.flatMap(({ index, value }, step) => [...(step ? [[xs[index], steps[step - 1].value]] : []), [xs[index], value, search.positions[index]]]);
     line.push([xs[xs.length - 1], steps[steps.length - 1].value]);
-    series.push({ type: "line", name: "best so far", id: "best", data: line, showSymbol: false, z: 5, lineStyle: { color: colors.text, width: 2 } });
+    series.push({ type: "line", name: "best so far", id: "best", data: line, showSymbol: false, z: 5, lineStyle: { color: colors.text, width: colors.fontPx / 6 } });
     return series;
   }
 }

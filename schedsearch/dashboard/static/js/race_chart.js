@@ -58,7 +58,7 @@ export function raceChart() {
                   color: entry.is_best ? colors.series[0] : entry.is_default ? colors.series[1] : colors.series[7],
                   name: label(entry),
                 })),
-                { horizontal: true, surface: colors.surface },
+                { horizontal: true, surface: colors.surface, fontPx: colors.fontPx },
               ),
             },
           ],

@@ -1,7 +1,7 @@
 // Searches over recorded spaces: how near they come to the optimum, by evaluations.
 
 import { Chart, lines, numberAxis, plotGrid, tooltip } from "./chart.js";
-import { el, emptyNote, replaceChildren } from "./dom.js";
+import { el, emptyNote, replaceChildren, section } from "./dom.js";
 import { formatCount, formatPercent, formatTime, plural, significant } from "./format.js";
 import { picker } from "./knob_charts.js";
 import { SERIES } from "./theme.js";
@@ -43,7 +43,7 @@ function makeReplay() {
   }
 
   return {
-    element: el("div", { class: "page" }, el("div", { class: "head" }, el("h1", {}, "Which search finds more?"), notices), chart.element),
+    element: el("div", { class: "page" }, el("div", { class: "head" }, el("h1", {}, "Which search finds more?"), notices), section("How near to the optimum?", chart.element)),
     show([replay]) {
       latest = replay;
       replaceChildren(
@@ -51,7 +51,7 @@ function makeReplay() {
         replay.problems.map((problem) => el("p", { class: "problem" }, problem)),
         replay.files.length ? null : emptyNote("No replay was given. `schedsearch replay --json > FILE` writes one; name the file beside the databases."),
       );
-      chart.element.hidden = replay.files.length === 0;
+      chart.element.parentElement.hidden = replay.files.length === 0;
       if (replay.files.length) draw();
     },
     dispose: () => chart.dispose(),
@@ -104,7 +104,7 @@ function curveSeries(curve, colors, index) {
       id: `curve-${index}`,
       name: curve.name,
       symbol: SERIES[index % SERIES.length],
-      symbolSize: 7,
+      symbolSize: colors.fontPx * 0.6,
       itemStyle: { color },
       lineStyle: { color, width: 2 },
       data: curve.budgets.map((budget, at) => [budget, curve.middle[at], curve.low[at], curve.high[at]]),

@@ -91,10 +91,15 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
         return el(
           "td",
           { class: [column.numeric ? "number" : "", column.className ?? ""].join(" ").trim() || null, data: { label: column.label } },
-          shown === null || shown === undefined || shown === "" ? UNKNOWN : shown,
+          cellContent(shown),
         );
       }),
     );
+  }
+
+  function cellContent(shown) {
+    if (shown === null || shown === undefined || shown === "") return UNKNOWN;
+    return Array.isArray(shown) ? el("div", {}, shown) : shown; // one child, so that narrow pages can lay out label and content
   }
 
   drawHead();
@@ -103,7 +108,7 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
   const element = el(
     "div",
     { class: "table" },
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table),
+    el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `${caption}, scrolls` }, table),
     count,
     more,
   );

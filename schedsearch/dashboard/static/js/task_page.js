@@ -141,8 +141,6 @@ function failureTable() {
 
 function failureColumns(database) {
   return [
-    { label: "Count", numeric: true, descendingFirst: true, className: "strong", value: (group) => group.count, show: (group) => formatCount(group.count) },
-    { label: "Stage", value: (group) => group.stage, show: (group) => [group.stage, el("br"), el("small", {}, group.outcome.replaceAll("_", " "))] },
     {
       label: "Reason",
       className: "wide",
@@ -152,6 +150,8 @@ function failureColumns(database) {
         group.message && group.message !== group.reason ? el("details", {}, el("summary", {}, "A whole message"), el("pre", { class: "text", tabindex: "0" }, group.message)) : null,
       ],
     },
+    { label: "Count", numeric: true, descendingFirst: true, className: "strong", value: (group) => group.count, show: (group) => formatCount(group.count) },
+    { label: "Stage", value: (group) => group.stage, show: (group) => [group.stage, el("br"), el("small", {}, group.outcome.replaceAll("_", " "))] },
     {
       label: "What they share",
       className: "wide",

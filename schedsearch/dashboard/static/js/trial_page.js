@@ -47,7 +47,7 @@ function makeTrial() {
         trial.notes.map((note) => el("p", { class: "notice" }, note)),
       );
       replaceChildren(numbers, trialFacts(trial));
-      replaceChildren(message, trial.message ? el("pre", { class: "text", tabindex: "0", role: "region", "aria-label": "Message" }, trial.message) : null);
+      replaceChildren(message, trial.message ? el("pre", { class: "text", tabindex: "0", role: "group", "aria-label": "Message" }, trial.message) : null);
       message.hidden = !trial.message;
       replaceChildren(differences, differenceTable(trial));
       replaceChildren(config, knobList(trial));
@@ -128,7 +128,7 @@ function repetitionChart() {
             {
               type: "scatter",
               id: "times",
-              symbolSize: 7,
+              symbolSize: colors.fontPx * 0.58,
               itemStyle: { color: colors.series[0], opacity: 0.75 },
               data: times.map((time, index) => [index + 1, time]),
               markLine: { silent: true, symbol: "none", label: { formatter: "median", color: colors.muted, fontSize: colors.fontPx, position: "insideEndTop" }, lineStyle: { color: colors.text, type: "dashed" }, data: [{ yAxis: median }] },
@@ -161,7 +161,7 @@ function circumstanceList(trial) {
 
 function codeParts(trial) {
   const parts = [];
-  const box = (title, text) => el("details", {}, el("summary", {}, title), el("pre", { class: "text", tabindex: "0", role: "region", "aria-label": title }, text));
+  const box = (title, text) => el("details", {}, el("summary", {}, title), el("pre", { class: "text", tabindex: "0", role: "group", "aria-label": title }, text));
   if (trial.plan !== null) parts.push(box("Launch plan", JSON.stringify(trial.plan, null, 2)));
   for (const [name, text] of Object.entries(trial.code)) parts.push(box(name, text));
   trial.profiles.forEach((profile, index) => parts.push(box(`Profile ${index + 1}`, JSON.stringify(profile, null, 2))));

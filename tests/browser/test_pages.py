@@ -1,0 +1,133 @@
+"""Every page, live and offline from one file: drawn, accessible, readable at any width, asking nobody else."""
+
+import pytest
+from browser_support import Watched, all_pages
+
+pytestmark = pytest.mark.browser
+
+MODES = ("live", "offline")
+PAGES = ("overview", "task", "trial", "compare", "records", "replay")
+
+EMPTY_PLOTS = """() => [...document.querySelectorAll(".plot")].filter((plot) => plot.offsetParent).filter((plot) => {
+    const canvas = plot.querySelector("canvas");
+    if (!canvas) return true;
+    const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    for (let index = 3; index < data.length; index += 4) if (data[index] > 0) return false;
+    return true;
+}).map((plot) => plot.getAttribute("aria-label"))"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_page_is_drawn_without_barriers_and_without_a_word_in_the_console(roots, watch, axe, mode, theme):
+    watched: Watched = watch(roots[mode], theme)
+    addresses = all_pages(watched)
+    assert set(addresses) == set(PAGES)
+    for name, address in addresses.items():
+        page = watched.go(address)
+        assert page.locator("h1").count() == 1, name
+        assert page.evaluate(EMPTY_PLOTS) == [], name
+        page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+        page.evaluate(axe)
+        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == [], name
+    assert watched.problems == []
+    assert watched.foreign_requests() == []
+
+
+@pytest.mark.parametrize("width", [360, 1440, 3840])
+def test_no_page_is_wider_than_its_window(roots, watch, width):
+    watched: Watched = watch(roots["offline"], width=width)
+    for name, address in all_pages(watched).items():
+        page = watched.go(address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert page.evaluate("parseFloat(getComputedStyle(document.documentElement).fontSize)") >= 15, name
+
+
+def test_every_chart_has_a_table_of_its_numbers(roots, watch):
+    watched: Watched = watch(roots["offline"])
+    addresses = all_pages(watched)
+    charts = 0
+    for name in ("task", "trial", "compare", "replay"):
+        page = watched.go(addresses[name])
+        for figure in page.locator("figure.chart").all():
+            if not figure.locator(".plot").is_visible():
+                assert figure.locator("p.empty").inner_text().endswith("."), name  # words instead of a plot
+                continue
+            charts += 1
+            assert figure.locator(".plot").get_attribute("aria-label").endswith("."), name
+            figure.locator("summary").first.click()
+            figure.locator("tbody tr").first.wait_for(timeout=5000)
+    assert charts >= 9
+
+
+def test_the_keyboard_reaches_everything(roots, watch):
+    watched: Watched = watch(roots["offline"])
+    page = watched.go("#/")
+    focused = "document.activeElement.textContent.trim()"
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.url.endswith("#/")
+    page.locator("th button", has_text="Trials").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
+    assert page.evaluate(focused).startswith("Trials")  # sorting keeps the focus
+    page.keyboard.press("Enter")
+    assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    page.locator("td.task a").first.focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("main[data-page=task]")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.go_back()
+    page.wait_for_selector("main[data-page=overview]")
+
+
+def test_the_switch_of_colours_is_kept(roots, watch):
+    watched: Watched = watch(roots["live"], "light")
+    page = watched.go("#/")
+    theme = "document.documentElement.dataset.theme"
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    assert page.evaluate(theme) == "light"
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    assert page.evaluate(theme) == "dark"
+    assert page.evaluate(ground) != light
+    watched.go("#/records")
+    assert page.evaluate(theme) == "dark"
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(theme) == "dark"
+
+
+def test_records_are_filtered_and_sorted(roots, watch):
+    watched: Watched = watch(roots["offline"])
+    page = watched.go("#/records")
+    everything = page.locator("p.line").inner_text()
+    page.locator("input[type=search]").fill("tile=128")
+    page.wait_for_function("words => document.querySelector('p.line').textContent !== words", arg=everything)
+    shown = page.locator("td.config").all_inner_texts()
+    assert shown and all("tile=128" in text for text in shown)
+    page.locator("input[type=search]").fill("no such text")
+    page.get_by_text("No row matches the filter.").wait_for()
+    page.locator("input[type=search]").fill("")
+    page.get_by_label("Outcome").select_option("all failures")
+    assert "ok" not in page.locator("tbody tr td:nth-child(3)").all_inner_texts()
+    page.get_by_label("Outcome").select_option("ok")
+    page.locator("th button", has_text="Time").click()
+    first = page.locator("tbody tr td:nth-child(2)").first.inner_text()
+    page.locator("th button", has_text="Time").click()
+    assert page.locator("tbody tr td:nth-child(2)").first.inner_text() != first
+
+
+def test_an_address_that_is_nothing_says_so(roots, watch):
+    for mode in MODES:
+        watched: Watched = watch(roots[mode])
+        for address in ("#/nothing", "#/task/0.nothing", "#/trial/9.9", "#/compare/a/b", "#/task/%2e%2e%2f"):
+            page = watched.go(address)
+            assert page.locator("p.problem").inner_text(), address
+            assert "Traceback" not in page.locator("main").inner_text()
+        page.get_by_text("To the overview").click()
+        page.wait_for_selector("main[data-page=overview]")
