@@ -68,7 +68,7 @@ def served(*files: Path, port: int = 0) -> Iterator[str]:
     databases, replays = split_files([str(path) for path in files])
     answers = Answers(databases, replays)
     listening = bind("127.0.0.1", port)
-    config = uvicorn.Config(application(answers), log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(application(answers), log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -77,7 +77,7 @@ def served(*files: Path, port: int = 0) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
     finally:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         thread.join(timeout=20)
         listening.close()
         answers.close()

@@ -70,7 +70,7 @@ def test_the_keyboard_reaches_everything(roots, watch):
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     assert page.url.endswith("#/")
-    page.locator("th button", has_text="Trials").focus()
+    page.locator(".cards th button", has_text="Trials").focus()
     page.keyboard.press("Enter")
     assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
     assert page.evaluate(focused).startswith("Trials")  # sorting keeps the focus

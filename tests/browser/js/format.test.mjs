@@ -41,11 +41,12 @@ cases("shares", format.formatPercent, [
   [null, "–"],
 ]);
 
-cases("ratios and changes", format.formatRatio, [[2.345, "2.35×"], [0.5, "0.500×"], [1234, "1,230×"], [null, "–"]]);
+cases("ratios and changes", format.formatRatio, [[2.345, "2.35×"], [0.5, "0.500×"], [1234, "1,230×"], [0.9976, "0.998×"], [1.0999, "1.100×"], [null, "–"]]);
 cases("changes have their sign", format.formatChange, [[1.034, "+3.4 %"], [0.9, "−10 %"], [1, "±0 %"], [null, "–"]]);
 cases("rates come in 1e9", format.formatRate, [[[812345, "GFLOP/s"], "812 TFLOP/s"], [[3.2, "GB/s"], "3.20 GB/s"], [[null, "GB/s"], "–"]]);
 cases("sizes", format.formatBytes, [[512, "512 B"], [98304, "96 KiB"], [3.5 * 2 ** 20, "3.5 MiB"]]);
 cases("counts", format.formatCount, [[1234567, "1,234,567"], [null, "–"]]);
+cases("devices", format.deviceName, [["cuda:sm_90:132:NVIDIA H200", "NVIDIA H200"], ["cpu:avx2", "cpu:avx2"], ["cuda:sm_90:132:a:b", "a:b"]]);
 cases("plurals", format.plural, [[[1, "trial"], "1 trial"], [[2, "trial"], "2 trials"], [[0, "search", "searches"], "0 searches"]]);
 cases("values of knobs", format.formatValue, [[64, "64"], [true, "true"], [null, "–"], ["<b>", "<b>"], [0.123456, "0.1235"]]);
 

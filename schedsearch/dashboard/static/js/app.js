@@ -2,6 +2,7 @@
 
 import { comparePage } from "./compare_page.js";
 import { el, replaceChildren } from "./dom.js";
+import { formatMoment } from "./format.js";
 import { overviewPage } from "./overview_page.js";
 import { recordsPage } from "./records_page.js";
 import { replayPage } from "./replay_page.js";
@@ -160,7 +161,7 @@ async function start() {
     showProblem("The data of this report cannot be read", `The browser is too old, or the file is damaged (${problem.message}).`);
     return;
   }
-  const made = boot.live ? `schedsearch ${boot.version}` : `A report of schedsearch ${boot.version}, made ${boot.made ?? ""}.`;
+  const made = boot.live ? `schedsearch ${boot.version}` : `A report of schedsearch ${boot.version}, made ${formatMoment((await source.get("overview")).now_s)}.`;
   document.getElementById("foot").textContent = made;
   window.addEventListener("hashchange", (event) => {
     if (location.hash === "#main") history.replaceState(null, "", new URL(event.oldURL).hash || "#/");

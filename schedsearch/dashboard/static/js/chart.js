@@ -191,7 +191,7 @@ export function nameAxis(colors, { name, names, vertical = false, ...more }) {
  */
 export function timeAxis(colors, { name, low, high, zero = false, vertical = false, ...more }) {
   const { unit, ns } = timeUnit(low > 0 ? low : high);
-  const label = (value) => `${Number((value / ns).toPrecision(4)).toLocaleString("en-US")}`;
+  const label = (value) => `${Number((value / ns).toPrecision(high / low > 1.05 ? 3 : 5)).toLocaleString("en-US")}`;
   if (!zero && isWideSpread(low, high)) {
     const [min, max] = logBounds(low, high);
     const ticks = logTicks(min / ns, max / ns).map((tick) => tick * ns);

@@ -2,7 +2,7 @@
 
 import { Chart, lines, nameAxis, numberAxis, plotGrid, tooltip } from "./chart.js";
 import { el, emptyNote, facts, replaceChildren, section } from "./dom.js";
-import { formatChange, formatCount, formatPercent, formatRatio, formatTime, formatValue, plural, shorten } from "./format.js";
+import { deviceName, formatChange, formatCount, formatPercent, formatRatio, formatTime, formatValue, plural, shorten } from "./format.js";
 import { routeTo } from "./router.js";
 import { dataTable } from "./table.js";
 
@@ -112,6 +112,8 @@ function ratioChart() {
       const sorted = [...rows].sort((a, b) => b.ratio - a.ratio);
       const shown = sorted.length > 60 ? [...sorted.slice(0, 30), ...sorted.slice(-30)] : sorted;
       chart.plot.style.setProperty("height", `${5 + shown.length * 1.6}rem`);
+      const devices = new Set(rows.map((row) => row.target_a));
+      const nameOf = (row) => (devices.size > 1 ? `${shorten(row.name, 20)}, ${deviceName(row.target_a)}` : row.name);
       const ends = shown.flatMap((row) => [row.ratio, row.low ?? row.ratio, row.high ?? row.ratio, 1]);
       const [least, most] = [Math.min(...ends), Math.max(...ends)];
       const pad = (most - least) * 0.05 || 0.05;
@@ -122,12 +124,12 @@ function ratioChart() {
           return {
             grid: plotGrid(colors, { top: colors.fontPx * 0.6, right: colors.fontPx * 2 }),
             xAxis: numberAxis(colors, { name: "time of A over time of B", format: (value) => `${Number(value.toPrecision(3))}×`, min: Math.max(0, least - pad), max: most + pad }),
-            yAxis: nameAxis(colors, { names: shown.map((row) => row.name), vertical: true, inverse: true, axisLabel: { color: colors.text, fontSize: colors.fontPx, formatter: (name) => shorten(name, 26) } }),
+            yAxis: nameAxis(colors, { names: shown.map((row) => nameOf(row)), vertical: true, inverse: true, axisLabel: { color: colors.text, fontSize: colors.fontPx, formatter: (name) => shorten(name, 34) } }),
             tooltip: tooltip(colors, {
               trigger: "item",
               formatter: ({ dataIndex }) => {
                 const row = shown[dataIndex];
-                return row ? lines(row.name, VERDICTS[row.verdict], `ratio: ${formatRatio(row.ratio)}`, row.low === null ? "" : `95 % interval: ${formatRatio(row.low)} to ${formatRatio(row.high)}`, `A: ${formatTime(row.a.time_ns)}, B: ${formatTime(row.b.time_ns)}`) : "";
+                return row ? lines(nameOf(row), VERDICTS[row.verdict], `ratio: ${formatRatio(row.ratio)}`, row.low === null ? "" : `95 % interval: ${formatRatio(row.low)} to ${formatRatio(row.high)}`, `A: ${formatTime(row.a.time_ns)}, B: ${formatTime(row.b.time_ns)}`) : "";
               },
             }),
             series: [
@@ -163,7 +165,7 @@ function ratioChart() {
 
 function ratioColumns() {
   return [
-    { label: "Task", value: (row) => row.name, show: (row) => [row.name, row.label === row.name ? null : [el("br"), el("small", {}, row.label)]] },
+    { label: "Task", value: (row) => row.name, show: (row) => [row.name, el("br"), el("small", {}, [row.label === row.name ? null : row.label, deviceName(row.target_a)].filter(Boolean).join(" · "))] },
     { label: "A", numeric: true, value: (row) => row.a.time_ns, show: (row) => el("a", { href: routeTo("trial", [row.a.trial]) }, formatTime(row.a.time_ns)) },
     { label: "B", numeric: true, value: (row) => row.b.time_ns, show: (row) => el("a", { href: routeTo("trial", [row.b.trial]) }, formatTime(row.b.time_ns)) },
     { label: "A over B", numeric: true, className: "strong", value: (row) => row.ratio, show: (row) => formatRatio(row.ratio) },
@@ -193,7 +195,7 @@ function transferTable(rows) {
   const known = rows.filter((row) => row.a_on_b_ns !== null || row.b_on_a_ns !== null);
   if (known.length === 0) return emptyNote("Neither side measured the best configuration of the other.");
   const columns = [
-    { label: "Task", value: (row) => row.name },
+    { label: "Task", value: (row) => row.name, show: (row) => [row.name, el("br"), el("small", {}, deviceName(row.target_a))] },
     { label: "Best of A on B", numeric: true, value: (row) => row.a_on_b_ns, show: (row) => formatTime(row.a_on_b_ns) },
     { label: "against B's best", numeric: true, className: "strong", value: (row) => row.a_on_b_ns && row.a_on_b_ns / row.b.time_ns, show: (row) => (row.a_on_b_ns === null ? null : formatChange(row.a_on_b_ns / row.b.time_ns)) },
     { label: "Best of B on A", numeric: true, value: (row) => row.b_on_a_ns, show: (row) => formatTime(row.b_on_a_ns) },

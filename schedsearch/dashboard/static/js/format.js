@@ -67,9 +67,10 @@ export function plural(count, noun, nouns = `${noun}s`) {
   return `${formatCount(count)} ${count === 1 ? noun : nouns}`;
 }
 
-/** A ratio: 2.345 -> "2.35×". */
+/** A ratio: 2.345 -> "2.35×"; around 1, where small differences matter, with three decimals: 0.9976 -> "0.998×". */
 export function formatRatio(value) {
-  return isNumber(value) ? `${significant(value)}×` : UNKNOWN;
+  if (!isNumber(value)) return UNKNOWN;
+  return value >= 0.9 && value < 1.1 ? `${value.toFixed(3)}×` : `${significant(value)}×`;
 }
 
 /** A share of one: 0.034 -> "3.4 %". */
@@ -125,6 +126,11 @@ export function formatMoment(seconds) {
     `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ` +
     `${two(date.getHours())}:${two(date.getMinutes())}`
   );
+}
+
+/** The name of the device in a target key: "cuda:sm_90:132:NVIDIA H200" -> "NVIDIA H200". */
+export function deviceName(target) {
+  return /^cuda:[^:]+:\d+:(.+)$/s.exec(target)?.[1] ?? target;
 }
 
 /** A knob's value as a reader would type it. */

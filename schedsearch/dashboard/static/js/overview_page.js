@@ -2,6 +2,7 @@
 
 import { el, emptyNote, facts, replaceChildren, section, svg } from "./dom.js";
 import {
+  deviceName,
   formatBytes,
   formatCount,
   formatDuration,
@@ -27,7 +28,7 @@ function makeOverview() {
   const notices = el("div", { class: "stack tight" });
   const runs = el("div", { class: "stack" });
   const empty = el("div");
-  const table = dataTable({ columns: taskColumns(false), rows: [], caption: "Tasks", className: "cards", pageSize: 100, rowKey: (task) => task.key });
+  const table = dataTable({ columns: taskColumns([]), rows: [], caption: "Tasks", className: "cards", pageSize: 100, rowKey: (task) => task.key });
   return {
     element: el("div", { class: "page" }, head, notices, runs, section("Tasks", empty, table.element)),
     show([overview]) {
@@ -40,7 +41,7 @@ function makeOverview() {
       if (latest) replaceChildren(runs, latest.map((run) => runSection(run, overview)), earlierRuns(earlier[0] ?? []));
       replaceChildren(empty, overview.tasks.length === 0 ? emptyNote(noTasks(overview)) : null);
       table.element.hidden = overview.tasks.length === 0;
-      table.update(overview.tasks, taskColumns(overview.databases.length > 1));
+      table.update(overview.tasks, taskColumns(overview.databases));
     },
   };
 }
@@ -92,7 +93,7 @@ function runSection(run, overview) {
     going ? "Running now" : "The last run",
     el("p", { class: "line" }, [
       el("span", { class: `tag ${going ? "good" : run.state === "silent" ? "bad" : ""}` }, RUN_STATES[run.state]),
-      ` ${run.target}, tuner ${run.tuner}${run.seed === null ? "" : `, seed ${run.seed}`}, started ${formatMoment(run.started_at_s)}`,
+      ` ${deviceName(run.target)}, tuner ${run.tuner}${run.seed === null ? "" : `, seed ${run.seed}`}, started ${formatMoment(run.started_at_s)}`,
       run.stopped ? `; it ended because ${STOPPED[run.stopped] ?? run.stopped}` : "",
     ]),
     facts([
@@ -164,7 +165,7 @@ function earlierRuns(runs) {
   if (runs.length === 0) return null;
   const columns = [
     { label: "Started", value: (run) => run.started_at_s, show: (run) => formatMoment(run.started_at_s) },
-    { label: "Device", value: (run) => run.target },
+    { label: "Device", value: (run) => deviceName(run.target) },
     { label: "Tuner", value: (run) => run.tuner },
     { label: "State", value: (run) => RUN_STATES[run.state] },
     { label: "Took", value: (run) => run.wall_s, show: (run) => formatDuration(run.wall_s), numeric: true },
@@ -174,7 +175,8 @@ function earlierRuns(runs) {
   return el("details", {}, el("summary", {}, plural(runs.length, "earlier run")), dataTable({ columns, rows: runs, caption: "Earlier runs" }).element);
 }
 
-function taskColumns(severalDatabases) {
+function taskColumns(databases) {
+  const files = new Map(databases.length > 1 ? databases.map((database) => [database.key, database.name]) : []);
   return [
     {
       label: "Task",
@@ -183,7 +185,7 @@ function taskColumns(severalDatabases) {
       show: (task) => [
         el("a", { href: routeTo("task", [task.key]), data: { key: task.key } }, task.name),
         el("br"),
-        el("small", {}, [task.op, task.target, severalDatabases ? `database ${task.database}` : null].filter(Boolean).join(" · ")),
+        el("small", {}, [task.op, deviceName(task.target), files.get(task.database)].filter(Boolean).join(" · ")),
         task.problem ? el("small", { class: "bad" }, el("br"), task.problem) : null,
       ],
     },

@@ -1,7 +1,7 @@
 // A task: one section for each question that its reader has.
 
 import { el, emptyNote, facts, replaceChildren, section } from "./dom.js";
-import { formatCount, formatDuration, formatPercent, formatRate, formatRatio, formatTime, formatValue, plural, significant } from "./format.js";
+import { deviceName, formatCount, formatDuration, formatPercent, formatRate, formatRatio, formatTime, formatValue, plural, significant } from "./format.js";
 import { knobCharts } from "./knob_charts.js";
 import { modelStateChart, predictionChart } from "./model_charts.js";
 import { clockChart, spreadChart } from "./noise_charts.js";
@@ -82,8 +82,8 @@ function showHead(head, { row }) {
     head,
     el("p", { class: "trail" }, el("a", { href: routeTo("overview"), data: { key: "up" } }, "Overview"), " / task"),
     el("h1", {}, row.name, row.live ? el("span", { class: "tag good" }, "running") : null),
-    el("p", {}, [row.name === row.label ? null : row.label, row.op, row.target, row.mode].filter(Boolean).join(" · ")),
-    workload.length ? el("details", {}, el("summary", {}, "Workload"), el("pre", { class: "text", tabindex: "0" }, JSON.stringify(row.workload, null, 2))) : null,
+    el("p", {}, [row.name === row.label ? null : row.label, row.op, deviceName(row.target), row.mode].filter(Boolean).join(" · ")),
+    workload.length ? el("details", {}, el("summary", {}, "Workload and device"), el("pre", { class: "text", tabindex: "0" }, `${row.target}\n${JSON.stringify(row.workload, null, 2)}`)) : null,
   );
 }
 
