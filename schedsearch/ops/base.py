@@ -82,10 +82,15 @@ class ArgSpec:
 
 @dataclass(frozen=True)
 class ScalarSpec:
-    """A float32 that is given at call time."""
+    """A float32 that is given at call time.
+
+    Attributes:
+        number: integer format that the value must belong to, as a zero point does; "": any float32.
+    """
 
     name: str
     default: float
+    number: str = ""
 
 
 @dataclass(frozen=True)

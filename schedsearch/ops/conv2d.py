@@ -290,7 +290,8 @@ class Conv2d(Op):
         return ArgSpec("y", p["layout"], Layout.parse(p["layout"]).shape(image), dtype)
 
     def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        zero_points = tuple(ScalarSpec(f"{name}_zero_point", 0.0) for name in p["zero_points"])
+        formats = {"x": p["dtype"], "weight": p["weight_dtype"]}
+        zero_points = tuple(ScalarSpec(f"{name}_zero_point", 0.0, formats[name]) for name in p["zero_points"])
         return (*zero_points, *epilogue_scalars(p["epilogue"]))
 
     def rounding(self, p: Mapping[str, Any]) -> Rounding:

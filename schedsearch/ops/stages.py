@@ -280,7 +280,7 @@ _KINDS = (
         "time, saturated; the product is rounded to float32, then to a whole number, both half to even",
         _requantise,
         operands=(Operand("requantise_scale", "K", "float32", role="scale", constant=True),),
-        scalars=(ScalarSpec("y_zero_point", 0.0),),
+        scalars=(ScalarSpec("y_zero_point", 0.0, "to"),),
         parameters={"to": Parameter.choice("int8 or uint8; default int8", ("int8", "uint8"))},
         output=_to,
         check=lambda spread: {"y_zero_point": 7.0},
@@ -420,8 +420,12 @@ def epilogue_output(stages: Sequence[Stage], accumulator: ArgSpec) -> ArgSpec:
 
 
 def epilogue_scalars(stages: Sequence[Stage]) -> tuple[ScalarSpec, ...]:
-    """The call-time scalars of all stages, in order."""
-    return tuple(scalar for stage in stages for scalar in stage.kind.scalars)
+    """The call-time scalars of all stages, in order. `number` may be a parameter of the stage, whose value it then is."""
+    return tuple(
+        replace(scalar, number=stage.params.get(scalar.number, scalar.number))
+        for stage in stages
+        for scalar in stage.kind.scalars
+    )
 
 
 def epilogue_check_scalars(stages: Sequence[Stage], spread: float) -> dict[str, float]:

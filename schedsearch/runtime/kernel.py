@@ -13,6 +13,8 @@ from schedsearch.config import Config
 from schedsearch.device import BoundKernel, LoadedKernel, Workspaces
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.measurement import COLD_GRAPH
+from schedsearch.ops import ScalarSpec
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
 from schedsearch.runtime.streams import raw_stream
@@ -79,6 +81,7 @@ class Kernel:
         self._plan = loaded.artifact.plan
         self._inputs = {spec.name: spec for spec in workload.signature}
         self._outputs = {spec.name: spec for spec in workload.outputs}
+        self._scalars = {scalar.name: scalar for scalar in workload.scalars}
         self._scalar_defaults = {scalar.name: scalar.default for scalar in workload.scalars}
         self._lock = threading.Lock()
         self._bound: BoundKernel | None = None
@@ -233,7 +236,7 @@ class Kernel:
         scalars = dict(self._scalar_defaults)
         for name, value in named.items():
             if name in scalars:
-                scalars[name] = _number(name, value)
+                scalars[name] = _number(self._scalars[name], value)
             elif name not in names:
                 allowed = [*names, *scalars, "out", "stream"]
                 raise ArgumentError(f"unknown argument {name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}")
@@ -353,8 +356,13 @@ def _one_or_all(results: tuple[Any, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _number(name: str, value: Any) -> float:
-    """The value of a scalar. Raises ArgumentError unless it is one number that a float32 can hold; inf and nan are."""
+def _number(scalar: ScalarSpec, value: Any) -> float:
+    """The value of a scalar.
+
+    Raises:
+        ArgumentError: it is not one number that a float32 can hold (inf and nan are), or not one of the scalar's format.
+    """
+    name = scalar.name
     try:
         if isinstance(value, str | bytes):
             raise TypeError
@@ -364,4 +372,11 @@ def _number(name: str, value: Any) -> float:
         raise ArgumentError(f"{name} is a {type(value).__name__}, {value!r:.100}; allowed: one number") from None
     except OverflowError:
         raise ArgumentError(f"{name} is too large; allowed: a number that float32 can hold") from None
+    if scalar.number:
+        row = dtype_of(scalar.number)
+        if not (row.lowest <= number <= row.largest and number.is_integer()):
+            raise ArgumentError(
+                f"{name} is {value}; allowed: a whole number from {row.lowest:.0f} to {row.largest:.0f}, as it belongs to "
+                f"{scalar.number} data"
+            )
     return number
