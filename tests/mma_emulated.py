@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integer_model import SCALARS
 
 import schedsearch.templates.conv2d.mma as template
 from schedsearch.config import Config
@@ -30,14 +31,12 @@ def emulate(
     *,
     late: bool = False,
     sms: int = 2,
-    zero_point: int = 0,
 ) -> Array:
     """y of one configuration, in the format of the workload's output; float16 in the place of bfloat16.
 
     Args:
         arrays: the workload's arguments as they are in memory.
         late: asynchronous copies finish as late as the waits allow.
-        zero_point: of x, if it has one.
 
     Of the epilogue it knows bias, residual and requantise, in this order; see `Stages`.
     """
@@ -51,7 +50,7 @@ def emulate(
     for name, nbytes in (source.workspaces or {}).items():
         buffers[name] = memory.add(np.full(nbytes, 0xFF, np.uint8))
     for step in source.steps:
-        emulator.run(step, buffers, sms, scalars={"x_zero_point": float(zero_point)})
+        emulator.run(step, buffers, sms, scalars=SCALARS)
     return y
 
 
@@ -69,7 +68,7 @@ class Stages(SimpleNamespace):
             if "residual" in names:
                 value = value + arrays["residual"].reshape(-1)[offset]
             if "requantise" in names:
-                value = int(np.rint(np.float32(value) * arrays["requantise_scale"][k]))
+                value = int(np.rint(np.float32(value) * arrays["requantise_scale"][k]) + SCALARS["y_zero_point"])
             return value
 
         def pair(v0: Any, v1: Any, valid: int, k: int, offset: int, *operands: Any) -> Any:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import integer_model
 import numpy as np
 import pytest
 from conv2d_numpy import numpy_conv2d
+from conv2d_support import run_on_cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mma_emulated import emulate
 
 from schedsearch.backend import compile_source
+from schedsearch.backend.ops import operands_and_text
 from schedsearch.config import Config
+from schedsearch.device.detect import detect
 from schedsearch.launch import MAX_GRID_X
 from schedsearch.ops.conv2d import accumulator_dtype, conv2d
+from schedsearch.ops.dtypes import encode
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.mma import Conv2dMma, Gemm
+from schedsearch.templates.parts.mma import Mma
 from schedsearch.workload import Workload
 
 TEMPLATE, H200 = Conv2dMma(), PRESETS["h200"]
@@ -25,51 +32,6 @@ AMPERE_86 = Target("cuda", "RTX 3090", (8, 6), 82, 101376, 102400, 65536, 1536)
 Array = np.ndarray[Any, Any]
 SMALL = dict(bm=32, bn=32, bk=64, wm=16, wn=32, stages=3, slices=1, panel=1, blocks_per_sm=0)
 REQUANTISED = ("bias", "residual", {"requantise": {"to": "int8"}})
-
-
-def drawn(w: Workload, seed: int = 0) -> dict[str, Array]:
-    """The workload's arguments in their layouts: 8-bit formats filled, scales that leave many exact halves."""
-    rng = np.random.default_rng(seed)
-    arrays = {}
-    for argument in w.signature:
-        if argument.dtype in ("int8", "uint8"):
-            limits = np.iinfo(argument.dtype)
-            values: Array = rng.integers(limits.min, limits.max + 1, argument.shape)
-        elif argument.role == "scale":
-            values = rng.choice(np.array([2.0**-6, 2.0**-7, 3 * 2.0**-8]), argument.shape)
-        elif argument.dtype == "float32":
-            values = rng.standard_normal(argument.shape)
-        else:
-            values = rng.integers(-3000, 3000, argument.shape)
-        arrays[argument.name] = values.astype(argument.dtype)
-    return arrays
-
-
-def plain(w: Workload, arrays: dict[str, Array], zero_point: int = 0) -> Array:
-    """Sums of x - zero_point in float64, which holds them exactly: NHWC, without an epilogue."""
-    inner = w.replace(
-        layout="NHWC", weight_layout="OHWI", epilogue=(), dtype="float32", weight_dtype="float32", out_dtype="float32",
-        zero_points=(),
-    )  # fmt: skip
-    sizes = {"N": w.n, "H": w.h, "W": w.w, "C": w.c}, {"O": w.k, "I": w.c // w.groups, "H": w.r, "W": w.s}
-    x = Layout.parse(w.layout).unpack(arrays["x"], sizes[0], "NHWC").astype(np.float64) - zero_point
-    weight = Layout.parse(w.weight_layout).unpack(arrays["weight"], sizes[1], "OHWI")
-    return numpy_conv2d(inner, {"x": x, "weight": weight}, epilogue=False)
-
-
-def expected(w: Workload, arrays: dict[str, Array], zero_point: int = 0) -> Array:
-    """y of integers: sums in int64, wrapped at 32 bits, and then bias, residual and requantise by their definitions."""
-    total = plain(w, arrays, zero_point).astype(np.int64)
-    names = [stage.name for stage in w.epilogue]
-    sizes = dict(zip("NHWC", total.shape))
-    if "bias" in names:
-        total += arrays["bias"]
-    if "residual" in names:
-        total += Layout.parse(w.layout).unpack(arrays["residual"], sizes, "NHWC")
-    if "requantise" in names:
-        limits = np.iinfo(w.out_dtype)
-        total = np.clip(np.rint(total.astype(np.float32) * arrays["requantise_scale"]), limits.min, limits.max)
-    return Layout.parse(w.layout).pack(total, "NHWC").astype(w.out_dtype)
 
 
 # --- Whole numbers ------------------------------------------------------------------------------------------------------
@@ -113,11 +75,10 @@ def test_sums_and_requantised_numbers_are_exact(monkeypatch: pytest.MonkeyPatch,
     shape, config = CASES[case]
     w = conv2d(**shape)
     assert TEMPLATE.validate(w, H200) is None
-    zero_point = 3 if w.zero_points else 0
-    arrays = drawn(w)
+    arrays = integer_model.arguments(w)
     late = len(case) % 2 == 0
-    y = emulate(monkeypatch, w, complete(w, config), arrays, late=late, zero_point=zero_point)
-    np.testing.assert_array_equal(y, expected(w, arrays, zero_point))
+    y = emulate(monkeypatch, w, complete(w, config), arrays, late=late)
+    np.testing.assert_array_equal(y, integer_model.expected(w, arrays))
 
 
 def test_sums_wrap_around_like_those_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +91,31 @@ def test_sums_wrap_around_like_those_of_the_operator(monkeypatch: pytest.MonkeyP
 
 
 # --- float32 ------------------------------------------------------------------------------------------------------------
+def drawn(w: Workload) -> dict[str, Array]:
+    """x and weight in float32, normal, in the workload's layouts."""
+    rng = np.random.default_rng(0)
+    return {argument.name: rng.standard_normal(argument.shape).astype(np.float32) for argument in w.signature}
+
+
+def convolved(w: Workload, arrays: dict[str, Array]) -> Array:
+    """The convolution of float32 arrays in float64, in the workload's layout."""
+    inner = w.replace(layout="NHWC", weight_layout="OHWI", dtype="float32", weight_dtype="float32", out_dtype="float32")
+    sizes = {"N": w.n, "H": w.h, "W": w.w, "C": w.c}, {"O": w.k, "I": w.c // w.groups, "H": w.r, "W": w.s}
+    x = Layout.parse(w.layout).unpack(arrays["x"], sizes[0], "NHWC")
+    weight = Layout.parse(w.weight_layout).unpack(arrays["weight"], sizes[1], "OHWI")
+    return Layout.parse(w.layout).pack(numpy_conv2d(inner, {"x": x, "weight": weight}), "NHWC")
+
+
+def assert_float32_errors(w: Workload, arrays: dict[str, Array], y: Array) -> None:
+    """Errors relative to the sum of magnitudes. TF32 rounds each factor by up to 2^-11 of it, and is seen to do so."""
+    error = np.abs(y - convolved(w, arrays)) / convolved(w, {name: np.abs(array) for name, array in arrays.items()})
+    of_sums = w.work.reduction * 2.0**-24
+    if w.precision == "tf32":
+        assert 2.0**-16 < error.max() <= 2.0**-10 + of_sums
+    else:
+        assert error.max() <= of_sums
+
+
 FLOAT: dict[str, Any] = dict(n=2, h=5, w=4, c=24, k=20, r=3, s=2, padding=1, dtype="float32")
 TF32_SMALL = dict(SMALL, bk=16)
 
@@ -153,32 +139,30 @@ def test_float32_has_the_errors_of_its_precision(
     w = conv2d(**{**FLOAT, **change, "precision": precision})
     arrays = drawn(w)
     y = emulate(monkeypatch, w, complete(w, {**TF32_SMALL, **config, "batch": batch}), arrays)
-    truth = Layout.parse(w.layout).pack(plain(w, arrays), "NHWC")
-    magnitude = plain(w, {name: np.abs(array) for name, array in arrays.items()})
-    error = np.abs(y - truth) / Layout.parse(w.layout).pack(magnitude, "NHWC")
-    if precision == "tf32":  # each factor is rounded by up to 2^-11 of it
-        assert 2.0**-16 < error.max() <= 2.0**-10 + w.work.reduction * 2.0**-24
-    else:
-        assert error.max() <= w.work.reduction * 2.0**-24
+    assert_float32_errors(w, arrays, y)
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), [("float8_e4m3", "float8_e4m3"), ("float8_e5m2", "float8_e4m3")])
+def test_float8_is_multiplied_exactly(monkeypatch: pytest.MonkeyPatch, dtype: str, weight_dtype: str) -> None:
+    w = conv2d(**{**BASE, "c": 10, "k": 9, "dtype": dtype, "weight_dtype": weight_dtype, "out_dtype": "float32"})
+    rng = np.random.default_rng(0)
+    numbers = {a.name: rng.integers(-3, 4, a.shape).astype(np.float32) for a in w.signature}
+    stored = {a.name: encode(numbers[a.name], a.dtype) for a in w.signature}
+    y = emulate(monkeypatch, w, complete(w, SMALL), stored)
+    np.testing.assert_array_equal(y, convolved(w, numbers))
 
 
 def test_an_instruction_takes_32_bytes_of_k_whatever_the_dtype() -> None:
-    lines = {}
-    for dtype, precision in (("float16", "fp32"), ("float32", "tf32"), ("float32", "fp32"), ("int8", "fp32")):
-        w = conv2d(**{**FLOAT, "dtype": dtype, "precision": precision, "c": 64})
-        text = _ptx(w, Config(complete(w, {**SMALL, "bk": 2 * Gemm.of(w).mma.k})))
-        lines[dtype, precision] = [word for word in text.split() if word.startswith("mma.sync")]
-    (half, tf32, three, whole) = lines.values()
-    assert set(half) == {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"}
-    assert set(tf32) == set(three) == {"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"}
-    assert set(whole) == {"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"}
-    assert len(half) == len(tf32) == len(whole) == 2 * 4 and len(three) == 3 * len(half)
+    def instructions(mma: Mma) -> list[str]:
+        declared = operands_and_text(mma.multiply(32, 32, 128))
+        assert declared is not None
+        return [word for word in declared[1].split() if word.startswith("mma.sync")]
 
-
-def _ptx(w: Workload, config: Config) -> str:
-    from schedsearch.backend.cuda import _compile_to_ptx
-
-    return _compile_to_ptx(TEMPLATE.kernel(w, H200, config).steps[-1], "kernel", "sm_80")
+    tiles = 2 * 4
+    assert instructions(Mma("float16")) == tiles * ["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"]
+    assert instructions(Mma("float32")) == tiles * ["mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"]
+    assert instructions(Mma("float32", products=3)) == 3 * instructions(Mma("float32"))
+    assert instructions(Mma("int8", "uint8")) == tiles * ["mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32"]
 
 
 # --- Compiling -----------------------------------------------------------------------------------------------------------
@@ -190,6 +174,7 @@ COMPILED: list[tuple[Target, dict[str, Any]]] = [
     (PRESETS["a100"], dict(LAYER, dtype="int8", groups=128, layout="NCHW")),
     (AMPERE_86, dict(LAYER, dtype="float32", precision="tf32", epilogue=["bias", "relu"])),
     (H200, dict(LAYER, dtype="float32")),
+    (H200, dict(LAYER, dtype="float8_e4m3", epilogue=["dequantise", "bias"])),
 ]  # fmt: skip
 
 
@@ -223,7 +208,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @given(w=workloads(), target=st.sampled_from(list(PRESETS.values())))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_default_is_legal_and_its_grids_are_possible(w: Workload, target: Target) -> None:
     assert TEMPLATE.validate(w, target) is None
     space = TEMPLATE.space(w, target)
@@ -245,3 +230,63 @@ def test_merged_groups_fill_a_chunk_and_a_tile() -> None:
     w = conv2d(**{**LAYER, "dtype": "int8", "groups": 128})
     assert TEMPLATE.default(w, H200, TEMPLATE.space(w, H200))["merged"] == 16
     assert [Gemm.of(w, merged).piece_x for merged in (1, 4, 16)] == [1, 4, 16]
+
+
+# --- On the device -------------------------------------------------------------------------------------------------------
+def on_device(w: Workload, configs: list[Config], arrays: dict[str, Array]) -> Iterator[Array]:
+    """y of each configuration."""
+    from schedsearch.device import open_device
+
+    target = detect("cuda")
+    scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in w.scalars}
+    device = open_device(target)
+    try:
+        for config in configs:
+            source = TEMPLATE.kernel(w, target, config)
+            yield run_on_cpu(device, source, arrays, {"y": (w.output.shape, w.output.dtype)}, scalars)["y"]
+    finally:
+        device.close()
+
+
+def some_configs(w: Workload, count: int, rng: np.random.Generator) -> list[Config]:
+    target = detect("cuda")
+    space = TEMPLATE.space(w, target)
+    return [TEMPLATE.default(w, target, space), *space.sample(count, rng)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(60))
+def test_random_integer_convolutions_are_exact(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def pick(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    groups, block = pick(1, 1, 2, 8, 32), pick(0, 0, 1, 4, 12, 16, 32)
+    r, s = (int(size) for size in rng.integers(1, 5, 2))
+    ends: Any = pick(
+        [], [{"requantise": {"to": pick("int8", "uint8")}}], [{"dequantise": {"to": pick("float16", "float32")}}]
+    )
+    w = conv2d(
+        n=pick(1, 2, 5), h=int(rng.integers(5, 30)), w=int(rng.integers(5, 30)),
+        c=groups * max(block, 1) * pick(1, 2, 3, 5, 16), k=groups * max(block, 1) * pick(1, 2, 3, 8, 17),
+        r=r, s=s, stride=pick(1, 2, (2, 1)), padding=tuple(int(p) for p in rng.integers(0, 3, 4)), dilation=pick(1, 1, 2),
+        groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"), zero_points=pick([], ["x"]),
+        layout={0: "NHWC", 1: "NCHW"}.get(block, f"NCHW{block}c"),
+        epilogue=[*(stage for stage in ("bias", "residual", "relu", "clip") if rng.random() < 0.4), *ends],
+    )  # fmt: skip
+    arrays = integer_model.arguments(w, seed)
+    truth = integer_model.expected(w, arrays)
+    configs = some_configs(w, 3, rng)
+    for config, y in zip(configs, on_device(w, configs, arrays)):
+        np.testing.assert_array_equal(y, truth, err_msg=f"{w.label} {config}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NCHW4c"])
+def test_float32_on_the_device_has_the_errors_of_its_precision(precision: str, layout: str) -> None:
+    w = conv2d(n=2, h=14, w=13, c=64, k=40, r=3, s=3, padding=1, dtype="float32", precision=precision, layout=layout)
+    arrays = drawn(w)
+    for y in on_device(w, some_configs(w, 4, np.random.default_rng(0)), arrays):
+        assert_float32_errors(w, arrays, y)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent
 
+from schedsearch.ops.dtypes import decode
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.testing.kernel_threads import KernelThread, Threads
 
 FLOATS = {"float16": np.float16, "float32": np.float32}
@@ -114,11 +116,14 @@ def tf32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def tf32_product(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], products: int) -> np.ndarray[Any, Any]:
     """a x b transposed by 1 or 3 products of TF32, as float32."""
-    (a_large, b_large), kind = (tf32(a), tf32(b)), np.float64
-    total = a_large.astype(kind) @ b_large.T.astype(kind)
+
+    def exact(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.asarray(left.astype(np.float64) @ right.astype(np.float64).T)
+
+    a_large, b_large = tf32(a), tf32(b)
+    total = exact(a_large, b_large)
     if products == 3:
-        a_rest, b_rest = tf32(a - a_large), tf32(b - b_large)
-        total += a_rest.astype(kind) @ b_large.T.astype(kind) + a_large.astype(kind) @ b_rest.T.astype(kind)
+        total += exact(tf32(a - a_large), b_large) + exact(a_large, tf32(b - b_large))
     return total.astype(np.float32)
 
 
@@ -229,12 +234,12 @@ class Emulator:
         a register, k = t e + i + 4 e (q / 2). This holds for m16n8k8 (e = 1), m16n8k16 (2) and m16n8k32 (4).
         """
         matrices = np.array([self._shared(address, 16) for address in lanes]).reshape(4, 8, 4, 4)
-        elements = matrices.view(FLOATS.get(dtype, dtype))  # register q, g, t, i
+        elements = matrices.view(dtype_of(dtype).storage)  # register q, g, t, i
         of_register = elements.shape[3]
         q, g, t, i = np.indices(elements.shape)
         fragment = np.empty((16, 8 * of_register), elements.dtype)
         fragment[g + 8 * (q % 2), t * of_register + i + 4 * of_register * (q // 2)] = elements
-        return fragment
+        return decode(fragment, dtype)
 
     def mma_warp_tile(
         self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
@@ -250,11 +255,9 @@ class Emulator:
                 columns.append(self._fragment(swapped, dtype_b or dtype))
             a, b = np.concatenate(rows), np.concatenate(columns)
             if dtype == "float32":
-                sums: np.ndarray[Any, Any] = tf32_product(a, b, products)
-            else:
-                exact = np.float32 if dtype in FLOATS else np.int64
-                sums = a.astype(exact) @ b.astype(exact).T
-            return sums
+                return tf32_product(a, b, products)
+            exact = np.dtype(np.float32 if dtype_of(dtype).is_float else np.int64)
+            return np.asarray(a.astype(exact) @ b.astype(exact).T)
 
         def multiply(acc: list[Any], a: int, b: int) -> None:
             sums = self.block.exchange((a, b), product)
@@ -265,7 +268,7 @@ class Emulator:
                         row, column = i * 16 + lane // 4 + c // 2 * 8, j * 8 + lane % 4 * 2 + c % 2
                         at = 4 * (i * (wn // 8) + j) + c
                         total = acc[at] + sums[row, column]
-                        acc[at] = total if dtype in FLOATS else TYPES.int32(total)
+                        acc[at] = total if dtype_of(dtype).is_float else TYPES.int32(total)
 
         return multiply
 

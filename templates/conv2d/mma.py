@@ -1,4 +1,4 @@
-"""conv2d on tensor cores through mma.sync, for every workload: sm_80 and later; fp16, bf16, TF32, int8 and uint8.
+"""conv2d on tensor cores through mma.sync, for every workload: sm_80 and later; fp16, bf16, TF32, float8, int8 and uint8.
 
 Implicit GEMM, one per group: y[m, k] = sum over kk of patch[m, kk] * weight[k, kk], where m counts output pixels (n, p, q)
 and kk the reduction (r, s, c) with c fastest, which is the order of OHWI weights. A block computes `bm` x `bn` of y in
@@ -22,7 +22,7 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Grid, Pointer
-from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.conv2d import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
@@ -37,7 +37,7 @@ from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_proble
 from schedsearch.workload import Workload
 
 LARGEST_SIZE = 2**30  # limit of one axis, so that a sum of two sizes fits in int32
-DTYPES = ("float16", "bfloat16", "float32", *INTEGERS)
+DTYPES = ("float16", "bfloat16", "float32", *FLOAT8, *INTEGERS)
 
 
 class Conv2dMma(Template):
@@ -50,18 +50,19 @@ class Conv2dMma(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
-        if target.compute_capability < (8, 0):
-            major, minor = target.compute_capability
-            return f"needs compute capability 8.0 or later, {target.name} has {major}.{minor}"
         if w.dtype not in DTYPES:
             return f"dtype must be one of {', '.join(DTYPES)}, got {w.dtype}"
+        needed = (8, 9) if w.dtype in FLOAT8 else (8, 0)
+        if target.compute_capability < needed:
+            (major, minor), has = needed, "{}.{}".format(*target.compute_capability)
+            return f"{w.dtype} needs compute capability {major}.{minor} or later, {target.name} has {has}"
         if reason := zero_point_problem(w):
             return reason
-        integers: dict[str, Any] = {
+        of_one_byte: dict[str, Any] = {
             "dtypes": ("float16", "bfloat16", "float32", "int32", "uint32"),
             "converting": ("requantise", "dequantise"),
         }
-        if reason := epilogue_problem(w, **(integers if w.dtype in INTEGERS else {})):
+        if reason := epilogue_problem(w, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})):
             return reason
         top, left, bottom, right = w.padding
         sizes = {
@@ -107,7 +108,8 @@ class Conv2dMma(Template):
             long = bm * bn <= 64 * 32 and gemm.kk >= 64 * unit
             bk = 8 * unit if long else 4 * unit if bm * bn < 128 * 128 else 2 * unit
         if gemm.piece_x == chunk:
-            wm, wn = min(bm, 64 if bm * bn >= 128 * 64 else 32), min(bn, 32)
+            large = bm * bn >= 128 * 64 and gemm.mma.registers_per_word < 4
+            wm, wn = min(bm, 64 if large else 32), min(bn, 32)
         else:  # many small copies: with one row per thread they are unrolled, so their latencies overlap
             wm, wn = 16, max(16, bn // 2)
         warps = (bm // wm) * (bn // wn)

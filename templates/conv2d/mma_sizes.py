@@ -69,7 +69,7 @@ class Gemm:
         k, c = w.k // groups, w.c // groups
         kk = w.r * w.s * c
         out_h, out_w = CONV2D.output_hw(w.params)
-        short = mma.accumulator == "int32" and kk * mma.element_bytes % WORD_BYTES != 0
+        short = mma.element_bytes == 1 and kk % WORD_BYTES != 0
         repacked = merged > 1 or w.weight_layout != "OHWI" or short
         row = int(ceil_div(kk, chunk)) * chunk if repacked else kk
         out_bytes = dtype_of(w.out_dtype).nbytes

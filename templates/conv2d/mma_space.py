@@ -47,7 +47,7 @@ def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]
 
     def registers(k: Columns) -> Any:
         """An estimate: accumulators, fragments of one step, three values per loaded row, addresses and counters."""
-        fragments = k["wm"] // 4 + k["wn"] // 2 * (2 if mma.products == 3 else 1)
+        fragments = (k["wm"] // 4 + k["wn"] // 2) * mma.registers_per_word
         return k["accumulators"] + fragments + 4 * k["rows_x"] + 40
 
     def tiles_m(k: Columns) -> Any:

@@ -177,7 +177,8 @@ def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoi
 def _correction(epilogue: Epilogue, zero: ZeroPoint | None, count: int) -> Callable[..., Any]:
     """`correct(a0, ..., place, k, operands)`: the sums of `count` neighbouring channels without the zero point of x."""
     if zero is None:
-        return _UNCHANGED[count]
+        same: dict[int, Callable[..., Any]] = {1: _same_one, 2: _same_two, 4: _same_four}
+        return same[count]
     table, scalar, values = epilogue.index(TABLE), epilogue.index(SCALAR), zero.values(count)
 
     def one(a0: Any, place: Any, k: Any, operands: Any) -> Any:
@@ -189,11 +190,17 @@ def _correction(epilogue: Epilogue, zero: ZeroPoint | None, count: int) -> Calla
     def four(a0: Any, a1: Any, a2: Any, a3: Any, place: Any, k: Any, operands: Any) -> Any:
         return values(a0, a1, a2, a3, 1, place, k, operands[table], operands[scalar])
 
-    return {1: one, 2: two, 4: four}[count]
+    corrections: dict[int, Callable[..., Any]] = {1: one, 2: two, 4: four}
+    return corrections[count]
 
 
-_UNCHANGED: dict[int, Callable[..., Any]] = {
-    1: lambda a0, place, k, operands: a0,
-    2: lambda a0, a1, place, k, operands: (a0, a1),
-    4: lambda a0, a1, a2, a3, place, k, operands: (a0, a1, a2, a3),
-}
+def _same_one(a0: Any, place: Any, k: Any, operands: Any) -> Any:
+    return a0
+
+
+def _same_two(a0: Any, a1: Any, place: Any, k: Any, operands: Any) -> Any:
+    return a0, a1
+
+
+def _same_four(a0: Any, a1: Any, a2: Any, a3: Any, place: Any, k: Any, operands: Any) -> Any:
+    return a0, a1, a2, a3

@@ -25,7 +25,7 @@ THREADS = 256
 
 def rows_bytes(workload: Workload, gemm: Gemm) -> int:
     """Bytes of the workspace."""
-    return workload.k * gemm.row * gemm.mma.element_bytes
+    return int(workload.k) * gemm.row * gemm.mma.element_bytes
 
 
 def repack_step(workload: Workload, gemm: Gemm) -> KernelStep:

@@ -30,8 +30,8 @@ class Mma:
         (32, 16, 'int32', 16)
 
     Attributes:
-        dtype: of both operands: float16, bfloat16, float32 (multiplied as TF32), int8 or uint8.
-        dtype_b: of the second operand, if it differs: int8 and uint8 mix.
+        dtype: of both operands: float16, bfloat16, float32 (multiplied as TF32), float8_e4m3, float8_e5m2, int8 or uint8.
+        dtype_b: of the second operand, if it differs: int8 and uint8 mix, and so do the float8 formats.
         products: TF32 products for one product of float32: 1, or 3 for errors close to float32's.
     """
 
@@ -62,6 +62,14 @@ class Mma:
     def accumulator_type(self) -> Any:
         """Numba's type of an accumulator, for the local array that holds them."""
         return getattr(types, self.accumulator)
+
+    @property
+    def registers_per_word(self) -> int:
+        """Registers that 32 bits of a fragment take: parts and rests of split products; float8 that the compiler widens.
+
+        Only compute capability 8.9 and 12.0 multiply float8 by mma.sync; others convert it to float16 first.
+        """
+        return 2 if self.products == 3 else 4 if self.dtype.startswith("float8") else 1
 
     def multiply(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
         """`multiply(acc, a, b)`: 32 bytes of k of a warp's tile; see `ptx.mma_warp_tile`."""

@@ -124,6 +124,8 @@ _MMA = {  # dtype -> shape, type of the sums, type of the operands
     F16: ("m16n8k16", "f32", "f16"),
     BF16: ("m16n8k16", "f32", "bf16"),
     "float32": ("m16n8k8", "f32", "tf32"),
+    "float8_e4m3": ("m16n8k32", "f32", "e4m3"),
+    "float8_e5m2": ("m16n8k32", "f32", "e5m2"),
     "int8": ("m16n8k32", "s32", "s8"),
     "uint8": ("m16n8k32", "s32", "u8"),
 }
@@ -139,9 +141,10 @@ def mma_warp_tile(
     are each lane's ldmatrix addresses of the first 16 rows, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk
     `lane / 16`, for B row `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows.
 
-    B has the dtype of A unless `dtype_b` names another (int8 and uint8 mix). Accumulators are int32 for integers, which wrap
-    around. Elements of float32 are rounded to TF32, half away from zero. With 3 `products`, each is split into its TF32 part
-    and the TF32 part of the rest, and only the product of the rests is left out.
+    B has the dtype of A unless `dtype_b` names another (int8 and uint8 mix, and so do the float8 formats, which need sm_89).
+    Accumulators are int32 for integers, which wrap around. Elements of float32 are rounded to TF32, half away from zero.
+    With 3 `products`, each is split into its TF32 part and the TF32 part of the rest, and only the product of the rests is
+    left out.
     """
     (shape, sums, kind), kind_b = _MMA[dtype], _MMA[dtype_b or dtype][2]
     tiles_m, tiles_n, split = wm // 16, wn // 8, products == 3
