@@ -6,6 +6,9 @@ read. Foreign text is therefore never printed as it is. It can also be arbitrari
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
 MESSAGE_LIMIT = 10_000  # characters of the text of an exception, and of a message on a terminal
 VALUE_LIMIT = 120  # characters of a value that a message quotes
 _STORED_HEAD = 0.2  # of a long text in a database: a compiler's output ends with the error
@@ -54,6 +57,34 @@ def quoted(value: object, limit: int = VALUE_LIMIT) -> str:
     except ValueError:  # an int of more digits than sys.get_int_max_str_digits()
         text = f"<{type(value).__name__} too long to show>"
     return shortened(printable(text), limit + 2)
+
+
+def duration(time_ns: float | None) -> str:
+    """A time in the most readable unit, with three or four digits; '-' for None."""
+    if time_ns is None:
+        return "-"
+    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if time_ns >= scale:
+            return f"{time_ns / scale:.4g} {unit}"
+    return f"{time_ns:.4g} ns"
+
+
+def counts(outcomes: Mapping[str, int]) -> str:
+    """'3 rejected, 1 wrong_answer', most frequent first; '-' if there are none."""
+    ranked = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {name}" for name, count in ranked if count) or "-"
+
+
+def rate_text(rate: float | None) -> str:
+    """A rate with sensible digits, without its unit; '-' for None."""
+    return "-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A plain HTML table of texts. Foreign text is escaped and cannot become markup."""
+    head = "".join(f"<th>{escape(printable(header))}</th>" for header in headers)
+    body = "".join("<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def storable_text(text: str, limit: int) -> str:

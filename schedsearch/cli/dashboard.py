@@ -94,10 +94,10 @@ def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_brows
 
 
 @contextmanager
-def beside(db: str) -> Iterator[None]:
+def beside(db: str) -> Iterator[subprocess.Popen[bytes] | None]:
     """A dashboard of `db` in a process of its own, which ends with the block, or when this process ends.
 
-    Nothing that happens to it has an effect here.
+    Nothing that happens to it has an effect here. Gives the process; None if it cannot be started.
     """
     require_server()
     command = [sys.executable, "-m", "schedsearch.cli.dashboard_process", "--parent", str(os.getpid()), "--", db]
@@ -107,7 +107,7 @@ def beside(db: str) -> Iterator[None]:
     except OSError as error:
         render.note(f"warning: the dashboard does not start ({error.strerror}); the run goes on without it")
     try:
-        yield
+        yield child
     finally:
         if child is not None:
             child.terminate()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.text import MESSAGE_LIMIT, printable, shortened
+from schedsearch.text import counts as counts
+from schedsearch.text import duration as duration
 
 if TYPE_CHECKING:
     from schedsearch.profiling.profile import Launch, Profile
@@ -30,16 +32,6 @@ def note(text: str) -> None:
 def echo_json(value: Any, *, err: bool = False) -> None:
     """One JSON value on one line of standard output, or of standard error."""
     click.echo(json.dumps(value, default=lambda each: each.to_json() if hasattr(each, "to_json") else str(each)), err=err)
-
-
-def duration(time_ns: float | None) -> str:
-    """A time in the most readable unit, with three or four digits; '-' for None."""
-    if time_ns is None:
-        return "-"
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if time_ns >= scale:
-            return f"{time_ns / scale:.4g} {unit}"
-    return f"{time_ns:.4g} ns"
 
 
 def seconds(time_s: float) -> str:
@@ -67,12 +59,6 @@ def size_bytes(count: float) -> str:
 
 def config_text(config: Mapping[str, Any] | None) -> str:
     return "-" if config is None else " ".join(f"{name}={value}" for name, value in config.items())
-
-
-def counts(outcomes: Mapping[str, int]) -> str:
-    """'3 rejected, 1 wrong_answer', most frequent first; '-' if there are none."""
-    ranked = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count} {name}" for name, count in ranked if count) or "-"
 
 
 _CELL_LIMIT = 1_000  # characters

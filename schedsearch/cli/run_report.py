@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schedsearch.cli.render import counted, counts, duration, table
-from schedsearch.session.report import ResultRow, result_table, search_table
+from schedsearch.cli.render import counted, duration, table
+from schedsearch.session.report import result_cells, result_table, search_table
 from schedsearch.session.summary import RunSummary
 
-_BUSY = 0.2  # above this spread of its repeats, other programs disturb a final race
 _SAME = 0.03  # two measurements of one kernel may normally differ by this much
 
 
@@ -21,44 +20,9 @@ def nothing_new_text(summary: RunSummary) -> str:
 
 def results_text(summary: RunSummary, names: Mapping[str, str]) -> str:
     """One line per task. `names` maps workload ids to their names in the workload file."""
-    result = result_table(summary, names)
-    columns: dict[str, list[object]] = {
-        "task": [row.name for row in result.rows],
-        "template": [row.template or ("none is valid" if row.trials else "not tried yet") for row in result.rows],
-        "plain": [_time(row.plain_ns, row.plain_spread, row) for row in result.rows],
-        "default": [_time(row.default_ns, row.default_spread, row) for row in result.rows],
-        "best": [_time(row.best_ns, row.best_spread, row) for row in result.rows],
-        "over plain": [_ratio(row.over_plain) for row in result.rows],
-        "over default": [_ratio(row.speedup) for row in result.rows],
-        result.rate_unit: [_rate(row.rate) for row in result.rows],
-        "trials": [row.trials for row in result.rows],
-        "failures": [counts(row.failures) for row in result.rows],
-    }
-    if all(row.plain_ns is None for row in result.rows):
-        del columns["plain"], columns["over plain"]
-    right = [name for name in columns if name not in ("task", "template", "failures")]
-    text = table(list(columns), list(zip(*columns.values())), right)
-    if any(row.best_ns is not None and not row.raced for row in result.rows):
-        text += "\n~ a single measurement: no final race was held, so there is no speed-up to show"
-    if any(max(row.default_spread or 0, row.best_spread or 0) > _BUSY for row in result.rows):
-        text += (
-            f"\ntimes vary by more than {_BUSY:.0%}: the machine is busy, and ratios say little; run again on a quiet one"
-        )
-    return text
-
-
-def _time(time_ns: float | None, spread: float | None, row: ResultRow) -> str:
-    if time_ns is None:
-        return "-"
-    return f"{duration(time_ns)} ±{spread:.1%}" if row.raced and spread is not None else f"~{duration(time_ns)}"
-
-
-def _ratio(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x"
-
-
-def _rate(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+    cells = result_cells(result_table(summary, names))
+    text = table(cells.headers, cells.rows, cells.right)
+    return "\n".join([text, *cells.notes])
 
 
 def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:

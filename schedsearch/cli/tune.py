@@ -63,6 +63,7 @@ class Duration(click.ParamType["float"]):
     "--dry-run", is_flag=True, help="Check the file, print tasks, templates, space sizes and an estimate; touch nothing."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line, the summary last.")
+@click.option("--dashboard", "with_dashboard", is_flag=True, help="Show the run in a browser; see schedsearch dashboard.")
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 def tune(
     workload_file: str,
@@ -76,6 +77,7 @@ def tune(
     resume: bool,
     dry_run: bool,
     as_json: bool,
+    with_dashboard: bool,
     no_wait: bool,
 ) -> None:
     """Search for fast configurations of the tasks in WORKLOAD.yaml and record everything measured.
@@ -104,6 +106,10 @@ def tune(
     db = db or file.db
     measure = file.measure
     with ExitStack() as stack:
+        if with_dashboard:
+            from schedsearch.cli.dashboard import beside
+
+            stack.enter_context(beside(db))
         say, observer = _display(file, as_json, stack)
         say(f"planning {render.counted(len(file.tasks), 'task')}")
         plans = plan(file, target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from schedsearch.dashboard import overview
@@ -18,7 +18,7 @@ from schedsearch.dashboard.listing import records_view
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.trial import trial_view
 from schedsearch.dashboard.views import JSON, Overview, RunRow, TaskRow, to_json
-from schedsearch.text import printable
+from schedsearch.text import duration, printable, rate_text
 
 WHOLE_TRIALS = 20_000  # up to so many a report holds every trial
 _BEST_OF_A_TASK = 100  # that a sample holds in any case
@@ -176,18 +176,11 @@ def cells_of(task: TaskRow) -> list[str]:
 
 
 def _rate(task: TaskRow) -> str:
-    if task.rate is None:
-        return "-"
-    return f"{task.rate:,.0f} {task.rate_unit}" if task.rate >= 100 else f"{task.rate:.3g} {task.rate_unit}"
+    return "-" if task.rate is None else f"{rate_text(task.rate)} {task.rate_unit}"
 
 
 def _time(time_ns: float | None, mark: str) -> str:
-    if time_ns is None:
-        return "-"
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if time_ns >= scale:
-            return f"{mark}{time_ns / scale:.4g} {unit}"
-    return f"{mark}{time_ns:.4g} ns"
+    return "-" if time_ns is None else mark + duration(time_ns)
 
 
 def _run_line(run: RunRow) -> str:
@@ -221,12 +214,3 @@ def _cell(value: Any) -> Any:
         return value
     text = printable(value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
-
-
-def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain HTML table of texts, for notebooks."""
-    from html import escape
-
-    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
-    body = "".join("<tr>" + "".join(f"<td>{escape(printable(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

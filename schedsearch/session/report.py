@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 
 from schedsearch.session.summary import RunSummary, TaskSummary
+from schedsearch.text import counts, duration, html_table, rate_text
 
 MARKS = tuple(unit * 10**power for power in range(1, 5) for unit in (1, 2.5, 5))  # trials after which to look at the best
 FEW_MARKS = (1, 2, 5)  # where no task had as many
 SEARCH_ROWS = 8
+BUSY = 0.2  # above this spread of its repeats, other programs disturb a final race
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,60 @@ class SearchTable:
     rows: tuple[SearchRow, ...]
     hidden: int
     several: bool
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table as texts: for a terminal, a notebook or a page. `right` names the columns that are aligned to the right."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def result_cells(result: ResultTable) -> Cells:
+    """The texts of a result table, and notes about what they do not say."""
+    rows = result.rows
+    columns: dict[str, list[str]] = {
+        "task": [row.name for row in rows],
+        "template": [row.template or ("none is valid" if row.trials else "not tried yet") for row in rows],
+        "plain": [_time(row.plain_ns, row.plain_spread, row) for row in rows],
+        "default": [_time(row.default_ns, row.default_spread, row) for row in rows],
+        "best": [_time(row.best_ns, row.best_spread, row) for row in rows],
+        "over plain": [_ratio(row.over_plain) for row in rows],
+        "over default": [_ratio(row.speedup) for row in rows],
+        result.rate_unit: [rate_text(row.rate) for row in rows],
+        "trials": [str(row.trials) for row in rows],
+        "failures": [counts(row.failures) for row in rows],
+    }
+    if all(row.plain_ns is None for row in rows):
+        del columns["plain"], columns["over plain"]
+    notes = []
+    if any(row.best_ns is not None and not row.raced for row in rows):
+        notes.append("~ a single measurement: no final race was held, so there is no speed-up to show")
+    if any(max(row.default_spread or 0, row.best_spread or 0) > BUSY for row in rows):
+        notes.append(
+            f"times vary by more than {BUSY:.0%}: the machine is busy, and ratios say little; run again on a quiet one"
+        )
+    right = tuple(name for name in columns if name not in ("task", "template", "failures"))
+    return Cells(tuple(columns), tuple(zip(*columns.values())), right, tuple(notes))
+
+
+def result_html(summary: RunSummary) -> str:
+    """The results as an HTML table, which a notebook shows for a `RunSummary`."""
+    cells = result_cells(result_table(summary, {}))
+    return html_table(cells.headers, cells.rows) + "".join(f"<p>{escape(note)}</p>" for note in cells.notes)
+
+
+def _time(time_ns: float | None, spread: float | None, row: ResultRow) -> str:
+    if time_ns is None:
+        return "-"
+    return f"{duration(time_ns)} ±{spread:.1%}" if row.raced and spread is not None else f"~{duration(time_ns)}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
 
 
 def result_table(summary: RunSummary, names: Mapping[str, str]) -> ResultTable:

@@ -287,6 +287,12 @@ class RunSummary:
         shares = Shares(**data["shares"])
         return cls(data["run"], data["db"], data["target"], tasks, data["wall_s"], shares, data["stopped"])
 
+    def _repr_html_(self) -> str:
+        """The table of results, for notebooks."""
+        from schedsearch.session.report import result_html
+
+        return result_html(self)
+
     def _budget_json(self, task: TaskSummary) -> dict[str, float]:
         trials, seconds = self.budget_shares(task)
         return {"share_of_trials": trials, "share_of_seconds": seconds}
