@@ -56,7 +56,7 @@ def _port(ctx: click.Context, param: click.Parameter, value: int) -> int:
 )
 @click.option("--token", metavar="TEXT", default="", help="Secret that a browser must know; 'new' makes one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-@click.option("--parent", type=int, default=0, hidden=True, help="End with this process.")
+@click.option("--parent", metavar="PID", type=int, default=0, help="End when this process, which started it, has ended.")
 def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_browser: bool, parent: int) -> None:
     """Show tuning runs in a browser, while they go on or afterwards.
 
