@@ -18,7 +18,9 @@ from schedsearch.template import Template
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
-FLOAT_STAGES = tuple(name for name, kind in STAGES.items() if "float" in kind.takes)  # for convolutions of floats
+FLOAT_STAGES = tuple(
+    name for name, kind in STAGES.items() if "float" in kind.takes and name != "quantise"
+)  # for convolutions of floats
 SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 60.0}  # exact in every dtype
 
 

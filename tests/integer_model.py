@@ -30,6 +30,7 @@ def arguments(w: Workload, seed: int = 0) -> dict[str, Array]:
             some = {
                 "requantise_scale": [unit, unit * 0.75, unit * 1.37],
                 "dequantise_scale": [2.0**-6, -(2.0**-5)],
+                "quantise_scale": [2.0**-6 / unit, 0.75 * 2.0**-6 / unit],
             }
             arrays[spec.name] = rng.choice(np.array(some.get(spec.name, [0.5, -2.0]), np.float32), spec.shape)
         elif spec.dtype in ("int8", "uint8"):
@@ -119,6 +120,10 @@ def expected(w: Workload, arrays: Mapping[str, Array]) -> Array:
             product = value.astype(np.float32) * arrays["requantise_scale"][:, None, None]
             low, high = limits(stage.params["to"])
             value = np.clip(np.rint(product).astype(np.int64) + int(SCALARS["y_zero_point"]), low, high)
+        elif name == "quantise":
+            quotient = value.astype(np.float32) / arrays["quantise_scale"][:, None, None]
+            low, high = limits(stage.params["to"])
+            value = np.clip(np.rint(quotient).astype(np.int64) + int(SCALARS["y_zero_point"]), low, high)
         else:
             assert name == "dequantise"
             value = value.astype(np.float32) * arrays["dequantise_scale"][:, None, None]

@@ -77,6 +77,10 @@ CASES: dict[str, dict[str, Any]] = {  # each has several properties, because a c
         **SMALL, "dtype": "uint8", "k": 24, "groups": 24, "padding": 1, "stride": 2, "zero_points": ["x", "weight"],
         "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual", "leaky_relu"],
     },
+    "a batch norm, quantised": {
+        **SMALL, "dtype": "int8", "c": 8, "layout": "NCHW4c", "padding": 1,
+        "epilogue": ["bias", "dequantise", "scale_shift", "relu", {"quantise": {"to": "uint8"}}],
+    },
     "depthwise, in place, bfloat16": {
         **SMALL, "dtype": "int8", "c": 32, "k": 32, "groups": 32, "epilogue": [{"dequantise": {"to": "bfloat16"}}, "clip"],
     },

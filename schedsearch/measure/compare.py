@@ -30,7 +30,7 @@ class Tolerance:
         accumulation: K 2^-24 for K float32 additions; it is multiplied by the reference's magnitude.
         limit: half of the smallest product if check inputs make sums exact, so that one missing product shows; otherwise
             infinite.
-        smallest: of y's format.
+        smallest: of y's format; half a unit of an integer format.
     """
 
     output: float
@@ -51,6 +51,16 @@ class Tolerance:
         # float64 outputs are computed in float64, as the reference itself is.
         roundoff = 2 * _FP64_ROUNDOFF if row.roundoff <= _FP64_ROUNDOFF else _FP32_ROUNDOFF
         return cls(row.roundoff, reduction * roundoff, 0.5 if exact_sums else math.inf, row.smallest)
+
+    @classmethod
+    def quantised(cls, roundings: int) -> Tolerance:
+        """For an integer output that is rounded from a float32, whose truth is not rounded: half a unit, plus what the
+        roundings before it may add, but never so much that a whole number has no wrong neighbour.
+
+        Args:
+            roundings: to float32, before the rounding to an integer.
+        """
+        return cls(0.0, roundings * _FP32_ROUNDOFF, 0.25, 0.5)
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class Truth:
     Attributes:
         dtype: of the output.
         size: number of elements.
-        address: of `size` float64, or int64 if the output has an integer format.
+        address: of `size` float64, or int64 if the output has an integer format and no tolerance.
         magnitude: address of `size` float64 that the tolerance multiplies; unused without a tolerance.
         tolerance: None if the output must equal the truth.
         excused: violations that are no error: on numbers that are not exact, a step function in an epilogue (rounding to an
@@ -88,6 +98,11 @@ class Truth:
     magnitude: int = 0
     tolerance: Tolerance | None = None
     excused: int = 0
+
+    @property
+    def number(self) -> str:
+        """The dtype of the numbers at `address`."""
+        return "float64" if dtype(self.dtype).is_float or self.tolerance is not None else "int64"
 
 
 class Comparer(Protocol):
@@ -136,7 +151,7 @@ class CpuComparer:
     def output(self, y: int, truth: Truth) -> Difference:
         row = dtype(truth.dtype)
         stored = _array_at(y, truth.size, row.storage)
-        expected = _array_at(truth.address, truth.size, "float64" if row.is_float else "int64")
+        expected = _array_at(truth.address, truth.size, truth.number)
         violations, max_error, first = 0, 0.0, None
         for start in range(0, truth.size, self._PIECE):
             piece = slice(start, start + self._PIECE)

@@ -11,6 +11,7 @@ from schedsearch.backend import compile_source
 from schedsearch.errors import OperatorError, SchedsearchError
 from schedsearch.launch import Artifact, Pointer, Scalar
 from schedsearch.measure.inputs import Array
+from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.registry import BUILT_IN, ENTRY_POINT_GROUP
 from schedsearch.plugins import offers
@@ -66,7 +67,7 @@ class CheckedReference:
             raise self.failure(
                 f"points() returned shape {found.shape} for {len(indices)} elements of {output}; allowed: {indices.shape}"
             )
-        if dtype(spec.dtype).is_float:
+        if dtype(spec.dtype).is_float or spec.roundings:
             if found.dtype.kind not in "iuf":
                 raise self.failure(f"points() returned dtype {found.dtype} for {output}; allowed: float64")
             return found.astype(np.float64)
@@ -97,7 +98,7 @@ class CheckedReference:
     def _check_parameters(self, source: KernelSource) -> None:
         workload = self._workload
         buffers = {spec.name for spec in (*workload.signature, *workload.outputs)}
-        magnitudes = {magnitude_of(spec.name) for spec in workload.outputs if is_rounded(workload, spec.dtype)}
+        magnitudes = {magnitude_of(spec.name) for spec in workload.outputs if is_rounded(workload, spec)}
         buffers |= magnitudes | set(source.workspaces)
         scalars = {scalar.name for scalar in workload.scalars}
         named: set[str] = set()
@@ -117,9 +118,11 @@ class CheckedReference:
             )
 
 
-def is_rounded(workload: Workload, name: str) -> bool:
-    """Whether an output of this dtype may be rounded; otherwise it must equal the reference's."""
-    return dtype(name).is_float and workload.definition.equality(workload.params) == "rounded"
+def is_rounded(workload: Workload, output: ArgSpec) -> bool:
+    """Whether an output may be rounded; otherwise it must equal the reference's."""
+    if output.roundings:
+        return True
+    return dtype(output.dtype).is_float and workload.definition.equality(workload.params) == "rounded"
 
 
 def _last_line(error: BaseException) -> str:

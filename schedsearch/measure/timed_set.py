@@ -105,7 +105,7 @@ class TimedSet:
     def _is_a_number(self) -> bool:
         """Whether no element of the truth is NaN. A NaN differs from itself."""
         for truth in self._truths.values():
-            if dtype(truth.dtype).is_float:
+            if truth.number == "float64":
                 itself = Truth("float64", truth.size, truth.address, truth.address, Tolerance(0.0, 0.0, math.inf, 0.0))
                 if self._comparer.output(truth.address, itself).violations:
                     return False

@@ -22,7 +22,7 @@ def align(nbytes: int) -> int:
 
 def truth_bytes(workload: Workload) -> int:
     """Device memory that `Truths` takes: 16 bytes for each element that may be rounded, 8 for every other."""
-    return sum(align(8 * spec.size) * (2 if is_rounded(workload, spec.dtype) else 1) for spec in workload.outputs)
+    return sum(align(8 * spec.size) * (2 if is_rounded(workload, spec) else 1) for spec in workload.outputs)
 
 
 def allowed_roundoffs(workload: Workload, additions: float) -> float:
@@ -63,9 +63,10 @@ class Truths(Mapping[str, Truth]):
         for spec in workload.outputs:
             truth = Truth(spec.dtype, spec.size, address, excused=int(excused * spec.size))
             address += align(8 * spec.size)
-            if is_rounded(workload, spec.dtype):
+            if is_rounded(workload, spec):
                 errors = allowed_roundoffs(workload, workload.work.reduction) if roundoffs is None else roundoffs
                 tolerance = Tolerance.rounded(spec.dtype, errors, exact_sums=exact_sums)
+                tolerance = Tolerance.quantised(spec.roundings) if spec.roundings else tolerance
                 truth = replace(truth, magnitude=address, tolerance=tolerance)
                 address += align(8 * spec.size)
             self._truths[spec.name] = truth

@@ -394,9 +394,7 @@ class Verification:
         assert first is not None
         raw = np.empty(dtype(output.dtype).nbytes, np.uint8)
         self._device.copy_out(raw.data, self._memory + self._offsets[name] + first * raw.size)
-        (expected,) = self._elements(
-            truth.address, np.array([first]), "float64" if dtype(output.dtype).is_float else "int64"
-        )
+        (expected,) = self._elements(truth.address, np.array([first]), truth.number)
         return (
             f"{name}: {difference.violations} of {output.size} elements are wrong, the largest error is "
             f"{difference.max_error:g}; first {name}[{_index_text(output, first)}] = "

@@ -43,6 +43,9 @@ class ArgSpec:
         constant: its values do not change between calls (weights), so that kernels may prepare it once.
         aliases: name of the output that may share its memory (a residual that is updated in place).
         below: an `index` is in [0, below).
+        roundings: of an integer output that kernels round from a float32: how many roundings to float32 may come before. The
+            truth is then that number, limited to the output's format but not rounded (float64), and a kernel may differ
+            from the nearest integer only where so many roundoff errors reach the next one. 0: the output is exact.
 
     Raises:
         ValueError: an index without `below`.
@@ -56,6 +59,7 @@ class ArgSpec:
     constant: bool = False
     aliases: str | None = None
     below: int | None = None
+    roundings: int = 0
 
     def __post_init__(self) -> None:
         if self.role == "index" and (self.below is None or self.below < 1):

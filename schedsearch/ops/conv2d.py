@@ -212,9 +212,12 @@ class Conv2d(Op):
         for place, stage in enumerate(p["epilogue"]):
             if problem := stage.kind.problem(value, of_float8=p["dtype"] in FLOAT8):
                 return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
+            if stage.name == "quantise" and p["dtype"] not in INTEGERS:
+                problem = f"follows convolutions of int8 or uint8, but dtype is {p['dtype']}; leave it out"
+                return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
             value = stage.kind.output(value, stage.params)
         if p["dtype"] in (*INTEGERS, *FLOAT8) and value.dtype != p["out_dtype"]:
-            of_integers = "requantise makes int8 or uint8 of it, " if p["dtype"] in INTEGERS else ""
+            of_integers = "requantise makes int8 or uint8 of it, quantise of a float, " if p["dtype"] in INTEGERS else ""
             stages = f"{of_integers}dequantise makes float32, float16 or bfloat16"
             return [
                 Problem(

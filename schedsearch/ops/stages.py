@@ -204,6 +204,13 @@ def _requantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, f
     return np.clip(np.rint(scaled).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
 
 
+def _quantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+    import numpy as np
+
+    row = dtype_of(params["to"])
+    return np.clip(value / operands["quantise_scale"] + scalars["y_zero_point"], row.lowest, row.largest)
+
+
 def _dequantise(value: Any, operands: Mapping[str, Any], scalars: Any, params: Any) -> Any:
     return value * operands["dequantise_scale"]
 
@@ -217,6 +224,12 @@ def _requantise_scales(spread: float) -> dict[str, Domain]:
     many products then lie exactly between two whole numbers."""
     unit = 2.0 ** round(math.log2(32.0 / max(spread, 1.0)))
     return {"requantise_scale": Domain((unit / 2, unit, 3 * unit / 4, 2 * unit))}
+
+
+def _quantise_scales(spread: float) -> dict[str, Domain]:
+    """Scales that bring numbers as large as the sums to the range of 8 bits; powers of two, times 3 for some."""
+    unit = 2.0 ** round(math.log2(max(spread, 1.0) / 32.0))
+    return {"quantise_scale": Domain((unit / 2, unit, 3 * unit / 2, 2 * unit))}
 
 
 def _relu(value: Any, operands: Any, scalars: Any, params: Any) -> Any:
@@ -299,6 +312,20 @@ _KINDS = (
         magnitude=lambda bound, operands, scalars, params: bound * abs(operands["dequantise_scale"]),
         takes=("int", "uint"),
         takes_float8_sums=True,
+    ),
+    StageKind(
+        "quantise",
+        "makes 8-bit numbers of dequantised ones: round(value / quantise_scale[channel]) + y_zero_point, given at call "
+        "time, saturated; the quotient is rounded to float32, then to a whole number, both half to even",
+        _quantise,
+        operands=(Operand("quantise_scale", "K", "float32", role="scale", constant=True),),
+        scalars=(ScalarSpec("y_zero_point", 0.0),),
+        parameters={"to": Parameter.choice("int8 or uint8; default int8", ("int8", "uint8"))},
+        output=_to,
+        magnitude=lambda bound, operands, scalars, params: bound / abs(operands["quantise_scale"]),
+        check=lambda spread: {"y_zero_point": 7.0},
+        check_inputs=_quantise_scales,
+        takes=("float",),
     ),
 )  # fmt: skip
 
@@ -413,10 +440,13 @@ def epilogue_arguments(
 
 def epilogue_output(stages: Sequence[Stage], accumulator: ArgSpec) -> ArgSpec:
     """The output after all stages."""
-    output = accumulator
+    output, floats = accumulator, 0
     for stage in stages:
         output = stage.kind.output(output, stage.params)
-    return replace(output, name=accumulator.name)
+        floats += stage.name == "dequantise" or "int" not in stage.kind.takes or floats > 0
+    # A stage of floats rounds twice at most (scale_shift), and dequantise once more, when it makes a float of a sum.
+    roundings = 2 * floats + 1 if stages and stages[-1].name == "quantise" else 0
+    return replace(output, name=accumulator.name, roundings=roundings)
 
 
 def epilogue_scalars(stages: Sequence[Stage]) -> tuple[ScalarSpec, ...]:

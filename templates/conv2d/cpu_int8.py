@@ -42,9 +42,9 @@ from schedsearch.templates.conv2d.cpu_tiles import (
     useful_share,
     vector_registers,
 )
-from schedsearch.templates.parts.cpu_epilogue import CONVERTING, OPERAND_DTYPES, CpuEpilogue
+from schedsearch.templates.parts.cpu_epilogue import OPERAND_DTYPES, CpuEpilogue
 from schedsearch.templates.parts.offsets import channel_runs
-from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.workload import Workload
 
 _QUAD = 4

@@ -15,7 +15,7 @@ from schedsearch.ops.conv2d import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, LARGEST_SIZE
-from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.templates.parts.zero_points import zero_point_problem
 from schedsearch.workload import Workload
 
@@ -106,7 +106,7 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
         return reason
     if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
         return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
-    of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": ("requantise", "dequantise")}
+    of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": CONVERTING}
     if reason := epilogue_problem(w, **(of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {})):
         return reason
     if w.groups != 1 and not takes_groups:

@@ -61,15 +61,15 @@ class Conv2dReference(Reference):
         values = {scalar.name: float(np.float32(scalars.get(scalar.name, scalar.default))) for scalar in workload.scalars}
         parts = [_points(workload, arrays, values, indices[at : at + chunk]) for at in range(0, len(indices), chunk)]
         found = np.concatenate(parts) if parts else np.empty(0)
-        return found if dtype(workload.output.dtype).is_float else found.astype(np.int64)
+        return found if _is_float(workload.output) else found.astype(np.int64)
 
 
 def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
     load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
-    integers, y_format = not dtype(p.dtype).is_float, dtype(p.output.dtype)
+    integers, rounded = not dtype(p.dtype).is_float, _is_float(p.output)
     zero = 0 if integers else 0.0
-    write, items = writer(target, "float64" if y_format.is_float else "int64"), sharer(target)
+    write, items = writer(target, "float64" if rounded else "int64"), sharer(target)
     write_magnitude = writer(target)
     finish, zero_points = stages_function(p, target), _zero_points(p)
     x_arg, w_arg, y_arg = p.signature[0], p.signature[1], p.output
@@ -79,7 +79,6 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     yn, _, yp, yq = plain_strides(y_arg, "NCHW")  # elements
     x_channel, y_channel = offset_along("C", x_arg, x_bytes), offset_along("C", y_arg)
     filter_offset, weight_channel = offset_along("O", w_arg, weight_bytes), offset_along("I", w_arg, weight_bytes)
-    rounded = y_format.is_float
     oh, ow = p.definition.output_hw(p.params)  # type: ignore[attr-defined]
     height, width, kr, ks = p.h, p.w, p.r, p.s
     groups, reduced, outputs = p.groups, p.c // p.groups, p.k // p.groups
@@ -159,6 +158,11 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     if target.kind == "cpu":
         return on_cpu if rounded else exact_on_cpu
     return on_cuda if rounded else exact_on_cuda
+
+
+def _is_float(output: ArgSpec) -> bool:
+    """Whether the truth is a float: the output is one, or is rounded from one."""
+    return dtype(output.dtype).is_float or output.roundings > 0
 
 
 def _zero_points(p: Workload) -> Callable[[Any], Any]:

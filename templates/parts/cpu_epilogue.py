@@ -15,7 +15,7 @@ from schedsearch.backend.cpu_ops import as_array, narrow_op, widen_op
 from schedsearch.launch import Param
 from schedsearch.ops import Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.parts.cpu_integers import INTEGER_STAGES
+from schedsearch.templates.parts.cpu_integers import INTEGER_STAGES, quantise
 from schedsearch.templates.parts.stages import (
     STAGE_CODES,
     EpilogueOperand,
@@ -26,7 +26,6 @@ from schedsearch.templates.parts.stages import (
 from schedsearch.workload import Workload
 
 OPERAND_DTYPES = ("float32", "int32", "uint32", "float16", "bfloat16")  # that a CPU kernel can read
-CONVERTING = ("requantise", "dequantise")  # stages that change the output's dtype
 
 
 class CpuEpilogue:
@@ -80,7 +79,9 @@ def _after(
     before: Callable[..., Any], stage: Stage, number: str, operands: tuple[EpilogueOperand, ...]
 ) -> Callable[..., Any]:
     """The epilogue `before`, followed by `stage`, which gets numbers of the dtype `number`."""
-    if dtype_of(number).is_float:
+    if stage.name == "quantise":
+        arithmetic = quantise(stage)
+    elif dtype_of(number).is_float:
         arithmetic = STAGE_CODES[stage.name].function
     else:
         arithmetic = INTEGER_STAGES[stage.name](stage, getattr(types, number))

@@ -68,6 +68,18 @@ def _requantise(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
     return requantise
 
 
+def quantise(stage: Stage) -> Callable[[Any, Any], Any]:
+    """The stage `quantise`: `function(value, operands)` for a float32."""
+    narrow = getattr(types, stage.params["to"])
+    lowest, largest = int(narrow.minval), int(narrow.maxval)
+
+    def quantise(value: Any, operands: Any) -> Any:
+        scale, zero_point = operands
+        return narrow(saturated(types.float32(value / scale), zero_point, lowest, largest))
+
+    return quantise
+
+
 def _dequantise(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
     def dequantise(value: Any, operands: Any) -> Any:
         return types.float32(value) * operands[0]

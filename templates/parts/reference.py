@@ -93,7 +93,7 @@ def reference_source(
     params: list[Param] = [Pointer(argument.name) for argument in workload.signature if argument.name not in apart]
     for output in workload.outputs:
         params.append(Pointer(output.name))
-        if rounded and dtype_of(output.dtype).is_float:
+        if output.roundings or (rounded and dtype_of(output.dtype).is_float):
             params.append(Pointer(magnitude_of(output.name)))
     params += [Scalar(scalar.name) for scalar in workload.scalars if scalar.name not in apart]
     if target.kind == "cpu":
@@ -289,6 +289,17 @@ def _dequantise(scale: Fetch, *, to: str) -> Apply:
     return dequantise
 
 
+def _quantise(scale: Fetch, zero_point: Fetch, *, to: str) -> Apply:
+    lowest, largest = float(dtype_of(to).lowest), float(dtype_of(to).largest)
+
+    def quantise(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        divisor = scale(channel, index, operands)
+        quotient = value / divisor + zero_point(channel, index, operands)
+        return min(max(quotient, lowest), largest), bound / abs(divisor)
+
+    return quantise
+
+
 def half_to_even(value: Any) -> Any:
     """The nearest whole number of a float64 that a float32 can hold; halves round to the even neighbour."""
     magnitude = abs(value)
@@ -309,4 +320,5 @@ _STAGES: Mapping[str, Callable[..., Apply]] = {
     "clip": _clip,
     "requantise": _requantise,
     "dequantise": _dequantise,
+    "quantise": _quantise,
 }

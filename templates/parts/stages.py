@@ -24,6 +24,9 @@ from schedsearch.workload import Workload
 
 _ZERO = np.float32(0)
 
+# Stages that change the output's dtype; every template that stores 8-bit integers and floats takes all of them.
+CONVERTING = ("requantise", "dequantise", "quantise")
+
 
 @dataclass(frozen=True)
 class StageCode:
@@ -70,6 +73,22 @@ def _clip(value: Any, operands: Any) -> Any:
     return high if value > high else value
 
 
+# value / quantise_scale, rounded to nearest: the reciprocal y with one Newton step, q = value * y, and two steps
+# q += y * (value - scale * q) (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
+# 1990). div.rn.f32 calls a function for scales outside of 2^-126 ... 2^126, and ptxas serialises wgmma in a kernel with a
+# call. Here scales must be within 2^-100 ... 2^100. Quotients beyond 2^20, which saturate, are left as they are.
+_QUOTIENT = (
+    "rcp.approx.ftz.f32 {temporary0}, {quantise_scale}; neg.f32 {temporary1}, {quantise_scale}; "
+    "fma.rn.f32 {temporary2}, {temporary1}, {temporary0}, 0f3F800000; "
+    "fma.rn.f32 {temporary0}, {temporary0}, {temporary2}, {temporary0}; "
+    "mul.rn.f32 {temporary2}, {value}, {temporary0}; abs.f32 {temporary3}, {temporary2}; "
+    "setp.lt.f32 q, {temporary3}, 0f49800000; "
+    "@q fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
+    "@q fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; "
+    "@q fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
+    "@q fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; mov.b32 {value}, {temporary2}; "
+)
+
 STAGE_CODES: dict[str, StageCode] = {
     "bias": StageCode("add.f32 {value}, {value}, {bias};", _add, integer="add.{int} {value}, {value}, {bias};"),
     "scale_shift": StageCode("fma.rn.f32 {value}, {value}, {scale}, {shift};", _scale_shift),
@@ -101,6 +120,12 @@ STAGE_CODES: dict[str, StageCode] = {
         "mul.rn.f32 {value}, {value}, {dequantise_scale};",
         None,
         integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {dequantise_scale};",
+    ),
+    "quantise": StageCode(
+        _QUOTIENT + "cvt.rni.s32.f32 {value}, {value}; cvt.rni.s32.f32 {temporary0}, {y_zero_point}; "
+        "add.sat.s32 {value}, {value}, {temporary0};",
+        None,
+        temporaries=4,
     ),
 }
 

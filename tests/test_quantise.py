@@ -1,0 +1,166 @@
+"""The stage `quantise`: its formula, and which integers verification accepts when they come from rounded floats."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from schedsearch import WorkloadError
+from schedsearch.backend import compile_source
+from schedsearch.measure.compare import CpuComparer, Tolerance, Truth
+from schedsearch.measure.reference import is_rounded
+from schedsearch.ops import STAGES, encode
+from schedsearch.ops.conv2d import conv2d
+from schedsearch.target import PRESETS
+from schedsearch.template import load_template
+from schedsearch.templates.parts.stages import STAGE_CODES
+
+LAYER: dict[str, Any] = {"n": 1, "h": 8, "w": 8, "c": 32, "k": 32, "r": 3, "s": 3, "padding": 1, "dtype": "int8"}
+EPILOGUE = ["bias", "dequantise", "scale_shift", "relu", {"quantise": {"to": "uint8"}}]
+
+
+def accepted(y: list[int], truth: list[float], magnitude: float, roundings: int, dtype: str = "int8") -> list[bool]:
+    """Whether verification accepts each element of y."""
+    found = []
+    for got, wanted in zip(y, truth):
+        stored, number, bound = np.array([got], dtype), np.array([wanted]), np.array([magnitude])
+        expected = Truth(dtype, 1, number.ctypes.data, bound.ctypes.data, Tolerance.quantised(roundings))
+        found.append(CpuComparer().output(stored.ctypes.data, expected).violations == 0)
+    return found
+
+
+def test_away_from_a_half_only_the_nearest_integer_is_accepted() -> None:
+    assert accepted([3, 2, 4], [3.2] * 3, magnitude=100.0, roundings=9) == [True, False, False]
+    assert accepted([-128, -127, 127, 126], [-128.0, -128.0, 127.0, 127.0], 1e4, 9) == [True, False, True, False]
+
+
+def test_at_a_half_both_neighbours_are_accepted_as_far_as_rounding_reaches() -> None:
+    reach = 9 * 2.0**-24 * 1000.0  # nine roundings of numbers up to 1000
+    assert accepted([2, 3, 1, 4], [2.5] * 4, 1000.0, 9) == [True, True, False, False]
+    assert accepted([2, 2], [2.5 + reach * 0.99, 2.5 + reach * 1.01], 1000.0, 9) == [True, False]
+    assert accepted([3, 3], [2.5 - reach * 0.99, 2.5 - reach * 1.01], 1000.0, 9) == [True, False]
+
+
+def test_no_magnitude_makes_every_integer_acceptable() -> None:
+    assert accepted([3, 2, 4], [3.0] * 3, magnitude=1e30, roundings=9) == [True, False, False]
+
+
+@given(
+    total=st.integers(-(2**24), 2**24), dequantise=st.floats(2.0**-20, 1.0), scale=st.floats(0.1, 4.0),
+    shift=st.floats(-100.0, 100.0), divisor=st.floats(2.0**-6, 64.0),
+)  # fmt: skip
+def test_float32_in_any_order_of_rounding_is_accepted(total, dequantise, scale, shift, divisor) -> None:  # type: ignore[no-untyped-def]
+    dequantise, scale, shift, divisor = map(np.float32, (dequantise, scale, shift, divisor))
+    exact = np.float64(total) * dequantise * scale + shift
+    magnitude = (abs(np.float64(total)) * dequantise * scale + abs(shift)) / divisor
+    truth = float(np.clip(np.float64(exact) / np.float64(divisor), -128, 127))
+    roundings = conv2d(**LAYER, epilogue=["dequantise", "scale_shift", "quantise"]).output.roundings
+    dequantised = np.float32(total) * dequantise
+    separate = dequantised * scale + shift
+    fused = np.float32(np.float64(dequantised) * scale + shift)
+    for value in (separate, fused):
+        y = int(np.clip(np.rint(value / divisor), -128, 127))
+        assert accepted([y], [truth], float(magnitude), roundings) == [True]
+
+
+def test_only_an_epilogue_that_ends_with_quantise_may_be_off_by_one() -> None:
+    quantised, requantised = (conv2d(**LAYER, epilogue=e).output for e in (EPILOGUE, ["bias", "requantise"]))
+    assert (quantised.dtype, quantised.roundings) == ("uint8", 9)  # four stages of floats
+    assert (requantised.dtype, requantised.roundings) == ("int8", 0)
+    w = conv2d(**LAYER, epilogue=EPILOGUE)
+    assert is_rounded(w, w.output) and not is_rounded(w, requantised)
+
+
+@pytest.mark.parametrize("to", ["int8", "uint8"])
+@pytest.mark.parametrize("zero_point", [0, 6])
+def test_the_formula_is_that_of_onnx(to: str, zero_point: int) -> None:
+    """An odd zero point is added after the rounding of a half, so NumPy's definition is compared with even ones there."""
+    rng = np.random.default_rng(0)
+    scale = np.float32(0.25)
+    value = np.concatenate([np.arange(-600, 600) * np.float32(0.125), rng.normal(0, 60, 500)]).astype(np.float32)
+    halves = np.abs(value / scale % 1) == 0.5
+    assert halves.any()
+    operands, scalars = {"quantise_scale": np.full(value.shape, 0.25)}, {"y_zero_point": float(zero_point)}
+    ours = encode(STAGES["quantise"].apply(value.astype(np.float64), operands, scalars, {"to": to}), to)
+    node = onnx.helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])
+    given = {"x": value, "scale": scale, "zero": np.array(zero_point, to)}
+    (theirs,) = ReferenceEvaluator(node).run(None, given)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def rounded(number: Fraction) -> float:
+    """The nearest float32; of normal numbers, with any number of bits."""
+    if number == 0:
+        return 0.0
+    exponent = math.frexp(float(number))[1] - 24
+    return float(np.float32(math.ldexp(round(number / Fraction(2) ** exponent), exponent)))
+
+
+def run_ptx(text: str, registers: dict[str, float], reciprocal_error: float) -> dict[str, float]:
+    """Executes the instructions that the stage has, on float32 numbers by the name of their register."""
+    operations: dict[str, Callable[..., float]] = {
+        "rcp.approx.ftz.f32": lambda a: float(np.float32(1 / a) * np.float32(1 + reciprocal_error)),
+        "neg.f32": lambda a: -a,
+        "abs.f32": abs,
+        "mov.b32": lambda a: a,
+        "mul.rn.f32": lambda a, b: rounded(Fraction(a) * Fraction(b)),
+        "fma.rn.f32": lambda a, b, c: rounded(Fraction(a) * Fraction(b) + Fraction(c)),
+        "setp.lt.f32": lambda a, b: float(a < b),
+        "cvt.rni.s32.f32": lambda a: float(min(max(round(a), -(2**31)), 2**31 - 1)),
+        "add.sat.s32": lambda a, b: min(max(a + b, -(2.0**31)), 2.0**31 - 1),
+    }
+    for guard, name, operands in re.findall(r"(@q )?([a-z][\w.]+) ([^;]+);", text):
+        if guard and not registers["q"]:
+            continue
+        to, *sources = operands.split(", ")
+        registers[to] = operations[name](
+            *(
+                struct.unpack(">f", bytes.fromhex(each[2:]))[0] if each.startswith("0f") else registers[each]
+                for each in sources
+            )
+        )
+    return registers
+
+
+@pytest.mark.parametrize("reciprocal_error", [-(2.0**-23), 0.0, 2.0**-23])
+def test_the_instructions_for_a_gpu_divide_as_exactly_as_numpy(reciprocal_error: float) -> None:
+    """Among the quotients are halves, and neighbours of halves; rcp.approx may be off by one unit in the last place."""
+    rng = np.random.default_rng(0)
+    names = {name: name for name in ("value", "quantise_scale", "y_zero_point")}
+    text = STAGE_CODES["quantise"].ptx.format(**names, **{f"temporary{i}": f"t{i}" for i in range(4)})
+    scales = np.exp(rng.normal(0, 6, 300)).astype(np.float32)
+    near = (rng.integers(-200, 200, 300) + np.float32(0.5)) * scales
+    values = np.concatenate([near, np.nextafter(near, np.float32(1e9)), scales * rng.normal(0, 90, 300), near * 1e9])
+    for value, scale in zip(values.astype(np.float32), np.tile(scales, 4)):
+        found = run_ptx(text, {"value": float(value), "quantise_scale": float(scale), "y_zero_point": 3.0}, reciprocal_error)
+        assert np.clip(found["value"], -128, 127) == np.clip(np.rint(value / scale) + 3, -128, 127), (value, scale)
+
+
+def test_quantise_belongs_behind_dequantise_of_an_integer_convolution() -> None:
+    for change, reason in (
+        ({"epilogue": ["quantise"]}, "needs floating-point numbers, got int32; put dequantise before it"),
+        ({"dtype": "float16", "epilogue": ["quantise"]}, "follows convolutions of int8 or uint8, but dtype is float16"),
+        ({"epilogue": ["dequantise", "quantise", "relu"]}, "needs 32-bit sums, got int8"),
+        ({"epilogue": ["dequantise", "quantise"], "out_dtype": "float32"}, "the epilogue leaves int8"),
+    ):
+        with pytest.raises(WorkloadError, match=reason):
+            conv2d(**{**LAYER, **change})
+
+
+def test_the_stage_compiles_for_hopper() -> None:
+    template, target = load_template("conv2d_wgmma"), PRESETS["h200"]
+    w = conv2d(**LAYER, epilogue=EPILOGUE)
+    assert template.validate(w, target) is None
+    source = template.kernel(w, target, template.default(w, target, template.space(w, target)))
+    assert compile_source(source, target).resources.spill_bytes == 0
