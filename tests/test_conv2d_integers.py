@@ -178,6 +178,10 @@ LAYERS: dict[str, dict[str, Any]] = {
         "padding": (2, 0, 1, 1),
         "epilogue": ["bias", "requantise"],
     },
+    "blocks of 16 channels": {**LAYER, "dtype": "int8", "layout": "NCHW16c", "epilogue": ["bias", "residual", "requantise"]},
+    "blocks of 48 channels, sums": {**LAYER, "dtype": "int8", "layout": "NCHW48c", "c": 96, "zero_points": ["x"]},
+    "merged groups of 8 channels": {**LAYER, "dtype": "int8", "groups": 10, "k": 80, "zero_points": ["x"]},
+    "groups of 48 channels": {**LAYER, "dtype": "int8", "c": 96, "groups": 2, "epilogue": ["requantise"]},
     "float32": {**LAYER, "dtype": "int8", "weight_dtype": "uint8", "dilation": 2, "epilogue": ["dequantise", "bias"]},
 }
 SCALARS = {"x_zero_point": 131.0, "y_zero_point": 7.0, "clip_min": -1000.5, "clip_max": 1500.25, "leaky_relu_slope": 0.25}
@@ -204,7 +208,10 @@ def test_wgmma_kernels_of_integers_compile_without_local_memory(layer: str) -> N
         ({"k": 24, "epilogue": ["requantise"]}, "k is 24; allowed: multiples of 16"),
         ({"k": 20}, "k is 20; allowed: multiples of 8"),
         ({"zero_points": ["x", "weight"]}, "weight has a zero point"),
-        ({"layout": "NCHW16c"}, "layout and weight_layout are NCHW16c"),
+        ({"groups": 16}, "a group has 5 input channels; allowed: multiples of 4"),
+        ({"groups": 20, "k": 40}, "groups of 4 input and 2 output channels do not merge"),
+        ({"layout": "NCHW"}, "layout and weight_layout are NCHW and OIHW; allowed: NHWC and OHWI, or NCHW[x]c"),
+        ({"layout": "NCHW4c"}, "a block of x in NCHW4c has 4 bytes; allowed: multiples of 16"),
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.launch import TensorMap
 from schedsearch.target import PRESETS, Target
+from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.wgmma import BNS, SPLIT_KS, Conv2dWgmma
 from schedsearch.templates.conv2d.wgmma_sizes import evaluate, l2_row_cost, octets_per_block, store_segment, useful_bks
 from schedsearch.templates.parts.machine import machine
@@ -225,7 +226,7 @@ def test_limits_that_are_just_reached_are_taken() -> None:
 @pytest.mark.parametrize("bn", BNS)
 def test_store_segments_cover_the_stores_of_each_block_and_fit_a_swizzle(bn: int, split_k: int) -> None:
     q = {"bn": bn, "split_k": split_k}
-    segment, own = store_segment(HALVES, q), 8 * octets_per_block(HALVES, q)
+    segment, own = store_segment(HALVES, Im2col.of(HALVES), q), 8 * octets_per_block(HALVES, q)
     assert segment * 2 in (16, 32, 64, 128) and own * split_k >= bn
     assert all(max(0, min(bn - rank * own, own)) % segment == 0 for rank in range(split_k))
 

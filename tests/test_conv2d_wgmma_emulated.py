@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from conv2d_numpy import convolve, integers, to_bits
 
+import schedsearch.templates.conv2d.merged_weights as merged_weights
 import schedsearch.templates.conv2d.wgmma as module
 from schedsearch.config import Config
 from schedsearch.launch import Scalar
+from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
+from schedsearch.templates.conv2d.merged_weights import MERGED
 from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
 from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
 from schedsearch.testing.emulator import Memory
@@ -152,6 +155,46 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**INTEGERS, **ZERO, **REQUANTISED, "c": 128, "padding": 0},
         {**SMALL, "split_k": 2, "bn": 48},
     ),
+    "blocks of 16 channels, an image for each tile": (
+        {**INTEGERS, "n": 3, "layout": "NCHW16c", "padding": (2, 1, 0, 1), "stride": (1, 2)},
+        {**SMALL, "bn": 32, "bk": 32, "grid": "persistent"},
+    ),
+    "blocks of 48 channels, 2 blocks of columns, int8, zero point": (
+        {**INTEGERS, **REQUANTISED, **ZERO, "h": 11, "c": 96, "k": 96, "layout": "NCHW48c"},
+        {**SMALL, "bn": 96, "bk": 64, "consumer_groups": 2, "stages": 2},
+    ),
+    "half a block of columns, int8, one image": (
+        {**INTEGERS, **REQUANTISED, "n": 1, "c": 64, "k": 128, "layout": "NCHW64c"},
+        {**SMALL, "bn": 32, "bk": 32},
+    ),
+    "blocks of 32 channels, split by 2, int8": (
+        {**INTEGERS, **REQUANTISED, "c": 64, "k": 64, "layout": "NCHW32c"},
+        {**SMALL, "split_k": 2, "bn": 64, "bk": 32},
+    ),
+    "blocks of 16 channels, 2 x 2 tiles that share operands, past the last image, int8": (
+        {**INTEGERS, **REQUANTISED, "n": 3, "k": 80, "layout": "NCHW16c"},
+        {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "bk": 32, "stages": 2, "group_m": 2},
+    ),
+    "blocks of 16 channels, shared weights, groups in turn": (
+        {**INTEGERS, "n": 5, "h": 11, "c": 32, "k": 32, "layout": "NCHW16c", "padding": 0},
+        {**SMALL, "cluster_m": 2, "bn": 32, "bk": 32, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2},
+    ),
+    "3 groups of 32 channels, two tiles of each share pixels, int8, zero point": (
+        {**INTEGERS, **REQUANTISED, **ZERO, "c": 96, "k": 96, "groups": 3},
+        {**SMALL, "bn": 16, "bk": 32, "cluster_n": 2, "stages": 2},
+    ),
+    "groups of 48 channels, more tiles than blocks": (
+        {**INTEGERS, "c": 96, "k": 64, "groups": 2, "n": 3, "r": 1, "padding": 0},
+        {**SMALL, "bn": 32, "bk": 32, "grid": "persistent"},
+    ),
+    "16 merged groups of 4 channels, 8 at a time, zero point": (
+        {**INTEGERS, **ZERO, "c": 64, "k": 64, "groups": 16},
+        {**SMALL, "bn": 32, "bk": 32},
+    ),
+    "groups in blocks of 16 channels, int8": (
+        {**INTEGERS, **REQUANTISED, "c": 64, "k": 96, "groups": 2, "layout": "NCHW16c"},
+        {**SMALL, "bn": 48, "bk": 32},
+    ),
     "2 x 2 tiles that share operands, int8": (
         {**INTEGERS, **REQUANTISED, "k": 80},
         {**SMALL, "cluster_m": 2, "cluster_n": 2, "bn": 32, "stages": 2, "group_m": 2},
@@ -167,14 +210,26 @@ class Requantise:
 
     def __init__(self, workload: Workload, further: Any = ()) -> None:
         self.columns, self.identity = workload.k, not workload.epilogue
+        plain = np.broadcast_to(
+            np.arange(workload.k), (workload.n, *workload.definition.output_hw(workload.params), workload.k)
+        )
+        self.channels = Layout.parse(workload.layout).pack(plain, "NHWC").reshape(-1)  # of the elements of y in memory
         self.params = (*(Scalar(scalar.name) for scalar in workload.scalars), *further)
+
+    def channel_of(self, offset: int) -> int:
+        return int(self.channels[offset])
 
     def index(self, name: str) -> int:
         return [getattr(param, "name", getattr(param, "buffer", "")) for param in self.params].index(name)
 
-    def fragments(self, octets: int, row_elements: int, interleaved: bool) -> Any:
+    def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any = None) -> Any:
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, *_: Any) -> None:
-            assert interleaved and (columns <= 0 or offset % self.columns == k)
+            assert interleaved
+            for column in range(0, min(columns, 8 * octets) if row else 0, 16):
+                block, block_elements = blocks or (self.columns, 0)
+                at = offset + column // block * block_elements + column % block
+                assert self.channel_of(at) == self.channel_of(at + 3) - 3 == k + column
+                assert not row_8 or self.channel_of(at + row_elements) == k + column
             for octet in range(octets):
                 for i in range(4):
                     channel = k + octet // 2 * 16 + 2 * (i % 2) + octet % 2
@@ -188,31 +243,39 @@ class Requantise:
 @pytest.mark.parametrize(("shape", "config"), INTEGER_CASES.values(), ids=INTEGER_CASES)
 def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, late: bool) -> None:
     workload, emulator = Workload.conv2d(**shape), ClusterEmulator(Memory(), lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, module, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points)
+    plain = workload.replace(layout="NHWC", weight_layout="OHWI")
+    emulator.stand_in(
+        monkeypatch, module, merged_weights, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
+    )
     monkeypatch.setattr(module, "Epilogue", Requantise)
     rng = np.random.default_rng(0)
     limits = {name: np.iinfo(dtype) for name, dtype in (("x", workload.dtype), ("weight", workload.weight_dtype))}
     # Small enough for sums that often fit into 8 bits.
     arrays = {
         arg.name: rng.integers(max(-3, limits[arg.name].min), 4, arg.shape).astype(arg.dtype)
-        for arg in workload.signature
+        for arg in plain.signature
         if arg.name in limits
     }
     y = np.zeros(workload.output.shape, workload.out_dtype)
     source = TEMPLATE.kernel(workload, H200, Config(config))
-    by_taps = arrays["weight"].reshape(workload.k, -1, workload.c)
+    in_memory = {"x": arrays["x"], "weight": arrays["weight"].reshape(workload.k, -1, workload.c // workload.groups)}
+    if workload.layout != "NHWC":
+        in_memory["x"] = Layout.parse(workload.layout).pack(arrays["x"], "NHWC")
+        in_memory["weight"] = Layout.parse(workload.weight_layout).pack(arrays["weight"], "OHWI").reshape(-1)
     memory, zero_point = emulator.memory, 3 if workload.zero_points else 0
-    buffers = {name: memory.add(array) for name, array in (("y", y), ("weight", arrays["weight"]))}
-    buffers |= {name: memory.add(np.full(nbytes, 0x55, np.uint8)) for name, nbytes in source.workspaces.items()}
+    buffers = {name: memory.add(array) for name, array in (("y", y), ("weight", in_memory["weight"]))}
+    workspaces = {name: np.full(nbytes, 0x55, np.uint8) for name, nbytes in source.workspaces.items()}
+    buffers |= {name: memory.add(array) for name, array in workspaces.items()}
+    if MERGED in workspaces:
+        in_memory[MERGED] = workspaces[MERGED].view(workload.weight_dtype).reshape(workload.k, workload.r * workload.s, -1)
     for step in source.steps:
-        tensors = {"x": arrays["x"], "weight": by_taps, "y": y}
-        emulator.run(step, buffers, 2, tensors, {"x_zero_point": float(zero_point)})
+        emulator.run(step, buffers, 2, {**in_memory, "y": y}, {"x_zero_point": float(zero_point)})
     x = arrays["x"].astype(np.float32) - zero_point
-    right = convolve(workload, x, arrays["weight"].astype(np.float32)).astype(np.int64)
+    right = convolve(plain, x, arrays["weight"].astype(np.float32)).astype(np.int64)
     if workload.epilogue:
         right = np.rint((np.arange(workload.k) % 3 + 1) * right / 2)
         right = np.clip(right, np.iinfo(y.dtype).min, np.iinfo(y.dtype).max)
-    np.testing.assert_array_equal(y, right)
+    np.testing.assert_array_equal(y, Layout.parse(workload.layout).pack(right, "NHWC"))
 
 
 # --- Synchronisation of a cluster's blocks ------------------------------------------------------------------------------

@@ -81,6 +81,25 @@ class ClusterEmulator(HopperEmulator):
 
         return load
 
+    def tma_load_boxes(self, rank: int, multicast: bool) -> Callable[..., None]:
+        """The array of the tensor is flat; it lies in memory as the map's strides say."""
+
+        def load(shared: int, tensor: Any, *arguments: int) -> None:
+            param, array = tensor
+            coordinates, (barrier, mask) = arguments[:rank], arguments[rank:]
+            assert array.ndim == 1 and len(coordinates) == rank
+            view = np.lib.stride_tricks.as_strided(
+                array, param.dims[::-1], (*param.strides_bytes[::-1], array.itemsize), writeable=False
+            )
+            reach = sum((size - 1) * step for size, step in zip(view.shape, view.strides)) + array.itemsize
+            assert reach <= array.nbytes, "the map reaches beyond its buffer"
+            box = np.zeros(param.box[::-1], array.dtype)
+            inside, at = self._box(param, view, coordinates)
+            box[at] = view[inside]
+            self._land(int(shared), box, param.swizzle_bytes, barrier, self._receivers(multicast, mask))
+
+        return load
+
     def tma_load_im2col(self, multicast: bool) -> Callable[..., None]:
         def load(
             shared: int, tensor: Any, c: int, w: int, h: int, n: int, barrier: int, offset_w: int, offset_h: int, mask: int
@@ -95,6 +114,7 @@ class ClusterEmulator(HopperEmulator):
     def _im2col(param: Any, array: Array, c: int, w: int, h: int, n: int, offset_w: int, offset_h: int) -> Array:
         """PTX ISA, "im2col mode": walks the base pixels between the corners, with the strides, from (n, h, w) on."""
         channels, width, height, images = param.dims
+        array = array.reshape(param.dims[::-1])
         _, stride_w, stride_h, _ = param.element_strides
         first_w, first_h = param.lower
         stop_w, stop_h = width + param.upper[0], height + param.upper[1]
@@ -113,11 +133,17 @@ class ClusterEmulator(HopperEmulator):
         return columns
 
     def tma_store_2d(self, tensor: Any, shared: int, c0: int, c1: int) -> None:
+        self._store_box(tensor, shared, (c0, c1))
+
+    def tma_store_3d(self, tensor: Any, shared: int, c0: int, c1: int, c2: int) -> None:
+        self._store_box(tensor, shared, (c0, c1, c2))
+
+    def _store_box(self, tensor: Any, shared: int, coordinates: tuple[int, ...]) -> None:
         param, array = tensor
-        array = array.reshape(-1, array.shape[-1])
-        columns, rows = param.box
-        chunks = self._chunks(int(shared), columns * rows * array.itemsize, param.swizzle_bytes)
-        self._store(array, self._box(param, array, (c0, c1)), chunks, (rows, columns))
+        array = array.reshape(param.dims[::-1])
+        box = param.box[::-1]
+        chunks = self._chunks(int(shared), int(np.prod(box)) * array.itemsize, param.swizzle_bytes)
+        self._store(array, self._box(param, array, coordinates), chunks, box)
 
     def stmatrix_x4(self, shared: int, *registers: int) -> None:
         lanes = self.block.exchange((shared, registers))

@@ -379,6 +379,9 @@ class Emulator:
     def store_global_u16(self, address: int, value: int) -> None:
         self.memory.at(address, 2).view(np.uint16)[0] = value & 0xFFFF
 
+    def load_global_u32(self, address: int) -> int:
+        return int(self.memory.at(address, 4).view(np.uint32)[0])
+
     def store_global_u32(self, address: int, value: int) -> None:
         self.memory.at(address, 4).view(np.uint32)[0] = int(value) % 2**32
 

@@ -10,9 +10,11 @@ Source: CUDA driver API, "Tensor Map Object Management", cuTensorMapEncodeIm2col
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from schedsearch.ops.conv2d import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, LARGEST_SIZE
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
@@ -23,21 +25,68 @@ CORNER_RANGE = (-128, 127)  # at rank 4
 MAX_TAP_OFFSET = 255  # at rank 4
 MAX_ELEMENT_STRIDE = 8
 MAX_COORDINATE = 2**31 - 1
+MAX_MERGED = 16  # groups; more would multiply by more zeros than a kernel on CUDA cores takes time
+MAX_BLOCKED_PIXELS = 2**21  # of a block of y: 256 columns of 4 bytes then lie within 2**31 bytes
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the channels and images of x or y lie in memory: slices of all pixels of an image x `size` channels.
+
+        >>> Blocks.of(64, 8, "NHWC")
+        Blocks(size=64, count=1, image_step=1, block_step=8)
+        >>> Blocks.of(64, 8, "NCHW32c"), Blocks.folded(64, 8, 32)
+        (Blocks(size=32, count=2, image_step=2, block_step=1), Blocks(size=32, count=2, image_step=1, block_step=8))
+
+    Attributes:
+        size, count: channels of a block, and blocks.
+        image_step, block_step: slices from one image to the next, and from one block to the next.
+    """
+
+    size: int
+    count: int
+    image_step: int
+    block_step: int
+
+    @classmethod
+    def of(cls, channels: int, images: int, layout: str) -> Blocks:
+        """Those of NHWC, or of NCHW[x]c with whole blocks."""
+        size = Layout.parse(layout).block("C")
+        if size == 1 or size == channels:
+            return cls.folded(channels, images, channels)
+        return cls(size, channels // size, channels // size, 1)
+
+    @classmethod
+    def folded(cls, channels: int, images: int, size: int) -> Blocks:
+        """Shape (C / size, N, H, W, size): the images of a block follow each other, and so do all of its pixels."""
+        return cls(size, channels // size, 1, images)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all channels are one block, as in NHWC."""
+        return self.count == 1
 
 
 @dataclass(frozen=True)
 class Im2col:
     """The GEMM of a workload.
 
+    A tile has pixels of several images if those follow each other in memory; otherwise it has pixels of one image.
+
     Attributes:
         rows: M, output pixels of all images.
         columns: output channels.
-        channels: input channels, the part of the GEMM's depth that one tap has.
+        channels: input channels of a group, the part of the GEMM's depth that one tap has.
         out_h, out_w: output pixels of an image.
         kernel_h, kernel_w: taps.
         stride, dilation: (vertical, horizontal).
         lower, upper: corners of the bounding box of base pixels, each (horizontal, vertical): relative to the image's
             first and last pixel.
+        images, image_rows: groups of output pixels that no tile straddles, and pixels of each. All images are one group, or
+            each image is one.
+        x, y: how they lie in memory.
+        groups: of which each has `channels` input channels.
+        filter_block: input and output channels of a block of the weights in OIHW[x]o[x]i; 0: the weights are OHWI.
     """
 
     rows: int
@@ -51,24 +100,45 @@ class Im2col:
     dilation: tuple[int, int]
     lower: tuple[int, int]
     upper: tuple[int, int]
+    images: int
+    image_rows: int
+    x: Blocks
+    y: Blocks
+    groups: int
+    filter_block: int
 
     @classmethod
-    def of(cls, workload: Workload) -> Im2col:
+    def of(cls, workload: Workload, x: Blocks | None = None, y: Blocks | None = None) -> Im2col:
+        """The GEMM of a workload, whose x and y lie in memory as its layout says unless `x` or `y` says otherwise."""
         w = workload
-        _, out_h, out_w, _ = w.output.shape
+        out_h, out_w = w.definition.output_hw(w.params)  # type: ignore[attr-defined]
         top, left, bottom, right = w.padding
         upper = (right - (w.s - 1) * w.dilation[1], bottom - (w.r - 1) * w.dilation[0])
+        x, y = x or Blocks.of(w.c, w.n, w.layout), y or Blocks.of(w.k, w.n, w.layout)
+        images = 1 if w.n == 1 or x.image_step == y.image_step == 1 else w.n
+        rows = w.n * out_h * out_w
         return cls(
-            w.n * out_h * out_w, w.k, w.c, out_h, out_w, w.r, w.s, w.stride, w.dilation, (-left, -top), upper
+            rows, w.k, w.c // w.groups, out_h, out_w, w.r, w.s, w.stride, w.dilation, (-left, -top), upper, images,
+            rows // images, x, y, w.groups,
+            Layout.parse(w.weight_layout).block("I") if w.weight_layout != "OHWI" else 0,
         )  # fmt: skip
 
     @property
     def taps(self) -> int:
         return self.kernel_h * self.kernel_w
 
+    def channel_steps(self, bk: Any) -> Any:
+        """k steps of bk channels of one tap of a group; a step stays within a block."""
+        if self.x.plain:
+            return -(-self.channels // bk)
+        return self.x.count // self.groups * -(-self.x.size // bk)
+
+    def row_tiles(self, bm: Any) -> Any:
+        return self.images * -(-self.image_rows // bm)
+
     def fits(self, rows_past_end: int) -> bool:
-        """Whether tiles that end this far past the last row have 32-bit coordinates."""
-        return self.rows + rows_past_end <= MAX_COORDINATE
+        """Whether tiles that end this far past the last row of each image have 32-bit coordinates."""
+        return self.images * (self.image_rows + rows_past_end) <= MAX_COORDINATE
 
     def problem(self, max_tile_rows: int) -> str | None:
         """The limit of TMA that the convolution breaks (one sentence: what, got, allowed), or None."""
@@ -85,9 +155,26 @@ class Im2col:
             ):
                 if not least <= corner <= most:
                     return f"the {axis} {meaning} is {corner}; allowed: {least} to {most}, TMA's im2col corners"
+        if not self.y.plain and self.image_rows >= MAX_BLOCKED_PIXELS:
+            return f"a block of y has {self.image_rows} pixels; allowed: less than 2**21"
         if not self.fits(max_tile_rows):
             return f"the output has {self.rows} pixels; allowed: less than 2**31 - {max_tile_rows}, TMA's 32-bit coordinates"
         return None
+
+
+def merged_groups(workload: Workload) -> int:
+    """How many neighbouring groups of small integers a kernel takes as one, with zero weights between them.
+
+    It takes the number that wastes the least depth of a wgmma, and of these the largest, whose tiles are wider. The channels
+    of the merged groups are multiples of 16, which TMA and interleaved columns need; all groups together always are.
+    """
+    w = workload
+    if w.groups == 1 or w.layout != "NHWC":
+        return 1
+    inputs, outputs = w.c // w.groups, w.k // w.groups
+    fitting = [m for m in range(1, min(w.groups, MAX_MERGED) + 1) if w.groups % m == 0]
+    fitting = [m for m in fitting if m * inputs % 16 == m * outputs % 16 == 0]
+    return min(fitting, key=lambda m: (-(-m * inputs // 32), -m), default=0)
 
 
 def problem(workload: Workload, target: Target, *, takes_groups: bool = False, every_format: bool = False) -> str | None:
@@ -104,13 +191,15 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
         return f"precision is {w.precision}; allowed: tf32, as wgmma cuts factors of float32 to 10 stored bits"
     if reason := zero_point_problem(w):
         return reason
-    if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
-        return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
+    if reason := _layout_problem(w, takes_blocks=every_format):
+        return reason
     of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": CONVERTING}
     if reason := epilogue_problem(w, **(of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {})):
         return reason
-    if w.groups != 1 and not takes_groups:
+    if w.groups != 1 and not takes_groups and w.dtype not in INTEGERS:
         return f"groups is {w.groups}; allowed: 1"
+    if w.groups != 1 and w.dtype in INTEGERS and (reason := _group_problem(w)):
+        return reason
     y_bytes = dtype_of(w.out_dtype).nbytes
     for name, multiple in (("c", ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes), ("k", max(8, ALIGNMENT_BYTES // y_bytes))):
         if w.params[name] % multiple:
@@ -121,4 +210,34 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
     for name, size in sizes.items():
         if size >= LARGEST_SIZE:
             return f"{name} is {size}; allowed: less than 2**30, coordinates have 32 bits"
+    return None
+
+
+def _group_problem(workload: Workload) -> str | None:
+    """Why groups of integers cannot be computed, merged or not."""
+    w = workload
+    inputs, outputs = w.c // w.groups, w.k // w.groups
+    if inputs % 4:
+        return f"a group has {inputs} input channels; allowed: multiples of 4"
+    if merged_groups(w) == 0 or (w.layout != "NHWC" and outputs % 16):
+        return (
+            f"groups of {inputs} input and {outputs} output channels do not merge to multiples of 16; allowed: those that "
+            f"do, up to {MAX_MERGED} groups together, in NHWC"
+        )
+    return None
+
+
+def _layout_problem(workload: Workload, takes_blocks: bool) -> str | None:
+    w, block = workload, Layout.parse(workload.layout).block("C")
+    if (w.layout, w.weight_layout) == ("NHWC", "OHWI"):
+        return None
+    if not takes_blocks or block == 1:
+        also = ", or NCHW[x]c and OIHW[x]o[x]i" if takes_blocks else ""
+        return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI{also}"
+    for name, dtype in (("x", w.dtype), ("y", w.out_dtype)):
+        if block * dtype_of(dtype).nbytes % ALIGNMENT_BYTES:
+            nbytes = block * dtype_of(dtype).nbytes
+            return f"a block of {name} in {w.layout} has {nbytes} bytes; allowed: multiples of 16, TMA's strides"
+    if block % 16 and block != 8:
+        return f"layout is {w.layout}; allowed: blocks of 8 channels or of multiples of 16"
     return None

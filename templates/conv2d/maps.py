@@ -6,27 +6,29 @@ import math
 
 from schedsearch.launch import TensorMap
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.layout import Layout
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts.hopper import ELEMENT_BYTES
-from schedsearch.templates.parts.store import interleaved
+from schedsearch.templates.parts.store import Output, interleaved
 from schedsearch.workload import Workload
 
 ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
 L2_PROMOTION_BYTES = 256  # for maps whose template has no knob for it
 
 
-def image_map(workload: Workload, bm: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
-    """x as im2col columns of bm pixels x bk channels; coordinates (c, w, h, n) of a base pixel, offsets (w, h) of a tap.
+def image_map(workload: Workload, gemm: Im2col, bm: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+    """x as im2col columns of bm pixels x bk channels; coordinates (c, w, h, slice) of a base pixel, offsets (w, h) of a tap.
 
-    A row of bk channels is as wide as the swizzle (32, 64 or 128 bytes).
+    A slice is a block of channels of an image, see `geometry.Blocks`. A row of bk channels is as wide as the swizzle (32, 64
+    or 128 bytes).
     """
-    w, gemm = workload, Im2col.of(workload)
+    w, block = workload, gemm.x.size
     size = dtype_of(w.dtype).nbytes
     return TensorMap(
         "x",
         w.dtype,
-        dims=(w.c, w.w, w.h, w.n),
-        strides_bytes=(w.c * size, w.w * w.c * size, w.h * w.w * w.c * size),
+        dims=(block, w.w, w.h, w.n * gemm.x.count),
+        strides_bytes=(block * size, w.w * block * size, w.h * w.w * block * size),
         element_strides=(1, w.stride[1], w.stride[0], 1),
         lower=gemm.lower,
         upper=gemm.upper,
@@ -70,17 +72,56 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) ->
     )
 
 
-def output_map(workload: Workload, segment: int, rows: int) -> TensorMap:
-    """y as (output channels, pixels), in boxes of `segment` x `rows`; a segment is as wide as the swizzle, or 8."""
+def blocked_filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+    """Weights in OIHW[x]o[x]i, in boxes of bk input and up to bn output channels of a tap.
+
+    Without interleaved columns the axes are (input channels of a block, output channels of a block, blocks of input channels
+    with their taps, blocks of output channels), and a box has bn output channels, of several blocks if bn is larger.
+
+    With interleaved columns the output channels of a block are three axes, as in `filter_map`, and all blocks with their
+    taps are one. A box then has output channels of one block.
+    """
     w = workload
-    size = dtype_of(w.out_dtype).nbytes
+    block, size = Layout.parse(w.weight_layout).block("I"), dtype_of(w.weight_dtype).nbytes
+    row, matrix = block * size, block * block * size
+    inputs = w.c // w.groups // block * w.r * w.s  # blocks of input channels, with their taps
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    if interleaved(w.out_dtype):
+        dims = (block, 8, 2, block // 16, w.k // block * inputs)
+        strides, box = (2 * row, row, 16 * row, matrix), (bk, 8, 2, min(bn, block) // 16, 1)
+    else:
+        dims = (block, block, inputs, w.k // block)
+        strides, box = (row, matrix, inputs * matrix), (bk, min(bn, block), 1, max(1, bn // block))
+    return TensorMap(
+        "weight",
+        w.weight_dtype,
+        dims=dims,
+        strides_bytes=strides,
+        element_strides=(1,) * len(dims),
+        box=box,
+        swizzle_bytes=bk * size,
+        l2_promotion_bytes=l2_promotion_bytes,
+    )
+
+
+def output_map(workload: Workload, output: Output, segment: int, rows: int) -> TensorMap:
+    """y as (output channels, pixels), or (channels of a block, pixels, slices), in boxes of `segment` x `rows`.
+
+    A segment is as wide as the swizzle, or 8 elements. For slices, see `store.Output`.
+    """
+    size = dtype_of(workload.out_dtype).nbytes
+    row = output.block * size
+    slices = math.prod(workload.output.shape) // (output.rows * output.block)
+    several = not output.plain
     return TensorMap(
         "y",
-        w.out_dtype,
-        dims=(w.k, math.prod(w.output.shape[:3])),
-        strides_bytes=(w.k * size,),
-        element_strides=(1, 1),
-        box=(segment, rows),
+        workload.out_dtype,
+        dims=(output.block, output.rows, *(slices,) * several),
+        strides_bytes=(row, *(output.rows * row,) * several),
+        element_strides=(1, 1, *(1,) * several),
+        box=(segment, rows, *(1,) * several),
         swizzle_bytes=segment * size if segment * size > 16 else 0,
     )
 

@@ -26,6 +26,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Mo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -41,12 +42,15 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d import geometry
 from schedsearch.templates.conv2d.geometry import Im2col
-from schedsearch.templates.conv2d.maps import filter_map, image_map, output_map
+from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, output_map
+from schedsearch.templates.conv2d.merged_weights import MERGED, merge_step, merged_bytes
 from schedsearch.templates.conv2d.wgmma_sizes import (
     GROUP_ROWS,
     Plan,
     derived_quantities,
     evaluate,
+    octets_per_block,
+    output_of,
     store_columns,
     stores_by_tma,
     useful_bks,
@@ -92,14 +96,17 @@ class Conv2dWgmma(Template):
             max_tile_rows=GROUP_ROWS * max(GROUPS)
         )
 
-    def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        w, gemm = workload, Im2col.of(workload)
+    def space(self, workload: Workload, target: Target, gemm: Im2col | None = None) -> ConfigSpace:
+        """The configurations; x and y lie in memory as `gemm` says, or else as the workload's layout says."""
+        w = workload = _merged(workload)
+        gemm = gemm or Im2col.of(workload)
+        group_columns = w.k // w.groups
         columns = max(SWIZZLE_ROWS, store_columns(w))
-        smallest_covering_k = min((bn for bn in BNS if bn >= w.k), default=max(BNS))
-        most_row_tiles = math.ceil(gemm.rows / GROUP_ROWS)
-        fewest_tiles = math.ceil(gemm.rows / (GROUP_ROWS * max(GROUPS))) * math.ceil(w.k / smallest_covering_k)
-        bks = useful_bks(w.c, w.dtype)
-        most_k_steps = gemm.taps * math.ceil(w.c / min(bks))
+        smallest_covering_k = min((bn for bn in BNS if bn >= group_columns), default=max(BNS))
+        most_row_tiles = gemm.row_tiles(GROUP_ROWS)
+        fewest_tiles = gemm.row_tiles(GROUP_ROWS * max(GROUPS)) * math.ceil(w.k / smallest_covering_k)
+        bks = useful_bks(gemm.channels if gemm.x.plain else gemm.x.size, w.dtype)
+        most_k_steps = gemm.taps * gemm.channel_steps(min(bks))
         split_ks = [
             split_k
             for split_k in SPLIT_KS
@@ -128,7 +135,7 @@ class Conv2dWgmma(Template):
         )
         constraints = (
             *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.epilogue)]),
-            Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.rows + GROUP_ROWS),
+            Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.image_rows + GROUP_ROWS),
             Constraint(
                 "at most as many stages as a block runs k steps; 2 are always allowed",
                 lambda q: q["stages"] <= np.maximum(2, q["block_steps"] * np.where(q["grid"] == "split", 1, q["waves"])),
@@ -167,7 +174,15 @@ class Conv2dWgmma(Template):
                 lambda q: (q["group_m"] == 1) | ((q["cluster_columns"] > 1) & (q["group_m"] < 2 * q["cluster_rows"])),
             ),
         )
-        return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
+        if gemm.groups > 1:
+            constraints += (
+                Constraint(
+                    "the columns of a tile, and those of the tiles that share pixels, divide the output channels of a group",
+                    lambda q: group_columns % (q["bn"] * q["cluster_n"]) == 0,
+                ),
+            )
+        constraints += tuple(_block_constraint(w, block) for block in _column_blocks(gemm))
+        return ConfigSpace(knobs, constraints, derived_quantities(workload, target, gemm))
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The configuration with the least predicted time; among equals, the smallest cluster and the deepest ring."""
@@ -179,16 +194,21 @@ class Conv2dWgmma(Template):
             space.restrict(few), lambda q: (q["cluster"], -q["stages"], q["threads"], -q["group_m"])
         )
 
-    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan, zero = evaluate(workload, target, config), ZeroPoint.of(workload)
+    def kernel(self, workload: Workload, target: Target, config: Config, gemm: Im2col | None = None) -> KernelSource:
+        """The kernel; x and y lie in memory as `gemm` says, or else as the workload's layout says."""
+        merged, zero, given = geometry.merged_groups(workload), ZeroPoint.of(workload), workload
+        workload = _merged(workload)
+        gemm = gemm or Im2col.of(workload)
+        plan = evaluate(workload, target, config, gemm)
         epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
-        image = image_map(workload, plan.bm // plan.cluster_n, plan.bk, plan.l2_promotion)
-        weights = filter_map(workload, plan.bn // plan.cluster_m, plan.bk, plan.l2_promotion)
+        image = image_map(workload, gemm, plan.bm // plan.cluster_n, plan.bk, plan.l2_promotion)
+        weights_of = blocked_filter_map if gemm.filter_block else filter_map
+        weights = weights_of(workload, plan.bn // plan.cluster_m, plan.bk, plan.l2_promotion)
         output: Param = Pointer("y")
         if stores_by_tma(workload):
-            output = output_map(workload, plan.segment, GROUP_ROWS)
+            output = output_map(workload, output_of(gemm, plan.bm), plan.segment, GROUP_ROWS)
         step = KernelStep(
-            build_kernel(workload, plan, epilogue, zero),
+            build_kernel(workload, gemm, plan, epilogue, zero),
             (image, weights, output, *epilogue.params),
             Grid(plan.blocks, plan.blocks_per_sm if plan.grid == "persistent" else 0),
             plan.threads,
@@ -198,19 +218,35 @@ class Conv2dWgmma(Template):
             shaped_by=SHAPED_BY,
         )
         alignments = {"x": ALIGNMENT_BYTES, "weight": ALIGNMENT_BYTES, "y": ALIGNMENT_BYTES, **epilogue.alignments}
-        if zero is None:
-            return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
-        return KernelSource("cuda", "sm_90a", (zero.step(), step), zero.workspaces, alignments | zero.alignments)
+        steps: tuple[KernelStep, ...] = (step,)
+        workspaces: dict[str, int] = {}
+        if merged > 1:
+            params = (image, dataclasses.replace(weights, buffer=MERGED), *step.params[2:])
+            steps = (merge_step(given, merged), dataclasses.replace(step, params=params))
+            workspaces = {MERGED: merged_bytes(given, merged)}
+        if zero:
+            steps, workspaces = (zero.step(), *steps), workspaces | zero.workspaces
+            alignments |= zero.alignments
+        return KernelSource("cuda", "sm_90a", steps, workspaces, alignments)
+
+
+def _merged(workload: Workload) -> Workload:
+    """The workload with neighbouring small groups as one."""
+    merged = geometry.merged_groups(workload)
+    return workload if merged == 1 else workload.replace(groups=workload.groups // merged)
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def build_kernel(
+    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+) -> Callable[..., None]:
     """The kernel function of one configuration."""
-    gemm, wgmma, layout = Im2col.of(workload), Wgmma(workload.dtype, workload.weight_dtype), plan.shared
+    wgmma, layout = Wgmma(workload.dtype, workload.weight_dtype), plan.shared
     bm, bn, bk, stages, split_k, turns = plan.bm, plan.bn, plan.bk, plan.stages, plan.split_k, plan.turns
-    rows, columns, k_steps = gemm.rows, gemm.columns, plan.k_steps
+    output = output_of(gemm, bm)
+    rows, columns, k_steps = output.rows, gemm.columns, plan.k_steps
     in_turn = turns > 1
 
     # Addresses in shared memory.
@@ -224,7 +260,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
     peers, place, begin, releases, arrive_empty = tiles.peers, tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
     clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
-    tile_origin, load_tiles = _tile_origin(plan), _load_tiles(workload, plan)
+    tile_origin, load_tiles = _tile_origin(plan), _load_tiles(workload, gemm, plan)
     initialise, thread_of_warpgroup = pipeline.initialise, store.thread_of_warpgroup
 
     # Multiply.
@@ -241,15 +277,15 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     # Store.
     staged, fused = stores_by_tma(workload), not epilogue.identity
     interleaved = store.interleaved(workload.out_dtype)
-    first_pair = store.fragment(columns, 4 if interleaved else 2)
+    first_pair = output.fragment(4 if interleaved else 2)
     correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
-    fuse = epilogue.fragments(own_octets, 8 * columns, interleaved)
+    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_blocks(output))
     if staged:
         begin_store, store_part = store.staged(
-            workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups, wgmma.accumulator
+            output, workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups, wgmma.accumulator
         )
     else:
-        begin_store, store_part = store.direct(rows, columns, own_octets, wgmma.accumulator)
+        begin_store, store_part = store.direct(output, own_octets, wgmma.accumulator)
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
@@ -365,9 +401,9 @@ def _tile_origin(plan: Plan) -> Callable[..., Any]:
     return origin
 
 
-def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
+def _load_tiles(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., None]:
     """One thread loads this block's part of the operands of all its tiles, step by step."""
-    gemm, bk, stages, in_turn = Im2col.of(workload), plan.bk, plan.stages, plan.turns > 1
+    bk, stages, in_turn = plan.bk, plan.stages, plan.turns > 1
     row_bytes = bk * Wgmma(workload.dtype).element_bytes
     a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
     own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # the part that a block loads
@@ -376,11 +412,16 @@ def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, plan.split_k)
     masks, multicasts, tile_origin = tiles.masks(), tiles.multicasts, _tile_origin(plan)
     fill, advance, drain = pipeline.producer(stages, stage_bytes)
+    channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
     base_pixel, first_load, next_load = gather.im2col(
-        gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]), gemm.channels, bk, gemm.kernel_w
-    )
-    load_image = cluster.tma_load_im2col(tiles.n > 1)
-    load_filters = _load_filters(tiles.m > 1, store.interleaved(workload.out_dtype))
+        gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]), channels, bk, gemm.kernel_w,
+        output_of(gemm, plan.bm).padded_rows if gemm.images > 1 else 0,
+    )  # fmt: skip
+    load_image, first_channel = _load_image(gemm, bk, tiles.n > 1), _first_channel(gemm, bk)
+    if gemm.filter_block:
+        load_filters = _load_blocked_filters(workload, gemm, plan)
+    else:
+        load_filters = _load_filters(gemm, bk, tiles.m > 1, store.interleaved(workload.out_dtype))
 
     def load_tiles(  # type: ignore[no-untyped-def]
         xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
@@ -396,11 +437,14 @@ def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
             row = types.int32(row + cluster_column * own_pixels)
             column = types.int32(column + cluster_row * own_filters)
             image, h, w = base_pixel(row)
+            group_channel = first_channel(column)
             tap, channel, tap_h, tap_w = first_load(first_step)
             for _ in range(first_step, stop_step):
                 to, barrier = fill(shared, full, empty, stage, parity)
                 tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
-                load_image(to + x_offset, xmap, channel, w, h, image, barrier, tap_x, tap_y, same_rows)
+                load_image(
+                    to + x_offset, xmap, types.int32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows
+                )
                 load_filters(to + weight_offset, wmap, channel, tap, column, barrier, same_columns)
                 tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
                 stage, parity = advance(stage, parity)
@@ -415,11 +459,109 @@ def _load_tiles(workload: Workload, plan: Plan) -> Callable[..., None]:
     return load_tiles
 
 
-def _load_filters(multicast: bool, interleaved: bool) -> Callable[..., Any]:
+def _load_image(gemm: Im2col, bk: int, multicast: bool) -> Callable[..., Any]:
+    """`load(to, xmap, channel, w, h, image, barrier, tap_x, tap_y, blocks)`: loads a column of `maps.image_map`.
+
+    Channels are numbered through all blocks, and each block has a multiple of bk.
+    """
+    load, split = cluster.tma_load_im2col(multicast), _channel_in_block(gemm, bk)
+    image_step, block_step = gemm.x.image_step, gemm.x.block_step
+
+    def load_block(
+        to: Any, xmap: Any, channel: Any, w: Any, h: Any, image: Any, barrier: Any, tap_x: Any, tap_y: Any, blocks: Any
+    ) -> None:
+        block, within = split(channel)
+        load(to, xmap, within, w, h, types.int32(image * image_step + block * block_step), barrier, tap_x, tap_y, blocks)
+
+    return load if gemm.x.plain else load_block
+
+
+def _first_channel(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
+    """`first(column)`: the first input channel of an output channel's group, numbered as in `_load_image`."""
+    group_columns = gemm.columns // gemm.groups
+    channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
+
+    def first(column: Any) -> Any:
+        return types.int32(types.uint32(column) // types.uint32(group_columns) * types.uint32(channels))
+
+    def of_one_group(column: Any) -> Any:
+        return types.int32(0)
+
+    return first if gemm.groups > 1 else of_one_group
+
+
+def _channel_in_block(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
+    """`split(channel)`: a channel's block of x and its place in it. Channels are numbered as in `_load_image`."""
+    padded = math.ceil(gemm.x.size / bk) * bk
+
+    def split(channel: Any) -> Any:
+        block = types.int32(types.uint32(channel) // types.uint32(padded))
+        return block, types.int32(channel - block * padded)
+
+    return split
+
+
+def _load_filters(gemm: Im2col, bk: int, multicast: bool, interleaved: bool) -> Callable[..., Any]:
     """`load(to, wmap, channel, tap, column, barrier, blocks)`: loads a box of `maps.filter_map`."""
     load_five, load_three = cluster.tma_load_interleaved(multicast), cluster.tma_load_tiled(multicast)
 
     def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
         load_five(to, wmap, channel, tap, types.int32(column >> 4), barrier, blocks)
 
-    return load if interleaved else load_three
+    load_box = load if interleaved else load_three
+    split, block_size = _channel_in_block(gemm, bk), gemm.x.size
+
+    def load_of_block(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
+        block, within = split(channel)
+        load_box(to, wmap, types.int32(block * block_size + within), tap, column, barrier, blocks)
+
+    return load_box if gemm.x.plain else load_of_block
+
+
+def _load_blocked_filters(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., Any]:
+    """As `_load_filters`: loads the boxes of `maps.blocked_filter_map` for a block's part of the tile's columns."""
+    bk, block, taps = plan.bk, gemm.filter_block, gemm.taps
+    inputs, own_filters = gemm.channels // block * taps, plan.bn // plan.cluster_m
+    boxes, box_columns = max(1, own_filters // block), min(own_filters, block)
+    box_bytes = box_columns * bk * Wgmma(workload.dtype).element_bytes
+    split, columns_are_interleaved = _channel_in_block(gemm, bk), store.interleaved(workload.out_dtype)
+    load_box = cluster.tma_load_boxes(5 if columns_are_interleaved else 4, plan.cluster_m > 1)
+
+    def load_interleaved(
+        to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any
+    ) -> None:  # fmt: skip
+        number, within = split(channel)
+        of_columns = types.int32(types.uint32(column) // types.uint32(block))
+        sixteen = types.int32((column - of_columns * block) >> 4)
+        first = types.int32(of_columns * inputs + number * taps + tap)
+        for box in range(boxes):
+            at = types.uint32(to + box * box_bytes)
+            load_box(at, wmap, within, 0, 0, sixteen, types.int32(first + box * inputs), barrier, blocks)
+
+    def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
+        number, within = split(channel)
+        of_columns = types.int32(types.uint32(column) // types.uint32(block))
+        of_block = types.int32(column - of_columns * block)
+        load_box(to, wmap, within, of_block, types.int32(number * taps + tap), of_columns, barrier, blocks)
+
+    return load_interleaved if columns_are_interleaved else load
+
+
+def _blocks(output: store.Output) -> tuple[tuple[int, int], ...]:
+    """The last argument of `Epilogue.fragments` if columns lie in blocks."""
+    return () if output.plain else ((output.block, output.block_elements),)
+
+
+def _column_blocks(gemm: Im2col) -> list[int]:
+    """The blocks of output channels that a tile's columns fill or divide: those of y and of the weights, which are equal."""
+    return [gemm.filter_block] if gemm.filter_block else [] if gemm.y.plain else [gemm.y.size]
+
+
+def _block_constraint(workload: Workload, block: int) -> Constraint:
+    def fits(columns: Any) -> Any:
+        return (columns % block == 0) | (block % np.maximum(columns, 1) == 0)
+
+    return Constraint(
+        f"the columns that a block loads, and those that it stores, fill blocks of {block} channels or divide one",
+        lambda q: fits(q["bn"] // q["cluster_m"]) & fits(octets_per_block(workload, q) * 8),
+    )

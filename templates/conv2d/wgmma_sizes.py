@@ -17,7 +17,7 @@ from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
-from schedsearch.templates.parts.store import interleaved
+from schedsearch.templates.parts.store import Output, interleaved
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
@@ -53,10 +53,19 @@ def store_columns(workload: Workload) -> int:
     return 16 if interleaved(workload.out_dtype) else 8
 
 
-def store_segment(workload: Workload, q: Mapping[str, Any]) -> int:
-    """Columns that one TMA store writes: the largest of 16, 32, 64, 128 bytes that divides those of all blocks of a tile."""
+def store_segment(workload: Workload, gemm: Im2col, q: Mapping[str, Any]) -> int:
+    """Columns that one TMA store writes: the largest of 16, 32, 64, 128 bytes that divides those of all blocks of a tile
+    and the channels of a block of y."""
     unit = store_columns(workload)
-    return unit * math.gcd(q["bn"] // unit, int(octets_per_block(workload, q)) * 8 // unit, 8)
+    of_block = 8 if gemm.y.plain else gemm.y.size // unit
+    return unit * math.gcd(q["bn"] // unit, int(octets_per_block(workload, q)) * 8 // unit, 8, of_block)
+
+
+def output_of(gemm: Im2col, bm: int) -> Output:
+    """How y lies in memory, for tiles of bm rows."""
+    y, padded = gemm.y, math.ceil(gemm.image_rows / bm) * bm
+    steps = (y.image_step, y.block_step) if gemm.images > 1 else (0, 1)
+    return Output(gemm.columns, gemm.images, gemm.image_rows, padded, y.size, *steps)
 
 
 def staged_bytes(workload: Workload) -> int:
@@ -109,15 +118,20 @@ def l2_row_cost(channels: int, bk: int, fit: Im2colFit, element_bytes: int = 2) 
     return fit.l2_sector_share * SECTOR_BYTES * sectors + fit.l2_line_cost * lines
 
 
-def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable[[Columns], Any]]:
+def derived_quantities(
+    workload: Workload, target: Target, gemm: Im2col | None = None
+) -> dict[str, Callable[[Columns], Any]]:
     """Name -> formula over knobs and earlier quantities. It works on arrays and on single values."""
-    w, gemm, out_bytes = workload, Im2col.of(workload), dtype_of(workload.out_dtype).nbytes
+    gemm = gemm or Im2col.of(workload)
+    w, out_bytes = workload, dtype_of(workload.out_dtype).nbytes
     element_bytes = dtype_of(w.dtype).nbytes
     card = machine(target)
     fit = card.im2col
-    operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * w.c) * element_bytes + gemm.rows * w.k * out_bytes
+    operand_bytes = (w.n * w.h * w.w * w.c + w.k * gemm.taps * gemm.channels) * element_bytes + gemm.rows * w.k * out_bytes
     memory_cycles = operand_bytes / (fit.memory_bytes_per_cycle * target.sms)
-    row_costs = {bk: l2_row_cost(w.c, bk, fit, element_bytes) for bk in bks(w.dtype)}
+    row_costs = {
+        bk: l2_row_cost(gemm.x.size if gemm.groups == 1 else gemm.channels, bk, fit, element_bytes) for bk in bks(w.dtype)
+    }
 
     def predicted_cycles(q: Columns) -> Any:
         """The busiest multiprocessor's time: its blocks one after the other, or their shared bottleneck, or memory."""
@@ -163,9 +177,9 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "turns": lambda q: np.where(q["schedule"] == "in_turn", 2, 1),
         "bm": lambda q: -(-q["consumer_groups"] // q["turns"]) * GROUP_ROWS,
         "threads": lambda q: (q["consumer_groups"] + 1) * WARPGROUP,
-        "k_steps": lambda q: gemm.taps * -(-gemm.channels // q["bk"]),
+        "k_steps": lambda q: gemm.taps * gemm.channel_steps(q["bk"]),
         "block_steps": lambda q: -(-q["k_steps"] // q["split_k"]),
-        "row_tiles": lambda q: -(-gemm.rows // q["bm"]),
+        "row_tiles": lambda q: gemm.row_tiles(q["bm"]),
         "column_tiles": lambda q: -(-gemm.columns // q["bn"]),
         "tiles": lambda q: q["row_tiles"] * q["column_tiles"],
         "cluster": lambda q: q["cluster_m"] * q["cluster_n"] * q["split_k"],
@@ -239,13 +253,14 @@ class Plan:
     shared: SharedLayout
 
 
-def evaluate(workload: Workload, target: Target, config: Mapping[str, Any]) -> Plan:
+def evaluate(workload: Workload, target: Target, config: Mapping[str, Any], gemm: Im2col | None = None) -> Plan:
     """The plan of one configuration."""
-    q = hopper.evaluated(derived_quantities(workload, target), config)
+    gemm = gemm or Im2col.of(workload)
+    q = hopper.evaluated(derived_quantities(workload, target, gemm), config)
     return Plan(
         **q,
         own_octets=int(octets_per_block(workload, q)),
-        segment=store_segment(workload, q),
+        segment=store_segment(workload, gemm, q),
         sums_bytes=int(sums_bytes(workload, q)),
         shared=shared_layout(workload, q),
     )

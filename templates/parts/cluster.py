@@ -74,6 +74,17 @@ def tma_load_interleaved(multicast: bool) -> Callable[..., Any]:
     )
 
 
+@functools.cache
+def tma_load_boxes(rank: int, multicast: bool) -> Callable[..., Any]:
+    """Loads a box at `rank` coordinates, to a mask of blocks or only to this one."""
+    names = [f"c{axis}" for axis in range(rank)]
+    return device_op(
+        "tma_load_boxes",
+        _load(f"{rank}d", "", ", ".join(f"${name}" for name in names), "", multicast),
+        ins={"shared": "u32", "map": "u64", **dict.fromkeys(names, "i32"), "barrier": "u32", "blocks": "u16"},
+    )
+
+
 def _load(rank: str, mode: str, coordinates: str, offsets: str, multicast: bool) -> str:
     """Without multicast the text does not use `blocks`, so that kernels with and without it have the same shape."""
     to_many, blocks = (".multicast::cluster", ", $blocks;") if multicast else ("", "; // unused: $blocks")

@@ -77,7 +77,9 @@ class Epilogue:
         """The index of the operand `name` in `params` and therefore in a kernel's `*operands`."""
         return [operand.name for operand in self._operands].index(name)
 
-    def fragments(self, octets: int, elements_8_rows: int, interleaved: bool = False) -> Callable[..., Any]:
+    def fragments(
+        self, octets: int, elements_8_rows: int, interleaved: bool = False, blocks: tuple[int, int] | None = None
+    ) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile: `octets` times 8 columns of rows r and r + 8.
 
         It takes (accumulators[4 * octets], columns, row_inside, row_8_inside, k, offset, *operands) and changes the
@@ -89,8 +91,12 @@ class Epilogue:
 
         If the columns are `interleaved` (see `store.interleaved`), each 16 columns give the thread four neighbours in each
         row, and k and offset are multiples of 4.
+
+        `blocks` are (columns of a block of y, elements of y from a block to the next), if y has blocks of columns. The
+        columns of the fragment fill whole blocks, or lie within one.
         """
-        return _fragments_operation(octets, elements_8_rows, self._plan, interleaved)
+        block, block_elements = blocks or (8 * octets, 0)
+        return _fragments_operation(octets, Like(elements_8_rows, block, block_elements), self._plan, interleaved)
 
     def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile whose rows are channels: `octets` times 8 positions.
@@ -120,6 +126,24 @@ class TileRows:
     patch_w: int
     row_elements: int
     pixel_elements: int
+
+
+@dataclass(frozen=True)
+class Like:
+    """Where the elements of an operand like y lie from a thread's first one on.
+
+    Attributes:
+        elements_8_rows: elements from a row to the row 8 below.
+        block, block_elements: columns of a block, and elements from a block to the next.
+    """
+
+    elements_8_rows: int
+    block: int
+    block_elements: int
+
+    def offset(self, column: int) -> int:
+        """Elements to a column, both in multiples of 8."""
+        return column // self.block * self.block_elements + column % self.block
 
 
 _LETTERS = "abcdefgh"  # names of the registers for operands and temporaries of one stage
@@ -165,11 +189,12 @@ class _Plan:
     def of(cls, workload: Workload, operands: Sequence[EpilogueOperand]) -> _Plan:
         by_name = {operand.name: operand for operand in operands}
         stages = []
+        zero_points = workload.params.get("zero_points", ())  # with one, sums of uint8 may be negative
         for stage, number in zip(workload.epilogue, stage_inputs(workload)):
             code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
             named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
-            named |= {"int": dtype_of(number).ptx} if of_integer else {}
+            named |= {"int": "s32" if zero_points else dtype_of(number).ptx} if of_integer else {}
             arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
             text = code.integer if of_integer else code.ptx
             stages.append(_Stage(text, arrays, tuple(named.items()), code.temporaries))
@@ -249,9 +274,9 @@ _BRANCH_OCTETS = 4  # octets between two branches, whose loads are in flight at 
 
 
 @functools.cache
-def _fragments_operation(octets: int, elements_8_rows: int, plan: _Plan, interleaved: bool) -> Callable[..., Any]:
+def _fragments_operation(octets: int, like: Like, plan: _Plan, interleaved: bool) -> Callable[..., Any]:
     ins = {"columns": "i32", "row_inside": "i32", "row_8_inside": "i32", "k": "i32", "offset": "i64", **dict(plan.ins)}
-    lines = (_interleaved_lines if interleaved else _fragments_lines)(octets, elements_8_rows, plan)
+    lines = (_interleaved_lines if interleaved else _fragments_lines)(octets, like, plan)
     kind = "i32" if plan.integer else "f32"
     return device_op("epilogue_fragments", _naming_all(lines, ("acc", *ins)), inout={"acc": (kind, 4 * octets)}, ins=ins)
 
@@ -281,15 +306,15 @@ def _inside(column: int, plan: _Plan) -> list[str]:
     return lines
 
 
-def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str]:
-    lines = _fragments_start(elements_8_rows, plan, 4)
+def _fragments_lines(octets: int, like: Like, plan: _Plan) -> list[str]:
+    lines = _fragments_start(like.elements_8_rows, plan, 4)
     for octet in range(octets):
         column = 8 * octet
         lines += _inside(column, plan)
         for stage in plan.stages:
             letters, temporaries = _letters(stage)
             for letter, operand in zip(letters, stage.arrays):
-                at = f"{operand.name}+{column * dtype_of(operand.dtype).nbytes}"
+                at = _place(operand, column, like)
                 if operand.axes == "y":
                     lines += _load([f"{letter}0", f"{letter}1"], "inside", f"at_{at}", operand.dtype)
                     lines += _load([f"{letter}2", f"{letter}3"], "inside8", f"at8_{at}", operand.dtype)
@@ -303,16 +328,16 @@ def _fragments_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str
     return [*lines, "done: }"]
 
 
-def _interleaved_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[str]:
+def _interleaved_lines(octets: int, like: Like, plan: _Plan) -> list[str]:
     """Of each 16 columns a thread holds four neighbours: value e of octet o is number 2 e + o, in both rows."""
-    lines = _fragments_start(elements_8_rows, plan, 8)
+    lines = _fragments_start(like.elements_8_rows, plan, 8)
     for pair in range(octets // 2):
         column = 16 * pair
         lines += _inside(column, plan)
         for stage in plan.stages:
             letters, temporaries = _letters(stage)
             for letter, operand in zip(letters, stage.arrays):
-                at = f"{operand.name}+{column * dtype_of(operand.dtype).nbytes}"
+                at = _place(operand, column, like)
                 lines += _load_four(letter, 0, "inside" if operand.axes == "y" else "column", f"at_{at}")
                 if operand.axes == "y":
                     lines += _load_four(letter, 4, "inside8", f"at8_{at}")
@@ -323,6 +348,12 @@ def _interleaved_lines(octets: int, elements_8_rows: int, plan: _Plan) -> list[s
                 value = f"$acc[{4 * (2 * pair + octet) + i}]"
                 lines.append(stage.text(value, arrays, [f"{letter}{4 * octet + i}" for letter in temporaries]))
     return [*lines, "done: }"]
+
+
+def _place(operand: EpilogueOperand, column: int, like: Like) -> str:
+    """The operand's name, and the bytes from its first element to that of a column."""
+    elements = like.offset(column) if operand.axes == "y" else column
+    return f"{operand.name}+{elements * dtype_of(operand.dtype).nbytes}"
 
 
 def _load_four(letter: str, first: int, inside: str, address: str) -> list[str]:

@@ -29,7 +29,14 @@ class Im2colSteps(NamedTuple):
 
 
 def im2col(
-    out_w: int, out_pixels: int, stride: tuple[int, int], corner: tuple[int, int], channels: int, bk: int, kernel_w: int
+    out_w: int,
+    out_pixels: int,
+    stride: tuple[int, int],
+    corner: tuple[int, int],
+    channels: int,
+    bk: int,
+    kernel_w: int,
+    padded_pixels: int = 0,
 ) -> Im2colSteps:
     """The k steps of `bk` channels of one tap each.
 
@@ -40,6 +47,8 @@ def im2col(
         channels: channels of the input.
         bk: channels of a k step.
         kernel_w: taps of a row of the kernel.
+        padded_pixels: rows of the GEMM for each image, if those are more than its output pixels. Rows past the last pixel
+            get the coordinates of the first.
     """
     (stride_h, stride_w), (top, left) = stride, corner
     channel_steps = -(-channels // bk)
@@ -50,6 +59,12 @@ def im2col(
         out_row = types.uint32(number // types.uint32(out_w))
         h = types.int32(out_row * stride_h) - top
         w = types.int32((number - out_row * out_w) * stride_w) - left
+        return image, h, w
+
+    def padded_pixel(row: Any) -> Any:
+        image = types.int32(types.uint32(row) // types.uint32(padded_pixels))
+        number = types.int32(row - image * padded_pixels)
+        _, h, w = pixel(number if number < out_pixels else types.int32(0))
         return image, h, w
 
     def first(step: Any) -> Any:
@@ -70,7 +85,7 @@ def im2col(
                 tap_h = types.int32(tap_h + 1)
         return tap, channel, tap_h, tap_w
 
-    return Im2colSteps(pixel, first, following)
+    return Im2colSteps(padded_pixel if padded_pixels else pixel, first, following)
 
 
 def pixels(grouped: bool) -> Callable[..., None]:

@@ -22,6 +22,9 @@ store_global_v4 = device_op(
     "st.global.v4.b32 [$address], {$a, $b, $c, $d};",
     ins={"address": "u64", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
 )
+load_global_u32 = device_op(
+    "load_global_u32", "ld.global.nc.b32 $value, [$address];", ins={"address": "u64"}, outs={"value": "u32"}
+)
 store_global_u32 = device_op("store_global_u32", "st.global.b32 [$address], $value;", ins={"address": "u64", "value": "u32"})
 store_global_u16 = device_op(
     "store_global_u16",
@@ -316,6 +319,11 @@ tma_store_2d = device_op(
     "tma_store_2d",
     "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [$map, {$c0, $c1}], [$shared];",
     ins={"map": "u64", "shared": "u32", "c0": "i32", "c1": "i32"},
+)
+tma_store_3d = device_op(
+    "tma_store_3d",
+    "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [$map, {$c0, $c1, $c2}], [$shared];",
+    ins={"map": "u64", "shared": "u32", "c0": "i32", "c1": "i32", "c2": "i32"},
 )
 tma_store_4d = device_op(
     "tma_store_4d",

@@ -9,6 +9,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fr
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numba import cuda, types
@@ -66,9 +67,97 @@ def fragment(columns: int, neighbours: int = 2) -> Callable[..., Any]:
     return first_pair
 
 
-def direct(rows: int, columns: int, octets: int, accumulator: str = "float32") -> Store:
-    """Stores the 32 bits of registers; `y` is the address of rows x columns elements."""
-    first_pair = fragment(columns)
+@dataclass(frozen=True)
+class Output:
+    """How y lies in memory: slices of `rows` x `block` elements, one for each block of columns, and perhaps for each image.
+
+    The rows of a kernel's tiles are numbered through all images, `padded_rows` for each, so that no tile straddles two.
+
+    Attributes:
+        columns: of y.
+        images, rows, padded_rows: images that have slices of their own, or 1; rows of a slice, and those of the tiles.
+        block: columns of a slice. Those of a part that a warpgroup stores fill whole slices, or lie within one.
+        image_step, block_step: slices from one image to the next, and from one block to the next.
+    """
+
+    columns: int
+    images: int
+    rows: int
+    padded_rows: int
+    block: int
+    image_step: int
+    block_step: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether y is one slice."""
+        return self.images == 1 and self.block == self.columns
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of y from a block to the next."""
+        return self.block_step * self.rows * self.block
+
+    def locate(self) -> Callable[[Any], Any]:
+        """`locate(row)`: the image of a row, and the row in its slice; no row inside of y for rows past the last image."""
+        images, rows, padded_rows = self.images, self.rows, self.padded_rows
+
+        def locate(row: Any) -> Any:
+            image = types.int32(types.uint32(row) // types.uint32(padded_rows))
+            within = types.int32(row - image * padded_rows)
+            return image, within if image < images else types.int32(rows)
+
+        def only_image(row: Any) -> Any:
+            return types.int32(0), row
+
+        return locate if images > 1 else only_image
+
+    def fragment(self, neighbours: int = 2) -> Callable[..., Any]:
+        """As the function `fragment`; the row that it returns is that in a slice."""
+        locate, rows, block, block_elements = self.locate(), self.rows, self.block, self.block_elements
+        image_elements = self.image_step * rows * block
+
+        def first_pair(lane: Any, warp_row: Any, row: Any, column: Any) -> Any:
+            image, within = locate(row)
+            number = types.int32(types.uint32(column) // types.uint32(block))
+            first_row = types.int32(within + warp_row + (lane >> 2))
+            first_column = types.int32(column + (lane & 3) * neighbours)
+            slices = types.int64(image) * image_elements + types.int64(number) * block_elements
+            return first_row, first_column, slices + types.int64(first_row) * block + (first_column - number * block)
+
+        return fragment(self.columns, neighbours) if self.plain else first_pair
+
+    def send(self) -> Callable[..., None]:
+        """`send(y, staged, column, row)`: stores a box at `staged` in shared memory, whose columns lie in one slice."""
+        locate, block, image_step, block_step = self.locate(), self.block, self.image_step, self.block_step
+
+        def send(y: Any, staged: Any, column: Any, row: Any) -> None:
+            image, within = locate(row)
+            number = types.int32(types.uint32(column) // types.uint32(block))
+            of_slice = types.int32(image * image_step + number * block_step)
+            ptx.tma_store_3d(y, staged, types.int32(column - number * block), within, of_slice)
+
+        def send_plain(y: Any, staged: Any, column: Any, row: Any) -> None:
+            ptx.tma_store_2d(y, staged, column, row)
+
+        return send_plain if self.plain else send
+
+    def column_offset(self) -> Callable[[Any], Any]:
+        """`offset(column)`: elements of y from a part's first column to another, both multiples of 8."""
+        block, block_elements = self.block, self.block_elements
+
+        def offset(column: Any) -> Any:
+            return types.int64(column // block) * block_elements + column % block
+
+        def plain(column: Any) -> Any:
+            return column
+
+        return plain if self.plain else offset
+
+
+def direct(output: Output, octets: int, accumulator: str = "float32") -> Store:
+    """Stores the 32 bits of registers; `y` is its address."""
+    first_pair, offset_of, rows, row_8 = output.fragment(), output.column_offset(), output.rows, 8 * output.block
     store_two = ptx.store_global_f32x2 if accumulator == "float32" else ptx.store_global_b32x2
 
     def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
@@ -79,7 +168,7 @@ def direct(rows: int, columns: int, octets: int, accumulator: str = "float32") -
         first_row, _, first_offset = first_pair(lane, warp_row, row, column)
         for pair in range(2 * octets):
             if (first_row + (pair & 1) * 8 < rows) & ((pair >> 1) * 8 < inside_columns):
-                offset = types.int64(first_offset + ((pair & 1) * 8 * columns + (pair >> 1) * 8))
+                offset = types.int64(first_offset + ((pair & 1) * row_8 + offset_of((pair >> 1) * 8)))
                 address = types.uint64(y + types.uint64(offset * 4))
                 store_two(address, values[2 * pair], values[2 * pair + 1])
 
@@ -145,13 +234,20 @@ def stage_bytes(out_dtype: str, octets: int, chunks: int, segment_bytes: int) ->
 
 
 def staged(
-    out_dtype: str, octets: int, segment: int, staging_offset: int, warpgroups: int, accumulator: str = "float32"
+    output: Output,
+    out_dtype: str,
+    octets: int,
+    segment: int,
+    staging_offset: int,
+    warpgroups: int,
+    accumulator: str = "float32",
 ) -> Store:
     """Packs elements into shared memory by stmatrix, and sends them from there by TMA; `y` is a tensor map.
 
     The store of one tile is in flight while the next one is multiplied.
 
     Args:
+        output: how y lies in memory; a segment's columns lie in one slice.
         out_dtype: float16 or bfloat16; or int8 or uint8 of interleaved columns.
         octets: columns of the part, divided by 8; even for 8-bit elements.
         segment: columns that one TMA store takes, of 16, 32, 64 or 128 bytes. 64 rows of them are contiguous, and their
@@ -163,7 +259,7 @@ def staged(
     size = dtype_of(out_dtype).nbytes
     row_bytes, chunks, segments = segment * size, segment * size // 16, octets * 8 // segment
     segment_bytes, part_bytes = WGMMA_M * row_bytes, WGMMA_M * octets * 8 * size
-    barrier = ptx.group_barrier(warpgroups, WARPGROUP)
+    barrier, send = ptx.group_barrier(warpgroups, WARPGROUP), output.send()
 
     def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
         part = types.uint32(shared_base() + staging_offset + group * part_bytes)
@@ -199,7 +295,7 @@ def staged(
         if leader:
             for number in range(segments):
                 if number * segment < inside_columns:
-                    ptx.tma_store_2d(y, part + number * segment_bytes, column + number * segment, row)
+                    send(y, part + number * segment_bytes, column + number * segment, row)
             ptx.bulk_commit()
 
     return Store(begin, store)
