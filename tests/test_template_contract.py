@@ -76,6 +76,15 @@ class TestMma(OwnTemplates):
     refused = ((conv2d(1, 8, 8, 16, 16, 3, dtype="int8", zero_points=["weight"]), "zero point"),)
 
 
+class TestSimt(OwnTemplates):
+    template, target = load_template("conv2d_simt"), PRESETS["a100"]
+    accepted = (
+        conv2d(4, 17, 19, 36, 21, 3, dtype="float32", padding=(0, 1, 2, 0), epilogue=("bias", "scale_shift", "leaky_relu")),
+        conv2d(2, 14, 14, 24, 40, 3, dtype="int8", layout="NCHW4c", zero_points=("x",), padding=1, epilogue=("requantise",)),
+    )
+    refused = ((conv2d(1, 8, 8, 16, 16, 3), "dtype"),)
+
+
 class TestCpu(OwnTemplates):
     template, target = load_template("conv2d_cpu"), detect("cpu")
     accepted = (

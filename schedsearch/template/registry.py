@@ -24,6 +24,7 @@ BUILT_IN = {
     "conv2d_stem": "schedsearch.templates.conv2d.stem:Conv2dStem",
     "conv2d_unfold": "schedsearch.templates.conv2d.unfold:Conv2dUnfold",
     "conv2d_mma": "schedsearch.templates.conv2d.mma:Conv2dMma",
+    "conv2d_simt": "schedsearch.templates.conv2d.simt:Conv2dSimt",
     "conv2d_cpu": "schedsearch.templates.conv2d.cpu:Conv2dCpu",
     "conv2d_cpu_int8": "schedsearch.templates.conv2d.cpu_int8:Conv2dCpuInt8",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",

@@ -6,7 +6,7 @@ stages.
 
 The forms are generated as PTX text, not written as Python functions that a kernel captures. An unrolled Python loop over
 64 or more accumulators exceeds NVVM's unroll budget, and the accumulators then end up in memory. A device operation is
-opaque to NVVM, and accumulators stay in registers. Conversions and `max.NaN` need sm_80.
+opaque to NVVM, and accumulators stay in registers. `StageCode.older` replaces instructions that need sm_80.
 """
 
 from __future__ import annotations
@@ -56,15 +56,18 @@ class Epilogue:
         single: `single(v0, valid, k, offset, *operands)`, the same for one channel, if pairs would not be aligned.
     """
 
-    def __init__(self, workload: Workload, further: Sequence[Pointer] = ()) -> None:
+    def __init__(
+        self, workload: Workload, further: Sequence[Pointer] = (), capability: tuple[int, int] = (8, 0)
+    ) -> None:  # fmt: skip
         """
         Args:
             further: parameters that the operations ignore; they are the last of `*operands`.
+            capability: the operations use no instruction that came after this compute capability, or after 8.0.
         """
         self._operands = (
             *epilogue_operands(workload), *(EpilogueOperand(param.buffer, "K", "int32") for param in further)
         )  # fmt: skip
-        self._plan = _Plan.of(workload, self._operands)
+        self._plan = _Plan.of(workload, self._operands, capability < (8, 0))
         self.accumulator = "int32" if self._plan.integer else "float32"
         self.identity = not workload.epilogue
         self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
@@ -186,7 +189,7 @@ class _Plan:
     integer: bool = False
 
     @classmethod
-    def of(cls, workload: Workload, operands: Sequence[EpilogueOperand]) -> _Plan:
+    def of(cls, workload: Workload, operands: Sequence[EpilogueOperand], older: bool = False) -> _Plan:
         by_name = {operand.name: operand for operand in operands}
         stages = []
         zero_points = workload.params.get("zero_points", ())  # with one, sums of uint8 may be negative
@@ -196,7 +199,7 @@ class _Plan:
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
             named |= {"int": "s32" if zero_points else dtype_of(number).ptx} if of_integer else {}
             arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
-            text = code.integer if of_integer else code.ptx
+            text = code.integer if of_integer else (code.older if older else "") or code.ptx
             stages.append(_Stage(text, arrays, tuple(named.items()), code.temporaries))
         ins = tuple((operand.name, "u64" if operand.axes else "f32") for operand in operands)
         return cls(tuple(stages), ins, not dtype_of(workload.dtype).is_float)

@@ -42,12 +42,14 @@ class StageCode:
         temporaries: `{temporary0}`, `{temporary1}` ...: further float32 registers that `ptx` may write.
         integer: the instructions for a value that is a 32-bit integer; "" if the stage cannot take one. `{int}` is its type,
             s32 or u32. Registers may hold either kind of number.
+        older: `ptx` without instructions of compute capability 8.0; "" if it has none.
     """
 
     ptx: str
     function: Callable[..., Any] | None
     temporaries: int = 0
     integer: str = ""
+    older: str = ""
 
 
 def _add(value: Any, operands: Any) -> Any:
@@ -93,7 +95,12 @@ STAGE_CODES: dict[str, StageCode] = {
     "bias": StageCode("add.f32 {value}, {value}, {bias};", _add, integer="add.{int} {value}, {value}, {bias};"),
     "scale_shift": StageCode("fma.rn.f32 {value}, {value}, {scale}, {shift};", _scale_shift),
     "residual": StageCode("add.f32 {value}, {value}, {residual};", _add, integer="add.{int} {value}, {value}, {residual};"),
-    "relu": StageCode("max.NaN.f32 {value}, {value}, 0f00000000;", _relu, integer="max.{int} {value}, {value}, 0;"),
+    "relu": StageCode(
+        "max.NaN.f32 {value}, {value}, 0f00000000;",
+        _relu,
+        integer="max.{int} {value}, {value}, 0;",
+        older="setp.lt.f32 q, {value}, 0f00000000; selp.f32 {value}, 0f00000000, {value}, q;",
+    ),
     "leaky_relu": StageCode(
         "mul.f32 {temporary0}, {value}, {leaky_relu_slope}; setp.gt.f32 q, {value}, 0f00000000; "
         "selp.f32 {value}, {value}, {temporary0}, q;",
@@ -106,6 +113,8 @@ STAGE_CODES: dict[str, StageCode] = {
         integer="cvt.rpi.{int}.f32 {temporary0}, {clip_min}; max.{int} {value}, {value}, {temporary0}; "
         "cvt.rmi.{int}.f32 {temporary0}, {clip_max}; min.{int} {value}, {value}, {temporary0};",
         temporaries=1,
+        older="setp.lt.f32 q, {value}, {clip_min}; selp.f32 {value}, {clip_min}, {value}, q; "
+        "setp.gt.f32 q, {value}, {clip_max}; selp.f32 {value}, {clip_max}, {value}, q;",
     ),
     # The result is not saturated to 8 bits: the instruction that packs it does so.
     "requantise": StageCode(

@@ -1,0 +1,247 @@
+"""Sizes of conv2d_simt: the implicit GEMM of a workload in words of 32 bits, and the sizes that a configuration gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedsearch.config import Config
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.layout import Layout
+from schedsearch.templates.parts.addressing import AxisStrides
+from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES, Product
+from schedsearch.workload import Workload
+
+WARP_ROWS, WARP_COLUMNS = 4, 8  # the lanes of a warp; each thread multiplies rows and columns of its own
+CHUNK_BYTES = CHUNK * WORD_BYTES
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """The implicit GEMM of one workload. A word is four int8 or uint8, neighbours in channels, or one float32.
+
+    Attributes:
+        product: how two words multiply.
+        groups: groups of channels, each of them a GEMM.
+        images: images of the batch.
+        pixels: output pixels of an image.
+        k: output channels of a group.
+        c: input channels of a group.
+        tap_words: words of one tap of the kernel: ceil(c / elements of a word).
+        words: length of the reduction, in words.
+        piece: words of x that one load takes: 4, 2 or 1; 0 if single bytes make up a word.
+        pixels_first: neighbouring threads load neighbouring pixels, not neighbouring channels.
+        vector: channels of y that one store takes: 4 or 1.
+        pixels_first_out: neighbouring threads store neighbouring pixels.
+        fills_padding: padding is not zero, because x has a zero point.
+    """
+
+    product: Product
+    groups: int
+    images: int
+    pixels: int
+    k: int
+    c: int
+    tap_words: int
+    words: int
+    piece: int
+    pixels_first: bool
+    vector: int
+    pixels_first_out: bool
+    fills_padding: bool
+
+    @classmethod
+    def of(cls, workload: Workload) -> Gemm:
+        product = Product.of(workload.dtype, workload.weight_dtype)
+        out_h, out_w = output_hw(workload)
+        k, c = workload.k // workload.groups, workload.c // workload.groups
+        size = dtype_of(workload.dtype).nbytes
+        run = channel_strides(workload, "x").run(c)
+        tap_words = ceil_div(c, product.elements)
+        y = channel_strides(workload, "y")
+        return cls(
+            product,
+            workload.groups,
+            workload.n,
+            out_h * out_w,
+            k,
+            c,
+            tap_words,
+            words=workload.r * workload.s * tap_words,
+            piece=next((words for words in (4, 2, 1) if run * size % (words * WORD_BYTES) == 0), 0),
+            pixels_first=run * size <= CHUNK_BYTES,
+            vector=4 if k % 4 == 0 and y.run(k) % 4 == 0 else 1,
+            pixels_first_out=y.run(k) <= 4,
+            fills_padding="x" in workload.zero_points and any(workload.padding),
+        )
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the reduction: each filter of the packed weight has so many."""
+        return int(ceil_div(self.words, CHUNK))
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weight: [output channel][chunk], zeros behind the last word."""
+        return self.groups * self.k * self.chunks * CHUNK_BYTES
+
+
+def output_hw(workload: Workload) -> tuple[int, int]:
+    """Height and width of y."""
+    extents = dict(zip(Layout.parse(workload.layout).axes, workload.output.shape))
+    return extents["H"], extents["W"]
+
+
+def image_strides(workload: Workload, name: str) -> dict[str, AxisStrides]:
+    """Steps in memory along the axes of x or of y."""
+    height, width = (workload.h, workload.w) if name == "x" else output_hw(workload)
+    sizes = {"N": workload.n, "C": workload.c if name == "x" else workload.k, "H": height, "W": width}
+    return AxisStrides.of(Layout.parse(workload.layout), sizes)
+
+
+def channel_strides(workload: Workload, name: str) -> AxisStrides:
+    return image_strides(workload, name)["C"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one configuration.
+
+    Attributes:
+        gemm: the GEMM of the workload.
+        bm, bn, bk: output pixels and channels of a block's tile, words of a step.
+        tm, tn: output pixels and channels of a thread.
+        stages: buffers of the pipeline.
+        asynchronous: chunks are copied by cp.async; otherwise they pass through registers.
+        bound: a tile has pixels of one image; otherwise the pixels of all images are one long axis.
+        panel: pixel tiles that are walked before the next channel tile.
+    """
+
+    gemm: Gemm
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    stages: int
+    asynchronous: bool
+    bound: bool
+    panel: int
+
+    @classmethod
+    def of(cls, workload: Workload, config: Config) -> Plan:
+        knobs = {name: config[name] for name in ("bm", "bn", "bk", "tm", "tn", "stages", "panel")}
+        return cls(Gemm.of(workload), asynchronous=config["copy"] == "async", bound=config["batch"] == "bound", **knobs)
+
+    @property
+    def threads_m(self) -> int:
+        """Threads along the pixels of a tile, and the distance between the pixels of one thread."""
+        return self.bm // self.tm
+
+    @property
+    def threads_n(self) -> int:
+        """Threads along the channels of a tile, and the distance between the channels of one thread."""
+        return self.bn // self.tn
+
+    @property
+    def threads(self) -> int:
+        return self.threads_m * self.threads_n
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row in shared memory."""
+        return self.bk // CHUNK
+
+    @property
+    def row_bytes(self) -> int:
+        return self.bk * WORD_BYTES
+
+    @property
+    def row_step(self) -> int:
+        """Distance between the rows that one thread loads. Each thread loads one column of chunks."""
+        return self.threads // self.chunks
+
+    @property
+    def rows_x(self) -> int:
+        """Rows of x that one thread loads."""
+        return int(ceil_div(self.bm, self.row_step))
+
+    @property
+    def rows_w(self) -> int:
+        return int(ceil_div(self.bn, self.row_step))
+
+    @property
+    def x_bytes(self) -> int:
+        """Bytes of x in a stage. The weights follow them."""
+        return self.bm * self.row_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + self.bn) * self.row_bytes
+
+    @property
+    def steps(self) -> int:
+        """Steps along the reduction."""
+        return int(ceil_div(self.gemm.words, self.bk))
+
+    @property
+    def pixels(self) -> int:
+        """Pixels along which tiles are cut: those of an image, or of the whole batch."""
+        return self.gemm.pixels * (1 if self.bound else self.gemm.images)
+
+    @property
+    def image_tiles(self) -> int:
+        """Pixel tiles of an image, or of the whole batch."""
+        return int(ceil_div(self.pixels, self.bm))
+
+    @property
+    def tiles_m(self) -> int:
+        return self.image_tiles * (self.gemm.images if self.bound else 1)
+
+    @property
+    def group_tiles(self) -> int:
+        """Channel tiles of one group."""
+        return int(ceil_div(self.gemm.k, self.bn))
+
+    @property
+    def tiles_n(self) -> int:
+        return self.group_tiles * self.gemm.groups
+
+    @property
+    def tiles(self) -> int:
+        return self.tiles_m * self.tiles_n
+
+    @property
+    def staged_row_bytes(self) -> int:
+        """Distance from one row of the staged result to the next."""
+        return int(staged_row_bytes(self.bn, self.gemm))
+
+    @property
+    def part_rows(self) -> int:
+        """Pixels of a thread that are staged at once: as many as fit in the memory of the ring."""
+        each = self.threads_m * self.staged_row_bytes
+        return max(rows for rows in (1, 2, 4, 8, 16) if rows == 1 or (rows <= self.tm and rows * each <= self._ring_bytes))
+
+    @property
+    def _ring_bytes(self) -> int:
+        return self.stages * self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return int(shared_bytes(self.bm, self.bn, self.bk, self.tm, self.stages, self.gemm))
+
+
+def staged_row_bytes(bn: Any, gemm: Gemm) -> Any:
+    """Rows of sums in shared memory. The padding spreads a warp's stores, and loads along a column, over the banks."""
+    return (bn + (9 if gemm.vector == 1 else 8)) * WORD_BYTES
+
+
+def shared_bytes(bm: Any, bn: Any, bk: Any, tm: Any, stages: Any, gemm: Gemm) -> Any:
+    """Bytes of shared memory: the ring, and the rows of the result that are staged at once, take turns in it."""
+    return np.maximum(stages * (bm + bn) * bk * WORD_BYTES, bm // tm * staged_row_bytes(bn, gemm))
+
+
+def ceil_div(a: Any, b: Any) -> Any:
+    return -(-a // b)
