@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import integer_model
 import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
+from integer_cases import FAMILIES, cases, workload_of
+from llvmlite import binding as llvm
+from numba import types
 
+from schedsearch.backend.cpu import _optimised_ir, _signature, _target_machine
+from schedsearch.backend.cpu_dot import DOT_INSTRUCTIONS, dot_instruction, dot_tile_ops
+from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
+from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.conv2d.cpu_int8 import Conv2dCpuInt8
 from schedsearch.workload import Workload
 
@@ -91,3 +101,95 @@ CASES: dict[str, dict[str, Any]] = {  # each has several properties, because a c
 def test_the_default_is_exact(device: CpuDevice, case: str) -> None:
     w = conv2d(**CASES[case])
     check(device, w, default(w))
+
+
+@pytest.mark.parametrize(
+    ("case", "knobs"),
+    [
+        ("uint8 by int8, NCHW6c, groups", {"x_block": 4, "block": 4, "unroll": 1, "order": "rows"}),
+        ("int8 by uint8, in place, other layout of weights, float32", {"x_block": 16, "x_layout": "packed", "block": 32}),
+    ],
+)
+def test_other_configurations_are_exact(device: CpuDevice, case: str, knobs: dict[str, Any]) -> None:
+    w = conv2d(**CASES[case])
+    check(device, w, drawn(w, **knobs))
+
+
+def test_a_share_of_the_recorded_cases(device: CpuDevice, shared: Path) -> None:
+    """The case of each family with the fewest multiplications: what takes time is compiling a kernel for each."""
+    chosen = [min(map(workload_of, cases(shared, family)), key=lambda w: w.flops) for family in FAMILIES]
+    for w in dict.fromkeys(chosen):
+        check(device, w, default(w))
+
+
+@pytest.mark.parametrize("instruction", DOT_INSTRUCTIONS)
+def test_every_instruction_sums_products_of_four_bytes(device: CpuDevice, instruction: str) -> None:
+    """Extreme bytes show saturation: 255 * -128 twice is beyond 16 bits. 32 lanes are more than a vector register has."""
+    if DOT_INSTRUCTIONS.index(instruction) < DOT_INSTRUCTIONS.index(dot_instruction()):
+        pytest.skip(f"this processor has no {instruction}")
+    rows, columns, lanes, depth = 2, 2, 32, 3
+    rng = np.random.default_rng(0)
+    x = rng.choice(np.array([0, 1, 127, 128, 255], np.uint8), (rows, depth, 4))
+    w = rng.choice(np.array([-128, -1, 0, 127], np.int8), (depth, columns * lanes, 4))
+    ops = dot_tile_ops(
+        rows, columns, lanes, depth, x_row_bytes=4 * depth, flip_x=False, x_sums=True, instruction=instruction
+    )
+    zero, multiply_add, spill = ops.zero, ops.multiply_add, ops.spill
+    width = (columns + 1) * lanes
+
+    def kernel(x, w, y, start, stop):  # type: ignore[no-untyped-def]
+        found = as_array(spill(multiply_add(zero(), types.int64(x), types.int64(w))), (rows, width), types.int32)
+        out = as_array(y, (rows, width), types.int32)
+        for i in range(rows):
+            for j in range(width):
+                out[i, j] = found[i, j]
+
+    source = KernelSource("cpu", "native", (KernelStep(kernel, (Pointer("x"), Pointer("w"), Pointer("y")), Grid(1), 1),))
+    y = run_on_cpu(device, source, {"x": x, "w": w}, {"y": ((rows, width), np.int32)})["y"]
+    np.testing.assert_array_equal(y[:, :-lanes], np.einsum("idb,dkb->ik", x.astype(np.int64), w.astype(np.int64)))
+    np.testing.assert_array_equal(y[:, -lanes:], np.repeat(x.sum(axis=(1, 2), dtype=np.int64)[:, None], lanes, 1))
+
+
+def test_the_instruction_follows_from_the_processor() -> None:
+    assert dot_instruction({"avx512vnni": True, "avx512vl": True, "sse2": True}) == "vpdpbusd"
+    assert dot_instruction({"avxvnni": True, "avx2": True, "sse2": True}) == "vpdpbusd"
+    assert dot_instruction({"avx512vnni": True, "sse2": True}) == "vpmaddwd"
+    assert dot_instruction({"avx2": True, "sse2": True}) == "vpmaddwd"
+    assert dot_instruction({"neon": True}) == "plain"
+
+
+@pytest.mark.skipif(dot_instruction() != "vpdpbusd", reason="this processor has no VNNI")
+def test_the_inner_loop_is_vnni() -> None:
+    w = conv2d(n=1, h=14, w=14, c=64, k=64, r=3, s=3, padding=1, dtype="int8")
+    config = default(w)
+    step = TEMPLATE.kernel(w, HOST, config).steps[-1]
+    assembly = _target_machine().emit_assembly(llvm.parse_assembly(_optimised_ir(step.function, _signature(step), "f")))
+    register = "zmm" if HOST.simd_bits >= 512 else "ymm"
+    found = re.findall(rf"vpdpbusd\s.*%{register}", assembly)
+    assert len(found) >= config["ow_tile"] * config["oc_vectors"] * config["unroll"]
+
+
+TARGETS = [HOST, Target("cpu", "AVX2", sms=4, simd_bits=256), Target("cpu", "NEON", sms=64, simd_bits=128)]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["host", "avx2", "128 bits"])
+def test_the_default_and_the_plain_configuration_are_legal_everywhere(target: Target) -> None:
+    layers = [*CASES.values(), {"n": 1, "h": 7, "w": 7, "c": 512, "k": 2048, "r": 1, "s": 1, "dtype": "uint8"}]
+    for layer in layers:
+        w = conv2d(**layer)
+        space = TEMPLATE.space(w, target)
+        plain = TEMPLATE.plain(w, target, space)
+        assert space.check(TEMPLATE.default(w, target, space)) == []
+        assert plain is not None and space.check(plain) == []
+
+
+def test_floats_are_refused_with_a_reason() -> None:
+    reason = TEMPLATE.validate(conv2d(**{**SMALL, "dtype": "float32"}), HOST)
+    assert reason == "dtype is float32; allowed: int8, uint8"
+
+
+def test_weights_are_packed_once_if_the_caller_prepares_them() -> None:
+    w = conv2d(**SMALL, dtype="int8", padding=1)
+    assert [(step.function.__name__, step.constant) for step in TEMPLATE.kernel(w, HOST, default(w)).steps] == [
+        ("pack_x", False), ("pack_weight", True), ("convolve", False),
+    ]  # fmt: skip

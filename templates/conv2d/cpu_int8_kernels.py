@@ -185,14 +185,7 @@ def pack_x_kernel(plan: BytePlan, epilogue: CpuEpilogue) -> Callable[..., None]:
     flip = plan.x_shift  # x + 128 modulo 256 is x ^ 128
     zero = zero_point(epilogue, "x", plan.x_shift)
 
-    def fill(target, to, pixels, width, value):  # type: ignore[no-untyped-def]
-        """Padding: the zero point in `width` channels, zeros in channels that do not exist."""
-        for _ in range(pixels):
-            for c in range(width):
-                target[to + c] = value
-            for c in range(width, block):
-                target[to + c] = _U8(0)
-            to += block
+    whole_rows = first == 0 and last == columns
 
     def pack_x(x, packed, *operands, start, stop):  # type: ignore[no-untyped-def]
         source = as_array(x, (x_size,), _U8)
@@ -205,10 +198,14 @@ def pack_x_kernel(plan: BytePlan, epilogue: CpuEpilogue) -> Callable[..., None]:
             n = item // (rows * blocks * groups)
             width = min(block, channels - c0)
             to = item * columns * block
-            if row < 0 or row >= height:
-                fill(target, to, columns, width, padding)
+            inside = row >= 0 and row < height
+            if not (inside and whole_rows and width == block):
+                # Padding: the zero point, and zeros in channels that do not exist.
+                for column in range(columns):
+                    for c in range(block):
+                        target[to + column * block + c] = padding if c < width else _U8(0)
+            if not inside:
                 continue
-            fill(target, to, first, width, padding)
             at = n * n_stride + row * h_stride - left * w_stride
             for c in range(0, width, run):
                 from_c = at + channel_offset(group * channels + c0 + c)
@@ -220,14 +217,8 @@ def pack_x_kernel(plan: BytePlan, epilogue: CpuEpilogue) -> Callable[..., None]:
                 else:
                     for j in range(used):
                         for column in range(first, last):
-                            target[to + column * block + c + j] = source[from_c + column * w_stride + j * c_stride] ^ _U8(
-                                flip
-                            )
-            if width < block:
-                for column in range(first, last):
-                    for c in range(width, block):
-                        target[to + column * block + c] = _U8(0)
-            fill(target, to + last * block, columns - last, width, padding)
+                            value = source[from_c + column * w_stride + j * c_stride]
+                            target[to + column * block + c + j] = value ^ _U8(flip)
 
     return pack_x
 
