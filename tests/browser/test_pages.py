@@ -1,7 +1,7 @@
 """Every page, live and offline from one file: drawn, accessible, readable at any width, asking nobody else."""
 
 import pytest
-from browser_support import Watched, all_pages
+from browser_support import READY_MS, Watched, all_pages
 
 pytestmark = pytest.mark.browser
 
@@ -26,6 +26,9 @@ def test_every_page_is_drawn_without_barriers_and_without_a_word_in_the_console(
     for name, address in addresses.items():
         page = watched.go(address)
         assert page.locator("h1").count() == 1, name
+        for plot in page.locator(".plot:visible").all():  # plots are drawn when they come near the window
+            plot.scroll_into_view_if_needed()
+            plot.locator("canvas").wait_for(timeout=READY_MS)
         assert page.evaluate(EMPTY_PLOTS) == [], name
         page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
         page.evaluate(axe)

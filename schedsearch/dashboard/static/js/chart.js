@@ -36,8 +36,13 @@ export class Chart {
     this.shown = null;
     this.instance = null;
     this.endTheme = onThemeChange(() => this.draw());
-    this.observer = new ResizeObserver(() => this.resize());
-    this.observer.observe(this.plot);
+    this.resized = new ResizeObserver(() => this.resize());
+    this.resized.observe(this.plot);
+    this.isNear = false; // only plots near the window are drawn, or a long page would take long to open
+    this.scrolled = new IntersectionObserver((entries) => this.moved(entries.at(-1).isIntersecting), { rootMargin: "50%" });
+    this.scrolled.observe(this.plot);
+    this.printed = () => this.moved(true);
+    window.addEventListener("beforeprint", this.printed);
   }
 
   show(shown) {
@@ -88,7 +93,7 @@ export class Chart {
   }
 
   draw() {
-    if (!this.shown || !this.plot.isConnected || this.plot.clientWidth === 0) return;
+    if (!this.shown || !this.isNear || !this.plot.isConnected || this.plot.clientWidth === 0) return;
     if (!this.instance) {
       this.instance = echarts.init(this.plot, null, { renderer: "canvas" });
       this.instance.on("click", (event) => this.shown?.onclick?.(event));
@@ -96,6 +101,14 @@ export class Chart {
     const colors = chartColors();
     const option = { ...baseOption(colors), ...this.shown.option(colors, this.hidden) };
     this.instance.setOption(option, { replaceMerge: ["series"] });
+  }
+
+  moved(isNear) {
+    if (isNear && !this.isNear) {
+      this.isNear = true;
+      this.draw();
+    }
+    this.isNear = isNear;
   }
 
   resize() {
@@ -115,7 +128,9 @@ export class Chart {
 
   dispose() {
     this.endTheme();
-    this.observer.disconnect();
+    this.resized.disconnect();
+    this.scrolled.disconnect();
+    window.removeEventListener("beforeprint", this.printed);
     this.instance?.dispose();
     this.instance = null;
   }
