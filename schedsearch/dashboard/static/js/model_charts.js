@@ -10,6 +10,8 @@ import { extent, templateOf, trialKey } from "./trials.js";
 
 const NO_MODEL = "No trial was chosen by a model: the tuner has none, or it had too few results to train it. There is nothing to compare.";
 
+const LEAST_TRIALS = 4; // the correlation of two trials is 1 or -1, whatever the model
+
 /** Predicted against measured times: { element, show(task), dispose() }. */
 export function predictionChart() {
   const chart = new Chart({
@@ -74,15 +76,15 @@ export function predictionChart() {
 export function modelStateChart() {
   const chart = new Chart({
     title: "Rank correlation of each state of the model",
-    help: "Each time the model is trained, it makes a new state. 1 ranks the next trials perfectly, 0 is chance. Larger dots stand for more trials.",
+    help: "Each time the model is trained, it makes a new state. 1 ranks the next trials perfectly, 0 is chance. Larger dots stand for more trials; states with fewer than four are in the table only.",
     height: 22,
   });
   return {
     element: chart.element,
     show(task) {
-      const states = task.models.filter((state) => state.correlation !== null);
+      const states = task.models.filter((state) => state.correlation !== null && state.trials >= LEAST_TRIALS);
       if (states.length === 0) {
-        chart.note(task.models.length ? "No state of the model has enough valid trials for a correlation." : NO_MODEL);
+        chart.note(task.models.length ? `No state of the model has ${LEAST_TRIALS} valid trials yet; fewer say nothing.` : NO_MODEL);
         return;
       }
       const templates = [...new Set(states.map((state) => state.template))];
