@@ -146,7 +146,7 @@ def test_it_compiles_to_one_instruction_for_each_32_bytes_of_k(changes: dict[str
 @pytest.mark.parametrize(
     ("changes", "target", "words"),
     [
-        ({"dtype": "float32"}, H200, ["precision is fp32", "allowed: tf32"]),
+        ({"dtype": "float32"}, H200, ["precision fp32", "allowed: tf32"]),
         ({**TF32, "c": 6}, H200, ["c is 6", "multiples of 4"]),
         ({**E4M3, "c": 24}, H200, ["c is 24", "multiples of 16"]),
         (E4M3, A100, ["needs compute capability 9.0, got 8.0", "convert x and weight to float16"]),

@@ -150,6 +150,7 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     dtype = "float32" if template.kind == "cpu" else "float16"
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3)]
+    others += [many.replace(dtype="float32")]
     others += [Workload.conv2d(**{**many.params, **_GROUPS_OF_INTEGERS})] if template.kind == "cuda" else []
     taken = [w for w in (many, *others) if template.validate(w, target) is None]
     return [template.space(workload, target) for workload in taken]

@@ -88,7 +88,7 @@ def target_of(template: Template) -> Target:
 def taken_by(template: Template, *epilogue: Any) -> Workload:
     """A workload that `template` supports if nothing is wrong with the epilogue."""
     sizes: dict[str, Any] = dict(n=2, h=9, w=8, c=16, k=16, r=3, s=3, padding=1, dtype="float16", epilogue=epilogue)
-    if template.kind == "cpu" or template.name == "conv2d_simt":
+    if template.kind == "cpu" or template.name in ("conv2d_simt", "conv2d_tf32x3"):
         sizes |= dict(dtype="float32")
     if template.name == "conv2d_cpu_int8":
         sizes |= dict(dtype="int8", epilogue=["dequantise", *epilogue])

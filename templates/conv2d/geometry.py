@@ -188,7 +188,7 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
     if w.dtype not in dtypes:
         return f"dtype is {w.dtype}; allowed: {', '.join(dtypes)}"
     if w.dtype == "float32" and w.precision != "tf32":
-        return f"precision is {w.precision}; allowed: tf32, as wgmma cuts factors of float32 to 10 stored bits"
+        return f"dtype is float32 with precision {w.precision}; allowed: tf32, as wgmma cuts factors to 10 stored bits"
     if reason := zero_point_problem(w):
         return reason
     if reason := _layout_problem(w, takes_blocks=every_format):

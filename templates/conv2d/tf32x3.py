@@ -1,0 +1,138 @@
+"""float32 convolution on Hopper's tensor cores: each factor is split into two TF32 numbers, and three products are added.
+
+    x = x_hi + x_lo,  w = w_hi + w_lo           10 stored bits each
+    x * w  is nearly  x_lo * w_hi + x_hi * w_lo + x_hi * w_hi
+
+The parts become channels, in two workspaces, and the sum of products over 3 C channels is conv2d_wgmma's in TF32:
+
+    x_split[n, h, w, :]      = x_lo, x_hi, x_hi      C channels each
+    weight_split[k, r, s, :] = w_hi, w_lo, w_hi
+
+The error of a product: both parts are rounded to nearest, so |x_lo| <= 2^-11 |x|, and x_hi + x_lo is off by at most
+2^-22 |x|. What is left out is x_lo * w_lo, at most 2^-22 |x w|. Together that is less than 3 * 2^-22 = 12 * 2^-24 |x w|.
+The bound of float32 for a sum of K products is K 2^-24 times the sum of |x w|, so K must be at least 12.
+
+The launches that split are memory-bound; that of the weights depends on constants alone. See docs/kernels/conv2d_tf32x3.md.
+
+Source: Markidis et al., "NVIDIA Tensor Core Programmability, Performance & Precision", 2018; Ootomo and Yokota, "Recovering
+single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from numba import cuda, types
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Param, Pointer, TensorMap
+from schedsearch.space import ConfigSpace
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
+from schedsearch.templates.parts import ptx, tf32
+from schedsearch.workload import Workload
+
+PARTS = 3
+LEAST_PRODUCTS = 12  # of a sum: fewer have no room for the error of each
+CHUNK = 4  # channels that a thread splits, 16 bytes
+SPLIT_THREADS = 256
+
+_INNER = Conv2dWgmma()
+_WORKSPACES = {"x": "x_split", "weight": "weight_split"}
+_LOW_PART = {"x": 0, "weight": 1}  # the place of the fine part; the coarse part has the other two
+
+
+class Conv2dTf32x3(Template):
+    """conv2d for compute capability 9.0: float32 with errors of float32, by three TF32 products; NHWC and OHWI.
+
+    A configuration is one of conv2d_wgmma for the split workload.
+    """
+
+    name = "conv2d_tf32x3"
+    version = 1 + Conv2dWgmma.version  # if either version changes, a configuration means another kernel
+    op = "conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        w = workload
+        if w.dtype != "float32":
+            return f"dtype is {w.dtype}; allowed: float32"
+        if w.precision != "fp32":
+            return f"precision is {w.precision}; allowed: fp32; conv2d_wgmma computes TF32 with one product"
+        if w.c % CHUNK:
+            return f"c is {w.c}; allowed: multiples of {CHUNK}, TMA's strides are of 16 bytes"
+        products = w.work.reduction
+        if products < LEAST_PRODUCTS:
+            return f"a sum has {products} products; allowed: at least {LEAST_PRODUCTS}, as each has an error of its own"
+        reason = _INNER.validate(split_workload(w), target)
+        return reason and f"as {split_workload(w).label}: {reason}"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        return _INNER.space(split_workload(workload), target)
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """conv2d_wgmma's default for the split workload."""
+        return _INNER.default(split_workload(workload), target, space)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        inner = _INNER.kernel(split_workload(workload), target, config)
+        arguments = {spec.name: spec for spec in workload.signature[:2]}
+        splits = [
+            KernelStep(
+                build_split(spec.size, workload.c, _LOW_PART[name]),
+                (Pointer(name), Pointer(_WORKSPACES[name])),
+                Grid(math.ceil(spec.size / (CHUNK * SPLIT_THREADS))),
+                SPLIT_THREADS,
+                constant=name == "weight",
+            )
+            for name, spec in arguments.items()
+        ]
+        convolve = [dataclasses.replace(s, params=tuple(_over_workspace(p) for p in s.params)) for s in inner.steps]
+        workspaces = {_WORKSPACES[name]: PARTS * spec.nbytes for name, spec in arguments.items()}
+        return dataclasses.replace(inner, steps=(*splits, *convolve), workspaces={**inner.workspaces, **workspaces})
+
+
+def split_workload(workload: Workload) -> Workload:
+    """The convolution of the parts: three times the channels, in TF32."""
+    return workload.replace(c=PARTS * workload.c, precision="tf32")
+
+
+def _over_workspace(param: Param) -> Param:
+    """The parameter; if its argument is split, it refers to the workspace instead."""
+    if isinstance(param, (Pointer, TensorMap)) and param.buffer in _WORKSPACES:
+        return dataclasses.replace(param, buffer=_WORKSPACES[param.buffer])
+    return param
+
+
+def build_split(elements: int, channels: int, low_part: int) -> Callable[..., None]:
+    """The kernel (source, destination): a thread splits 4 neighbouring channels.
+
+    Args:
+        elements: of the source.
+        channels: neighbours in memory that become 3 * channels.
+        low_part: 0 or 1, which third gets the fine part.
+    """
+    chunks, row_chunks = elements // CHUNK, channels // CHUNK
+    low_offset, high_offset = low_part * 4 * channels, (1 - low_part) * 4 * channels
+    last_offset = 2 * 4 * channels
+    index = types.uint64 if chunks + SPLIT_THREADS >= 2**32 else types.uint32
+
+    def split(source, destination) -> None:  # type: ignore[no-untyped-def]
+        chunk = index(index(cuda.blockIdx.x) * index(SPLIT_THREADS) + index(cuda.threadIdx.x))
+        if chunk < chunks:
+            row = index(chunk // index(row_chunks))
+            past_row = types.uint64(index(chunk - row * index(row_chunks))) * types.uint64(16)
+            to = types.uint64(destination + types.uint64(row) * types.uint64(12 * channels) + past_row)
+            w0, w1, w2, w3 = tf32.load_global_v4(types.uint64(source + types.uint64(chunk) * types.uint64(16)))
+            h0, l0 = tf32.split(w0)
+            h1, l1 = tf32.split(w1)
+            h2, l2 = tf32.split(w2)
+            h3, l3 = tf32.split(w3)
+            ptx.store_global_v4(types.uint64(to + types.uint64(low_offset)), l0, l1, l2, l3)
+            ptx.store_global_v4(types.uint64(to + types.uint64(high_offset)), h0, h1, h2, h3)
+            ptx.store_global_v4(types.uint64(to + types.uint64(last_offset)), h0, h1, h2, h3)
+
+    return split
