@@ -12,11 +12,12 @@ from integer_model import SCALARS
 
 import schedsearch.templates.conv2d.mma as template
 from schedsearch.config import Config
+from schedsearch.ops.conv2d import accumulator_dtype
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d import mma_kernel, mma_store, mma_weights
 from schedsearch.templates.parts import addressing, mma, zero_points
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.testing.emulator import Emulator, Memory
+from schedsearch.testing.emulator import TYPES, Emulator, Memory
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
@@ -59,14 +60,17 @@ class Stages(SimpleNamespace):
 
     def __init__(self, workload: Workload, further: Any, arrays: Mapping[str, Array]) -> None:
         real = Epilogue(workload, further)
+        wrap = TYPES.uint32 if accumulator_dtype(workload.dtype, workload.weight_dtype) == "uint32" else TYPES.int32
         names = [stage.name for stage in workload.epilogue]
         super().__init__(params=real.params, alignments=real.alignments, index=real.index)
 
         def single(value: Any, valid: int, k: int, offset: int, *operands: Any) -> Any:
             if "bias" in names:
-                value = value + arrays["bias"][k]
+                value = value + int(arrays["bias"][k])
             if "residual" in names:
-                value = value + arrays["residual"].reshape(-1)[offset]
+                value = value + int(arrays["residual"].reshape(-1)[offset])
+            if real.accumulator == "int32":
+                value = wrap(value)
             if "requantise" in names:
                 value = int(np.rint(np.float32(value) * arrays["requantise_scale"][k]) + SCALARS["y_zero_point"])
             return value

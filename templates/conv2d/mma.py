@@ -32,7 +32,7 @@ from schedsearch.templates.conv2d.mma_sizes import Gemm, Gemms, Plan, ceil_div, 
 from schedsearch.templates.conv2d.mma_space import config_space
 from schedsearch.templates.conv2d.mma_weights import ROWS, repack_step, rows_bytes
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_problem
 from schedsearch.workload import Workload
 
@@ -60,7 +60,7 @@ class Conv2dMma(Template):
             return reason
         of_one_byte: dict[str, Any] = {
             "dtypes": ("float16", "bfloat16", "float32", "int32", "uint32"),
-            "converting": ("requantise", "dequantise"),
+            "converting": CONVERTING,
         }
         if reason := epilogue_problem(w, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})):
             return reason
