@@ -1,7 +1,11 @@
 """Every page, live and offline from one file: drawn, accessible, readable at any width, asking nobody else."""
 
 import pytest
-from browser_support import READY_MS, Watched, all_pages
+from browser_support import READY_MS, Watched, all_pages, served
+from dashboard_support import sample_database
+
+from schedsearch.measurement import Outcome
+from schedsearch.records.store import Store
 
 pytestmark = pytest.mark.browser
 
@@ -134,3 +138,19 @@ def test_an_address_that_is_nothing_says_so(roots, watch):
             assert "Traceback" not in page.locator("main").inner_text()
         page.get_by_text("To the overview").click()
         page.wait_for_selector("main[data-page=overview]")
+
+
+def test_the_server_is_asked_when_a_filter_needs_more_than_the_page_holds(tmp_path, watch):
+    path = sample_database(tmp_path / "many.db", trials=400)
+    with Store.open(path, readonly=True) as store:
+        outcomes = [row.measurement.outcome for row in store.rows()]
+    wrong = outcomes.count(Outcome.WRONG_ANSWER)
+    with served(path) as root:
+        page = watch(root).go("#/records")
+        page.get_by_label("Outcome").select_option("wrong_answer")
+        said = f"{wrong} of {len(outcomes):,} records."
+        page.wait_for_function("said => document.querySelector('p.line').textContent === said", arg=said, timeout=READY_MS)
+        page.get_by_label("Outcome").select_option("all")
+        said = f"{len(outcomes):,} records; the newest 1,000 are listed."
+        page.wait_for_function("said => document.querySelector('p.line').textContent === said", arg=said, timeout=READY_MS)
+        assert "ok" in page.locator("tbody tr td:nth-child(3)").all_inner_texts()

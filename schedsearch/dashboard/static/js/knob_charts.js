@@ -69,7 +69,7 @@ export function knobCharts() {
   };
 }
 
-/** A labelled select that is hidden while there is nothing to choose: { element, show(choices, chosen) }. */
+/** A labelled select that is hidden while there is nothing to choose: { element, show(choices, chosen) }. Choices are texts, or [value, text]. */
 export function picker(label, onchange) {
   const select = el("select", { onchange: () => onchange(select.value) });
   const element = el("label", {}, label, select);
@@ -79,7 +79,7 @@ export function picker(label, onchange) {
     show(choices, chosen) {
       const key = JSON.stringify(choices);
       if (key !== last) {
-        replaceChildren(select, choices.map((choice) => el("option", { value: choice }, shorten(choice, 60))));
+        replaceChildren(select, choices.map((choice) => [choice].flat()).map(([value, text = value]) => el("option", { value }, shorten(text, 60))));
         last = key;
       }
       if (chosen !== null) select.value = chosen;

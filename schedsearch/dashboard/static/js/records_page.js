@@ -1,7 +1,7 @@
 // Every record with filters, failures too.
 
 import { el, replaceChildren } from "./dom.js";
-import { formatCount, formatMoment, formatTime, plural } from "./format.js";
+import { deviceName, formatCount, formatMoment, formatTime, plural } from "./format.js";
 import { picker } from "./knob_charts.js";
 import { routeTo } from "./router.js";
 import { dataTable } from "./table.js";
@@ -37,24 +37,42 @@ function makeRecords({ source, announce }) {
 
   function show(records) {
     latest = records;
-    const rows = recordRows(records);
-    const names = records.tasks.map((task) => task.name);
-    pickers.task.show([ALL, ...new Set(names)], chosen.task);
+    pickers.task.show([ALL, ...records.tasks.map((task) => [task.key, `${task.name} · ${deviceName(task.target)}`])], chosen.task);
     pickers.template.show([ALL, ...new Set(records.tasks.flatMap((task) => task.templates.map((item) => item.template)))], chosen.template);
     pickers.outcome.show([ALL, FAILURES, "ok", ...new Set(records.tasks.flatMap((task) => Object.keys(task.failures)))], chosen.outcome);
     replaceChildren(notices, records.notes.map((note) => el("p", { class: "notice" }, note)));
-    table.update(rows, recordColumns());
-    filter();
+    if (isServerNeeded()) askSoon();
+    else showHeld();
   }
 
   // What is in the page is filtered at once; the server is asked when it holds more than that.
   let timer = null;
   function filter() {
-    const words = chosen.text.toLowerCase().split(/\s+/).filter(Boolean);
-    const matched = table.setFilter((row) => matches(row, chosen, words));
-    tell(matched);
+    turn += 1; // an answer to an earlier filter comes too late
     clearTimeout(timer);
-    if (source.live && latest.total > latest.records.id.length) timer = setTimeout(ask, 250);
+    const words = chosen.text.toLowerCase().split(/\s+/).filter(Boolean);
+    table.setFilter((row) => matches(row, chosen, words));
+    showHeld();
+    announce(count.textContent);
+    if (isServerNeeded()) askSoon();
+  }
+
+  function showHeld() {
+    const held = table.update(recordRows(latest), recordColumns());
+    tell(isFiltered() ? held : latest.total, held);
+  }
+
+  function isFiltered() {
+    return chosen.text !== "" || [chosen.task, chosen.template, chosen.outcome].some((value) => value !== ALL);
+  }
+
+  function isServerNeeded() {
+    return isFiltered() && source.live && latest.total > latest.records.id.length;
+  }
+
+  function askSoon() {
+    clearTimeout(timer);
+    timer = setTimeout(ask, 250);
   }
 
   async function ask() {
@@ -62,8 +80,7 @@ function makeRecords({ source, announce }) {
     const mine = turn;
     const query = new URLSearchParams({ limit: "5000" });
     if (chosen.text) query.set("text", chosen.text);
-    const task = latest.tasks.find((item) => item.name === chosen.task);
-    if (task) query.set("task", task.key);
+    if (chosen.task !== ALL) query.set("task", chosen.task);
     if (chosen.template !== ALL) query.set("template", chosen.template);
     if (chosen.outcome !== ALL) query.set("outcome", chosen.outcome === FAILURES ? "failed" : chosen.outcome);
     let found;
@@ -76,12 +93,12 @@ function makeRecords({ source, announce }) {
     if (mine !== turn) return;
     table.update(recordRows(found));
     tell(found.total, found.records.id.length);
+    announce(count.textContent);
   }
 
-  function tell(matched, held = matched) {
-    const total = latest.total;
-    count.textContent = matched === total ? `${plural(total, "record")}.` : `${formatCount(matched)} of ${plural(total, "record")}${held < matched ? `, the newest ${formatCount(held)} are listed` : ""}.`;
-    announce(count.textContent);
+  function tell(matched, held) {
+    const words = matched === latest.total ? plural(matched, "record") : `${formatCount(matched)} of ${plural(latest.total, "record")}`;
+    count.textContent = `${words}${held < matched ? `; the newest ${formatCount(held)} are listed` : ""}.`;
   }
 
   return {
@@ -97,7 +114,7 @@ function makeRecords({ source, announce }) {
 }
 
 function matches(row, chosen, words) {
-  if (chosen.task !== ALL && row.task !== chosen.task) return false;
+  if (chosen.task !== ALL && row.task_key !== chosen.task) return false;
   if (chosen.template !== ALL && row.template !== chosen.template) return false;
   if (chosen.outcome === FAILURES ? row.outcome === "ok" : chosen.outcome !== ALL && row.outcome !== chosen.outcome) return false;
   if (words.length === 0) return true;
@@ -113,6 +130,7 @@ export function recordRows({ records, tasks }) {
       id,
       key: trialKey(task.database, id),
       task: task.name,
+      task_key: task.key,
       template: records.template[index],
       outcome: records.outcome[index],
       time_ns: records.time_ns[index],

@@ -114,6 +114,7 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
   );
   return {
     element,
+    /** Shows other rows with the same filter, order and number of pages; returns how many match. */
     update(newRows, newColumns = state.columns) {
       const changed = newColumns.map((c) => c.label).join("\n") !== state.columns.map((c) => c.label).join("\n");
       state.rows = newRows;
@@ -124,6 +125,7 @@ export function dataTable({ columns, rows, caption, sort = null, pageSize = 50, 
       }
       return draw();
     },
+    /** Shows the rows for which `predicate` holds, from the first page on; returns how many there are. */
     setFilter(predicate) {
       state.filter = predicate;
       state.shown = pageSize;
