@@ -36,13 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from common import write
 from dashboard_support import add_trials, sample_database
 
+COMMAND = "from schedsearch.cli.main import main; import sys; main(sys.argv[1:])"
 LIMITS = {"overview, ms": 300.0, "memory of the server, MB": 300.0, "report of 5,000 trials, MB": 3.0}
 
 
 @contextmanager
 def served(*files: Path) -> Iterator[tuple[int, int]]:
     """A dashboard in a process of its own: its port and its process id."""
-    command = [sys.executable, "-m", "schedsearch.cli.dashboard_process", "--port", "0", *map(str, files)]
+    command = [sys.executable, "-c", COMMAND, "dashboard", "--no-browser", "--port", "0", *map(str, files)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -106,10 +107,9 @@ def measure(folder: Path, trials: int, task_trials: int, repeats: int) -> dict[s
         found["a large task after a new trial, ms"] = get(port, f"task/{key}")[0] * 1e3
         found["memory of the server, MB"] = megabytes(pid)
     small = sample_database(folder / "report.db", trials=5000 // 3)
-    command = "from schedsearch.cli.main import main; import sys; main(sys.argv[1:])"
     output = folder / "report.html"
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", command, "report", str(small), "-o", str(output)], check=True)
+    subprocess.run([sys.executable, "-c", COMMAND, "report", str(small), "-o", str(output)], check=True)
     found["writing a report of 5,000 trials, s"] = time.perf_counter() - start
     found["report of 5,000 trials, MB"] = output.stat().st_size / 1e6
     live = sample_database(folder / "live.db", trials=100, live=True)

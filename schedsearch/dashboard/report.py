@@ -94,6 +94,7 @@ def _trials(answers: Answers, source: Source, keep: dict[str, set[int]] | None) 
         return
     rows = overview.task_rows(source)
     planned = {task: _fastest(source, task) for task in rows}
+    pairs = {task: answers.pairs(row.key) for task, row in rows.items()}
     last = 0
     while records := source.store.records_after(last, limit=1000):
         last = records[-1].id
@@ -102,7 +103,7 @@ def _trials(answers: Answers, source: Source, keep: dict[str, set[int]] | None) 
             row = rows.get(task)
             if row is not None and (keep is None or record.id in keep[row.key]):
                 whole = record.id in planned[task]
-                yield to_json(trial_view(source, record, row, answers.pairs(row.key), whole=whole))
+                yield to_json(trial_view(source, record, row, pairs[task], whole=whole))
 
 
 def _fastest(source: Source, task: TaskId) -> set[int]:

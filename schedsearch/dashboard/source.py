@@ -175,7 +175,7 @@ class Source:
         return self._keys.get(key)
 
     def trials(self, task: TaskId) -> Trials:
-        """All records of a task. While the file cannot be read, those that were read before.
+        """All records of a task at the last `refresh`. While the file cannot be read, those that were read before.
 
         Raises:
             SchedsearchError: the file cannot be read now.
@@ -185,9 +185,10 @@ class Source:
             self._trials[task] = found
             while len(self._trials) > 1 and sum(map(len, self._trials.values())) > _TRIALS_IN_MEMORY:
                 self._trials.popitem(last=False)
-            if self._store is not None:
+            if self._store is not None and found.stamp != self._stamp:
                 starts = {run["id"]: run["started_at"] for run in self.runs}
                 found.add(self._store.columns(COLUMNS_OF_TRIALS, after=found.last_id, task=task), starts)
+                found.stamp = self._stamp
             return found
 
     @property

@@ -68,6 +68,7 @@ class Trials:
         template: index into `templates`; `outcome` into `OUTCOMES`; `run` into `runs`; `message` into `messages`, whose
             first one is "".
         throttle: what throttled the card, "" if nothing did.
+        last_id, stamp: the last record that was read, and `Store.stamp` at that time.
         race_times_ns: id -> all repetitions, of the records of final races.
     """
 
@@ -101,6 +102,7 @@ class Trials:
     message: list[int] = field(default_factory=list)
     race_times_ns: dict[int, tuple[float, ...]] = field(default_factory=dict)
     last_id: int = 0
+    stamp: tuple[Any, ...] = ()
     _tables: list[_KnobTable] = field(default_factory=list)
     _codes: list[list[int]] = field(default_factory=list)
     _clock: TuningClock = field(default_factory=TuningClock)
