@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def _row(a: _Entry, b: _Entry) -> CompareRow:
     assert a.best is not None and b.best is not None and a.best.time_ns and b.best.time_ns
     ratio = a.best.time_ns / b.best.time_ns
     low, high = ratio_interval(_times(a, a.best), _times(b, b.best))
-    config_a, config_b = (loose.mapping(json.loads(best.config)) for best in (a.best, b.best))
+    config_a, config_b = (loose.mapping(loose.parsed(best.config)) for best in (a.best, b.best))
     same_template = a.best.template == b.best.template
     return CompareRow(
         name=a.row.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -25,3 +26,11 @@ def number(value: Any) -> float | None:
 
 def whole(value: Any) -> int | None:
     return value if type(value) is int else None
+
+
+def parsed(text: str) -> Any:
+    """What a JSON text holds; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -124,7 +123,7 @@ def task_row(source: Source, task: TaskId, progress: Progress, known: Known) -> 
         op=op,
         target=task[1],
         mode=task[2],
-        workload=_json(text),
+        workload=loose.parsed(text),
         problem="" if isinstance(workload, Workload) else workload,
         template=best.template if best else None,
         default_ns=default_ns,
@@ -165,13 +164,6 @@ def _rate(workload: Workload | str, best_ns: float | None, task: TaskId) -> tupl
     if workload.flops:
         return workload.flops / best_ns if best_ns else None, "GFLOP/s", limit_ns
     return workload.min_bytes / best_ns if best_ns else None, "GB/s", limit_ns
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def run_rows(source: Source, now_s: float | None = None) -> list[RunRow]:

@@ -95,7 +95,7 @@ def _best_of(source: Source, row: TaskRow) -> tuple[str, dict[str, JSON], float]
     progress = source.tasks[task]
     rows = [*progress.last_race, *([progress.best] if progress.best else [])]
     config = next((each.config for each in rows if each.id == row.best_id), "{}")
-    return row.template, loose.mapping(json.loads(config)), row.best_ns
+    return row.template, loose.mapping(loose.parsed(config)), row.best_ns
 
 
 def differences(

@@ -116,7 +116,7 @@ class Trials:
         for row in rows:
             self.last_id = row[0]
             try:
-                config, clocks = json.loads(row[2]), loose.mapping(json.loads(row[20]))
+                config, clocks = json.loads(row[2]), loose.mapping(loose.parsed(row[20]))
                 times = tuple(map(float, json.loads(row[5]))) if row[5] is not None else ()
             except (ValueError, TypeError, RecursionError):
                 continue
@@ -206,7 +206,7 @@ class Trials:
         return found
 
     def config(self, position: int) -> dict[str, JSON]:
-        return loose.mapping(json.loads(self.config_json[position]))
+        return loose.mapping(loose.parsed(self.config_json[position]))
 
 
 def _spread(times_ns: Sequence[float]) -> float | None:
