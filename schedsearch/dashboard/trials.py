@@ -116,7 +116,7 @@ class Trials:
         for row in rows:
             self.last_id = row[0]
             try:
-                config, clocks = json.loads(row[2]), loose.mapping(loose.parsed(row[20]))
+                config, clocks = json.loads(row[2]), loose.mapping(json.loads(row[20]))
                 times = tuple(map(float, json.loads(row[5]))) if row[5] is not None else ()
             except (ValueError, TypeError, RecursionError):
                 continue
