@@ -208,7 +208,7 @@ def test_the_second_step_is_conv2d_wgmma_over_the_workspaces(number: int) -> Non
     [
         (SMALL, PRESETS["a100"], ["9.0", "8.0"]),
         (SMALL, PRESETS["b200"], ["9.0", "10.0"]),
-        (SMALL.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
+        (SMALL.replace(dtype="float32", out_dtype="float32"), H200, ["precision", "tf32"]),
         (SMALL.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
         (SMALL.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
         (SMALL.replace(c=6, groups=2), H200, ["groups", "2"]),

@@ -136,7 +136,10 @@ def section(page: str, heading: str) -> str:
     return found[1] if found else ""
 
 
-_GROUPS_OF_INTEGERS = dict(groups=32, dtype="int8", weight_dtype="int8", out_dtype="int32")
+_INTEGERS = (
+    dict(groups=32, dtype="int8", weight_dtype="int8", out_dtype="int32"),
+    dict(c=24, k=24, dtype="int8", weight_dtype="int8", out_dtype="int32", layout="NCHW24c", weight_layout="OIHW24o24i"),
+)
 
 
 def spaces_of(template_name: str) -> list[ConfigSpace]:
@@ -151,7 +154,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3)]
     others += [many.replace(dtype="float32")]
-    others += [Workload.conv2d(**{**many.params, **_GROUPS_OF_INTEGERS})] if template.kind == "cuda" else []
+    others += [many.replace(layout="NCHW", weight_layout="OIHW")]
+    others += [Workload.conv2d(**{**many.params, **change}) for change in _INTEGERS] if template.kind == "cuda" else []
     taken = [w for w in (many, *others) if template.validate(w, target) is None]
     return [template.space(workload, target) for workload in taken]
 

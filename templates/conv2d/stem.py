@@ -80,6 +80,8 @@ class Conv2dStem(Template):
         w = workload
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
+        if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
+            return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
         if reason := geometry.problem(w.replace(c=OCTET), target):  # any number of channels is possible
             return reason
         runs = Runs.of(w)

@@ -24,11 +24,12 @@ from typing import Any
 from numba import cuda, types
 
 from schedsearch.config import Config
-from schedsearch.launch import Grid, Param, Pointer, TensorMap
+from schedsearch.launch import Grid, Pointer
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
+from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.loads import load_halves, load_run
 from schedsearch.templates.parts.stages import epilogue_problem
@@ -131,7 +132,7 @@ class Conv2dUnfold(Template):
             threads,
             shaped_by=frozenset({"contiguous"}),
         )
-        convolve = [dataclasses.replace(s, params=tuple(_over_workspace(p) for p in s.params)) for s in inner.steps]
+        convolve = [over_workspaces(step, _WORKSPACES) for step in inner.steps]
         loaded = ELEMENT_BYTES * unfolded.piece
         return dataclasses.replace(
             inner,
@@ -193,13 +194,6 @@ class Unfolded:
     def blocks(self, block_chunks: Any) -> Any:
         """Number of blocks that unfold x and of blocks that unfold the weights, with `block_chunks` chunks each."""
         return -(-self.x_chunks // block_chunks) - (-self.weight_chunks // block_chunks)
-
-
-def _over_workspace(param: Param) -> Param:
-    """The parameter; if its argument is unfolded, it refers to the workspace instead."""
-    if isinstance(param, (Pointer, TensorMap)) and param.buffer in _WORKSPACES:
-        return dataclasses.replace(param, buffer=_WORKSPACES[param.buffer])
-    return param
 
 
 def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callable[..., None]:

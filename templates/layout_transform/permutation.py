@@ -78,23 +78,35 @@ class Permutation:
     y_bytes: int
 
     @classmethod
-    def of(cls, source: Layout, to: Layout, sizes: Mapping[str, int], element_bytes: int) -> Permutation:
+    def of(
+        cls,
+        source: Layout,
+        to: Layout,
+        sizes: Mapping[str, int],
+        element_bytes: int,
+        *,
+        x_sizes: Mapping[str, int] | None = None,
+        y_sizes: Mapping[str, int] | None = None,
+    ) -> Permutation:
         """The permutation that changes an array from layout `source` to `to`.
 
         Args:
             sizes: axis -> logical extent.
             element_bytes: 1, 2 or 4.
+            x_sizes, y_sizes: extents of the axes of x or y that are longer: what is beyond `sizes` is not read in x, and
+                zero in y.
 
         Raises:
             ValueError: blocks of the two layouts do not nest.
         """
+        in_x, in_y = {**sizes, **(x_sizes or {})}, {**sizes, **(y_sizes or {})}
         ragged: list[Ragged] = []
         factors: list[Factor] = []
         for axis in to.axes:
             units = sorted({*source.units(axis), *to.units(axis)}, reverse=True)
             if any(large % small for large, small in itertools.pairwise(units)):
                 raise ValueError(f"blocks of {source} and {to} along {axis} do not nest")
-            written = -(-sizes[axis] // to.block(axis)) * to.block(axis)
+            written = -(-in_y[axis] // to.block(axis)) * to.block(axis)
             outermost = -(-written // units[0])
             extents = [outermost, *(large // small for large, small in itertools.pairwise(units))]
             extents = [min(extent, -(-written // unit)) for extent, unit in zip(extents, units)]
@@ -103,9 +115,9 @@ class Permutation:
                 number = len(ragged)
                 ragged.append(Ragged(sizes[axis], written))
             for unit, extent in zip(units, extents):
-                x, y = (_stride(layout, sizes, axis, unit) for layout in (source, to))
+                x, y = _stride(source, in_x, axis, unit), _stride(to, in_y, axis, unit)
                 factors.append(Factor(extent, x, y, number, unit))
-        x_elements, y_elements = (math.prod(layout.shape(sizes)) for layout in (source, to))
+        x_elements, y_elements = math.prod(source.shape(in_x)), math.prod(to.shape(in_y))
         merged = _merged(factors) or (Factor(1, 1, 1),)
         made = cls(element_bytes, merged, tuple(ragged), x_elements * element_bytes, y_elements * element_bytes)
         return made._widened()

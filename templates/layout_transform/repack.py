@@ -56,12 +56,15 @@ class Repack:
     target: Target
 
     @classmethod
-    def of(cls, source: Layout, to: Layout, sizes: Mapping[str, int], element_bytes: int, target: Target) -> Repack:
+    def of(
+        cls, source: Layout, to: Layout, sizes: Mapping[str, int], element_bytes: int, target: Target, **padded: Any
+    ) -> Repack:
         """Args:
         sizes: axis -> logical extent.
         element_bytes: 1, 2 or 4.
+        padded: `x_sizes` and `y_sizes`, as in `Permutation.of`.
         """
-        return cls(Permutation.of(source, to, sizes, element_bytes), target)
+        return cls(Permutation.of(source, to, sizes, element_bytes, **padded), target)
 
     def problem(self) -> str | None:
         """Why it cannot run on the target, or None."""

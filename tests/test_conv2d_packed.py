@@ -1,0 +1,200 @@
+"""conv2d over packed arguments: all steps emulated thread by thread against a model in int64, its plan, and its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_conv2d_integers import drawn, sums
+from test_conv2d_wgmma_emulated import SMALL, Requantise
+
+import schedsearch.templates.conv2d.packed as module
+import schedsearch.templates.conv2d.wgmma as wgmma_module
+from schedsearch.config import Config
+from schedsearch.ops import Layout
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import KernelStep
+from schedsearch.templates.conv2d.packed import Conv2dPacked, Packed
+from schedsearch.templates.layout_transform import kernels, places
+from schedsearch.templates.layout_transform.repack import Repack
+from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
+from schedsearch.testing.cluster_emulator import ClusterEmulator
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.moves_emulator import MovesEmulator
+from schedsearch.testing.template_contract import TemplateContract
+from schedsearch.workload import Workload
+
+H200 = PRESETS["h200"]
+TEMPLATE = Conv2dPacked()
+SHAPE: dict[str, Any] = {"n": 2, "h": 5, "w": 6, "c": 20, "k": 20, "r": 2, "s": 3, "padding": 1, "dtype": "int8"}
+
+
+def conv(**change: Any) -> Workload:
+    return Workload.conv2d(**{**SHAPE, **change})
+
+
+# --- Emulated -----------------------------------------------------------------------------------------------------------
+
+EMULATED: dict[str, dict[str, Any]] = {
+    "NCHW, both channels filled up": {"layout": "NCHW"},
+    "NHWC, three input channels, mixed signs": {"c": 3, "k": 24, "dtype": "uint8", "weight_dtype": "int8"},
+    "NHWC with weights OIHW": {"c": 16, "k": 24, "weight_layout": "OIHW"},
+    "a zero point, borders on all sides": {
+        "layout": "NCHW",
+        "zero_points": ["x"],
+        "padding": (1, 2, 0, 1),
+        "stride": (2, 1),
+    },
+    "NCHW4c, 8-bit output": {"layout": "NCHW4c", "epilogue": ["requantise"]},
+    "NCHW, 8-bit output of one channel": {"layout": "NCHW", "c": 1, "k": 1, "n": 1, "epilogue": ["requantise"]},
+}
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_all_steps_together_compute_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    w = conv(**EMULATED[name])
+    assert TEMPLATE.validate(w, H200) is None
+    inner = Packed(w, H200).workload
+    assert (inner.layout, inner.weight_layout, inner.c % 16, inner.k % 8) == ("NHWC", "OHWI", 0, 0)
+    memory = Memory()
+    packing, convolving = MovesEmulator(memory, late_copies=True), ClusterEmulator(memory, lambda value, *_: value, True)
+    packing.stand_in(monkeypatch, kernels, places)
+    parts = (addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points)
+    convolving.stand_in(monkeypatch, wgmma_module, *parts)
+    monkeypatch.setattr(wgmma_module, "Epilogue", Requantise)
+    space = TEMPLATE.space(w, H200)
+    source = TEMPLATE.kernel(w, H200, Config({**TEMPLATE.default(w, H200, space), **SMALL, "bn": 16, "bk": 32}))
+
+    arrays, x, weight = drawn(w)
+    zero_point = 3 if w.zero_points else 0
+    y = np.full(w.output.shape, 0x55, w.output.dtype)
+    given = {"x": arrays["x"], "weight": arrays["weight"], "y": y}
+    made = {name: np.full(nbytes, 0x55, np.uint8) for name, nbytes in source.workspaces.items()}
+    buffers = {name: memory.add(array) for name, array in {**given, **made}.items()}
+    x_arg, weight_arg = inner.signature[:2]
+    tensors = {}
+    for spec, shape in (
+        (x_arg, x_arg.shape),
+        (weight_arg, (inner.k, inner.r * inner.s, inner.c)),
+        (inner.output, inner.output.shape),
+    ):
+        packed = f"{spec.name}_packed"
+        array = made[packed].view(spec.dtype) if packed in made else given[spec.name]
+        tensors[packed if packed in made else spec.name] = array.reshape(shape)
+    for step in source.steps:
+        emulator = packing if is_move(step) else convolving
+        emulator.run(step, buffers, 2, tensors, {"x_zero_point": float(zero_point)})
+
+    expected = sums(w, x - zero_point, weight)
+    if w.epilogue:
+        half = np.rint((np.arange(w.k) % 3 + 1) * expected / 2)
+        expected = np.clip(half, np.iinfo(y.dtype).min, np.iinfo(y.dtype).max)
+    np.testing.assert_array_equal(y, Layout.parse(w.layout).pack(expected.astype(w.output.dtype), "NHWC"))
+
+
+def is_move(step: KernelStep) -> bool:
+    return step.function.__name__ in ("transpose", "copy")
+
+
+def test_vectors_of_channels_are_filled_up_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    emulator = MovesEmulator(memory)
+    emulator.stand_in(monkeypatch, kernels, places)
+    repack = Repack.of(Layout.parse("K"), Layout.parse("K"), {"K": 21}, 4, H200, y_sizes={"K": 32})
+    bias, filled = np.arange(1, 22, dtype=np.int32), np.full(32, -1, np.int32)
+    emulator.run(
+        repack.step(repack.default(), x="bias", y="filled"), {"bias": memory.add(bias), "filled": memory.add(filled)}, 1
+    )
+    assert filled.tolist() == [*range(1, 22), *[0] * 11]
+
+
+# --- The plan -----------------------------------------------------------------------------------------------------------
+
+
+def plan(w: Workload) -> tuple[list[tuple[str, str, bool]], Any]:
+    """(read, written, constant) of each step around the convolution, and the source."""
+    source = TEMPLATE.kernel(w, H200, TEMPLATE.default(w, H200, TEMPLATE.space(w, H200)))
+    moves = [(*(param.buffer for param in step.params), step.constant) for step in source.steps if is_move(step)]
+    return moves, source
+
+
+def test_weights_and_vectors_are_packed_once_and_x_at_every_call() -> None:
+    moves, source = plan(conv(layout="NCHW", epilogue=["bias", "residual", "relu", "requantise"]))
+    assert moves == [
+        ("x", "x_packed", False),
+        ("weight", "weight_packed", True),
+        ("bias", "bias_packed", True),
+        ("residual", "residual_packed", False),
+        ("requantise_scale", "requantise_scale_packed", True),
+        ("y_packed", "y", False),
+    ]
+    assert source.workspaces["x_packed"] == 2 * 5 * 6 * 32
+    assert source.workspaces["weight_packed"] == 32 * 2 * 3 * 32
+    assert source.workspaces["bias_packed"] == source.workspaces["requantise_scale_packed"] == 4 * 32
+
+
+def test_what_has_the_wanted_form_is_not_packed() -> None:
+    moves, _ = plan(conv(c=30, k=32, epilogue=["bias", "requantise"]))
+    assert moves == [("x", "x_packed", False), ("weight", "weight_packed", True)]
+    moves, _ = plan(conv(c=32, k=32, weight_layout="OIHW"))
+    assert moves == [("weight", "weight_packed", True)]
+
+
+@pytest.mark.parametrize(
+    ("workload", "target", "words"),
+    [
+        (conv(c=32, k=32), H200, ["needs no packing", "conv2d_wgmma"]),
+        (conv(layout="NCHW", groups=2), H200, ["groups is 2", "allowed: 1"]),
+        (conv(layout="NCHW"), PRESETS["a100"], ["9.0", "8.0"]),
+        (conv(layout="NCHW", stride=9, h=20, w=20), H200, ["stride is 9"]),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target: Target, words: list[str]) -> None:
+    reason = TEMPLATE.validate(workload, target)
+    assert reason is not None and [word for word in words if word not in reason] == []
+
+
+def test_its_knobs_are_those_of_the_inner_convolution_and_of_both_moves() -> None:
+    w = conv(layout="NCHW")
+    inner = set(module._INNER.space(Packed(w, H200).workload, H200).names)
+    own = set(TEMPLATE.space(w, H200).names) - inner
+    assert own == {
+        f"{prefix}{knob}" for prefix in ("pack_", "unpack_") for knob in ("tile_x_bytes", "tile_y_bytes", "threads")
+    }
+
+
+class TestContract(TemplateContract):
+    template, target = TEMPLATE, H200
+    accepted = (
+        conv(layout="NCHW", epilogue=["bias", "relu", "requantise"]),
+        conv(layout="NCHW24c", c=24, k=24, zero_points=["x"]),
+        conv(layout="NCHW", dtype="float16", epilogue=["bias", "residual"]),
+    )
+    samples, compiled = 4, 1
+
+
+# --- On a GPU -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EMULATED)
+def test_a_gpu_computes_exact_sums(name: str) -> None:
+    from conv2d_support import run_on_cpu as run  # it takes any device
+
+    import schedsearch
+    from schedsearch.device import open_device
+
+    target = schedsearch.detect("cuda")
+    w = conv(**{**EMULATED[name], "epilogue": [], "h": 31, "w": 29, "n": 3})
+    if reason := TEMPLATE.validate(w, target):
+        pytest.skip(reason)
+    arrays, x, weight = drawn(w)
+    scalars = {scalar.name: 3.0 for scalar in w.scalars}
+    expected = sums(w, x - (3 if w.zero_points else 0), weight)
+    device, space = open_device(target), TEMPLATE.space(w, target)
+    for config in [TEMPLATE.default(w, target, space), *space.sample(3, np.random.default_rng(5))]:
+        source = TEMPLATE.kernel(w, target, config)
+        y = run(device, source, arrays, {"y": (w.output.shape, np.dtype(w.output.dtype))}, scalars)["y"]
+        np.testing.assert_array_equal(y, Layout.parse(w.layout).pack(expected.astype(y.dtype), "NHWC"), err_msg=str(config))
+    device.close()
