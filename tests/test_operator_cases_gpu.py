@@ -125,6 +125,7 @@ def test_every_case_of_integers_is_one_too(shared: Path, name: str, count: int) 
     found = [integer_workload_of(case) for case in integer_cases(shared, name)]
     assert len(found) == count
     assert [w.label for w in found if load_template(PORTABLE).validate(w, PRESETS["a100"])] == []
+    assert [w.label for w in found if load_template("conv2d_simt").validate(w, PRESETS["a100"])] == []
 
 
 @pytest.mark.gpu
