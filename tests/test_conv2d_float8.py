@@ -188,3 +188,18 @@ def test_cuda_reads_float8_in_the_reference() -> None:
 
     w = workload(weight_dtype="float8_e5m2", epilogue=["bias", "dequantise"])
     assert compile_source(load_reference("conv2d").kernel(w, PRESETS["h200"]), PRESETS["h200"]).artifact.code
+
+
+def test_pytorch_is_no_peer_of_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from types import SimpleNamespace
+
+    from schedsearch.errors import UnsupportedError
+    from schedsearch.integrations.torch_peer import conv2d
+    from schedsearch.target import PRESETS
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    with pytest.raises(
+        UnsupportedError, match="no convolution of float8_e4m3 on a GPU; allowed: float16, bfloat16, float32"
+    ):
+        conv2d(workload(), PRESETS["h200"])

@@ -10,11 +10,13 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from schedsearch.errors import UnsupportedError
 from schedsearch.measure.inputs import normal_sigma
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
 _WARM_UPS = 3
+_CONVOLVED = ("float16", "bfloat16", "float32")
 
 
 def launch_torch(target: Target, workload: Workload) -> None:
@@ -37,10 +39,17 @@ def conv2d(workload: Workload, target: Target) -> Callable[[], None]:
     """A convolution without its epilogue, by torch.nn.functional.conv2d, which asks cuDNN for its fastest algorithm.
 
     cuDNN may use TF32 only if the workload's `precision` says so; PyTorch's own default would let it.
+
+    Raises:
+        UnsupportedError: PyTorch has no such convolution on a GPU.
     """
     import torch
 
     p = workload.params
+    if p["dtype"] not in _CONVOLVED:
+        raise UnsupportedError(
+            f"PyTorch has no convolution of {p['dtype']} on a GPU; allowed: {', '.join(_CONVOLVED)}; profile without --peer"
+        )
     memory = torch.channels_last if p["layout"] == "NHWC" else torch.contiguous_format
     options: dict[str, Any] = {"device": torch.device("cuda", target.ordinal), "dtype": getattr(torch, p["dtype"])}
     top, left, bottom, right = p["padding"]

@@ -79,6 +79,7 @@ def _after(
     before: Callable[..., Any], stage: Stage, number: str, operands: tuple[EpilogueOperand, ...]
 ) -> Callable[..., Any]:
     """The epilogue `before`, followed by `stage`, which gets numbers of the dtype `number`."""
+    arithmetic: Callable[..., Any] | None
     if stage.name == "quantise":
         arithmetic = quantise(stage)
     elif dtype_of(number).is_float:
