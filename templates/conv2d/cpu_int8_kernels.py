@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from schedsearch.backend.cpu_dot import QUAD, byte_tile_ops, dot_instruction, dot_tile_ops
@@ -233,7 +234,8 @@ def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
     blocks = math.ceil(reduced / block)
     depth = 1 if shape.depthwise else QUAD  # neighbouring channels of one output
     weight_size, packed_size = plan.weight.size, plan.weight_size
-    flip = plan.w_shift  # w - 128 modulo 256 is w ^ 128
+    whole_words = reduced % depth == 0
+    flip = np.int8(-plan.w_shift)  # w - 128 modulo 256 is w ^ 128
     sum_bytes = _SUM_BYTES
 
     def pack_weight(weight, packed, start, stop):  # type: ignore[no-untyped-def]
@@ -244,22 +246,23 @@ def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
             used = min(lanes, outputs - k0)
             sums = as_array(packed + types.uint64(item * tile_size), (lanes,), _I32)
             for k in range(lanes):
-                sums[k] = 0
-            to = item * tile_size + sum_bytes * lanes
-            for c_block in range(blocks):
-                last = min(c_block * block + block, reduced)
-                for r in range(kr):
-                    for s in range(ks):
-                        for c0 in range(c_block * block, last, depth):
-                            for k in range(lanes):
-                                for c in range(c0, c0 + depth):
+                total = _I32(0)
+                from_k = filter_offset(item // tiles * outputs + k0 + min(k, used - 1))
+                to = item * tile_size + sum_bytes * lanes + k * depth
+                for c_block in range(blocks):
+                    last = min(c_block * block + block, reduced)
+                    for r in range(kr):
+                        for s in range(ks):
+                            at = from_k + r * r_stride + s * s_stride
+                            for c0 in range(c_block * block, last, depth):
+                                for c in range(depth):
                                     value = types.int8(0)
-                                    if k < used and c < last:
-                                        at = filter_offset(item // tiles * outputs + k0 + k) + channel_offset(c)
-                                        value = types.int8(source[at + r * r_stride + s * s_stride] ^ types.int8(-flip))
-                                        sums[k] += value
-                                    target[to] = value
-                                    to += 1
+                                    if k < used and (whole_words or c0 + c < last):
+                                        value = types.int8(source[at + channel_offset(c0 + c)] ^ flip)
+                                    total = _I32(total + value)
+                                    target[to + c] = value
+                                to += depth * lanes
+                sums[k] = total
 
     return pack_weight
 
