@@ -36,6 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "groups": dict(n=1, h=5, w=5, c=24, k=12, r=3, s=3, padding=1, groups=3),
     "depthwise": dict(n=2, h=5, w=4, c=6, k=6, r=3, s=3, padding=1, groups=6),
     "fp32 out": dict(n=1, h=5, w=5, c=16, k=20, r=1, s=3, padding=(0, 1), out_dtype="float32"),
+    "NCHW, groups": dict(n=2, h=5, w=4, c=12, k=10, r=3, s=2, padding=1, groups=2, layout="NCHW"),
     "fp32 out, odd k": dict(n=1, h=5, w=5, c=5, k=7, r=2, s=2, out_dtype="float32"),
 }
 SMALL = dict(bm=32, bn=32, bk=32, wm=16, wn=32, stages=3, slices=1, panel=1, blocks_per_sm=0)
