@@ -12,15 +12,6 @@ test("quantiles are those of numpy.quantile", () => {
   assert.deepEqual(stats.fiveNumbers([16, 1, 8, 2, 4]), { count: 5, low: 1, first: 2, median: 4, third: 8, high: 16 });
 });
 
-test("rank correlation is that of scipy.stats.spearmanr", () => {
-  assert.equal(stats.rankCorrelation([1, 2, 3, 4], [10, 20, 30, 40]), 1);
-  assert.equal(stats.rankCorrelation([1, 2, 3, 4], [4, 3, 2, 1]), -1);
-  // spearmanr([1, 2, 2, 4, 5], [2, 1, 4, 3, 5]).statistic
-  assert.ok(Math.abs(stats.rankCorrelation([1, 2, 2, 4, 5], [2, 1, 4, 3, 5]) - 0.6668859288553502) < 1e-12);
-  assert.equal(stats.rankCorrelation([1, 1, 1], [1, 2, 3]), null);
-  assert.equal(stats.rankCorrelation([1, 2], [1, 2]), null);
-});
-
 test("improvements are new minima; failures are skipped", () => {
   assert.deepEqual(stats.improvements([null, 5, 7, null, 4, 4, 3]), [
     { index: 1, value: 5 },

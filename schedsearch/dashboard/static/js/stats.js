@@ -23,44 +23,6 @@ export function fiveNumbers(values) {
   };
 }
 
-/** The geometric mean of positive numbers; null for none. */
-export function geometricMean(values) {
-  if (values.length === 0) return null;
-  let sum = 0;
-  for (const value of values) sum += Math.log(value);
-  return Math.exp(sum / values.length);
-}
-
-/** Ranks from 1, ties share their mean rank. */
-export function ranks(values) {
-  const order = values.map((_, index) => index).sort((a, b) => values[a] - values[b]);
-  const result = new Array(values.length);
-  for (let start = 0; start < order.length; ) {
-    let end = start;
-    while (end + 1 < order.length && values[order[end + 1]] === values[order[start]]) end += 1;
-    for (let place = start; place <= end; place += 1) result[order[place]] = (start + end) / 2 + 1;
-    start = end + 1;
-  }
-  return result;
-}
-
-/** Spearman's rank correlation; null for fewer than three pairs or when one side is constant. */
-export function rankCorrelation(left, right) {
-  if (left.length < 3) return null;
-  const a = ranks(left);
-  const b = ranks(right);
-  const mean = (left.length + 1) / 2;
-  let both = 0;
-  let aa = 0;
-  let bb = 0;
-  for (let index = 0; index < a.length; index += 1) {
-    both += (a[index] - mean) * (b[index] - mean);
-    aa += (a[index] - mean) ** 2;
-    bb += (b[index] - mean) ** 2;
-  }
-  return aa === 0 || bb === 0 ? null : both / Math.sqrt(aa * bb);
-}
-
 /** The points at which a series gets a new minimum: [{ index, value }], unknown values skipped. */
 export function improvements(values) {
   const steps = [];
