@@ -208,7 +208,9 @@ def test_the_second_step_is_conv2d_wgmma_over_the_workspaces(number: int) -> Non
     [
         (SMALL, PRESETS["a100"], ["9.0", "8.0"]),
         (SMALL, PRESETS["b200"], ["9.0", "10.0"]),
-        (SMALL.replace(dtype="float32", out_dtype="float32"), H200, ["precision", "tf32"]),
+        (SMALL.replace(dtype="float32", out_dtype="float32"), H200, ["dtype is float32", "float16, bfloat16"]),
+        (SMALL.replace(dtype="float8_e4m3"), H200, ["dtype is float8_e4m3", "float16, bfloat16"]),
+        (SMALL.replace(dtype="int8"), H200, ["dtype is int8", "float16, bfloat16"]),
         (SMALL.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
         (SMALL.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
         (SMALL.replace(c=6, groups=2), H200, ["groups", "2"]),

@@ -189,7 +189,7 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
     [
         (BASE, PRESETS["a100"], ["9.0", "8.0"]),
         (BASE, PRESETS["b200"], ["9.0", "10.0"]),
-        (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
+        (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32 with precision fp32", "allowed: tf32"]),
         (BASE.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
         (BASE.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
         (BASE.replace(groups=2), H200, ["groups", "2"]),

@@ -31,6 +31,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.hopper import DTYPES
 from schedsearch.templates.parts.loads import load_halves, load_run
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
@@ -60,6 +61,8 @@ class Conv2dUnfold(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
+        if w.dtype not in DTYPES:
+            return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
             return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
         if w.groups != 1:
