@@ -82,7 +82,7 @@ def dashboard(files: tuple[str, ...], host: str, port: int, token: str, no_brows
         render.note(f"port {port} is in use; taking {found}")
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{found}/" + (f"?token={quote(token)}" if token else "")
-    render.say(f"dashboard: {address} (Ctrl-C ends it)", err=True)
+    render.say(f"dashboard: {address} ({'it ends with the run' if parent else 'Ctrl-C ends it'})", err=True)
     if not no_browser and sys.stderr.isatty():
         threading.Timer(0.5, webbrowser.open, [address]).start()
     answers = Answers(databases, replays)
