@@ -20,7 +20,9 @@ from schedsearch.launch import Pointer, Scalar
 from schedsearch.ops import ArgSpec, Operand, Parameter, ScalarSpec, StageKind, stages
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import Template, load_templates
-from schedsearch.templates.conv2d import mma, mma_kernel
+from schedsearch.templates.conv2d import mma, mma_kernel, mma_store
+from schedsearch.templates.parts import addressing
+from schedsearch.templates.parts import mma as mma_part
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import STAGE_CODES, StageCode
 from schedsearch.testing.emulator import Emulator, Memory
@@ -195,9 +197,8 @@ def test_a_new_stage_gets_its_operands_in_the_mma_template(monkeypatch: pytest.M
     workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=k, r=1, s=1, epilogue=epilogue)
     memory = Memory()
     emulator = Emulator(memory, lambda value, *_: value, late_copies=False)
-    emulator.stand_in(monkeypatch, mma_kernel)
-    monkeypatch.setattr(mma_kernel, "_COPY", {piece: emulator.copy(2 * piece) for piece in (1, 2, 4, 8)})
-    monkeypatch.setattr(mma, "Epilogue", lambda workload: EmulatedEpilogue(workload, memory))
+    emulator.stand_in(monkeypatch, mma_kernel, mma_store, addressing, mma_part)
+    monkeypatch.setattr(mma, "Epilogue", lambda workload, further: EmulatedEpilogue(workload, memory))
     arrays = integers(workload, np.random.default_rng(0))
     buffers = {name: memory.add(array.astype(np.float16)) for name, array in arrays.items()}
     y = np.full(workload.output.shape, np.nan, np.float16)
