@@ -16,6 +16,7 @@ from schedsearch.config import Config
 from schedsearch.launch import Scalar
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
+from schedsearch.templates.conv2d.geometry import Blocks, Im2col
 from schedsearch.templates.conv2d.merged_weights import MERGED
 from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
 from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
@@ -276,6 +277,31 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, conf
         right = np.rint((np.arange(workload.k) % 3 + 1) * right / 2)
         right = np.clip(right, np.iinfo(y.dtype).min, np.iinfo(y.dtype).max)
     np.testing.assert_array_equal(y, Layout.parse(workload.layout).pack(right, "NHWC"))
+
+
+@pytest.mark.parametrize(("block", "of_y"), [(16, 48), (48, 16), (16, 32)], ids=str)
+def test_blocks_whose_images_follow_each_other_are_folded_into_rows(
+    monkeypatch: pytest.MonkeyPatch, block: int, of_y: int
+) -> None:
+    """x in (C / x, N, H, W, x) and y likewise, with weights in OHWI: a tile has pixels of several images."""
+    workload = Workload.conv2d(**{**INTEGERS, "n": 3, "h": 5, "k": 96 if of_y == 32 else 48})
+    emulator = ClusterEmulator(Memory(), lambda value, *_: value, True)
+    emulator.stand_in(monkeypatch, module, gather, pipeline, sharing, store, walk, wgmma)
+    x_blocks, y_blocks = Blocks.folded(48, 3, block), Blocks.folded(workload.k, 3, of_y)
+    gemm = Im2col.of(workload, x=x_blocks, y=y_blocks)
+    assert gemm.images == 1
+    rng = np.random.default_rng(0)
+    x, weight = (rng.integers(-3, 4, arg.shape).astype(np.int8) for arg in workload.signature)
+    _, p, q, k = workload.output.shape
+    y = np.zeros((y_blocks.count, 3, p, q, of_y), np.int32)
+    config = Config({**SMALL, "bn": of_y, "bk": 32 if block == 16 else 64})
+    assert TEMPLATE.space(workload, H200, gemm).check(config) == []
+    step = TEMPLATE.kernel(workload, H200, config, gemm).steps[0]
+    folded = np.ascontiguousarray(np.moveaxis(x.reshape(3, 5, 6, -1, block), 3, 0))
+    tensors = {"x": folded, "weight": weight.reshape(k, -1, 48)}
+    emulator.run(step, {"y": emulator.memory.add(y)}, 2, tensors)
+    right = convolve(workload, x.astype(np.float32), weight.astype(np.float32)).astype(np.int64)
+    np.testing.assert_array_equal(np.moveaxis(y, 0, 3).reshape(right.shape), right)
 
 
 # --- Synchronisation of a cluster's blocks ------------------------------------------------------------------------------

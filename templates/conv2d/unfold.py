@@ -11,6 +11,9 @@ Zeros fill up the S * C channels to `channels`, a multiple of 8. The remaining c
     row(p, r) = p * stride_h - top + r * dilation_h
 
 The first launch unfolds both arguments. The second one is conv2d_wgmma's kernel. See docs/kernels/conv2d_unfold.md.
+
+For int8 and uint8 the chunk of 16 bytes has 16 channels. If x has a zero point, columns outside of the image are filled with
+it. Rows outside of the image are TMA's zeros, whose sums conv2d_wgmma corrects (`parts.zero_points`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from typing import Any
 from numba import cuda, types
 
 from schedsearch.config import Config
-from schedsearch.launch import Grid, Pointer
+from schedsearch.launch import Grid, Pointer, Scalar
+from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -32,13 +37,13 @@ from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.hopper import DTYPES
-from schedsearch.templates.parts.loads import load_halves, load_run
+from schedsearch.templates.parts.loads import load_four_bytes, load_halves, load_run, load_run_of_bytes
 from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.zero_points import SCALAR, ZeroPoint
 from schedsearch.workload import Workload
 
-ELEMENT_BYTES = 2
-CHUNK = 8  # elements that a thread writes at once, 16 bytes
-MAX_UNFOLDED_CHANNELS = 128  # beyond this, the larger x costs more than loading it tap by tap
+CHUNK_BYTES = 16  # that a thread writes at once
+MAX_UNFOLDED_BYTES = 256  # of a pixel; beyond this, the larger x costs more than loading it tap by tap
 MAX_ELEMENTS = 2**31 - 1  # limit for a row of pixels and for the weights; positions in them are 32-bit
 
 UNFOLD_THREADS = (64, 128, 256)
@@ -61,23 +66,25 @@ class Conv2dUnfold(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
-        if w.dtype not in DTYPES:
-            return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
             return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
-        if w.c % CHUNK == 0:
-            return f"c is {w.c}; allowed: what is not a multiple of 8; conv2d_wgmma takes multiples as they are"
-        if reason := epilogue_problem(w):
+        size = dtype_of(w.dtype).nbytes
+        if w.dtype not in (*DTYPES, *INTEGERS):
+            return f"dtype is {w.dtype}; allowed: {', '.join((*DTYPES, *INTEGERS))}"
+        chunk, most = CHUNK_BYTES // size, MAX_UNFOLDED_BYTES // size
+        if w.c % chunk == 0:
+            return f"c is {w.c}; allowed: what is not a multiple of {chunk}; conv2d_wgmma takes multiples as they are"
+        if size == 2 and (reason := epilogue_problem(w)):
             return reason
         unfolded = Unfolded.of(w)
-        if unfolded.channels > MAX_UNFOLDED_CHANNELS:
-            return f"s * c is {w.s * w.c}; allowed: up to {MAX_UNFOLDED_CHANNELS}, the channels of an unfolded pixel"
+        if unfolded.channels > most:
+            return f"s * c is {w.s * w.c}; allowed: up to {most}, the channels of an unfolded pixel"
         for meaning, elements in (
             ("a padded row of x", (w.w + w.padding[1] + w.padding[3]) * w.c),
-            ("an unfolded row of x", unfolded.row_chunks * CHUNK),
-            ("the unfolded weight", unfolded.weight_chunks * CHUNK),
+            ("an unfolded row of x", unfolded.row_chunks * chunk),
+            ("the unfolded weight", unfolded.weight_chunks * chunk),
         ):
             if elements > MAX_ELEMENTS:
                 return f"{meaning} has {elements} elements; allowed: less than 2**31"
@@ -94,7 +101,7 @@ class Conv2dUnfold(Template):
             Knob(
                 "unfold_chunks",
                 UNFOLD_CHUNKS,
-                "chunks of 8 unfolded channels per thread; more chunks make fewer, longer blocks",
+                f"chunks of {unfolded.chunk} unfolded channels per thread; more chunks make fewer, longer blocks",
             ),
         )
         constraints = (
@@ -130,22 +137,28 @@ class Conv2dUnfold(Template):
         inner = _INNER.kernel(unfolded.workload, target, inner_config)
         unfold = KernelStep(
             build_unfold(workload, threads, chunks),
-            tuple(Pointer(name) for names in _WORKSPACES.items() for name in names),
+            (*(Pointer(name) for names in _WORKSPACES.items() for name in names), *_zero_point(workload)),
             Grid(unfolded.blocks(threads * chunks)),
             threads,
             shaped_by=frozenset({"contiguous"}),
         )
-        convolve = [over_workspaces(step, _WORKSPACES) for step in inner.steps]
-        loaded = ELEMENT_BYTES * unfolded.piece
+        *before, convolve = inner.steps
+        convolve = over_workspaces(convolve, _WORKSPACES)
+        loaded = unfolded.element_bytes * unfolded.piece
+        aligned_weight = loaded
+        if before:  # the table of a zero point; the weights are those of R x 1 taps over S * C channels
+            zero = ZeroPoint.of(unfolded.workload.replace(c=workload.s * workload.c))
+            assert zero is not None and len(before) == 1
+            before, aligned_weight = [zero.step()], max(loaded, 4)
         return dataclasses.replace(
             inner,
-            steps=(unfold, *convolve),
+            steps=(*before, unfold, convolve),
             workspaces={
                 **inner.workspaces,
-                "x_unfolded": CHUNK * ELEMENT_BYTES * unfolded.x_chunks,
-                "weight_unfolded": CHUNK * ELEMENT_BYTES * unfolded.weight_chunks,
+                "x_unfolded": CHUNK_BYTES * unfolded.x_chunks,
+                "weight_unfolded": CHUNK_BYTES * unfolded.weight_chunks,
             },
-            alignments={**inner.alignments, "x": loaded, "weight": loaded},
+            alignments={**inner.alignments, "x": loaded, "weight": aligned_weight},
         )
 
 
@@ -155,10 +168,11 @@ class Unfolded:
 
     Attributes:
         workload: R x 1 taps over `channels` channels, with the same output.
-        channels: S * C, filled up to a multiple of 8.
+        channels: S * C, filled up to whole chunks.
         pixel_chunks, row_chunks: 16-byte chunks of an unfolded pixel and of a row of them.
         x_chunks, weight_chunks: 16-byte chunks of the whole arguments.
-        piece: elements of x and weight per load: the most that stay within a tap and are aligned.
+        piece: elements of x and weight per load: the most that stay within a tap and are aligned, up to 4 bytes.
+        element_bytes: of x and weight.
     """
 
     workload: Workload
@@ -168,27 +182,36 @@ class Unfolded:
     x_chunks: int
     weight_chunks: int
     piece: int
+    element_bytes: int
 
     @classmethod
     def of(cls, workload: Workload) -> Unfolded:
         w = workload
         out_w = w.output.shape[2]
-        pixel_chunks = math.ceil(w.s * w.c / CHUNK)
+        size = dtype_of(w.dtype).nbytes
+        chunk = CHUNK_BYTES // size
+        pixel_chunks = math.ceil(w.s * w.c / chunk)
         top, _, bottom, _ = w.padding
         inner = w.replace(
-            w=out_w, c=pixel_chunks * CHUNK, s=1, stride=(w.stride[0], 1), padding=(top, 0, bottom, 0),
+            w=out_w, c=pixel_chunks * chunk, s=1, stride=(w.stride[0], 1), padding=(top, 0, bottom, 0),
             dilation=(w.dilation[0], 1),
         )  # fmt: skip
         assert inner.output == w.output
         return cls(
             inner,
-            pixel_chunks * CHUNK,
+            pixel_chunks * chunk,
             pixel_chunks,
             out_w * pixel_chunks,
             w.n * w.h * out_w * pixel_chunks,
             w.k * w.r * pixel_chunks,
-            piece=2 if w.c % 2 == 0 else 1,
+            piece=math.gcd(w.c, 4 // size),
+            element_bytes=size,
         )
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK_BYTES // self.element_bytes
 
     @property
     def chunks(self) -> int:
@@ -197,6 +220,60 @@ class Unfolded:
     def blocks(self, block_chunks: Any) -> Any:
         """Number of blocks that unfold x and of blocks that unfold the weights, with `block_chunks` chunks each."""
         return -(-self.x_chunks // block_chunks) - (-self.weight_chunks // block_chunks)
+
+
+def _zero_point(workload: Workload) -> tuple[Scalar, ...]:
+    """The further parameters of the unfolding: the zero point of x, if it has one."""
+    return (Scalar(SCALAR),) if workload.zero_points else ()
+
+
+def _loads(unfolded: Unfolded) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """How a thread loads a chunk of four words.
+
+    Returns:
+        `run(address, first, stop, fill)`: of neighbouring elements, of which [first, stop) are valid.
+        `words(row, first, element, position_of, address_of, fill)`: of elements from `element` on. Their positions in the
+            row at address `row` are `position_of(first, element)`, negative outside of the image.
+        `fill_of(scalars)`: a word of elements outside of the image.
+    """
+    run_of_halves, run_of_bytes = load_run(min(unfolded.piece, 2)), load_run_of_bytes(unfolded.piece)
+
+    def halves(address: Any, first: Any, stop: Any, fill: Any) -> Any:
+        return run_of_halves(address, first, stop)
+
+    def pair(row: Any, first: Any, element: Any, position_of: Any, address_of: Any) -> Any:
+        low, high = position_of(first, element), position_of(first, types.int32(element + 1))
+        return load_halves(address_of(row, low), types.int32(low >= 0), address_of(row, high), types.int32(high >= 0))
+
+    def words_of_halves(row: Any, first: Any, element: Any, position_of: Any, address_of: Any, fill: Any) -> Any:
+        w0 = pair(row, first, element, position_of, address_of)
+        w1 = pair(row, first, types.int32(element + 2), position_of, address_of)
+        w2 = pair(row, first, types.int32(element + 4), position_of, address_of)
+        w3 = pair(row, first, types.int32(element + 6), position_of, address_of)
+        return w0, w1, w2, w3
+
+    def four(row: Any, first: Any, element: Any, position_of: Any, fill: Any) -> Any:
+        p0, p1 = position_of(first, element), position_of(first, types.int32(element + 1))
+        p2, p3 = position_of(first, types.int32(element + 2)), position_of(first, types.int32(element + 3))
+        return load_four_bytes(row, p0, p1, p2, p3, fill)
+
+    def words_of_bytes(row: Any, first: Any, element: Any, position_of: Any, address_of: Any, fill: Any) -> Any:
+        w0 = four(row, first, element, position_of, fill)
+        w1 = four(row, first, types.int32(element + 4), position_of, fill)
+        w2 = four(row, first, types.int32(element + 8), position_of, fill)
+        w3 = four(row, first, types.int32(element + 12), position_of, fill)
+        return w0, w1, w2, w3
+
+    def zero_point(scalars: Any) -> Any:
+        return types.uint32((types.int32(scalars[0]) & 255) * 0x01010101)
+
+    def zero(scalars: Any) -> Any:
+        return types.uint32(0)
+
+    fill_of = zero_point if unfolded.workload.zero_points else zero
+    if unfolded.element_bytes == 2:
+        return halves, words_of_halves, fill_of
+    return run_of_bytes, words_of_bytes, fill_of
 
 
 def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callable[..., None]:
@@ -215,9 +292,10 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
     x_blocks = -(-x_chunks // block_chunks)
     count = types.uint64 if x_chunks + block_chunks >= 2**32 else types.uint32
     contiguous = dilation_w == 1 or workload.s == 1  # neighbouring taps are neighbours in x
-    run = load_run(unfolded.piece)
+    chunk_elements, element_bytes = unfolded.chunk, unfolded.element_bytes
+    run, words, fill_of = _loads(unfolded)
 
-    def unfold(x, x_unfolded, weight, weight_unfolded) -> None:  # type: ignore[no-untyped-def]
+    def unfold(x, x_unfolded, weight, weight_unfolded, *scalars) -> None:  # type: ignore[no-untyped-def]
         def position_of(first: Any, element: Any) -> Any:
             """The position in its row of x of an element, for the pixel whose first tap is column `first`; -1 if outside."""
             tap = types.int32(types.uint32(element) // types.uint32(c))
@@ -228,12 +306,7 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
             return position
 
         def address_of(row: Any, position: Any) -> Any:
-            return types.uint64(row + types.uint64(types.int64(position) * ELEMENT_BYTES))
-
-        def load_pair(row: Any, first: Any, element: Any) -> Any:
-            """Two elements of the pixel whose first tap is column `first`. The row begins at address `row`."""
-            low, high = position_of(first, element), position_of(first, types.int32(element + 1))
-            return load_halves(address_of(row, low), types.int32(low >= 0), address_of(row, high), types.int32(high >= 0))
+            return types.uint64(row + types.uint64(types.int64(position) * element_bytes))
 
         block, thread = types.uint32(cuda.blockIdx.x), types.uint32(cuda.threadIdx.x)
         if block < x_blocks:
@@ -247,20 +320,17 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
                     rows = types.uint32(place // types.uint32(row_chunks))
                     place = types.uint32(place - rows * types.uint32(row_chunks))
                     pixel = types.uint32(place // types.uint32(pixel_chunks))
-                    element = types.int32((place - pixel * types.uint32(pixel_chunks)) * CHUNK)
+                    element = types.int32((place - pixel * types.uint32(pixel_chunks)) * chunk_elements)
                     column = types.int32(types.int32(pixel) * stride_w - left)  # column of the first tap
                     row = types.uint64(first_row) + types.uint64(rows)
-                    address = types.uint64(x + types.uint64(row) * types.uint64(row_elements * ELEMENT_BYTES))
+                    address = types.uint64(x + types.uint64(row) * types.uint64(row_elements * element_bytes))
                     if contiguous:
                         position = types.int32(column * c + element)
                         stop = min(types.int32(row_elements - position), types.int32(taps_elements - element))
-                        w0, w1, w2, w3 = run(address_of(address, position), types.int32(-position), stop)
+                        w0, w1, w2, w3 = run(address_of(address, position), types.int32(-position), stop, fill_of(scalars))
                     else:
-                        w0 = load_pair(address, column, element)
-                        w1 = load_pair(address, column, types.int32(element + 2))
-                        w2 = load_pair(address, column, types.int32(element + 4))
-                        w3 = load_pair(address, column, types.int32(element + 6))
-                    to = (types.uint64(first_chunk) + types.uint64(chunk)) * types.uint64(CHUNK * ELEMENT_BYTES)
+                        w0, w1, w2, w3 = words(address, column, element, position_of, address_of, fill_of(scalars))
+                    to = (types.uint64(first_chunk) + types.uint64(chunk)) * types.uint64(CHUNK_BYTES)
                     ptx.store_global_v4(types.uint64(x_unfolded + to), w0, w1, w2, w3)
         else:
             for i in range(thread_chunks):
@@ -268,11 +338,11 @@ def build_unfold(workload: Workload, threads: int, thread_chunks: int) -> Callab
                 chunk = types.uint32(chunk + thread + types.uint32(i * threads))
                 if chunk < weight_chunks:
                     rows = types.uint32(chunk // types.uint32(pixel_chunks))
-                    element = types.int32((chunk - rows * types.uint32(pixel_chunks)) * CHUNK)
-                    address = types.uint64(weight + types.uint64(rows) * types.uint64(taps_elements * ELEMENT_BYTES))
+                    element = types.int32((chunk - rows * types.uint32(pixel_chunks)) * chunk_elements)
+                    address = types.uint64(weight + types.uint64(rows) * types.uint64(taps_elements * element_bytes))
                     stop = types.int32(taps_elements - element)
-                    w0, w1, w2, w3 = run(address_of(address, element), types.int32(0), stop)
-                    to = types.uint64(chunk) * types.uint64(CHUNK * ELEMENT_BYTES)
+                    w0, w1, w2, w3 = run(address_of(address, element), types.int32(0), stop, types.uint32(0))
+                    to = types.uint64(chunk) * types.uint64(CHUNK_BYTES)
                     ptx.store_global_v4(types.uint64(weight_unfolded + to), w0, w1, w2, w3)
 
     return unfold
