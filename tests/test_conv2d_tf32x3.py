@@ -15,6 +15,7 @@ import schedsearch.templates.conv2d.tf32x3 as module
 import schedsearch.templates.conv2d.wgmma as inner
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
+from schedsearch.ops import Layout
 from schedsearch.target import PRESETS
 from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma
 from schedsearch.testing.cluster_emulator import ClusterEmulator
@@ -74,6 +75,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "channels that end within a step": ({}, SMALL),
     "one part for each step": ({"c": 32, "k": 8}, {**SMALL, "bn": 16}),
     "one pixel, one image": ({"n": 1, "h": 1, "w": 1, "c": 12, "r": 1, "s": 1, "padding": 0}, SMALL),
+    "blocks of channels": ({"c": 32, "k": 32, "layout": "NCHW16c", "weight_layout": "OIHW16o16i"}, {**SMALL, "bk": 16}),
     "strided, split by 2": ({"stride": (2, 1), "dilation": (1, 2), "padding": (2, 0, 1, 3)}, {**SMALL, "split_k": 2}),
 }
 
@@ -94,18 +96,28 @@ def test_the_launches_compute_float32(
     y = np.full(workload.output.shape, np.nan, np.float32)
     spaces = {name: np.full(nbytes // 4, np.nan, np.float32) for name, nbytes in source.workspaces.items()}
     buffers = {name: memory.add(array) for name, array in {**arrays, **spaces, "y": y}.items()}
-    channels = 3 * workload.c
+    x_split, _ = module.split_workload(workload).signature
+    by_taps = (workload.k, -1, 3 * workload.c) if workload.layout == "NHWC" else (-1,)
     tensors = {
-        "x_split": spaces["x_split"].reshape(*workload.signature[0].shape[:3], channels),
-        "weight_split": spaces["weight_split"].reshape(workload.k, -1, channels),
+        "x_split": spaces["x_split"].reshape(x_split.shape),
+        "weight_split": spaces["weight_split"].reshape(by_taps),
     }
     for step in source.steps:
         emulator.run(step, buffers, 2, tensors)
-    expected = numpy_conv2d(workload, arrays)
-    magnitude = numpy_conv2d(workload, arrays, absolute=True)
+    plain_workload = workload.replace(layout="NHWC", weight_layout="OHWI")
+    layouts = {"x": Layout.parse(workload.layout), "weight": Layout.parse(workload.weight_layout)}
+    sizes = {"N": workload.n, "C": workload.c, "H": workload.h, "W": workload.w}
+    filter_sizes = {"O": workload.k, "I": workload.c, "H": workload.r, "W": workload.s}
+    logical = {
+        "x": layouts["x"].unpack(arrays["x"], sizes, "NHWC"),
+        "weight": layouts["weight"].unpack(arrays["weight"], filter_sizes, "OHWI"),
+    }
+    expected = layouts["x"].pack(numpy_conv2d(plain_workload, logical), "NHWC")
+    magnitude = layouts["x"].pack(numpy_conv2d(plain_workload, logical, absolute=True), "NHWC")
     assert (np.abs(y - expected) <= 2.0**-21 * magnitude).all()
-    high = {name: nearest(array) for name, array in arrays.items()}
-    assert np.abs(numpy_conv2d(workload, high) - expected).max() > 50 * np.abs(y - expected).max()  # one product
+    high = {name: nearest(array) for name, array in logical.items()}
+    one_product = layouts["x"].pack(numpy_conv2d(plain_workload, high), "NHWC")
+    assert np.abs(one_product - expected).max() > 50 * np.abs(y - expected).max()  # one product
 
 
 def test_weights_are_split_once_if_they_are_prepared() -> None:

@@ -8,6 +8,8 @@ The parts become channels, in two workspaces, and the sum of products over 3 C c
     x_split[n, h, w, :]      = x_lo, x_hi, x_hi      C channels each
     weight_split[k, r, s, :] = w_hi, w_lo, w_hi
 
+In NCHW[x]c the parts are blocks of channels: x_split[n] has all blocks of x_lo, then all of x_hi, twice.
+
 The error of a product: both parts are rounded to nearest, so |x_lo| <= 2^-11 |x|, and x_hi + x_lo is off by at most
 2^-22 |x|. What is left out is x_lo * w_lo, at most 2^-22 |x w|. Together that is less than 3 * 2^-22 = 12 * 2^-24 |x w|.
 The bound of float32 for a sum of K products is K 2^-24 times the sum of |x w|, so K must be at least 12.
@@ -27,11 +29,13 @@ from collections.abc import Callable
 from numba import cuda, types
 
 from schedsearch.config import Config
-from schedsearch.launch import Grid, Param, Pointer, TensorMap
+from schedsearch.launch import Grid, Pointer
+from schedsearch.ops import ArgSpec
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
+from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import ptx, tf32
 from schedsearch.workload import Workload
 
@@ -42,11 +46,14 @@ SPLIT_THREADS = 256
 
 _INNER = Conv2dWgmma()
 _WORKSPACES = {"x": "x_split", "weight": "weight_split"}
+_CHANNELS = {"x": "C", "weight": "I"}  # the axis that the parts are placed along
 _LOW_PART = {"x": 0, "weight": 1}  # the place of the fine part; the coarse part has the other two
 
 
 class Conv2dTf32x3(Template):
-    """conv2d for compute capability 9.0: float32 with errors of float32, by three TF32 products; NHWC and OHWI.
+    """conv2d for compute capability 9.0: float32 with errors of float32, by three TF32 products.
+
+    Layouts are those of conv2d_wgmma: NHWC and OHWI, or NCHW[x]c and OIHW[x]o[x]i.
 
     A configuration is one of conv2d_wgmma for the split workload.
     """
@@ -82,7 +89,7 @@ class Conv2dTf32x3(Template):
         arguments = {spec.name: spec for spec in workload.signature[:2]}
         splits = [
             KernelStep(
-                build_split(spec.size, workload.c, _LOW_PART[name]),
+                build_split(spec.size, _run(spec, _CHANNELS[name]), _LOW_PART[name]),
                 (Pointer(name), Pointer(_WORKSPACES[name])),
                 Grid(math.ceil(spec.size / (CHUNK * SPLIT_THREADS))),
                 SPLIT_THREADS,
@@ -90,7 +97,7 @@ class Conv2dTf32x3(Template):
             )
             for name, spec in arguments.items()
         ]
-        convolve = [dataclasses.replace(s, params=tuple(_over_workspace(p) for p in s.params)) for s in inner.steps]
+        convolve = [over_workspaces(step, _WORKSPACES) for step in inner.steps]
         workspaces = {_WORKSPACES[name]: PARTS * spec.nbytes for name, spec in arguments.items()}
         return dataclasses.replace(inner, steps=(*splits, *convolve), workspaces={**inner.workspaces, **workspaces})
 
@@ -100,32 +107,30 @@ def split_workload(workload: Workload) -> Workload:
     return workload.replace(c=PARTS * workload.c, precision="tf32")
 
 
-def _over_workspace(param: Param) -> Param:
-    """The parameter; if its argument is split, it refers to the workspace instead."""
-    if isinstance(param, (Pointer, TensorMap)) and param.buffer in _WORKSPACES:
-        return dataclasses.replace(param, buffer=_WORKSPACES[param.buffer])
-    return param
+def _run(spec: ArgSpec, axis: str) -> int:
+    """Neighbours in memory that hold all channels of a pixel; of an image or a block of filters, if channels have blocks."""
+    return math.prod(spec.shape[spec.axes.index(axis) :])
 
 
-def build_split(elements: int, channels: int, low_part: int) -> Callable[..., None]:
+def build_split(elements: int, run: int, low_part: int) -> Callable[..., None]:
     """The kernel (source, destination): a thread splits 4 neighbouring channels.
 
     Args:
         elements: of the source.
-        channels: neighbours in memory that become 3 * channels.
+        run: neighbours in memory that become 3 * run.
         low_part: 0 or 1, which third gets the fine part.
     """
-    chunks, row_chunks = elements // CHUNK, channels // CHUNK
-    low_offset, high_offset = low_part * 4 * channels, (1 - low_part) * 4 * channels
-    last_offset = 2 * 4 * channels
+    chunks, run_chunks = elements // CHUNK, run // CHUNK
+    low_offset, high_offset = low_part * 4 * run, (1 - low_part) * 4 * run
+    last_offset = 2 * 4 * run
     index = types.uint64 if chunks + SPLIT_THREADS >= 2**32 else types.uint32
 
     def split(source, destination) -> None:  # type: ignore[no-untyped-def]
         chunk = index(index(cuda.blockIdx.x) * index(SPLIT_THREADS) + index(cuda.threadIdx.x))
         if chunk < chunks:
-            row = index(chunk // index(row_chunks))
-            past_row = types.uint64(index(chunk - row * index(row_chunks))) * types.uint64(16)
-            to = types.uint64(destination + types.uint64(row) * types.uint64(12 * channels) + past_row)
+            number = index(chunk // index(run_chunks))
+            past_first = types.uint64(index(chunk - number * index(run_chunks))) * types.uint64(16)
+            to = types.uint64(destination + types.uint64(number) * types.uint64(12 * run) + past_first)
             w0, w1, w2, w3 = tf32.load_global_v4(types.uint64(source + types.uint64(chunk) * types.uint64(16)))
             h0, l0 = tf32.split(w0)
             h1, l1 = tf32.split(w1)
