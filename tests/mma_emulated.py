@@ -60,7 +60,8 @@ class Stages(SimpleNamespace):
 
     def __init__(self, workload: Workload, further: Any, arrays: Mapping[str, Array]) -> None:
         real = Epilogue(workload, further)
-        wrap = TYPES.uint32 if accumulator_dtype(workload.dtype, workload.weight_dtype) == "uint32" else TYPES.int32
+        w = workload
+        wrap = TYPES.uint32 if accumulator_dtype(w.dtype, w.weight_dtype, w.zero_points) == "uint32" else TYPES.int32
         names = [stage.name for stage in workload.epilogue]
         super().__init__(params=real.params, alignments=real.alignments, index=real.index)
 

@@ -111,7 +111,7 @@ def test_random_convolutions_are_exact_with_random_configurations(drawn: tuple[W
 def test_sums_wrap_around_like_those_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     w = conv2d(n=1, h=1, w=1, c=40_000, k=1, r=1, s=1, dtype="uint8")
     arrays = {"x": np.full(w.signature[0].shape, 255, np.uint8), "weight": np.full(w.signature[1].shape, 255, np.uint8)}
-    assert 2**31 < 40_000 * 255 * 255 < 2**32 and w.output.dtype == accumulator_dtype("uint8", "uint8") == "uint32"
+    assert 2**31 < 40_000 * 255 * 255 < 2**32 and w.output.dtype == accumulator_dtype("uint8", "uint8", ()) == "uint32"
     config = dict(bm=16, bn=16, bk=256, wm=16, wn=16, slices=1, stages=2, panel=1, blocks_per_sm=0)
     y = emulate(monkeypatch, w, complete(w, config), arrays)
     assert y.item() == 40_000 * 255 * 255

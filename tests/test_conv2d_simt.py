@@ -180,8 +180,7 @@ def draw(seed: int) -> tuple[Workload, Config]:
     if integer:
         parameters["weight_dtype"] = rng.choice(("int8", "uint8"))
         parameters["zero_points"] = [name for name in ("x", "weight") if rng.random() < 0.4]
-        unsigned = dtype == parameters["weight_dtype"] == "uint8"  # zero points would make some sums negative
-        parameters["epilogue"] = rng.choice([[], *EPILOGUES]) if not (unsigned and parameters["zero_points"]) else []
+        parameters["epilogue"] = rng.choice([[], *EPILOGUES])
     if block == 1:
         parameters["weight_layout"] = rng.choice(("OHWI", "OIHW"))
     workload = conv2d(**parameters)

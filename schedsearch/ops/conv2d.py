@@ -106,7 +106,7 @@ _PARAMETERS = {
         {"enum": list(DTYPES)},
     ),
     "out_dtype": Parameter(
-        "of y; default: dtype; float16 if x is float8; what the epilogue makes of int32 (uint32 if both are uint8)",
+        "of y; default: dtype; float16 if x is float8; for whole numbers what the epilogue makes of their 32-bit sums",
         {"enum": [*DTYPES[:3], "int32", "uint32", *INTEGERS]},
     ),
     "precision": Parameter.choice(
@@ -287,7 +287,7 @@ class Conv2d(Op):
         image = {"N": p["n"], "C": p["k"], "H": out_h, "W": out_w}
         dtype = p["out_dtype"]
         if p["dtype"] in INTEGERS:
-            dtype = accumulator_dtype(p["dtype"], p["weight_dtype"])
+            dtype = accumulator_dtype(p["dtype"], p["weight_dtype"], p["zero_points"])
         elif p["dtype"] in FLOAT8 and any(stage.name == "dequantise" for stage in p["epilogue"]):
             dtype = "float32"
         return ArgSpec("y", p["layout"], Layout.parse(p["layout"]).shape(image), dtype)
@@ -365,9 +365,9 @@ class Conv2d(Op):
 CONV2D = Conv2d()
 
 
-def accumulator_dtype(dtype: str, weight_dtype: str) -> str:
-    """The format of sums of 8-bit products."""
-    return "uint32" if dtype == weight_dtype == "uint8" else "int32"
+def accumulator_dtype(dtype: str, weight_dtype: str, zero_points: Sequence[str]) -> str:
+    """The format of sums of 8-bit products. With a zero point even those of uint8 may be negative."""
+    return "uint32" if dtype == weight_dtype == "uint8" and not zero_points else "int32"
 
 
 def _default_out_dtype(params: Mapping[str, Any]) -> str:
@@ -378,7 +378,9 @@ def _default_out_dtype(params: Mapping[str, Any]) -> str:
         return next((stage.params["to"] for stage in stages if stage.name == "dequantise"), "float16")
     if dtype not in INTEGERS:
         return str(dtype)
-    found = ArgSpec("y", "K", (1,), accumulator_dtype(dtype, params.get("weight_dtype", dtype)))
+    found = ArgSpec(
+        "y", "K", (1,), accumulator_dtype(dtype, params.get("weight_dtype", dtype), params.get("zero_points", ()))
+    )
     for stage in stages:
         found = stage.kind.output(found, stage.params)
     return found.dtype

@@ -361,7 +361,9 @@ def _store_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload) -> 
     run = math.gcd(run, plan.tile_channels) or plan.tile_channels
     whole = plan.shape.outputs % plan.tile_channels == 0
     outputs, ow_tile, lanes, y_size = plan.shape.outputs, plan.ow_tile, plan.tile_channels, plan.y.size
-    number, element, fused = getattr(types, accumulator_dtype(workload.dtype, workload.weight_dtype)), *_parts(epilogue)
+    w = workload
+    number = getattr(types, accumulator_dtype(w.dtype, w.weight_dtype, w.zero_points))
+    element, fused = _parts(epilogue)
 
     def store(sums, y, n, first, k0, p, q, operands):  # type: ignore[no-untyped-def]
         out = as_array(y, (y_size,), element)

@@ -192,12 +192,11 @@ class _Plan:
     def of(cls, workload: Workload, operands: Sequence[EpilogueOperand], older: bool = False) -> _Plan:
         by_name = {operand.name: operand for operand in operands}
         stages = []
-        zero_points = workload.params.get("zero_points", ())  # with one, sums of uint8 may be negative
         for stage, number in zip(workload.epilogue, stage_inputs(workload)):
             code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
             named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
-            named |= {"int": "s32" if zero_points else dtype_of(number).ptx} if of_integer else {}
+            named |= {"int": dtype_of(number).ptx} if of_integer else {}
             arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
             text = code.integer if of_integer else (code.older if older else "") or code.ptx
             stages.append(_Stage(text, arrays, tuple(named.items()), code.temporaries))
