@@ -150,7 +150,7 @@ class PretendedRunner:
 class NoStore:
     """Takes records and forgets them."""
 
-    def append(self, record: Record) -> int:
+    def append(self, record: Record, run_so_far: Any = None) -> int:
         return 0
 
     def promote(self, record_id: int, artifact: Artifact, *, if_faster: bool) -> bool:

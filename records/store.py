@@ -157,12 +157,14 @@ class Store:
             if not done.rowcount:
                 raise UsageError(f"{self.name} has no run {run_id!r}")
 
-    def append(self, record: Record) -> int:
+    def append(self, record: Record, run_so_far: Mapping[str, Any] | None = None) -> int:
         """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
 
         Args:
             record: of any outcome. Its code is stored only when it is promoted. With an empty `source` it was measured here,
                 and this machine signs it.
+            run_so_far: what the record's run tells about itself while it goes on (JSON values). It becomes the summary of
+                the run in the same transaction, unless the run has ended.
 
         Returns:
             The record's id; ids grow in the order of appending.
@@ -185,6 +187,10 @@ class Store:
             if record_id is None:
                 known = sa.select(schema.record.c.id).where(schema.record.c.content_id == row["content_id"])
                 record_id = connection.execute(known).scalar_one()
+            if run_so_far is not None:
+                open_run = (schema.run.c.id == record.run, schema.run.c.finished_at.is_(None))
+                summary = canonical_json(dict(run_so_far))
+                connection.execute(sa.update(schema.run).where(*open_run).values(summary=summary))
         return int(record_id)
 
     def promote(

@@ -217,16 +217,15 @@ def promote_fastest(store: Store, workloads: list[Workload], target: str) -> Non
             store.promote(min(raced, key=lambda row: row.measurement.time_ns or 0.0).id)
 
 
-def add_trials(path: Path, count: int = 1, *, seed: int = 99) -> list[int]:
+def add_trials(path: Path, count: int = 1, *, seed: int = 99, run_so_far: dict[str, Any] | None = None) -> list[int]:
     """Appends candidates of `SMALL` to the newest run, as a live tune does; returns the ids."""
     rng = random.Random(seed)
     with Store.open(path) as store:
         run = store.runs()[-1]["id"]
         sources = configs(rng)
         next(sources)
-        return [
-            store.append(a_trial(SMALL, A100, TEMPLATES[0], next(sources), rng, time.time(), run=run)) for _ in range(count)
-        ]
+        trials = (a_trial(SMALL, A100, TEMPLATES[0], next(sources), rng, time.time(), run=run) for _ in range(count))
+        return [store.append(trial, run_so_far) for trial in trials]
 
 
 def hostile_database(path: Path) -> Path:

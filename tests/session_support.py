@@ -177,9 +177,11 @@ class MemoryStore:
         self.runs: dict[str, Any] = {}
         self.threads: set[int] = set()
 
-    def append(self, record: Record) -> int:
+    def append(self, record: Record, run_so_far: dict[str, Any] | None = None) -> int:
         self.threads.add(threading.get_ident())
         self.records.append(record)
+        if run_so_far is not None:
+            self.runs[record.run] = run_so_far
         return len(self.records) - 1
 
     def promote(self, record_id: int, artifact: Artifact, *, if_faster: bool) -> bool:

@@ -128,8 +128,19 @@ class TestOverview:
         assert (run["state"], run["target"], run["stopped"]) == ("running", A100, "")
         assert run["left_s"] == pytest.approx((run["budget_trials"] - run["trials"]) / run["trials_per_s"])
         assert [task["live"] for task in view["tasks"]] == [False, False, True]
-        assert run["shares"]["build"] is None  # not known while it goes on
+        assert run["shares"]["build"] is None, "this run never told its shares"
         assert run["shares"]["builders_busy"] > 0
+
+    def test_a_live_run_has_the_shares_that_it_told_last(self, tmp_path: Path) -> None:
+        path = sample_database(tmp_path / "live.db", live=True, trials=10)
+        shares = {"device": 0.5, "build": 0.25, "tuner": 0.125, "preparing": 0.0625}
+        add_trials(path, run_so_far={"wall_s": 3.0, "phase": "measuring", "shares": shares})
+        with answers_of(path) as answers:
+            run = answers.get("overview")["runs"][0]
+        told = {name: run["shares"][name] for name in (*shares, "other")}
+        assert told == {**shares, "other": 0.0625}
+        assert (run["state"], run["phase"]) == ("running", "measuring")
+        assert run["wall_s"] > 4, "it began that long ago, whatever it told"
 
     def test_the_geometric_mean_is_of_raced_tasks(self, sample: Path) -> None:
         with answers_of(sample) as answers:

@@ -33,7 +33,7 @@ from schedsearch.config import Config
 from schedsearch.errors import ConfigError, Interrupted, PreparationError, TaskPart, UnsupportedError, UsageError
 from schedsearch.measure.builder import Built, Candidate
 from schedsearch.measurement import Anchor, Measurement, Outcome, Record
-from schedsearch.session import tune
+from schedsearch.session import journal, tune
 from schedsearch.session.observer import Observer, Trial
 from schedsearch.session.options import Options
 from schedsearch.session.plan import plan_tasks
@@ -189,6 +189,28 @@ class TestPipeline:
         assert 0.5 < shares.device <= 1
         assert 0 <= shares.build <= 1 and 0 <= shares.tuner <= 1
         assert shares.device + shares.build + shares.tuner + shares.preparing < 1.01
+
+    def test_a_run_notes_its_shares_in_the_store_while_it_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(journal, "NOTE_EVERY_S", 0.0)
+        world, noted = World(before=lambda config: time.sleep(0.02)), []
+        append = world.store.append
+        monkeypatch.setattr(world.store, "append", lambda record, so_far: noted.append(so_far) or append(record, so_far))
+        summary = world.tune(trials=12)
+        walls_s = [each["wall_s"] for each in noted]
+        assert walls_s == sorted(walls_s) and walls_s[0] > 0 and walls_s[-1] <= summary.wall_s
+        assert all(0 <= share <= 1 for each in noted for share in each["shares"].values())
+        busy_s = [each["shares"]["device"] * each["wall_s"] for each in noted]
+        assert busy_s[0] >= 0.02 and busy_s[-1] >= 12 * 0.02, "each measurement takes 0.02 s at least"
+        assert noted[0]["phase"] == "preparing" and noted[-1]["phase"] == "racing"
+
+    def test_notes_about_a_run_are_a_second_apart(self) -> None:
+        world = World()
+        noted = []
+        append = world.store.append
+        world.store.append = lambda record, so_far: noted.append(so_far) or append(record, so_far)
+        summary = world.tune(trials=30)
+        assert noted[0] is not None, "the first outcome tells at once"
+        assert sum(each is not None for each in noted) <= 1 + summary.wall_s
 
     def test_preparing_workloads_does_not_count_as_work_of_the_device(self) -> None:
         summary = World(preparation_s=0.5).tune(WORKLOAD, OTHER, trials=8)

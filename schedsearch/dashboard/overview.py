@@ -183,7 +183,8 @@ def _run_row(source: Source, run: dict[str, Any], parts: Sequence[tuple[TaskId, 
     last_at_s = max((done.last_at_s for _, done in parts), default=run["started_at"])
     state = run_state(run, last_at_s, now_s)
     end_s = run["finished_at"] if run["finished_at"] is not None else now_s if state == "running" else last_at_s
-    wall_s = max(0.0, loose.number(summary.get("wall_s")) or end_s - run["started_at"])
+    told_s = loose.number(summary.get("wall_s"))  # of an open run: when it last noted its shares
+    wall_s = max(0.0, told_s if told_s and run["finished_at"] is not None else end_s - run["started_at"])
     trials = sum(done.trials for _, done in parts)
     rate = _recent_rate(source, run["id"], parts, now_s) if state == "running" else trials / wall_s if wall_s else None
     budget, budget_s = loose.whole(info.get("trials")), loose.number(info.get("time_s"))
@@ -206,6 +207,7 @@ def _run_row(source: Source, run: dict[str, Any], parts: Sequence[tuple[TaskId, 
         finished_at_s=run["finished_at"],
         last_at_s=last_at_s,
         wall_s=wall_s,
+        phase=loose.text(summary.get("phase")) if state == "running" else "",
         stopped=loose.text(summary.get("stopped")),
         trials=trials,
         failures=sum(done.failures for _, done in parts),

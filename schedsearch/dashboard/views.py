@@ -59,9 +59,10 @@ class Shares:
 
     Attributes:
         device: it verified and timed candidates.
-        build, tuner: it was idle because it waited for a build, or for a proposal. None while the run is going on.
-        preparing: inputs and references were made. None while the run is going on.
-        other: the remaining part. None while the run is going on.
+        build, tuner: it was idle because it waited for a build, or for a proposal. None if the run did not say, because it
+            has no outcome yet, or because an older schedsearch did not finish it.
+        preparing: inputs and references were made. None if the run did not say.
+        other: the remaining part. None if the run did not say.
         builders_busy: how many builders were at work on average.
     """
 
@@ -91,11 +92,11 @@ class RunRow:
         state: running: it has no end yet and measured something in the last minutes; silent: it has no end and is quiet,
             so it was probably killed; finished; interrupted by its user.
         last_at_s: when its last record was stored.
+        phase: what a running run was doing when it last said so: building, preparing, measuring or racing; "" if not known.
         stopped: why the search ended: trials, time, exhausted or interrupted; "" without an end.
         trials: measured so far. `budget_trials`, `budget_s`: what it may spend; None without such a limit.
         trials_per_s: over the last minute of a running run, otherwise over the whole run.
         left_s: an estimate of what is left until the budget is spent; None unless it is running.
-        unread: records whose task is not in the overview, because they are damaged.
     """
 
     key: str
@@ -109,6 +110,7 @@ class RunRow:
     finished_at_s: float | None
     last_at_s: float
     wall_s: float
+    phase: str
     stopped: str
     trials: int
     failures: int

@@ -7,10 +7,11 @@ writing to the store and sends all events to observers.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.config import Config
 from schedsearch.identity import canonical_json
@@ -25,6 +26,8 @@ from schedsearch.target import Target
 
 if TYPE_CHECKING:
     from schedsearch.measure.builder import Built
+
+NOTE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,12 @@ class Entry:
 
 
 class Journal:
-    """Stores and reports the events of one run. The run's clock starts when the journal is made."""
+    """Stores and reports the events of one run. The run's clock starts when the journal is made.
+
+    Args:
+        shares: tells the shares of wall time so far. The store learns them with an outcome, at most once in `NOTE_EVERY_S`,
+            so that whoever reads the database sees where the time of a running run goes.
+    """
 
     def __init__(
         self,
@@ -54,10 +62,13 @@ class Journal:
         toolchain: dict[str, str],
         observers: Sequence[Observer],
         db: str,
+        shares: Callable[[], Shares],
     ) -> None:
         self._tasks, self._store, self._target, self._options = tasks, store, target, options
         self._toolchain, self._observers, self._db = toolchain, observers, db
+        self._shares = shares
         self._started = time.monotonic()
+        self._noted_s = -math.inf
         self._run = ""
         self._phase = ""
 
@@ -143,7 +154,15 @@ class Journal:
             model=proposal.model if proposal and proposal.prediction is not None else None,
             anchor=anchor,
         )
-        return Entry(record, self._store.append(record))
+        return Entry(record, self._store.append(record, self._so_far()))
+
+    def _so_far(self) -> dict[str, Any] | None:
+        """What the run says about itself while it goes on; None if it did so a moment ago."""
+        elapsed_s = self.elapsed_s
+        if elapsed_s - self._noted_s < NOTE_EVERY_S:
+            return None
+        self._noted_s = elapsed_s
+        return {"wall_s": elapsed_s, "phase": self._phase, "shares": asdict(self._shares())}
 
     def tell_trial(
         self,

@@ -35,7 +35,7 @@ from schedsearch.session.observer import Observer
 from schedsearch.session.options import Options
 from schedsearch.session.pace import DeviceThread, StopSignal, TunerThread
 from schedsearch.session.plan import TaskPlan
-from schedsearch.session.summary import RunSummary
+from schedsearch.session.summary import RunSummary, Shares
 from schedsearch.session.task_state import Finalist, TaskState, choose_arm
 from schedsearch.target import Target
 from schedsearch.template import Template
@@ -73,7 +73,8 @@ class Session:
         self._toolchain = dict(toolchain or {})
         self._tuner_factory = tuner_factory
         self._tasks = [TaskState(index, plan) for index, plan in enumerate(plans)]
-        self._journal = Journal(self._tasks, store, target, options, self._toolchain, observers, db)
+        self._journal = Journal(self._tasks, store, target, options, self._toolchain, observers, db, self._shares)
+        self._prepared_before_s = runner.prepare_s
         self._alternate = target.kind == "cpu"
         self._device = DeviceThread(queue=1 if self._alternate else 2)
         self._tuners = TunerThread(apart=options.tuner_thread and not self._alternate)
@@ -94,7 +95,6 @@ class Session:
         A task whose inputs and reference cannot be made is given up, and the others go on. Raises the error of the first if
         none could go on, and Interrupted (see `tune`). All other errors of collaborators propagate.
         """
-        prepared_before_s = self._runner.prepare_s
         with StopSignal() as stop:
             with self._device, self._tuners:
                 self._resume()
@@ -104,7 +104,7 @@ class Session:
                     if not stop.requested:
                         self._race_unless_given_up(task, stop)
                         self._journal.end_task(task)
-                shares = self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - prepared_before_s)
+                shares = self._shares()
             interrupted = stop.requested  # a signal that comes later finds everything done
             summary = self._journal.close(shares, "interrupted" if interrupted else stopped)
         if interrupted:
@@ -115,6 +115,10 @@ class Session:
         if errors and len(errors) == len(self._tasks):
             raise errors[0]
         return summary
+
+    def _shares(self) -> Shares:
+        """The shares of wall time so far."""
+        return self._device.shares(self._journal.elapsed_s, self._runner.prepare_s - self._prepared_before_s)
 
     def _resume(self) -> None:
         """Starts every arm's tuner, taught by earlier records of the same kind, and sets how many trials may be spent."""

@@ -344,12 +344,23 @@ class StoreContract(ABC):
         killed, done = store.start_run({"command": "tune a.yaml"}), store.start_run({"command": "tune b.yaml"})
         store.append(record(run=done))
         store.finish_run(done, {"trials": 1})
+        store.append(record(number=2, run=done), {"trials": 2})  # comes too late
         runs = {run["id"]: run for run in store.runs()}
         assert runs[killed]["finished_at"] is None and runs[killed]["summary"] is None
         assert runs[done]["info"] == {"command": "tune b.yaml"} and runs[done]["summary"] == {"trials": 1}
-        assert (runs[done]["records"], runs[killed]["records"]) == (1, 0)
+        assert (runs[done]["records"], runs[killed]["records"]) == (2, 0)
         with pytest.raises(UsageError, match="has no run 'nope'"):
             store.finish_run("nope", {})
+
+    def test_an_open_run_tells_about_itself_with_its_records(self, store: Store) -> None:
+        one, other = store.start_run({}), store.start_run({})
+        store.append(record(number=1, run=one), {"shares": {"device": 0.5}})
+        store.append(record(number=2, run=one))
+        runs = {run["id"]: run for run in store.runs()}
+        assert (runs[one]["summary"], runs[one]["finished_at"]) == ({"shares": {"device": 0.5}}, None)
+        assert runs[other]["summary"] is None
+        store.finish_run(one, {"trials": 2})
+        assert {run["id"]: run for run in store.runs()}[one]["summary"] == {"trials": 2}
 
     def test_a_listing_is_newest_first_and_says_what_is_served(self, store: Store) -> None:
         first, second = store.append(record(number=1)), store.append(record(number=2, outcome=Outcome.LAUNCH_ERROR))

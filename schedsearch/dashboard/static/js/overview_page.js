@@ -97,12 +97,12 @@ function runSection(run, overview) {
       run.stopped ? `; it ended because ${STOPPED[run.stopped] ?? run.stopped}` : "",
     ]),
     facts([
-      going ? ["Time left", formatDuration(run.left_s), "estimate"] : ["Took", formatDuration(run.wall_s)],
+      going ? ["Time left", formatDuration(run.left_s), run.phase === "racing" ? "then final races, which have begun" : "estimate, without final races"] : ["Took", formatDuration(run.wall_s)],
       ["Budget used", used === null ? "no limit" : formatPercent(Math.min(1, used)), budgetWords(run)],
       ["Speed", run.trials_per_s === null ? null : `${significant(run.trials_per_s)} /s`, "trials a second"],
       ["Failed", formatPercent(run.trials ? run.failures / run.trials : null), plural(run.failures, "trial")],
     ]),
-    el("div", { class: "charts" }, run.shares ? timeShares(run.shares, going) : null, budgetShares(run, overview)),
+    el("div", { class: "charts" }, run.shares ? timeShares(run.shares) : null, budgetShares(run, overview)),
   );
 }
 
@@ -114,12 +114,12 @@ function budgetWords(run) {
 
 const SHARE_NAMES = { device: "device measures", build: "waiting for builds", tuner: "waiting for the tuner", preparing: "preparing", other: "other" };
 
-function timeShares(shares, going) {
+function timeShares(shares) {
   const parts = Object.entries(SHARE_NAMES)
     .map(([name, label]) => ({ label, share: shares[name] }))
     .filter((part) => part.share !== null);
   const known = parts.reduce((sum, part) => sum + part.share, 0);
-  if (parts.length === 1) parts.push({ label: going ? "the rest, told when the run ends" : "the rest, which was not recorded", share: Math.max(0, 1 - known) });
+  if (parts.length === 1) parts.push({ label: "the rest, which was not recorded", share: Math.max(0, 1 - known) });
   return shareBar("Where the wall time goes", parts, `${significant(shares.builders_busy, 2)} builders busy on average`);
 }
 
