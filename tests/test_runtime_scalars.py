@@ -1,4 +1,4 @@
-"""What a call refuses before it touches a device: zero points out of range, scales of the wrong length."""
+"""What a call refuses before it touches a device: zero points out of range, scales of the wrong length or not above zero."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from schedsearch.config import Config
 from schedsearch.errors import ArgumentError
+from schedsearch.runtime.arrays import ArrayView, check_numbers
 from schedsearch.runtime.kernel import Kernel, Provenance
 from schedsearch.workload import Workload
 
@@ -23,18 +24,21 @@ class Bound(Exception):
     """The arguments were accepted."""
 
 
-def bind(*args: Any, **named: Any) -> None:
+def kernel(workload: Workload = WORKLOAD, device: tuple[str, int] = ("cpu", 0)) -> Kernel:
     def refuse(*_: Any) -> None:
         raise Bound
 
     plan = SimpleNamespace(constants=())
     loaded = SimpleNamespace(artifact=SimpleNamespace(plan=plan), bind=refuse)
-    kernel = Kernel(WORKLOAD, loaded, ("cpu", 0), Provenance("default", "none", Config({})), verified=False)
-    kernel.bind(*args, **named)
+    return Kernel(workload, loaded, device, Provenance("default", "none", Config({})), verified=False)  # type: ignore[arg-type]
 
 
-def arrays() -> dict[str, Any]:
-    return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in WORKLOAD.signature}
+def bind(*args: Any, **named: Any) -> None:
+    kernel().bind(*args, **named)
+
+
+def arrays(workload: Workload = WORKLOAD) -> dict[str, Any]:
+    return {spec.name: np.ones(spec.shape, spec.dtype) for spec in workload.signature}
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,42 @@ def test_other_scalars_may_be_any_number() -> None:
 def test_a_scale_has_one_number_for_each_output_channel(array: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         bind(**{**arrays(), "requantise_scale": array})
+
+
+QUANTISED = Workload.conv2d(
+    n=1, h=4, w=4, c=16, k=16, r=1, s=1, dtype="int8", epilogue=["dequantise", "scale_shift", {"quantise": {"to": "uint8"}}]
+)
+SCALES = [(WORKLOAD, "requantise_scale"), (QUANTISED, "dequantise_scale"), (QUANTISED, "quantise_scale")]
+
+
+@pytest.mark.parametrize(("workload", "name"), SCALES)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -0.5])
+def test_scales_of_quantised_numbers_are_finite_and_above_zero(workload: Workload, name: str, wrong: float) -> None:
+    given = arrays(workload)
+    given[name][[3, 5]] = wrong
+    message = rf"{name}\[3\] is {wrong:g}, and 1 more are wrong; allowed: finite numbers above zero; "
+    for refused in (lambda: kernel(workload).bind(**given), lambda: kernel(workload)(**given)):
+        with pytest.raises(ArgumentError, match=message):
+            refused()
+    with pytest.raises(ArgumentError, match=message):
+        kernel(workload).prepare(**{name: given[name]})
+
+
+def test_other_factors_may_be_zero_or_negative() -> None:
+    given = arrays(QUANTISED)
+    given["scale"][:] = [0.0, -1.0] * 8
+    with pytest.raises(Bound):
+        kernel(QUANTISED).bind(**given)
+
+
+def test_the_zero_point_of_quantise_belongs_to_its_format() -> None:
+    with pytest.raises(Bound):
+        kernel(QUANTISED).bind(**arrays(QUANTISED), y_zero_point=255)
+    with pytest.raises(ArgumentError, match="y_zero_point is -1; allowed: a whole number from 0 to 255"):
+        kernel(QUANTISED).bind(**arrays(QUANTISED), y_zero_point=-1)
+
+
+def test_numbers_in_the_memory_of_a_gpu_are_not_read() -> None:
+    """The address is not one that this process could read."""
+    spec = next(spec for spec in WORKLOAD.signature if spec.name == "requantise_scale")
+    check_numbers(spec, ArrayView(8, (16,), (1,), "float32", ("cuda", 0), "torch"))

@@ -46,6 +46,7 @@ class ArgSpec:
         roundings: of an integer output that kernels round from a float32: how many roundings to float32 may come before. The
             truth is then that number, limited to the output's format but not rounded (float64), and a kernel may differ
             from the nearest integer only where so many roundoff errors reach the next one. 0: the output is exact.
+        positive: its float32 numbers are scales of quantised numbers, finite and above zero. Calls on a CPU refuse others.
 
     Raises:
         ValueError: an index without `below`.
@@ -60,6 +61,7 @@ class ArgSpec:
     aliases: str | None = None
     below: int | None = None
     roundings: int = 0
+    positive: bool = False
 
     def __post_init__(self) -> None:
         if self.role == "index" and (self.below is None or self.below < 1):

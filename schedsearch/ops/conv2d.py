@@ -14,6 +14,7 @@ Factors of float32 are multiplied as they are, or with `precision` tf32 after ea
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,12 +190,12 @@ class Conv2d(Op):
         out["padding"] = self._numbers("padding", out["padding"], 0, problems, four=True)
         wrong = one_of("dtype", out["dtype"], DTYPES)
         if not wrong or "out_dtype" in params:
-            wrong = wrong + one_of("out_dtype", out["out_dtype"], OUT_DTYPES.get(str(out["dtype"]), DTYPES))
+            wrong = wrong + _fitting("out_dtype", out, OUT_DTYPES.get(str(out["dtype"]), DTYPES))
         problems += wrong
         if not wrong or "weight_dtype" in params:
             kinds = [kind for kind in (INTEGERS, FLOAT8) if out["dtype"] in kind]
             allowed = kinds[0] if kinds else (out["dtype"],) if out["dtype"] in DTYPES else DTYPES
-            problems += one_of("weight_dtype", out["weight_dtype"], allowed)
+            problems += _fitting("weight_dtype", out, allowed)
         problems += _precision_problems(out)
         problems += _zero_point_problems(out)
         problems += _layout_problems(out)
@@ -242,7 +243,9 @@ class Conv2d(Op):
     def _geometry(self, p: Mapping[str, Any], problems: list[Problem]) -> None:
         for key, meaning in (("c", "input"), ("k", "output")):
             if p[key] % p["groups"]:
-                problems.append(Problem(key, f"{key}={p[key]} {meaning} channels do not divide into groups={p['groups']}"))
+                message = f"{key}={p[key]} {meaning} channels do not divide into groups={p['groups']}"
+                allowed = f"groups that divide c and k: the divisors of {math.gcd(p['c'], p['k'])}"
+                problems.append(Problem(key, f"{message}; allowed: {allowed}"))
         top, left, bottom, right = p["padding"]
         for axis, size, kernel, dilation, before, after in (
             ("r", p["h"], p["r"], p["dilation"][0], top, bottom),
@@ -391,11 +394,19 @@ def _weight_layout(layout: Any) -> str:
     return f"OIHW{blocked[1]}o{blocked[1]}i" if blocked else WEIGHT_LAYOUTS.get(str(layout), "OHWI")
 
 
+def _fitting(key: str, p: Mapping[str, Any], allowed: Sequence[str]) -> list[Problem]:
+    """A problem if the format `key` is not one of those that go with `dtype`."""
+    known = [*DTYPES, *(each for formats in OUT_DTYPES.values() for each in formats)]
+    if p["dtype"] in DTYPES and p[key] in known and p[key] not in allowed:
+        return [Problem(key, f"{key} {p[key]} does not go with dtype {p['dtype']}; allowed: {', '.join(allowed)}")]
+    return one_of(key, p[key], allowed)
+
+
 def _zero_point_problems(p: dict[str, Any]) -> list[Problem]:
     """Sorts the zero points, and says what is wrong with them."""
     given = p["zero_points"]
     if isinstance(given, str) or not isinstance(given, Sequence) or any(each not in ZERO_POINTS for each in given):
-        return [Problem("zero_points", f"zero_points must be a list of {' and '.join(ZERO_POINTS)}, got {given!r}")]
+        return [Problem("zero_points", f"zero_points must be a list of some of {', '.join(ZERO_POINTS)}, got {given!r}")]
     p["zero_points"] = tuple(name for name in ZERO_POINTS if name in given)
     if p["zero_points"] and p["dtype"] not in INTEGERS:
         return [Problem("zero_points", f"zero_points belong to int8 and uint8, but dtype is {p['dtype']}; leave them out")]
@@ -416,7 +427,7 @@ def _layout_problems(p: Mapping[str, Any]) -> list[Problem]:
     blocked = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
     if blocked is None and one_of("layout", layout, tuple(WEIGHT_LAYOUTS)):
         allowed = ", ".join([*WEIGHT_LAYOUTS, "NCHW[x]c (e.g. NCHW32c)"])
-        hint = did_you_mean(layout, WEIGHT_LAYOUTS) if isinstance(layout, str) else ""
+        hint = _meant_layout(layout) if isinstance(layout, str) else ""
         problems.append(Problem("layout", f"layout {layout!r} is not possible{hint}; allowed: {allowed}"))
     elif blocked is not None and int(blocked[1]) > MAX_BLOCK:
         problems.append(Problem("layout", f"layout {layout} has blocks of {blocked[1]} channels; allowed: 1 to {MAX_BLOCK}"))
@@ -429,6 +440,14 @@ def _layout_problems(p: Mapping[str, Any]) -> list[Problem]:
     elif blocked is None:
         problems += one_of("weight_layout", weight_layout, tuple(WEIGHT_LAYOUTS.values()))
     return problems
+
+
+def _meant_layout(layout: str) -> str:
+    """' (did you mean NCHW32c?)' for a slip such as nchw32c, NCHW32C or NCHW32, else what `did_you_mean` says."""
+    packed = re.fullmatch(r"NCHW([1-9][0-9]{0,2})C?", layout.upper())
+    if packed is not None and int(packed[1]) <= MAX_BLOCK:
+        return f" (did you mean 'NCHW{packed[1]}c'?)"
+    return did_you_mean(layout.upper(), WEIGHT_LAYOUTS)
 
 
 def _block_problems(p: Mapping[str, Any]) -> list[Problem]:

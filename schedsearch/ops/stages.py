@@ -47,7 +47,7 @@ class Operand:
         dtype: "vector": the format of per-channel numbers, which is that of the operator's input if it is a float of
             at least two bytes, float32 if it is float8, else the value's 32 bits before `dequantise` and float32 behind it;
             "output": that of the output at that stage; or a concrete one.
-        constant, role: as in `ArgSpec`.
+        constant, positive, role: as in `ArgSpec`.
         aliases: it may be the same memory as the output.
     """
 
@@ -57,6 +57,7 @@ class Operand:
     role: Role = "data"
     constant: bool = False
     aliases: bool = False
+    positive: bool = False
 
 
 def _same_output(output: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
@@ -292,7 +293,7 @@ _KINDS = (
         "makes 8-bit numbers of 32-bit sums: round(float32(sum) * requantise_scale[channel]) + y_zero_point, given at call "
         "time, saturated; the product is rounded to float32, then to a whole number, both half to even",
         _requantise,
-        operands=(Operand("requantise_scale", "K", "float32", role="scale", constant=True),),
+        operands=(Operand("requantise_scale", "K", "float32", role="scale", constant=True, positive=True),),
         scalars=(ScalarSpec("y_zero_point", 0.0, "to"),),
         parameters={"to": Parameter.choice("int8 or uint8; default int8", ("int8", "uint8"))},
         output=_to,
@@ -304,7 +305,7 @@ _KINDS = (
         "dequantise",
         "makes floating-point numbers of 32-bit sums (int32, or float32 of float8): multiplies by dequantise_scale[channel]",
         _dequantise,
-        operands=(Operand("dequantise_scale", "K", "float32", role="scale", constant=True),),
+        operands=(Operand("dequantise_scale", "K", "float32", role="scale", constant=True, positive=True),),
         parameters={
             "to": Parameter.choice("float32, float16 or bfloat16; default float32", ("float32", "float16", "bfloat16"))
         },
@@ -318,8 +319,8 @@ _KINDS = (
         "makes 8-bit numbers of dequantised ones: round(value / quantise_scale[channel]) + y_zero_point, given at call "
         "time, saturated; the quotient is rounded to float32, then to a whole number, both half to even",
         _quantise,
-        operands=(Operand("quantise_scale", "K", "float32", role="scale", constant=True),),
-        scalars=(ScalarSpec("y_zero_point", 0.0),),
+        operands=(Operand("quantise_scale", "K", "float32", role="scale", constant=True, positive=True),),
+        scalars=(ScalarSpec("y_zero_point", 0.0, "to"),),
         parameters={"to": Parameter.choice("int8 or uint8; default int8", ("int8", "uint8"))},
         output=_to,
         magnitude=lambda bound, operands, scalars, params: bound / abs(operands["quantise_scale"]),
@@ -434,7 +435,8 @@ def epilogue_arguments(
             dtype = {"vector": vector, "output": output.dtype}.get(operand.dtype, operand.dtype)
             axes, shape = ("K", (channels,)) if operand.axes == "K" else (output.axes, output.shape)
             aliases = output.name if operand.aliases else None
-            found.append(ArgSpec(operand.name, axes, shape, dtype, operand.role, operand.constant, aliases))
+            spec = ArgSpec(operand.name, axes, shape, dtype, operand.role, operand.constant, aliases)
+            found.append(replace(spec, positive=operand.positive))
     return tuple(found)
 
 

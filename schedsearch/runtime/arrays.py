@@ -283,6 +283,30 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
     raise ArgumentError(f"{label} has shape {seen.shape}; allowed: {options} ({spec.axes})")
 
 
+def check_numbers(spec: ArgSpec, seen: ArrayView) -> None:
+    """Checks the numbers of a scale in a CPU's memory; a GPU's memory is not read, because that would wait for the GPU.
+
+    Args:
+        seen: a contiguous array that `check` accepted.
+
+    Raises:
+        ArgumentError: a number of a `positive` argument is not finite or not above zero; the message names the first one.
+    """
+    if not spec.positive or seen.device[0] != "cpu":
+        return
+    import numpy as np
+
+    numbers = np.frombuffer((ctypes.c_float * spec.size).from_address(seen.address), np.float32)
+    wrong = ~((numbers > 0) & (numbers < np.inf))
+    if wrong.any():
+        place = int(wrong.argmax())
+        more = f", and {wrong.sum() - 1} more are wrong" if wrong.sum() > 1 else ""
+        raise ArgumentError(
+            f"{spec.name}[{place}] is {numbers[place]:g}{more}; allowed: finite numbers above zero; check the range that it "
+            "was computed from (a channel of zeros has an empty one: give it the scale 1)"
+        )
+
+
 def overlap(one: ArrayView, one_bytes: int, other: ArrayView, other_bytes: int) -> bool:
     """Whether two arrays share memory."""
     return one.address < other.address + other_bytes and other.address < one.address + one_bytes

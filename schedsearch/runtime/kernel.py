@@ -111,7 +111,8 @@ class Kernel:
             stream: a CUDA stream: an integer handle, or a torch or CuPy stream; default: the library's current one.
 
         Raises:
-            ArgumentError: an array or scalar is missing, unknown, or has a wrong dtype, shape, strides, alignment or device.
+            ArgumentError: an array or scalar is missing, unknown, or has a wrong dtype, shape, strides, alignment or device;
+                or, on a CPU, a scale of quantised numbers is not finite or not above zero.
             DeviceError: the launch failed.
         """
         with self._lock:
@@ -175,6 +176,7 @@ class Kernel:
         views = {name: arrays.view(array, name) for name, array in named.items()}
         for name, seen in views.items():
             arrays.check(self._inputs[name], seen, self.device)
+            arrays.check_numbers(self._inputs[name], seen)
         workspaces = None
         if self.constants:
             handle = raw_stream(stream, self._library(views), self.device)
@@ -258,6 +260,7 @@ class Kernel:
             else:
                 views[name] = arrays.view(given, name)
                 arrays.check(self._inputs[name], views[name], self.device)
+                arrays.check_numbers(self._inputs[name], views[name])
         return views
 
     def _check_outputs(

@@ -78,17 +78,22 @@ class TemplateSet(Mapping[str, Template]):
         Raises:
             UnsupportedError: no template can; the message gives each template's reason.
         """
-        reasons, found = [], []
+        found, elsewhere = [], []
+        refused: dict[str, list[str]] = {}  # reason -> names
         for template in self.values():
             if template.op != workload.op:
                 continue
             if template.kind != target.kind:
-                reasons.append(f"{template.name} is for {template.kind}")
+                elsewhere.append(template)
             elif reason := template.validate(workload, target):
-                reasons.append(f"{template.name}: {reason}")
+                refused.setdefault(reason, []).append(template.name)
             else:
                 found.append(template)
         if not found:
+            reasons = [f"{', '.join(names)}: {reason}" for reason, names in refused.items()]
+            for kind in dict.fromkeys(template.kind for template in elsewhere):
+                names = [template.name for template in elsewhere if template.kind == kind]
+                reasons.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} for {kind}")
             if not reasons:
                 given = ", ".join(f"{template.name} (for {template.op})" for template in self.values())
                 reasons.append(f"no template for {workload.op} is among those given: {given or 'none'}")
