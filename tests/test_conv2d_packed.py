@@ -11,6 +11,7 @@ from test_conv2d_wgmma_emulated import SMALL, Requantise
 
 import schedsearch.templates.conv2d.packed as module
 import schedsearch.templates.conv2d.wgmma as wgmma_module
+from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.ops import Layout
 from schedsearch.target import PRESETS, Target
@@ -51,20 +52,82 @@ EMULATED: dict[str, dict[str, Any]] = {
 }
 
 
+# name: (workload, x, batch)
+FORMS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "blocks of 16, folded; strides; the last block has 4 channels": (
+        {"layout": "NCHW", "h": 7, "stride": (2, 1), "padding": (1, 2, 0, 1)},
+        16,
+        "folded",
+    ),
+    "blocks of 16, an image for each tile, a zero point": (
+        {"layout": "NCHW", "n": 3, "zero_points": ["x"], "padding": (1, 2, 0, 1)},
+        16,
+        "bound",
+    ),
+    "blocks of 32, folded, 3 images, a zero point, 8-bit output": (
+        {"layout": "NCHW", "n": 3, "c": 70, "k": 24, "zero_points": ["x"], "epilogue": ["requantise"]},
+        32,
+        "folded",
+    ),
+    "blocks of 32 from NHWC, an image for each tile, dilation": (
+        {"c": 40, "h": 6, "dilation": 2, "padding": 2},
+        32,
+        "bound",
+    ),
+    "blocks of 64 from NCHW4c, 8-bit output": (
+        {"layout": "NCHW4c", "c": 68, "r": 1, "padding": 0, "epilogue": ["requantise"]},
+        64,
+        "folded",
+    ),
+    "blocks of 128, one image": ({"layout": "NCHW", "n": 1, "c": 130, "r": 1, "s": 1, "padding": 0}, 128, "folded"),
+    "all channels, an image for each tile, past both ends, 8-bit output": (
+        {"layout": "NCHW", "h": 9, "w": 9, "zero_points": ["x"], "epilogue": ["requantise"]},
+        32,
+        "bound",
+    ),
+}
+
+
 @pytest.mark.parametrize("name", EMULATED)
 def test_all_steps_together_compute_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     w = conv(**EMULATED[name])
-    assert TEMPLATE.validate(w, H200) is None
     inner = Packed(w, H200).workload
     assert (inner.layout, inner.weight_layout, inner.c % 16, inner.k % 8) == ("NHWC", "OHWI", 0, 0)
+    assert_computes(monkeypatch, w, inner.c, "folded")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_x_in_blocks_gives_the_same_sums(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    change, x, batch = FORMS[name]
+    assert_computes(monkeypatch, conv(**change), x, batch)
+
+
+def configured(w: Workload, x: int, batch: str, **change: Any) -> Config:
+    """The default's tiles around a small convolution of this form of x."""
+    form, space = Packed(w, H200).form(x, batch), TEMPLATE.space(w, H200)
+    bk = 32 if x == Packed(w, H200).workload.c else max(x, 32)
+    values = {**TEMPLATE.default(w, H200, space), **SMALL, "stages": 2, "bn": 16, "bk": bk, "x": x, "batch": batch, **change}
+    around = Packed(w, H200).around(form)
+    values |= {knob.name: knob.values[0] for knob in space.knobs if knob.name.startswith("pack_")}
+    if "x" in around:
+        own = around["x"].default()
+        values |= {f"pack_{name}": value for name, value in own.items() if f"pack_{name}" in values}
+    return Config(values)
+
+
+def assert_computes(monkeypatch: pytest.MonkeyPatch, w: Workload, block: int, batch: str) -> None:
+    """All steps of a configuration, emulated, against a model in int64."""
+    assert TEMPLATE.validate(w, H200) is None
+    inner, form = Packed(w, H200).workload, Packed(w, H200).form(block, batch)
     memory = Memory()
     packing, convolving = MovesEmulator(memory, late_copies=True), ClusterEmulator(memory, lambda value, *_: value, True)
     packing.stand_in(monkeypatch, kernels, places)
     parts = (addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points)
     convolving.stand_in(monkeypatch, wgmma_module, *parts)
     monkeypatch.setattr(wgmma_module, "Epilogue", Requantise)
-    space = TEMPLATE.space(w, H200)
-    source = TEMPLATE.kernel(w, H200, Config({**TEMPLATE.default(w, H200, space), **SMALL, "bn": 16, "bk": 32}))
+    config = configured(w, block, batch)
+    assert TEMPLATE.space(w, H200).check(config) == []
+    source = TEMPLATE.kernel(w, H200, config)
 
     arrays, x, weight = drawn(w)
     zero_point = 3 if w.zero_points else 0
@@ -75,7 +138,7 @@ def test_all_steps_together_compute_the_convolution(monkeypatch: pytest.MonkeyPa
     x_arg, weight_arg = inner.signature[:2]
     tensors = {}
     for spec, shape in (
-        (x_arg, x_arg.shape),
+        (x_arg, Layout.parse(form.layout).shape({"N": w.n, "C": inner.c, "H": w.h, "W": w.w})),
         (weight_arg, (inner.k, inner.r * inner.s, inner.c)),
         (inner.output, inner.output.shape),
     ):
@@ -155,13 +218,62 @@ def test_what_it_cannot_run_is_refused_with_a_reason(workload: Workload, target:
     assert reason is not None and [word for word in words if word not in reason] == []
 
 
-def test_its_knobs_are_those_of_the_inner_convolution_and_of_both_moves() -> None:
+def test_its_knobs_are_those_of_the_inner_convolution_the_form_of_x_and_both_moves() -> None:
     w = conv(layout="NCHW")
     inner = set(module._INNER.space(Packed(w, H200).workload, H200).names)
     own = set(TEMPLATE.space(w, H200).names) - inner
     assert own == {
-        f"{prefix}{knob}" for prefix in ("pack_", "unpack_") for knob in ("tile_x_bytes", "tile_y_bytes", "threads")
-    }
+        "x", "batch",
+        *(f"{prefix}{knob}" for prefix in ("pack_", "unpack_") for knob in ("tile_x_bytes", "tile_y_bytes", "threads")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("workload", "xs", "batches"),
+    [
+        (conv(layout="NCHW", c=130), (16, 32, 64, 128, 144), ("folded", "bound")),
+        (conv(layout="NCHW", c=130, n=1), (16, 32, 64, 128, 144), ("folded",)),
+        (conv(layout="NCHW", c=16), (16,), ("folded", "bound")),
+        (conv(layout="NCHW24c", c=144, k=24), (144,), ("folded", "bound")),  # blocks of 16 would straddle those of 24
+        (conv(layout="NCHW4c", c=68), (16, 32, 64, 80), ("folded", "bound")),
+        # Blocks of 16 bytes: the smallest k step has 32 bytes and would meet weights of the next block, which may be NaN.
+        (conv(layout="NCHW", c=64, dtype="float8_e4m3", out_dtype="float16"), (32, 64), ("folded", "bound")),
+        (conv(layout="NCHW", c=64, dtype="float16"), (16, 32, 64), ("folded", "bound")),
+    ],
+    ids=lambda value: value.label if isinstance(value, Workload) else str(value),
+)
+def test_x_is_packed_to_blocks_that_nest_and_hold_a_k_step(
+    workload: Workload, xs: tuple[int, ...], batches: tuple[str, ...]
+) -> None:
+    space = TEMPLATE.space(workload, H200)
+    values = {knob.name: knob.values for knob in space.knobs}
+    assert (values["x"], values["batch"]) == (xs, batches)
+    default = TEMPLATE.default(workload, H200, space)
+    assert (default["x"], default["batch"]) == (max(xs), "folded")
+
+
+def test_bound_tiles_are_those_of_every_image_and_folded_ones_of_all_together() -> None:
+    w = conv(layout="NCHW", n=3, c=64, k=16)  # 6 x 6 pixels of y in each image, 64 in a tile
+    space = TEMPLATE.space(w, H200)
+    configs = [configured(w, x, batch, bk=bk) for x, bk in ((64, 64), (16, 32)) for batch in ("folded", "bound")]
+    assert [space.check(config) for config in configs] == [[]] * 4
+    features = space.encode(space.indices(configs))
+
+    def counted(name: str) -> list[int]:
+        column = features[:, space.feature_names.index(name)]
+        return [round(2 ** float(value) - 1) for value in column]
+
+    assert counted("row_tiles") == [2, 3, 2, 3]
+    assert counted("k_steps") == [6, 6, 24, 24]  # 6 taps: of 64 channels, or of 4 blocks
+    assert space.check({**configs[2], "bk": 64}) != []
+
+
+def test_blocks_with_bound_tiles_compile_without_spills() -> None:
+    w = conv(layout="NCHW", n=3, c=70, k=40, zero_points=["x"], epilogue=["bias", "residual", "relu", "requantise"])
+    config = configured(w, 32, "bound", bn=48)
+    assert TEMPLATE.space(w, H200).check(config) == []
+    built = compile_source(TEMPLATE.kernel(w, H200, config), H200)
+    assert built.resources.spill_bytes == built.resources.local_bytes == 0
 
 
 class TestContract(TemplateContract):
@@ -178,7 +290,7 @@ class TestContract(TemplateContract):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize("name", [*EMULATED, *FORMS])
 def test_a_gpu_computes_exact_sums(name: str) -> None:
     from conv2d_support import run_on_cpu as run  # it takes any device
 
@@ -186,14 +298,16 @@ def test_a_gpu_computes_exact_sums(name: str) -> None:
     from schedsearch.device import open_device
 
     target = schedsearch.detect("cuda")
-    w = conv(**{**EMULATED[name], "epilogue": [], "h": 31, "w": 29, "n": 3})
+    change, x, batch = FORMS[name] if name in FORMS else (EMULATED[name], 0, "")
+    w = conv(**{"n": 3, **change, "epilogue": [], "h": 31, "w": 29})
     if reason := TEMPLATE.validate(w, target):
         pytest.skip(reason)
-    arrays, x, weight = drawn(w)
+    arrays, logical_x, weight = drawn(w)
     scalars = {scalar.name: 3.0 for scalar in w.scalars}
-    expected = sums(w, x - (3 if w.zero_points else 0), weight)
-    device, space = open_device(target), TEMPLATE.space(w, target)
-    for config in [TEMPLATE.default(w, target, space), *space.sample(3, np.random.default_rng(5))]:
+    expected = sums(w, logical_x - (3 if w.zero_points else 0), weight)
+    device, space, rng = open_device(target), TEMPLATE.space(w, target), np.random.default_rng(5)
+    of_form = space.restrict({"x": [x], "batch": [batch]}) if x else space
+    for config in [TEMPLATE.default(w, target, space), *of_form.sample(3, rng)]:
         source = TEMPLATE.kernel(w, target, config)
         y = run(device, source, arrays, {"y": (w.output.shape, np.dtype(w.output.dtype))}, scalars)["y"]
         np.testing.assert_array_equal(y, Layout.parse(w.layout).pack(expected.astype(y.dtype), "NHWC"), err_msg=str(config))

@@ -1,10 +1,13 @@
 """conv2d on Hopper for layouts and channels that TMA cannot load: pack the arguments, then run conv2d_wgmma.
 
-    x            any layout         ->  x_packed        NHWC, c filled up with zeros to 16 bytes     at every call
+    x            any layout         ->  x_packed        blocks of channels, filled up with zeros     at every call
     weight       any layout         ->  weight_packed   OHWI, both channels filled up with zeros     constant
     bias, scale ... of K channels   ->  *_packed        filled up with zeros                         constant
     residual     the layout of y    ->  residual_packed NHWC, k filled up                            at every call
     y            the layout of y   <-   y_packed        NHWC; drops the channels that fill up        at every call
+
+The knob `x` is the number of channels of a block. With all of them in one block, x_packed is NHWC. Blocks are outermost,
+(C/x, N, H, W, x), so that a tile has pixels of several images; or images are, NCHW[x]c: the knob `batch`.
 
 What is in the wanted form already is used as it is. Zero channels add nothing to a sum, whatever the zero point of x is,
 because the correction for it multiplies sums of weights. Each arrow is a step of `layout_transform.repack`.
@@ -21,29 +24,36 @@ from typing import Any
 from schedsearch.config import Config
 from schedsearch.launch import Pointer
 from schedsearch.ops import ArgSpec, Layout
+from schedsearch.ops.conv2d import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
+from schedsearch.templates.conv2d.geometry import Blocks, Im2col
+from schedsearch.templates.conv2d.wgmma import GROUPS, Conv2dWgmma
+from schedsearch.templates.conv2d.wgmma_sizes import GROUP_ROWS, ROW_BYTES
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.layout_transform.repack import Repack
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
+from schedsearch.templates.parts.subspaces import Choice, one_of
 from schedsearch.workload import Workload
 
 _INNER = Conv2dWgmma()
 _TUNED = ("tile_x_bytes", "tile_y_bytes", "vector_bytes", "unroll", "threads")  # knobs of the steps at every call
 _PREFIXES = {"x": "pack_", "y": "unpack_"}
+_BLOCKS = (16, 32, 64, 128)  # channels of a block of x, besides all of them
+_BATCH = Knob("batch", ("folded", "bound"), "whether a tile may have pixels of two images, or only of one")
 
 
 class Conv2dPacked(Template):
     """conv2d for compute capability 9.0 in every layout and with any number of channels, one group; dtypes of conv2d_wgmma.
 
-    A configuration is one of conv2d_wgmma for the packed workload, plus the tiles that pack x and unpack y.
+    A configuration is one of conv2d_wgmma for the packed workload, plus the form of packed x, and the tiles that pack x and
+    unpack y.
     """
 
     name = "conv2d_packed"
-    version = 1 + Conv2dWgmma.version  # if either version changes, a configuration means another kernel
+    version = 2 + Conv2dWgmma.version  # if either version changes, a configuration means another kernel
     op = "conv2d"
     kind = "cuda"
 
@@ -62,35 +72,40 @@ class Conv2dPacked(Template):
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         packed = Packed(workload, target)
-        inner = _INNER.space(packed.workload, target)
-        knobs, constraints, derived = list(inner.knobs), list(inner.constraints), dict(inner.derived)
-        for name, prefix in packed.tuned():
-            own = _Prefixed(packed.repacks[name], prefix)
-            knobs += own.knobs
-            constraints += own.constraints
-            derived |= own.derived
-        return ConfigSpace(knobs, constraints, derived)
+        forms: dict[Choice, ConfigSpace] = {(form.x, form.batch): packed.space(form) for form in packed.forms}
+        xs, batches = (tuple(dict.fromkeys(values)) for values in zip(*forms))
+        x = Knob("x", xs, "channels of a block of packed x; the most are all of them, in NHWC")
+        knobs = (x, dataclasses.replace(_BATCH, values=batches))
+        space = one_of(knobs, forms)
+        return _both(space, _Prefixed(packed.repacks["y"], _PREFIXES["y"])) if "y" in packed.repacks else space
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """conv2d_wgmma's default for the packed workload, and layout_transform_cuda's for the steps around it."""
+        """x in NHWC, conv2d_wgmma's default for that, and layout_transform_cuda's for the steps around it."""
         packed = Packed(workload, target)
-        values = dict(_INNER.default(packed.workload, target, _INNER.space(packed.workload, target)))
-        for name, prefix in packed.tuned():
-            own = packed.repacks[name].default()
-            values |= {prefix + knob: own[knob] for knob in _TUNED if knob in own}
+        form = packed.forms[0]
+        values: dict[str, Any] = {knob.name: knob.values[0] for knob in space.knobs}  # those that this form does not use
+        values |= {"x": form.x, "batch": form.batch}
+        values |= _INNER.default(packed.workload, target, _INNER.space(packed.workload, target))
+        for name, repack in packed.around(form).items():
+            if name in _PREFIXES:
+                own = repack.default()
+                values |= {_PREFIXES[name] + knob: own[knob] for knob in _TUNED if knob in own}
         return Config(values)
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         packed = Packed(workload, target)
-        inner_names = _INNER.space(packed.workload, target).names
-        inner = _INNER.kernel(packed.workload, target, Config({name: config[name] for name in inner_names}))
-        workspaces = {name: f"{name}_packed" for name in packed.repacks}
+        form = packed.form(config["x"], config["batch"])
+        inner_names = _INNER.space(packed.workload, target, form.gemm).names
+        inner_config = Config({name: config[name] for name in inner_names})
+        inner = _INNER.kernel(packed.workload, target, inner_config, form.gemm)
+        repacks = packed.around(form)
+        workspaces = {name: f"{name}_packed" for name in repacks}
         constant = {spec.name: spec.constant for spec in workload.signature}
         used = {param.buffer for step in inner.steps for param in step.params if isinstance(param, Pointer)}
         before: list[KernelStep] = []
         after: list[KernelStep] = []
         sizes, alignments = dict(inner.workspaces), dict(inner.alignments)
-        for name, repack in packed.repacks.items():
+        for name, repack in repacks.items():
             own = _own_config(repack, config, _PREFIXES.get(name))
             x_alignment, y_alignment = repack.alignments(own)
             if name == "y":
@@ -101,6 +116,23 @@ class Conv2dPacked(Template):
                 sizes[workspaces[name]], alignments[name] = repack.permutation.y_bytes, x_alignment
         convolve = [over_workspaces(step, workspaces) for step in inner.steps]
         return dataclasses.replace(inner, steps=(*before, *convolve, *after), workspaces=sizes, alignments=alignments)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How packed x lies in memory, and which pixels a tile has.
+
+    Attributes:
+        x: channels of a block, the last of which is filled up with zeros.
+        batch: "folded": a tile may have pixels of several images; "bound": it has those of one.
+        layout: of packed x.
+        gemm: the convolution that reads it.
+    """
+
+    x: int
+    batch: str
+    layout: str
+    gemm: Im2col
 
 
 @dataclass(frozen=True)
@@ -119,8 +151,63 @@ class Packed:
         return w.replace(layout="NHWC", weight_layout="OHWI", c=_filled_up(w.c, channels), k=_filled_up(w.k, columns))
 
     @functools.cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that x can be packed to; NHWC is the first."""
+        w, given = self.workload, Layout.parse(self.original.layout)
+        element_bytes = dtype_of(w.dtype).nbytes
+        # A k step wider than a block multiplies zeros by weights of the next block, which is exact for whole numbers only.
+        least_bytes = ALIGNMENT_BYTES if w.dtype in INTEGERS else min(ROW_BYTES)
+        blocks = [x for x in _BLOCKS if x < w.c and x * element_bytes >= least_bytes and _nests(given, x)]
+        found = [self.form(x, batch) for x in (w.c, *blocks) for batch in _BATCH.values if batch == "folded" or w.n > 1]
+        return tuple(form for form in found if self._problem(form) is None)
+
+    def form(self, x: int, batch: Any) -> Form:
+        """The form with blocks of x channels. All channels in one block are NHWC."""
+        w, count = self.workload, -(-self.workload.c // x)
+        folded = batch == "folded"
+        if count == 1:
+            layout, blocks = "NHWC", Blocks.folded(x, w.n, x)
+        elif folded and w.n > 1:
+            layout, blocks = f"CNHW{x}c", Blocks.folded(count * x, w.n, x)
+        else:
+            layout, blocks = f"NCHW{x}c", Blocks(x, count, count, 1)
+        gemm = Im2col.of(w, x=blocks)
+        if not folded:
+            gemm = dataclasses.replace(gemm, images=w.n, image_rows=gemm.rows // w.n)
+        return Form(x, str(batch), layout, gemm)
+
+    def _problem(self, form: Form) -> str | None:
+        x = self._repack_of_x(form)
+        return form.gemm.problem(max_tile_rows=GROUP_ROWS * max(GROUPS)) or (x.problem() if x else None)
+
+    def space(self, form: Form) -> ConfigSpace:
+        """conv2d_wgmma's space for this form, with the knobs of the step that packs x."""
+        space = _INNER.space(self.workload, self.target, form.gemm)
+        if repack := self._repack_of_x(form):
+            space = _both(space, _Prefixed(repack, _PREFIXES["x"]))
+        if form.gemm.x.plain and form.batch == "bound":
+            pixels = form.gemm.image_rows
+            differs = Constraint("tiles that divide an image are folded, in NHWC", lambda q: pixels % q["bm"] != 0)
+            space = ConfigSpace(space.knobs, (*space.constraints, differs), space.derived)
+        return space
+
+    def around(self, form: Form) -> Mapping[str, Repack]:
+        """As `repacks`, with x packed to this form."""
+        x = self._repack_of_x(form)
+        others = {name: repack for name, repack in self.repacks.items() if name != "x"}
+        return {"x": x, **others} if x else others
+
+    def _repack_of_x(self, form: Form) -> Repack | None:
+        """The change of layout of x, or None if x is in NHWC and stays so."""
+        if form.layout == "NHWC":
+            return self.repacks.get("x")
+        w, x = self.original, self.original.signature[0]
+        given, made = Layout.parse(x.axes), Layout.parse(form.layout)
+        return Repack.of(given, made, _extents(w, x), dtype_of(x.dtype).nbytes, self.target)
+
+    @functools.cached_property
     def repacks(self) -> Mapping[str, Repack]:
-        """Argument or output -> its change of layout, for each that differs. Arguments first, in their order."""
+        """Argument or output -> its change of layout to NHWC or OHWI, for each that differs. Arguments first, in order."""
         w, inner = self.original, self.workload
         found: dict[str, Repack] = {}
         for spec, wanted in zip((*w.signature, *w.outputs), (*inner.signature, *inner.outputs)):
@@ -135,13 +222,14 @@ class Packed:
                 found[spec.name] = Repack.of(given, made, sizes, element_bytes, self.target, y_sizes=filled)
         return found
 
-    def tuned(self) -> Iterator[tuple[str, str]]:
-        """(argument or output, prefix of its knobs) of the changes of layout that are tuned."""
-        return ((name, prefix) for name, prefix in _PREFIXES.items() if name in self.repacks)
-
 
 def _filled_up(channels: int, multiple: int) -> int:
     return -(-channels // multiple) * multiple
+
+
+def _nests(layout: Layout, block: int) -> bool:
+    """Whether blocks of channels of a layout and of this length nest."""
+    return all(unit % block == 0 or block % unit == 0 for unit in layout.units("C"))
 
 
 def _extents(w: Workload, spec: ArgSpec) -> dict[str, int]:
@@ -184,6 +272,10 @@ class _Prefixed:
             for rule in space.constraints
         ]
         self.derived = {prefix + name: _of_columns(function, within) for name, function in space.derived.items()}
+
+
+def _both(space: ConfigSpace, own: _Prefixed) -> ConfigSpace:
+    return ConfigSpace((*space.knobs, *own.knobs), (*space.constraints, *own.constraints), {**space.derived, **own.derived})
 
 
 def _of_columns(function: Any, within: Any) -> Any:

@@ -549,7 +549,7 @@ def _load_blocked_filters(workload: Workload, gemm: Im2col, plan: Plan) -> Calla
 
 def _blocks(output: store.Output) -> tuple[tuple[int, int], ...]:
     """The last argument of `Epilogue.fragments` if columns lie in blocks."""
-    return () if output.plain else ((output.block, output.block_elements),)
+    return () if output.block == output.columns else ((output.block, output.block_elements),)
 
 
 def _column_blocks(gemm: Im2col) -> list[int]:
