@@ -1,4 +1,5 @@
-"""The reference for convolutions of int8 and uint8 against programs that are not ours: ONNX's reference and node cases.
+"""The reference for convolutions of int8 and uint8 against programs that are not ours: ONNX's reference and node cases,
+and PyTorch's quantised convolution on the CPU.
 
 ConvInteger is our convolution with zero points. QLinearConv is it with `bias` and `requantise`, whose one scale is
 x_scale * w_scale / y_scale. Layouts, groups, strides, dilations and paddings are random.
@@ -6,6 +7,7 @@ x_scale * w_scale / y_scale. Layouts, groups, strides, dilations and paddings ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import integer_model
@@ -171,6 +173,80 @@ def test_a_graph_that_simulates_quantisation_differs_by_one_and_only_beside_a_ha
     product = integer_model.sums(w, arrays) * np.float64(x_scale * weight_scale) / np.float64(y_scale)
     different, beside_half = y != simulated, np.abs(np.abs(product % 1) - 0.5) <= np.abs(product) * 2.0**-21
     assert np.all(np.abs(y - simulated.astype(np.int64)) <= 1)
+    assert np.all(beside_half[different])
+
+
+def by_pytorch(
+    torch: Any, w: Workload, arrays: dict[str, Array], scalars: dict[str, float], scales: tuple[float, Array, float]
+) -> Array:
+    """y of PyTorch's quantised convolution, NCHW, in the format of w.
+
+    PyTorch takes x and gives y as uint8 only. int8 is that with 128 added to the numbers and to the zero point.
+
+    Args:
+        w: int8 weights; epilogue bias, perhaps relu, requantise; output of x's format.
+        scales: of x, of the weights of each output channel, and of y.
+    """
+    x, weight = given(w, arrays)
+    shift = 128 if w.dtype == "int8" else 0
+    x_scale, weight_scales, y_scale = scales
+    unsigned = torch.from_numpy((x.astype(np.int64) + shift).astype(np.uint8))
+    x_quantised = torch._make_per_tensor_quantized_tensor(unsigned, x_scale, int(scalars["x_zero_point"]) + shift)
+    weight_quantised = torch._make_per_channel_quantized_tensor(
+        torch.from_numpy(weight), torch.from_numpy(weight_scales.astype(np.float64)), torch.zeros(w.k, dtype=torch.int64), 0
+    )
+    bias = torch.from_numpy((arrays["bias"] * (x_scale * weight_scales.astype(np.float64))).astype(np.float32))
+    packed = torch.ops.quantized.conv2d_prepack(
+        weight_quantised, bias, list(w.stride), list(w.padding[:2]), list(w.dilation), w.groups
+    )
+    relu = any(stage.name == "relu" for stage in w.epilogue)
+    convolve = torch.ops.quantized.conv2d_relu if relu else torch.ops.quantized.conv2d
+    y = convolve(x_quantised, packed, y_scale, int(scalars["y_zero_point"]) + shift)
+    return np.asarray(y.int_repr().numpy()).astype(np.int64) - shift
+
+
+@pytest.fixture
+def fbgemm(torch: Any) -> Iterator[Any]:
+    """PyTorch with its engine for x86. Onednn's also runs there, but differs from both at some halves."""
+    before = torch.backends.quantized.engine
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("PyTorch's engine fbgemm needs an x86 processor")
+    torch.backends.quantized.engine = "fbgemm"
+    yield torch
+    torch.backends.quantized.engine = before
+
+
+@pytest.mark.parametrize("exact_scales", [True, False], ids=["scales are powers of two", "any scales"])
+@pytest.mark.parametrize("seed", range(20))
+def test_requantised_sums_are_those_of_pytorch(fbgemm: Any, seed: int, exact_scales: bool) -> None:
+    """Weights have 7 bits: without VNNI, fbgemm adds two products in 16 bits, and 8 bits saturate (PyTorch's reduce_range).
+
+    Products of the sums and powers of two are exact, so that both round the same number, halves included. With other scales
+    PyTorch computes x_scale * w_scale / y_scale with a rounding more, and may find the other neighbour of a half.
+    """
+    rng = np.random.default_rng(seed)
+    to = ("uint8", "int8")[seed % 2]
+    stages = [["bias"], ["bias", "relu"]][seed // 2 % 2]
+    w = drawn(rng, dtype=to, weight_dtype="int8", zero_points=["x"], epilogue=[*stages, {"requantise": {"to": to}}])
+    symmetric = {**w.params, "padding": w.padding[:2], "epilogue": list(w.epilogue)}  # PyTorch has no other padding
+    w = Workload("conv2d", {**symmetric, "h": w.h + 4, "w": w.w + 4})
+    arrays = integer_model.arguments(w, seed)
+    arrays["weight"] = arrays["weight"] >> 1
+    spread = 37.0 * 74.0 * (w.c // w.groups * w.r * w.s) ** 0.5  # of the sums
+    weight_scales = rng.choice(np.array([0.25, 0.5, 1.0] if exact_scales else [0.0123, 0.031, 0.0407], np.float32), w.k)
+    y_scale = 2.0 ** round(np.log2(spread / 64)) * (0.125 if exact_scales else 0.0123)
+    arrays["requantise_scale"] = (np.float64(0.25) * weight_scales / y_scale).astype(np.float32)
+    scalars = {"x_zero_point": float(zero_point(rng, to)), "y_zero_point": float(zero_point(rng, to))}
+    y = ours(w, arrays, scalars)
+    theirs = by_pytorch(fbgemm, w, arrays, scalars, (0.25, weight_scales, y_scale))
+    assert len(np.unique(y)) > 2  # most numbers are not saturated
+    if exact_scales:
+        np.testing.assert_array_equal(y, theirs)
+        return
+    sums = integer_model.sums(w, arrays, {"x": scalars["x_zero_point"]}) + arrays["bias"][:, None, None]
+    product = sums * arrays["requantise_scale"].astype(np.float64)[:, None, None]
+    different, beside_half = y != theirs, np.abs(np.abs(product % 1) - 0.5) <= np.abs(product) * 2.0**-21
+    assert np.all(np.abs(y - theirs) <= 1)
     assert np.all(beside_half[different])
 
 

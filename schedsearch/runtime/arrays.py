@@ -296,7 +296,7 @@ def check_numbers(spec: ArgSpec, seen: ArrayView) -> None:
         return
     import numpy as np
 
-    numbers = np.frombuffer((ctypes.c_float * spec.size).from_address(seen.address), np.float32)
+    numbers = np.ctypeslib.as_array((ctypes.c_float * spec.size).from_address(seen.address))
     wrong = ~((numbers > 0) & (numbers < np.inf))
     if wrong.any():
         place = int(wrong.argmax())
