@@ -22,10 +22,10 @@ from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS, Target
-from schedsearch.templates.conv2d import simt_kernel
+from schedsearch.templates.conv2d import simt_kernel, simt_loads, weight_rows
 from schedsearch.templates.conv2d.simt import Conv2dSimt
 from schedsearch.templates.conv2d.simt_sizes import Gemm
-from schedsearch.templates.parts import walk
+from schedsearch.templates.parts import addressing, walk
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.simt_emulator import SimtEmulator
 from schedsearch.workload import Workload
@@ -95,7 +95,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, workload: Workload, config: dict[st
     """Compares y of one configuration, emulated step by step, with the model; returns y."""
     memory = Memory()
     emulator = SimtEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, simt_kernel, walk)
+    emulator.stand_in(monkeypatch, simt_kernel, simt_loads, weight_rows, addressing, walk)
     arrays = integer_model.arguments(workload)
     monkeypatch.setattr(module, "Epilogue", lambda *_, **__: epilogue_of(workload, arrays))
     source = TEMPLATE.kernel(workload, H200, Config(config))
@@ -227,7 +227,7 @@ def test_the_weight_is_packed_once_for_many_calls() -> None:
     workload = conv2d(**LAYER, dtype="int8", zero_points=["x"])
     source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200)))
     assert [step.constant for step in source.steps] == [True, True, False]
-    assert source.workspaces == {"packed": 64 * 9 * 64, "weight_sums": 4 * 64}
+    assert source.workspaces == {"weight_rows": 64 * 9 * 64, "weight_sums": 4 * 64}
 
 
 # --- Supported workloads ----------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from conv2d_numpy import convolve, integers, to_bits
 
-import schedsearch.templates.conv2d.merged_weights as merged_weights
+import schedsearch.templates.conv2d.weight_rows as weight_rows
 import schedsearch.templates.conv2d.wgmma as module
 from schedsearch.config import Config
 from schedsearch.launch import Scalar
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.geometry import Blocks, Im2col
-from schedsearch.templates.conv2d.merged_weights import MERGED
 from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
 from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
 from schedsearch.testing.emulator import Memory
@@ -246,7 +245,7 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, conf
     workload, emulator = Workload.conv2d(**shape), ClusterEmulator(Memory(), lambda value, *_: value, late)
     plain = workload.replace(layout="NHWC", weight_layout="OHWI")
     emulator.stand_in(
-        monkeypatch, module, merged_weights, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
+        monkeypatch, module, weight_rows, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
     )
     monkeypatch.setattr(module, "Epilogue", Requantise)
     rng = np.random.default_rng(0)
@@ -267,8 +266,9 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, conf
     buffers = {name: memory.add(array) for name, array in (("y", y), ("weight", in_memory["weight"]))}
     workspaces = {name: np.full(nbytes, 0x55, np.uint8) for name, nbytes in source.workspaces.items()}
     buffers |= {name: memory.add(array) for name, array in workspaces.items()}
-    if MERGED in workspaces:
-        in_memory[MERGED] = workspaces[MERGED].view(workload.weight_dtype).reshape(workload.k, workload.r * workload.s, -1)
+    if weight_rows.ROWS in workspaces:
+        rows = workspaces[weight_rows.ROWS].view(workload.weight_dtype)
+        in_memory[weight_rows.ROWS] = rows.reshape(workload.k, workload.r * workload.s, -1)
     for step in source.steps:
         emulator.run(step, buffers, 2, {**in_memory, "y": y}, {"x_zero_point": float(zero_point)})
     x = arrays["x"].astype(np.float32) - zero_point

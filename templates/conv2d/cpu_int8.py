@@ -42,8 +42,8 @@ from schedsearch.templates.conv2d.cpu_tiles import (
     useful_share,
     vector_registers,
 )
+from schedsearch.templates.parts.addressing import channel_runs
 from schedsearch.templates.parts.cpu_epilogue import OPERAND_DTYPES, CpuEpilogue
-from schedsearch.templates.parts.offsets import channel_runs
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.workload import Workload
 

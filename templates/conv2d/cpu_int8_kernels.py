@@ -29,8 +29,8 @@ from schedsearch.config import Config
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.conv2d import accumulator_dtype
 from schedsearch.templates.conv2d.cpu_kernels import Shape
+from schedsearch.templates.parts.addressing import channel_runs, offset_along, plain_strides
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
-from schedsearch.templates.parts.offsets import channel_runs, offset_along, plain_strides
 from schedsearch.workload import Workload
 
 _U8, _I32 = types.uint8, types.int32

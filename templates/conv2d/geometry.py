@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from schedsearch.ops.conv2d import FLOAT8, INTEGERS
+from schedsearch.ops.conv2d import CONV2D, FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
@@ -111,7 +111,7 @@ class Im2col:
     def of(cls, workload: Workload, x: Blocks | None = None, y: Blocks | None = None) -> Im2col:
         """The GEMM of a workload, whose x and y lie in memory as its layout says unless `x` or `y` says otherwise."""
         w = workload
-        out_h, out_w = w.definition.output_hw(w.params)  # type: ignore[attr-defined]
+        out_h, out_w = CONV2D.output_hw(w.params)
         top, left, bottom, right = w.padding
         upper = (right - (w.s - 1) * w.dilation[1], bottom - (w.r - 1) * w.dilation[0])
         x, y = x or Blocks.of(w.c, w.n, w.layout), y or Blocks.of(w.k, w.n, w.layout)

@@ -11,7 +11,7 @@ positions outside of the tensor (padding, tails of m, k and kk) with zeros. The 
 written in words.
 
 An element type is an `Mma` (`parts.mma`). A layout of x and y is strides and the length of a run of channels
-(`parts.addressing`). Weights in other layouts than OHWI, and those of merged groups, are repacked first (`mma_weights`).
+(`parts.addressing`). Weights in other layouts than OHWI, and those of merged groups, are copied to `weight_rows` first.
 
 Sources: PTX ISA, "Warp Level Matrix Instructions" and "cp.async".
 """
@@ -28,9 +28,10 @@ from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.mma_kernel import SHAPED_BY, build_kernel
-from schedsearch.templates.conv2d.mma_sizes import Gemm, Gemms, Plan, ceil_div, shared_bytes
+from schedsearch.templates.conv2d.mma_sizes import Gemm, Gemms, Plan, shared_bytes
 from schedsearch.templates.conv2d.mma_space import config_space
-from schedsearch.templates.conv2d.mma_weights import ROWS, repack_step, rows_bytes
+from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_problem
@@ -151,8 +152,10 @@ class Conv2dMma(Template):
         steps: list[KernelStep] = []
         workspaces: dict[str, int] = {}
         if gemm.repacked:
-            steps.append(repack_step(workload, gemm))
-            workspaces[ROWS] = rows_bytes(workload, gemm)
+            rows = WeightRows(workload, gemm.merged)
+            steps.append(rows.step())
+            workspaces[ROWS] = rows.nbytes
+            alignments["weight"] = rows.alignment
         else:
             alignments["weight"] = gemm.piece_w * gemm.mma.element_bytes
         if zero:

@@ -16,9 +16,11 @@ from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.conv2d import CONV2D
-from schedsearch.templates.conv2d.mma_sizes import Plan, ceil_div, strides_of_x
+from schedsearch.templates.conv2d.mma_sizes import Plan
 from schedsearch.templates.conv2d.mma_store import output
+from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
@@ -183,7 +185,7 @@ def load_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     Neighbouring threads load neighbours in memory: chunks of one block of channels, then pixels, then further blocks.
     """
     chunks, row_step = plan.chunks, plan.row_step
-    run_chunks = math.gcd(strides_of_x(workload)["C"].run(plan.gemm.c) // plan.gemm.mma.chunk, chunks) or 1
+    run_chunks = math.gcd(strides_of(workload, "x")["C"].run(plan.gemm.c) // plan.gemm.mma.chunk, chunks) or 1
     across = chunks if workload.layout == "NHWC" else run_chunks
     if across == chunks:
         return lambda thread: (types.uint32(thread // chunks), types.uint32(thread % chunks))
@@ -226,7 +228,7 @@ def pixels(workload: Workload, plan: Plan) -> Callable[..., None]:
 
 def _pixel(workload: Workload) -> Callable[[Any, Any, Any], Any]:
     """`pixel_of(n, row, column)`: offset in x of a pixel's first channel; the pixel may lie outside of the image."""
-    strides = strides_of_x(workload)
+    strides = strides_of(workload, "x")
     rows, columns = strides["N"].outer // strides["H"].outer, strides["H"].outer // strides["W"].outer
     pixel_elements = strides["W"].outer
 
@@ -238,7 +240,7 @@ def _pixel(workload: Workload) -> Callable[[Any, Any, Any], Any]:
 
 def _group_elements(workload: Workload, plan: Plan) -> int:
     """Elements of x from one group of channels to the next. A group has whole blocks, if there are blocks."""
-    channels = strides_of_x(workload)["C"]
+    channels = strides_of(workload, "x")["C"]
     return plan.gemm.c // channels.block * channels.outer
 
 
@@ -254,7 +256,7 @@ def pixel_loads(workload: Workload, plan: Plan) -> Callable[..., None]:
     chunk, element_bytes = plan.gemm.mma.chunk, plan.gemm.mma.element_bytes
     pieces, copy, ragged = chunk // piece, ptx.cp_async(piece * element_bytes), bm % row_step != 0
     h, w, kernel_w, padded = workload.h, workload.w, workload.s, any(workload.padding)
-    pixel_of, channel_of = _pixel(workload), strides_of_x(workload)["C"].offset()
+    pixel_of, channel_of = _pixel(workload), strides_of(workload, "x")["C"].offset()
     dilation_h, dilation_w = workload.dilation
     one_tap = c_group % bk == 0  # a step then lies within one tap, and all threads do the same arithmetic
 

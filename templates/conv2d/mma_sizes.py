@@ -12,9 +12,10 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.layout import Layout
 from schedsearch.space import Columns
-from schedsearch.templates.parts.addressing import AxisStrides
+from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.weight_rows import WeightRows
+from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.mma import Mma
 from schedsearch.workload import Workload
 
@@ -40,8 +41,8 @@ class Gemm:
         c: input channels of a group.
         kk: length of the reduction.
         row: elements from one row of weights to the next.
-        repacked: whether weights are first brought into rows of whole chunks, in the order of the reduction. Otherwise the
-            workload's own array is in this order.
+        repacked: whether weights are first copied to `WeightRows`. Otherwise the workload's own array is in the order of the
+            reduction.
         piece_x, piece_w: elements that one load takes.
         vector: channels of y that one store takes.
         out_bytes: bytes of an element of y.
@@ -71,9 +72,9 @@ class Gemm:
         out_h, out_w = CONV2D.output_hw(w.params)
         short = mma.element_bytes == 1 and kk % WORD_BYTES != 0
         repacked = merged > 1 or w.weight_layout != "OHWI" or short
-        row = int(ceil_div(kk, chunk)) * chunk if repacked else kk
+        row = WeightRows(w, merged).row if repacked else kk
         out_bytes = dtype_of(w.out_dtype).nbytes
-        neighbours = strides_of_y(w)["C"].run(k)
+        neighbours = strides_of(w, "y")["C"].run(k)
         return cls(
             mma=mma,
             groups=groups,
@@ -85,7 +86,7 @@ class Gemm:
             kk=kk,
             row=row,
             repacked=repacked,
-            piece_x=_piece(strides_of_x(w)["C"].run(c), chunk),
+            piece_x=_piece(strides_of(w, "x")["C"].run(c), chunk),
             piece_w=_piece(row, chunk),
             vector=next(size for size in _VECTORS[out_bytes] if neighbours % size == 0),
             out_bytes=out_bytes,
@@ -154,17 +155,6 @@ def mma_of(workload: Workload) -> Mma:
     """The instruction that multiplies the workload's elements."""
     w = workload
     return Mma(w.dtype, w.weight_dtype, 3 if w.dtype == "float32" and w.precision == "fp32" else 1)
-
-
-def strides_of_x(workload: Workload) -> dict[str, AxisStrides]:
-    w = workload
-    return AxisStrides.of(Layout.parse(w.layout), {"N": w.n, "C": w.c, "H": w.h, "W": w.w})
-
-
-def strides_of_y(workload: Workload) -> dict[str, AxisStrides]:
-    out_h, out_w = CONV2D.output_hw(workload.params)
-    sizes = {"N": workload.n, "C": workload.k, "H": out_h, "W": out_w}
-    return AxisStrides.of(Layout.parse(workload.layout), sizes)
 
 
 @dataclass(frozen=True)
@@ -293,7 +283,3 @@ class Plan:
 def shared_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any) -> Any:
     """Bytes of shared memory: the pipeline's buffers and the staged results (one per slice) take turns in it."""
     return np.maximum(stages * (bm + bn) * row_bytes, slices * bm * (bn + ROW_PADDING) * 4)
-
-
-def ceil_div(a: Any, b: Any) -> Any:
-    return -(-a // b)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from schedsearch.launch import MAX_BLOCK_THREADS, MAX_GRID_X
+from schedsearch.launch import MAX_GRID_X
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.templates.conv2d.mma_sizes import Gemms, ceil_div, shared_bytes
+from schedsearch.templates.conv2d.mma_sizes import Gemms, shared_bytes
+from schedsearch.templates.conv2d.tiles import (
+    PANEL,
+    batch_knob,
+    below_twice,
+    blocks_per_sm_knob,
+    ceil_div,
+    pixel_tiles,
+    resource_rules,
+    schedule_rules,
+)
 from schedsearch.workload import Workload
 
 
@@ -30,11 +38,11 @@ def config_space(workload: Workload, target: Target) -> ConfigSpace:
             "warps that share one warp tile; each takes its part of every step, and the parts are summed at the end",
         ),
         Knob("stages", (2, 3, 4, 5, 6), "shared buffers in the ring; stages - 1 steps are loaded ahead"),
-        Knob("panel", (1, 8, 64), "raster order: pixel tiles that are walked before the next channel tile"),
-        Knob("blocks_per_sm", (0, 1, 2), "0: one block per tile; otherwise a persistent grid with this many blocks per SM"),
+        PANEL,
+        blocks_per_sm_knob((1, 2)),
     ]
     if gemms.takes_batch_knob:
-        knobs.append(Knob("batch", ("folded", "bound"), "whether a tile may have pixels of two images, or only of one"))
+        knobs.append(batch_knob(gemms.single.n))
     if len(gemms.by_merged) > 1:
         knobs.append(
             Knob("merged", tuple(gemms.by_merged), "neighbouring groups that share a GEMM, with zeros between them")
@@ -50,12 +58,6 @@ def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]
         fragments = (k["wm"] // 4 + k["wn"] // 2) * mma.registers_per_word
         return k["accumulators"] + fragments + 4 * k["rows_x"] + 40
 
-    def tiles_m(k: Columns) -> Any:
-        folded = ceil_div(gemms.single.m, k["bm"])
-        if "batch" not in k:
-            return folded
-        return np.where(k["batch"] == "bound", gemms.single.n * ceil_div(gemms.single.pixels, k["bm"]), folded)
-
     return {
         "threads": lambda k: 32 * ceil_div(k["bm"], k["wm"]) * ceil_div(k["bn"], k["wn"]) * k["slices"],
         "accumulators": lambda k: k["wm"] * k["wn"] // 32,
@@ -63,7 +65,7 @@ def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]
         "rows_x": lambda k: ceil_div(k["bm"] * k["bk"] // mma.chunk, k["threads"]),
         "rows_w": lambda k: ceil_div(k["bn"] * k["bk"] // mma.chunk, k["threads"]),
         "registers": registers,
-        "tiles_m": tiles_m,
+        "tiles_m": lambda k: pixel_tiles(k, gemms.single.n, gemms.single.pixels),
         "tiles_n": lambda k: ceil_div(gemms.column("k", k), k["bn"]) * gemms.column("groups", k),
         "tiles": lambda k: k["tiles_m"] * k["tiles_n"],
         "waves": lambda k: k["tiles"] / target.sms,
@@ -84,48 +86,22 @@ def _constraints(gemms: Gemms, target: Target) -> list[Constraint]:
             "a warp's tile divides the block's: wm <= bm, wn <= bn",
             lambda k: (k["wm"] <= k["bm"]) & (k["wn"] <= k["bn"]),
         ),
-        Constraint(f"threads per block <= {MAX_BLOCK_THREADS}", lambda k: k["threads"] <= MAX_BLOCK_THREADS),
         Constraint(
             f"a slice has a depth of at least {mma.k}: {mma.k} slices <= bk", lambda k: mma.k * k["slices"] <= k["bk"]
         ),
         Constraint("at most 128 accumulators per thread, because more would spill", lambda k: k["accumulators"] <= 128),
-        Constraint(
-            f"registers (estimated) <= 255 per thread and {target.registers_per_sm} over the blocks of an SM",
-            lambda k: (
-                (k["registers"] <= 255)
-                & (k["registers"] * k["threads"] * np.maximum(k["blocks_per_sm"], 1) <= target.registers_per_sm)
-            ),
-        ),
+        *resource_rules(target),
         Constraint("at most 16 rows and 64 copies per thread and step", lambda k: (k["rows_x"] <= 16) & (copies(k) <= 64)),
+        Constraint("bm is less than twice the output pixels", lambda k: below_twice(k["bm"], 16, gemms.single.m)),
         Constraint(
-            f"shared memory per block <= {target.shared_bytes_per_block} bytes",
-            lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
+            "bn is less than twice the output channels of a group", lambda k: below_twice(k["bn"], 16, gemms.column("k", k))
         ),
-        Constraint("bm is less than twice the output pixels", lambda k: _fits(k["bm"], 16, gemms.single.m)),
-        Constraint(
-            "bn is less than twice the output channels of a group", lambda k: _fits(k["bn"], 16, gemms.column("k", k))
-        ),
-        Constraint("bk is less than twice the reduction", lambda k: _fits(k["bk"], mma.k, gemms.column("kk", k))),
-        Constraint("at most steps + 1 stages", lambda k: (k["stages"] == 2) | (k["stages"] <= k["steps"] + 1)),
-        Constraint(
-            "panel is 1 unless there are at least that many pixel tiles and a second channel tile",
-            lambda k: (k["panel"] == 1) | ((k["panel"] <= k["tiles_m"]) & (k["tiles_n"] > 1)),
-        ),
+        Constraint("bk is less than twice the reduction", lambda k: below_twice(k["bk"], mma.k, gemms.column("kk", k))),
         Constraint(
             f"with one block per tile: at most {MAX_GRID_X} tiles",
             lambda k: (k["blocks_per_sm"] > 0) | (k["tiles"] <= MAX_GRID_X),
         ),
-        Constraint(
-            "a persistent grid has more tiles than blocks, and its blocks fit on an SM together",
-            lambda k: (
-                (k["blocks_per_sm"] == 0)
-                | (
-                    (k["tiles"] > k["blocks_per_sm"] * target.sms)
-                    & (k["blocks_per_sm"] * (k["shared_bytes"] + 1024) <= target.shared_bytes_per_sm)
-                    & (k["blocks_per_sm"] * k["threads"] <= target.threads_per_sm)
-                )
-            ),
-        ),
+        *schedule_rules(target),
     ]
     if gemms.takes_batch_knob:
         found.append(
@@ -135,7 +111,3 @@ def _constraints(gemms: Gemms, target: Target) -> list[Constraint]:
             )
         )
     return found
-
-
-def _fits(tile: Any, least: int, size: Any) -> Any:
-    return (tile == least) | (tile < 2 * size)

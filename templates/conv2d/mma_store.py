@@ -12,8 +12,9 @@ from typing import Any
 
 from numba import cuda, types
 
-from schedsearch.templates.conv2d.mma_sizes import Plan, strides_of_y
+from schedsearch.templates.conv2d.mma_sizes import Plan
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.zero_points import SCALAR, TABLE, ZeroPoint
 from schedsearch.workload import Workload
@@ -53,7 +54,7 @@ def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     vectors = bn // vector
     across = vectors
     if workload.layout != "NHWC":
-        across = math.gcd(strides_of_y(workload)["C"].block, bn) // vector
+        across = math.gcd(strides_of(workload, "y")["C"].block, bn) // vector
 
     def in_rows(item: Any) -> Any:
         out_row = types.uint32(item) // vectors
@@ -69,7 +70,7 @@ def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
 def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
     """`offset_of(m, k)`: the offset in y of channel k of output pixel m, in elements."""
     count = types.int64 if plan.wide_counts else types.uint32
-    strides, out_pixels, k_all = strides_of_y(workload), plan.gemm.pixels, workload.k
+    strides, out_pixels, k_all = strides_of(workload, "y"), plan.gemm.pixels, workload.k
     image_elements, pixel_elements, channel_of = strides["N"].outer, strides["W"].outer, strides["C"].offset()
 
     def in_rows(m: Any, k: Any) -> Any:

@@ -15,11 +15,12 @@ from numba import types
 
 from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
+from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
-from schedsearch.templates.parts.offsets import offset_along, plain_strides
+from schedsearch.templates.parts.addressing import offset_along, plain_strides
 from schedsearch.templates.parts.reference import (
     apply_stages,
     gather,
@@ -41,7 +42,7 @@ class Conv2dReference(Reference):
 
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         groups_of_channels = math.ceil(workload.k // workload.groups / _CHANNELS)
-        oh, ow = workload.definition.output_hw(workload.params)  # type: ignore[attr-defined]
+        oh, ow = CONV2D.output_hw(workload.params)
         items = workload.n * workload.groups * groups_of_channels * oh * ow
         function = _kernel(workload, target)
         return reference_source(workload, target, function, items, operands=stage_operands(workload))
@@ -79,7 +80,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     yn, _, yp, yq = plain_strides(y_arg, "NCHW")  # elements
     x_channel, y_channel = offset_along("C", x_arg, x_bytes), offset_along("C", y_arg)
     filter_offset, weight_channel = offset_along("O", w_arg, weight_bytes), offset_along("I", w_arg, weight_bytes)
-    oh, ow = p.definition.output_hw(p.params)  # type: ignore[attr-defined]
+    oh, ow = CONV2D.output_hw(p.params)
     height, width, kr, ks = p.h, p.w, p.r, p.s
     groups, reduced, outputs = p.groups, p.c // p.groups, p.k // p.groups
     quads = math.ceil(outputs / _CHANNELS)

@@ -1,8 +1,8 @@
 """conv2d on CUDA cores: int8 and uint8 by dp4a, float32 by fma, for every layout, group, stride, dilation and zero point.
 
 Implicit GEMM, one per group: y[m, k] = sum over kk of patch[m, kk] * weight[k, kk], where m counts output pixels and kk the
-words of the reduction (r, s, c), c fastest. A word has 32 bits: four 8-bit channels or one float32. The first launch packs
-the weight into rows of words, once for many calls, because weights are constant. x is read where it lies, in the widest
+words of the reduction (r, s, c), c fastest. A word has 32 bits: four 8-bit channels or one float32. The first launch copies
+the weight to `weight_rows`, once for many calls, because weights are constant. x is read where it lies, in the widest
 loads that its layout allows. See docs/kernels/conv2d_simt.md.
 
 Sources: PTX ISA, "Integer Arithmetic Instructions: dp4a" and "cp.async".
@@ -10,25 +10,17 @@ Sources: PTX ISA, "Integer Arithmetic Instructions: dp4a" and "cp.async".
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from schedsearch.config import Config
-from schedsearch.launch import MAX_BLOCK_THREADS, Float32, Grid, Param, Pointer, Scalar
+from schedsearch.launch import Float32, Grid, Param, Pointer, Scalar
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
+from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.conv2d.simt_kernel import MOST_HELD, MOST_ROWS, SHAPED_BY, build_kernel, build_pack, build_sums
-from schedsearch.templates.conv2d.simt_sizes import (
-    CHUNK_BYTES,
-    WARP_COLUMNS,
-    Gemm,
-    Plan,
-    ceil_div,
-    shared_bytes,
-)
+from schedsearch.templates.conv2d.simt_kernel import SHAPED_BY, build_kernel, build_sums
+from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, Gemm, Plan, shared_bytes
+from schedsearch.templates.conv2d.simt_space import LEAST_ROWS, config_space
+from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
@@ -36,10 +28,7 @@ from schedsearch.workload import Workload
 
 LARGEST_SIZE = 2**30  # limit of one axis and of the number of tiles, so that a sum of two of them fits in int32
 DTYPES = {"float32": (5, 0), "int8": (6, 1), "uint8": (6, 1)}  # of x, and the least compute capability; dp4a came with 6.1
-ASYNC_CAPABILITY = (8, 0)  # cp.async
-PACK_THREADS = 128
 SUM_THREADS = 32
-LEAST_ROWS = 8  # threads along each side of a tile; the swizzle repeats after 8 rows
 
 
 class Conv2dSimt(Template):
@@ -80,123 +69,7 @@ class Conv2dSimt(Template):
         return None
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        gemm = Gemm.of(workload)
-        piece = max(gemm.piece, 1)
-        asynchronous = target.compute_capability >= ASYNC_CAPABILITY and gemm.piece > 0 and not gemm.fills_padding
-
-        def pixels(k: Columns) -> Any:
-            return np.where(k["batch"] == "bound", gemm.pixels, gemm.pixels * gemm.images)
-
-        def tiles_m(k: Columns) -> Any:
-            return ceil_div(pixels(k), k["bm"]) * np.where(k["batch"] == "bound", gemm.images, 1)
-
-        def held(k: Columns) -> Any:
-            return np.where(k["copy"] == "registers", CHUNK * (k["rows_x"] + k["rows_w"]), 0)
-
-        def registers(k: Columns) -> Any:
-            """An estimate: sums, fragments of one chunk, words on their way, three values per loaded row, counters."""
-            return k["accumulators"] + 4 * k["tn"] + 4 + k["held"] + 4 * k["rows_x"] + 40
-
-        return ConfigSpace(
-            knobs=[
-                Knob("bm", (16, 32, 64, 128, 256), "output pixels of a block's tile"),
-                Knob("bn", (8, 16, 32, 64, 128, 256), "output channels of a block's tile"),
-                Knob("bk", (4, 8, 16, 32), "words of one step along the reduction: four 8-bit channels or one float32"),
-                Knob("tm", (1, 2, 4, 8, 16), "output pixels of a thread"),
-                Knob("tn", (1, 2, 4, 8, 16), "output channels of a thread"),
-                Knob("stages", (2, 3, 4, 5), "shared buffers in the ring; stages - 1 steps are loaded ahead"),
-                Knob(
-                    "copy",
-                    ("async", "registers") if asynchronous else ("registers",),
-                    "async: cp.async copies chunks to shared memory; registers: threads load the next step into registers, "
-                    "multiply, then store it",
-                ),
-                Knob(
-                    "batch",
-                    ("folded", "bound") if gemm.images > 1 else ("folded",),
-                    "folded: the pixels of all images are one axis, cut into tiles; bound: a tile has pixels of one image",
-                ),
-                Knob("panel", (1, 8, 64), "raster order: pixel tiles that are walked before the next channel tile"),
-                Knob(
-                    "blocks_per_sm",
-                    (0, 1, 2, 4),
-                    "0: one block per tile; otherwise a persistent grid with this many blocks per SM",
-                ),
-            ],
-            derived={
-                "threads": lambda k: k["bm"] // k["tm"] * (k["bn"] // k["tn"]),
-                "accumulators": lambda k: k["tm"] * k["tn"],
-                "shared_bytes": lambda k: shared_bytes(k["bm"], k["bn"], k["bk"], k["tm"], k["stages"], gemm),
-                "rows_x": lambda k: ceil_div(k["bm"] * k["bk"] // CHUNK, np.maximum(k["threads"], 1)),
-                "rows_w": lambda k: ceil_div(k["bn"] * k["bk"] // CHUNK, np.maximum(k["threads"], 1)),
-                "held": held,
-                "registers": registers,
-                "tiles_m": tiles_m,
-                "tiles_n": lambda k: ceil_div(gemm.k, k["bn"]) * gemm.groups,
-                "tiles": lambda k: k["tiles_m"] * k["tiles_n"],
-                "waves": lambda k: k["tiles"] / target.sms,
-                "steps": lambda k: ceil_div(gemm.words, k["bk"]),
-                "products_per_word": lambda k: k["bm"] * k["bn"] / (k["bm"] + k["bn"]),
-            },
-            constraints=[
-                Constraint(
-                    f"at least {LEAST_ROWS} threads along each side of a tile: {LEAST_ROWS} tm <= bm, {LEAST_ROWS} tn <= bn",
-                    lambda k: (LEAST_ROWS * k["tm"] <= k["bm"]) & (LEAST_ROWS * k["tn"] <= k["bn"]),
-                ),
-                Constraint(f"threads per block <= {MAX_BLOCK_THREADS}", lambda k: k["threads"] <= MAX_BLOCK_THREADS),
-                Constraint("at most 128 sums per thread, because more would spill", lambda k: k["accumulators"] <= 128),
-                Constraint(
-                    f"registers (estimated) <= 255 per thread and {target.registers_per_sm} over the blocks of an SM",
-                    lambda k: (
-                        (k["registers"] <= 255)
-                        & (k["registers"] * k["threads"] * np.maximum(k["blocks_per_sm"], 1) <= target.registers_per_sm)
-                    ),
-                ),
-                Constraint(
-                    f"at most {MOST_ROWS} rows of x and 64 copies per thread and step, and {MOST_HELD} words on their way "
-                    "through registers",
-                    lambda k: (
-                        (k["rows_x"] <= MOST_ROWS)
-                        & (k["rows_x"] * (CHUNK // piece) + k["rows_w"] <= 64)
-                        & (k["held"] <= MOST_HELD)
-                    ),
-                ),
-                Constraint("registers hold one step: stages is 2", lambda k: (k["copy"] == "async") | (k["stages"] == 2)),
-                Constraint(
-                    f"shared memory per block <= {target.shared_bytes_per_block} bytes",
-                    lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
-                ),
-                Constraint(
-                    "bm is less than twice the output pixels (bound: of an image)",
-                    lambda k: (k["bm"] == 16) | (k["bm"] < 2 * pixels(k)),
-                ),
-                Constraint(
-                    "bn is less than twice the output channels of a group",
-                    lambda k: (k["bn"] == WARP_COLUMNS) | (k["bn"] < 2 * gemm.k),
-                ),
-                Constraint("bk is less than twice the reduction", lambda k: (k["bk"] == 4) | (k["bk"] < 2 * gemm.words)),
-                Constraint("at most steps + 1 stages", lambda k: (k["stages"] == 2) | (k["stages"] <= k["steps"] + 1)),
-                Constraint(
-                    "panel is 1 unless there are at least that many pixel tiles and a second channel tile",
-                    lambda k: (k["panel"] == 1) | ((k["panel"] <= k["tiles_m"]) & (k["tiles_n"] > 1)),
-                ),
-                Constraint("fewer than 2**30 tiles", lambda k: k["tiles"] < LARGEST_SIZE),
-                Constraint(
-                    "fewer than 2**30 pixels along the axis that tiles are cut from", lambda k: pixels(k) < LARGEST_SIZE
-                ),
-                Constraint(
-                    "a persistent grid has more tiles than blocks, and its blocks fit on an SM together",
-                    lambda k: (
-                        (k["blocks_per_sm"] == 0)
-                        | (
-                            (k["tiles"] > k["blocks_per_sm"] * target.sms)
-                            & (k["blocks_per_sm"] * (k["shared_bytes"] + 1024) <= target.shared_bytes_per_sm)
-                            & (k["blocks_per_sm"] * k["threads"] <= target.threads_per_sm)
-                        )
-                    ),
-                ),
-            ],
-        )
+        return config_space(workload, target)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The tile with the least estimated time: the number of waves over the SMs times products plus loads of one.
@@ -248,22 +121,14 @@ class Conv2dSimt(Template):
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan, epilogue = Plan.of(workload, config), Epilogue(workload, capability=target.compute_capability)
-        gemm, workspaces = plan.gemm, {"packed": plan.gemm.packed_bytes}
-        pack = KernelStep(
-            build_pack(workload, gemm, PACK_THREADS),
-            (Pointer("weight"), Pointer("packed")),
-            Grid(ceil_div(workload.k * gemm.chunks, PACK_THREADS)),
-            PACK_THREADS,
-            constant=True,
-            shaped_by=frozenset(),
-        )
-        steps = [pack]
+        gemm, rows = plan.gemm, WeightRows(workload, multiple=plan.gemm.product.elements)
+        steps, workspaces = [rows.step()], {ROWS: rows.nbytes}
         if "x" in workload.zero_points:
             workspaces["weight_sums"] = WORD_BYTES * workload.k
-            add_up = build_sums(workload, gemm), (Pointer("packed"), Pointer("weight_sums")), Grid(workload.k), SUM_THREADS
+            add_up = build_sums(workload, gemm), (Pointer(ROWS), Pointer("weight_sums")), Grid(workload.k), SUM_THREADS
             steps.append(KernelStep(*add_up, SUM_THREADS * CHUNK_BYTES, constant=True, shaped_by=frozenset()))
         zero_points = tuple(_scalar(f"{name}_zero_point", workload) for name in ("x", "weight"))
-        pointers = Pointer("x"), Pointer("packed"), Pointer("weight_sums", optional=len(steps) == 1), Pointer("y")
+        pointers = Pointer("x"), Pointer(ROWS), Pointer("weight_sums", optional=len(steps) == 1), Pointer("y")
         convolve = KernelStep(
             build_kernel(workload, plan, epilogue, target.compute_capability),
             (*pointers, *zero_points, *epilogue.params),
@@ -278,6 +143,7 @@ class Conv2dSimt(Template):
             alignments |= epilogue.alignments
         alignments |= {
             "x": max(WORD_BYTES * gemm.piece, dtype_of(workload.dtype).nbytes),
+            "weight": rows.alignment,
             "y": gemm.vector * dtype_of(workload.output.dtype).nbytes,
         }
         return KernelSource("cuda", "native", (*steps, convolve), workspaces, alignments)

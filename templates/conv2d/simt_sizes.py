@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from schedsearch.config import Config
+from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.layout import Layout
-from schedsearch.templates.parts.addressing import AxisStrides
+from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES, Product
 from schedsearch.workload import Workload
 
@@ -55,12 +56,12 @@ class Gemm:
     @classmethod
     def of(cls, workload: Workload) -> Gemm:
         product = Product.of(workload.dtype, workload.weight_dtype)
-        out_h, out_w = output_hw(workload)
+        out_h, out_w = CONV2D.output_hw(workload.params)
         k, c = workload.k // workload.groups, workload.c // workload.groups
         size = dtype_of(workload.dtype).nbytes
-        run = channel_strides(workload, "x").run(c)
+        run = strides_of(workload, "x")["C"].run(c)
         tap_words = ceil_div(c, product.elements)
-        y = channel_strides(workload, "y")
+        y = strides_of(workload, "y")["C"]
         return cls(
             product,
             workload.groups,
@@ -79,30 +80,8 @@ class Gemm:
 
     @property
     def chunks(self) -> int:
-        """Chunks of the reduction: each filter of the packed weight has so many."""
+        """Chunks of the reduction, and of each row of the weight."""
         return int(ceil_div(self.words, CHUNK))
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the packed weight: [output channel][chunk], zeros behind the last word."""
-        return self.groups * self.k * self.chunks * CHUNK_BYTES
-
-
-def output_hw(workload: Workload) -> tuple[int, int]:
-    """Height and width of y."""
-    extents = dict(zip(Layout.parse(workload.layout).axes, workload.output.shape))
-    return extents["H"], extents["W"]
-
-
-def image_strides(workload: Workload, name: str) -> dict[str, AxisStrides]:
-    """Steps in memory along the axes of x or of y."""
-    height, width = (workload.h, workload.w) if name == "x" else output_hw(workload)
-    sizes = {"N": workload.n, "C": workload.c if name == "x" else workload.k, "H": height, "W": width}
-    return AxisStrides.of(Layout.parse(workload.layout), sizes)
-
-
-def channel_strides(workload: Workload, name: str) -> AxisStrides:
-    return image_strides(workload, name)["C"]
 
 
 @dataclass(frozen=True)
@@ -241,7 +220,3 @@ def staged_row_bytes(bn: Any, gemm: Gemm) -> Any:
 def shared_bytes(bm: Any, bn: Any, bk: Any, tm: Any, stages: Any, gemm: Gemm) -> Any:
     """Bytes of shared memory: the ring, and the rows of the result that are staged at once, take turns in it."""
     return np.maximum(stages * (bm + bn) * bk * WORD_BYTES, bm // tm * staged_row_bytes(bn, gemm))
-
-
-def ceil_div(a: Any, b: Any) -> Any:
-    return -(-a // b)

@@ -26,7 +26,6 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Data Mo
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +42,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d import geometry
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, output_map
-from schedsearch.templates.conv2d.merged_weights import MERGED, merge_step, merged_bytes
+from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.conv2d.wgmma_sizes import (
     GROUP_ROWS,
     Plan,
@@ -55,6 +54,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     stores_by_tma,
     useful_bks,
 )
+from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.parts import cluster, gather, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import (
@@ -221,9 +221,9 @@ class Conv2dWgmma(Template):
         steps: tuple[KernelStep, ...] = (step,)
         workspaces: dict[str, int] = {}
         if merged > 1:
-            params = (image, dataclasses.replace(weights, buffer=MERGED), *step.params[2:])
-            steps = (merge_step(given, merged), dataclasses.replace(step, params=params))
-            workspaces = {MERGED: merged_bytes(given, merged)}
+            rows = WeightRows(given, merged)
+            steps = (rows.step(), over_workspaces(step, {"weight": ROWS}))
+            workspaces = {ROWS: rows.nbytes}
         if zero:
             steps, workspaces = (zero.step(), *steps), workspaces | zero.workspaces
             alignments |= zero.alignments

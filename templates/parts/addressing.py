@@ -16,7 +16,9 @@ from typing import Any
 
 from numba import types
 
+from schedsearch.ops import ArgSpec
 from schedsearch.ops.layout import Layout
+from schedsearch.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,16 @@ class AxisStrides:
         inner = {axis: step for axis, step in zip(blocked, strides[len(layout.axes) :]) if layout.block(axis) > 1}
         return {axis: cls(layout.block(axis), stride, inner.get(axis, stride)) for axis, stride in zip(layout.axes, strides)}
 
+    @classmethod
+    def of_argument(cls, spec: ArgSpec) -> dict[str, AxisStrides]:
+        """The strides of every axis of an argument or output.
+
+        Raises:
+            ValueError: an axis has nested blocks.
+        """
+        layout = Layout.parse(spec.axes)
+        return cls.of(layout, {axis: size * layout.block(axis) for axis, size in zip(layout.axes, spec.shape)})
+
     def run(self, extent: int) -> int:
         """How many of `extent` elements, from the start of a block, are neighbours in memory."""
         if self.inner != 1:
@@ -75,3 +87,36 @@ def offsets_along(layout: Layout, sizes: Mapping[str, int]) -> dict[str, Callabl
         sizes: axis -> logical extent, below 2**32.
     """
     return {axis: strides.offset() for axis, strides in AxisStrides.of(layout, sizes).items()}
+
+
+def strides_of(workload: Workload, name: str) -> dict[str, AxisStrides]:
+    """The strides of every axis of the workload's argument or output of this name."""
+    return AxisStrides.of_argument(next(spec for spec in (*workload.signature, *workload.outputs) if spec.name == name))
+
+
+# --- Kernels without narrow integers: references, and templates for CPUs ------------------------------------------------
+def plain_strides(spec: ArgSpec, order: str) -> tuple[int, ...]:
+    """Elements between neighbours along each axis in `order`, and between blocks along an axis that has them."""
+    strides = AxisStrides.of_argument(spec)
+    return tuple(strides[axis].outer for axis in order)
+
+
+def offset_along(axis: str, spec: ArgSpec, nbytes: int = 1) -> Callable[[Any], Any]:
+    """`offset(index)`: what an index along an axis adds to an address, in units of `nbytes`, in the index's own type."""
+    strides = AxisStrides.of_argument(spec)[axis]
+    block, outer, inner = strides.block, nbytes * strides.outer, nbytes * strides.inner
+
+    def plain(index: Any) -> Any:
+        return index * outer
+
+    def blocked(index: Any) -> Any:
+        return index // block * outer + index % block * inner
+
+    return plain if block == 1 else blocked
+
+
+def channel_runs(axis: str, spec: ArgSpec) -> tuple[int, int]:
+    """(length, stride): within a block of `length` indices along an axis, neighbours are `stride` elements apart. The
+    length is 0 if the axis has no blocks, so that it is one run."""
+    strides = AxisStrides.of_argument(spec)[axis]
+    return (0, strides.outer) if strides.block == 1 else (strides.block, strides.inner)

@@ -28,6 +28,7 @@ from numba import cuda, types
 
 from schedsearch.backend.ops import device_op, shared_base
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.layout import Layout
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
@@ -107,7 +108,7 @@ class ZeroPoint:
         if "x" not in workload.zero_points:
             return None
         w = workload
-        out = w.definition.output_hw(w.params)  # type: ignore[attr-defined]
+        out = CONV2D.output_hw(w.params)
         rows, columns = (
             AxisClasses.of(
                 size=size,
@@ -159,7 +160,7 @@ class ZeroPoint:
 
     def places(self) -> Callable[[Any], Any]:
         """`place(pixel)`: the first entry of an output pixel's class in the table (i32). Pixels are numbered (n, p, q)."""
-        w, (out_h, out_w) = self.workload, self.workload.definition.output_hw(self.workload.params)  # type: ignore[attr-defined]
+        w, (out_h, out_w) = self.workload, CONV2D.output_hw(self.workload.params)
         out_pixels, columns, k = out_h * out_w, self.columns.count, w.k
         row_class, column_class = _class_of(self.rows), _class_of(self.columns)
         count = types.uint32 if (w.n + 1) * out_pixels < 2**31 else types.uint64
