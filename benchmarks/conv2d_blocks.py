@@ -1,12 +1,15 @@
 """Which x is best in NCHW[x]c? int8 layers of ResNet-50 with their channels in blocks of x, for every x, at batch 1 and 32.
 
     python benchmarks/conv2d_blocks.py --networks networks.json --trials 50
-    python benchmarks/conv2d_blocks.py --networks networks.json --batch 1 --x 32 --x C --out blocks_h200.json
+    python benchmarks/conv2d_blocks.py --networks networks.json --batch 1 --x 32 --x C --x NCHW --out blocks_h200.json
 
 x and y are NCHW[x]c, the weight is OIHW[x]o[x]i; x = C is the limit NHWC. int8 to int8 with bias, relu and requantisation.
 A layer whose channels x does not divide has no row for it. Every row has the fastest time of each template, so that dp4a
 (conv2d_simt) can be compared with tensor cores, and the fastest for each value of the knob `batch` (`bound` to the grid, or
 `folded` into the pixels) where a template has it. Times are those of the search: cold, in a CUDA graph.
+
+NCHW is the plain layer, with weights in OIHW. Here kernels pack x themselves, and x is a knob of conv2d_packed. A second
+table has conv2d_packed's fastest time for each x that the search tried, also of NHWC layers with odd channels.
 
 Needs a CUDA device. Trials count across runs with one database.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import common
@@ -27,11 +30,15 @@ from schedsearch.measurement import COLD_GRAPH, Outcome
 from schedsearch.records.store import Store
 
 XS = ("4", "8", "16", "32", "64", "C")
+PLAIN = "NCHW"
+PACKED_XS = ("16", "32", "64", "128", "C")  # values of conv2d_packed's knob x
 PARAMS = {"dtype": "int8", "epilogue": ("bias", "relu", {"requantise": {"to": "int8"}})}
 
 
 def blocked(workload: schedsearch.Workload, x: str) -> schedsearch.Workload | None:
-    """The layer with blocks of x channels, or None if x does not divide its channels."""
+    """The layer with blocks of x channels, or in plain NCHW; None if x does not divide its channels."""
+    if x == PLAIN:
+        return workload.replace(**PARAMS, layout="NCHW", weight_layout="OIHW")
     if x == "C":
         return workload.replace(**PARAMS)
     size = int(x)
@@ -47,25 +54,37 @@ def layers(path: str, batches: Sequence[int]) -> list[schedsearch.Workload]:
 
 
 def fastest(workload: schedsearch.Workload, db: str) -> dict[str, Any]:
-    """The fastest verified times in microseconds: over all, by template, and by the knob `batch`."""
-    row: dict[str, Any] = {"template_us": {}, "batch_us": {}}
+    """The fastest verified times in microseconds: over all, by template, by the knob `batch`, and by conv2d_packed's `x`."""
+    row: dict[str, Any] = {"template_us": {}, "batch_us": {}, "packed_us": {}}
     with Store.open(db, create=False, readonly=True) as store:
         for record in store.rows(workload, mode=COLD_GRAPH, outcomes={Outcome.OK}):
             assert record.measurement.time_ns is not None
             us, batch = record.measurement.time_ns / 1e3, record.config.get("batch")
-            for times, key in ((row["template_us"], record.template), (row["batch_us"], batch)):
+            keys = {
+                "template_us": record.template,
+                "batch_us": batch,
+                "packed_us": packed_x(workload, record.template, record.config),
+            }
+            for name, key in keys.items():
                 if key is not None:
-                    times[key] = min(us, times.get(key, us))
+                    row[name][key] = min(us, row[name].get(key, us))
             if us < row.get("us", float("inf")):
                 row |= {"us": us, "template": record.template, "config": dict(record.config)}
     return row
+
+
+def packed_x(workload: schedsearch.Workload, template: str, config: Mapping[str, Any]) -> str | None:
+    """The value of conv2d_packed's knob x, "C" if it has all channels; None without that knob."""
+    if template != "conv2d_packed" or "x" not in config:
+        return None
+    return str(config["x"]) if config["x"] < workload.c else "C"
 
 
 def winners(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Layer -> times by x, the best x, and how much slower the second-best x and x = 4 are."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        if "us" in row:
+        if "us" in row and row["x"] in XS:
             found.setdefault(row["layer"], {"times": {}})["times"][row["x"]] = row["us"]
     for entry in found.values():
         order = sorted(entry["times"], key=lambda x: entry["times"][x])
@@ -92,11 +111,27 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return common.table(("layer, us", *(f"x = {x}" for x in XS), "best", "second / best"), lines)
 
 
+def packed_table(rows: Sequence[dict[str, Any]]) -> str:
+    """conv2d_packed's fastest times by its knob x, and the fastest of all templates."""
+    lines = [
+        (
+            row["layer"],
+            "NHWC" if row["x"] == "C" else row["x"],
+            *(f"{row['packed_us'][x]:.2f}" if x in row["packed_us"] else "" for x in PACKED_XS),
+            f"{row['us']:.2f}",
+            row["template"],
+        )
+        for row in rows
+        if row.get("packed_us")
+    ]
+    return common.table(("layer, us", "layout", *(f"x = {x}" for x in PACKED_XS), "fastest", "template"), lines)
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", metavar="FILE", required=True, help="JSON file; see convolutions.network_layers")
     parser.add_argument("--batch", type=int, action="append", help="batch size; default: 1 and 32")
-    parser.add_argument("--x", choices=XS, action="append", help="block of channels; default: all")
+    parser.add_argument("--x", choices=(*XS, PLAIN), action="append", help="block of channels, or plain NCHW; default: all")
     parser.add_argument("--trials", type=int, default=50, help="per layer and x")
     parser.add_argument("--time", type=float, help="seconds of tuning over all")
     parser.add_argument("--seed", type=int, default=0)
@@ -110,7 +145,7 @@ def main() -> None:
     pairs = [
         (layer, x, workload)
         for layer in layers(options.networks, options.batch or (1, 32))
-        for x in options.x or XS
+        for x in options.x or (*XS, PLAIN)
         if (workload := blocked(layer, x)) is not None
     ]
     started = time.perf_counter()
@@ -127,7 +162,7 @@ def main() -> None:
             row["error"] = f"{type(error).__name__}: {error}"
         rows.append(row)
     common.write(options.out, {"rows": rows, "tuning_s": time.perf_counter() - started, "winners": winners(rows)})
-    print(table(rows))
+    print(table(rows), packed_table(rows), sep="\n\n")
     print(summary.shares)
 
 

@@ -228,6 +228,24 @@ def test_the_fastest_is_told_by_template_and_by_the_batchs_place(blocks: ModuleT
     row = blocks.fastest(layer, str(path))
     assert (row["us"], row["template"]) == (7.0, "a")
     assert row["template_us"] == {"a": 7.0, "b": 8.0} and row["batch_us"] == {"bound": 9.0, "folded": 7.0}
+    assert row["packed_us"] == {} and "7.00" not in blocks.packed_table([{"layer": "plain", "x": "NCHW", **row}])
+
+
+def test_a_plain_layer_tells_the_times_of_the_x_that_its_kernel_packs_to(
+    blocks: ModuleType, networks: str, tmp_path: Path
+) -> None:
+    (layer,) = blocks.layers(networks, [4])  # 16 channels, 32 filters
+    plain, path = blocks.blocked(layer.replace(c=20), "NCHW"), tmp_path / "records.db"
+    assert [argument.shape for argument in plain.signature[:2]] == [(4, 20, 7, 7), (32, 20, 3, 3)]
+    with Store.open(path) as store:
+        for time_ns, x, batch in ((6000.0, 16, "bound"), (5000.0, 16, "folded"), (4000.0, 32, "folded")):
+            config = Config({"x": x, "batch": batch})
+            store.append(record(time_ns, workload=plain, template="conv2d_packed", config=config))
+        store.append(record(3000.0, workload=plain, template="another", config=Config({"x": 64})))
+    row = {"layer": "plain", "x": "NCHW", **blocks.fastest(plain, str(path))}
+    assert row["packed_us"] == {"16": 5.0, "C": 4.0}  # 20 channels are filled up to 32
+    assert blocks.winners([row]) == {}
+    assert blocks.packed_table([row]).splitlines()[-1].split() == ["plain", "NCHW", "5.00", "4.00", "3.00", "another"]
 
 
 # --- Runs that add up --------------------------------------------------------------------------------------------------
