@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import random
 import shutil
 import sqlite3
 import statistics
@@ -21,11 +22,13 @@ from dashboard_support import (
     HOSTILE,
     SMALL,
     TEMPLATES,
+    a_trial,
     add_trials,
     hostile_database,
     insert,
     sample_database,
     search,
+    start_run,
 )  # fmt: skip
 from records_support import as_of_an_operator_that_is_not_installed
 
@@ -34,6 +37,7 @@ from schedsearch.dashboard.compare import ratio_interval
 from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records.store import Store
 from schedsearch.roofline import suspect_time_ns
+from schedsearch.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +249,23 @@ class TestTrial:
         assert {name: list(values) for name, values in task.restrict.items()} == {
             name: [value] for name, value in view["config"].items()
         }
+
+    def test_that_workload_file_has_the_stages_of_an_epilogue(self, tmp_path: Path) -> None:
+        from schedsearch.workload_file import load
+
+        quantised = Workload.conv2d(
+            n=1, h=7, w=7, c=16, k=32, r=3, s=3, padding=(1, 1, 1, 1), dtype="int8",
+            epilogue=["bias", "relu", {"requantise": {"to": "uint8"}}],
+        )  # fmt: skip
+        path = tmp_path / "records.db"
+        with Store.open(path) as store:
+            run = start_run(store, A100, [quantised], 2, 1e9)
+            store.append(a_trial(quantised, A100, TEMPLATES[0], DEFAULT, random.Random(1), 1e9, run=run))
+        with answers_of(path) as answers:
+            commands = answers.get("trial/0.1")["commands"]
+        file = tmp_path / "again.yaml"
+        file.write_text(next(each["command"] for each in commands if "tune" in each["command"]).split("'")[3])
+        assert load(file).tasks[0].workload == quantised
 
 
 class TestCompare:

@@ -13,6 +13,7 @@ from typing import Any
 from schedsearch.dashboard import effects, overview
 from schedsearch.dashboard.compare import compare_view
 from schedsearch.dashboard.listing import records_view
+from schedsearch.dashboard.machine_code import Listings
 from schedsearch.dashboard.replays import replay_view
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.task import task_view
@@ -46,6 +47,7 @@ class Answers:
         self.replays, self.notes = tuple(replays), tuple(notes)
         self.revision = 0
         self.cost_s = 0.0
+        self.listings = Listings()
         self._lock = threading.RLock()
         self._bodies: OrderedDict[tuple[str, ...], tuple[tuple[Any, ...], bytes]] = OrderedDict()
         self._pairs: dict[str, tuple[int, tuple[PairEffect, ...]]] = {}
@@ -201,7 +203,7 @@ class Answers:
         rows = overview.task_rows(source)
         if task not in rows:
             raise UnknownPathError(f"the task of trial {key} cannot be read")
-        return to_json(trial_view(source, record, rows[task], self.pairs(rows[task].key)))
+        return to_json(trial_view(source, record, rows[task], self.pairs(rows[task].key), listing=self.listings.get))
 
     def _source(self, key: str) -> Source:
         name = key.partition(".")[0]

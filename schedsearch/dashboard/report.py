@@ -9,6 +9,7 @@ import csv
 import io
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from schedsearch.dashboard import overview
@@ -22,6 +23,8 @@ from schedsearch.text import duration, printable, rate_text
 
 WHOLE_TRIALS = 20_000  # up to so many a report holds every trial
 _BEST_OF_A_TASK = 100  # that a sample holds in any case
+_CODE = 1_000_000  # characters of machine code in a report, before compression
+_CODE_OF_A_TRIAL = 100_000
 _PLANNED = 200  # trials of a task whose launch plan and profiles a report holds, the fastest
 
 
@@ -95,6 +98,8 @@ def _trials(answers: Answers, source: Source, keep: dict[str, set[int]] | None) 
     rows = overview.task_rows(source)
     planned = {task: _fastest(source, task) for task in rows}
     pairs = {task: answers.pairs(row.key) for task, row in rows.items()}
+    most = min(_CODE_OF_A_TRIAL, _CODE // max(1, len(answers.task_keys())))
+    shortly = partial(answers.listings.get, most=most)
     last = 0
     while records := source.store.records_after(last, limit=1000):
         last = records[-1].id
@@ -103,7 +108,8 @@ def _trials(answers: Answers, source: Source, keep: dict[str, set[int]] | None) 
             row = rows.get(task)
             if row is not None and (keep is None or record.id in keep[row.key]):
                 whole = record.id in planned[task]
-                yield to_json(trial_view(source, record, row, pairs[task], whole=whole))
+                listing = shortly if record.id == row.best_id else None
+                yield to_json(trial_view(source, record, row, pairs[task], whole=whole, listing=listing))
 
 
 def _fastest(source: Source, task: TaskId) -> set[int]:

@@ -5,25 +5,37 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from schedsearch.dashboard import effects, loose
+from schedsearch.dashboard.machine_code import Listing
 from schedsearch.dashboard.source import Source
 from schedsearch.dashboard.views import JSON, Command, Difference, Fact, PairEffect, TaskRow, TrialView
 from schedsearch.errors import SchedsearchError
 from schedsearch.launch import LaunchPlan
 from schedsearch.records.rows import RecordRow
+from schedsearch.records.store import Store
 from schedsearch.workload import Workload
 
 _WARP = 32
 _REGISTERS_AT_ONCE = 256  # of a warp, since compute capability 3
 _RESERVED_SHARED_BYTES = 1024  # of a block, since compute capability 8
 _BLOCKS_PER_SM = 32
+_NO_CODE = (
+    "The code of this trial is not stored: a run keeps the code of trials that became the best. Measuring the configuration "
+    "again builds it again."
+)
 
 
 def trial_view(
-    source: Source, record: RecordRow, row: TaskRow, pairs: Sequence[PairEffect], *, whole: bool = True
+    source: Source,
+    record: RecordRow,
+    row: TaskRow,
+    pairs: Sequence[PairEffect],
+    *,
+    whole: bool = True,
+    listing: Callable[[Store, str], Listing] | None = None,
 ) -> TrialView:
     """Everything about a record.
 
@@ -31,11 +43,13 @@ def trial_view(
         row: of its task.
         pairs: of its task, see `effects.pair_effects`.
         whole: read launch plan and profiles too, which takes a query each.
+        listing: gives the text of stored code by its digest; without it the view says that there is none.
     """
     measurement = record.measurement
     time_ns = measurement.time_ns
     best = _best_of(source, row)
-    plan, notes = _plan(source, record) if whole else (None, ())
+    plan, problem = _plan(source, record) if whole else (None, "")
+    code = _listing(source, record, listing)
     blocks, occupancy = _occupancy(source, record, plan)
     best_template, best_config, best_ns = best if best else (None, {}, None)
     config = dict(record.config)
@@ -78,12 +92,13 @@ def trial_view(
         facts=tuple(_facts(record)),
         clocks=measurement.clocks,
         plan=None if plan is None else json.loads(plan.to_json()),
-        code={},
+        code={code.name: code.text} if code.text else {},
+        code_note=code.note,
         other_template=other_template,
         differences=() if is_best or other_template else differences(record.template, config, best_config, pairs),
         commands=tuple(_commands(source, record, is_best)),
         profiles=_profiles(source, record) if whole else (),
-        notes=notes,
+        notes=(problem,) if problem else (),
     )
 
 
@@ -114,14 +129,22 @@ def differences(
     return tuple(sorted(found, key=lambda each: each.ratio if each.ratio is not None else 10.0))
 
 
-def _plan(source: Source, record: RecordRow) -> tuple[LaunchPlan | None, tuple[str, ...]]:
+def _plan(source: Source, record: RecordRow) -> tuple[LaunchPlan | None, str]:
+    """The launch plan, and what is wrong with it."""
     if record.artifact is None or source.store is None:
-        return None, ()
+        return None, ""
     try:
-        plan = source.store.plan(record.artifact)
+        return source.store.plan(record.artifact), ""
     except SchedsearchError as error:
-        return None, (str(error),)
-    return plan, () if plan else ("its machine code is no longer stored; it can be built again from its configuration",)
+        return None, str(error)
+
+
+def _listing(source: Source, record: RecordRow, listing: Callable[[Store, str], Listing] | None) -> Listing:
+    if record.artifact is None:
+        return Listing(note=_NO_CODE if record.measurement.ok else "The trial failed, so its code was not kept.")
+    if listing is None or source.store is None:
+        return Listing(note="A report lists the code of best trials only; schedsearch dashboard lists all stored code.")
+    return listing(source.store, record.artifact)
 
 
 def _profiles(source: Source, record: RecordRow) -> tuple[JSON, ...]:
@@ -212,10 +235,7 @@ def _again(record: RecordRow) -> str:
     workload: Workload = record.workload
     parameters = workload.definition.parameters()
     task: dict[str, Any] = {"op": workload.op, "shape": {}}
-    defaults = workload.definition.defaults(workload.params)
-    for name, value in workload.params.items():
-        if name in defaults and value == defaults[name]:
-            continue
+    for name, value in json.loads(workload.json)["params"].items():
         part = task["shape"] if name in parameters and parameters[name].size else task
         part[name] = value
     task |= {"templates": [record.template], "restrict": dict(record.config)}

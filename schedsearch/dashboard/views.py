@@ -528,8 +528,9 @@ class TrialView:
         occupancy: blocks per multiprocessor times threads per block over what the device allows, as registers and shared
             memory limit it; None if block size or device are not known. `blocks_per_sm` belongs to it.
         facts: toolchain, clocks, host, card, source, hashes, time stamps, as texts.
-        plan: the launch plan as JSON if the code is stored, otherwise None; `code` are listings of stored code such as
-            PTX: name -> text, empty without any.
+        plan: the launch plan as JSON if the code is stored, otherwise None.
+        code: listings of stored code: "SASS" or "Assembly" -> text; empty without any. `code_note` says why there is none,
+            or that it was cut.
         differences: from the best trial; [] if it is the best. `other_template`: the best is of another template, so that
             configs cannot be compared knob by knob.
         profiles: what Nsight Compute read, as JSON (`schedsearch records show --json`).
@@ -572,6 +573,7 @@ class TrialView:
     clocks: Mapping[str, JSON]
     plan: JSON
     code: Mapping[str, str]
+    code_note: str
     other_template: bool
     differences: tuple[Difference, ...]
     commands: tuple[Command, ...]

@@ -165,5 +165,6 @@ function codeParts(trial) {
   if (trial.plan !== null) parts.push(box("Launch plan", JSON.stringify(trial.plan, null, 2)));
   for (const [name, text] of Object.entries(trial.code)) parts.push(box(name, text));
   trial.profiles.forEach((profile, index) => parts.push(box(`Profile ${index + 1}`, JSON.stringify(profile, null, 2))));
-  return parts.length ? parts : emptyNote("The code of this trial is not stored. The command above builds it again.");
+  if (trial.code_note) parts.push(emptyNote(trial.code_note));
+  return parts;
 }
