@@ -11,6 +11,8 @@ import integer_model
 import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from integer_cases import FAMILIES, cases, workload_of
 from llvmlite import binding as llvm
 from numba import types
@@ -67,32 +69,21 @@ CASES: dict[str, dict[str, Any]] = {  # each has several properties, because a c
         **SMALL, "dtype": "uint8", "layout": "NCHW", "dilation": (2, 3), "padding": 2,
         "epilogue": ["residual", "clip", "bias", "relu"],
     },
-    "int8 by uint8, in place, other layout of weights, float32": {
+    "int8 by uint8, in place, other layout of weights, bfloat16": {
         **SMALL, "dtype": "int8", "weight_dtype": "uint8", "weight_layout": "OIHW",
-        "epilogue": ["bias", "dequantise", "residual", "relu"],
+        "epilogue": ["bias", {"dequantise": {"to": "bfloat16"}}, "residual", "relu"],
     },
-    "uint8 by int8, NCHW6c, groups": {
-        **SMALL, "dtype": "uint8", "weight_dtype": "int8", "layout": "NCHW6c", "k": 36, "groups": 2,
-        "zero_points": ["weight"], "padding": 1,
+    "uint8 by int8, NCHW6c, groups, requantised to uint8": {
+        **SMALL, "dtype": "uint8", "weight_dtype": "int8", "layout": "NCHW6c", "k": 36, "groups": 2, "padding": 1,
+        "zero_points": ["x", "weight"], "epilogue": ["bias", "clip", {"requantise": {"to": "uint8"}}],
     },
-    "NCHW32c in place, requantised": {
+    "NCHW32c in place, a batch norm, quantised": {
         **SMALL, "dtype": "int8", "layout": "NCHW32c", "c": 64, "k": 64, "r": 1, "s": 1,
-        "epilogue": ["bias", "residual", "relu", "requantise"],
-    },
-    "groups of three, with a multiplier, requantised to uint8": {
-        **SMALL, "dtype": "uint8", "weight_dtype": "int8", "c": 9, "k": 18, "groups": 3, "zero_points": ["x"],
-        "layout": "NCHW", "epilogue": ["bias", "clip", {"requantise": {"to": "uint8"}}],
+        "epilogue": ["bias", "residual", "relu", "dequantise", "scale_shift", {"quantise": {"to": "uint8"}}],
     },
     "depthwise, zero points, float16": {
         **SMALL, "dtype": "uint8", "k": 24, "groups": 24, "padding": 1, "stride": 2, "zero_points": ["x", "weight"],
         "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual", "leaky_relu"],
-    },
-    "a batch norm, quantised": {
-        **SMALL, "dtype": "int8", "c": 8, "layout": "NCHW4c", "padding": 1,
-        "epilogue": ["bias", "dequantise", "scale_shift", "relu", {"quantise": {"to": "uint8"}}],
-    },
-    "depthwise, in place, bfloat16": {
-        **SMALL, "dtype": "int8", "c": 32, "k": 32, "groups": 32, "epilogue": [{"dequantise": {"to": "bfloat16"}}, "clip"],
     },
 }  # fmt: skip
 
@@ -103,16 +94,43 @@ def test_the_default_is_exact(device: CpuDevice, case: str) -> None:
     check(device, w, default(w))
 
 
-@pytest.mark.parametrize(
-    ("case", "knobs"),
-    [
-        ("uint8 by int8, NCHW6c, groups", {"x_block": 4, "block": 4, "unroll": 1, "order": "rows"}),
-        ("int8 by uint8, in place, other layout of weights, float32", {"x_block": 16, "x_layout": "packed", "block": 32}),
-    ],
-)
-def test_other_configurations_are_exact(device: CpuDevice, case: str, knobs: dict[str, Any]) -> None:
-    w = conv2d(**CASES[case])
-    check(device, w, drawn(w, **knobs))
+def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(least, most), st.integers(least, most))
+
+
+OF_INTEGERS = st.lists(st.sampled_from(["bias", "residual", "relu", "clip"]), unique=True)
+OF_FLOATS = st.lists(st.sampled_from(["scale_shift", "relu", "leaky_relu"]), unique=True)
+TO_8_BITS = st.sampled_from([{"requantise": {"to": "int8"}}, {"requantise": {"to": "uint8"}}])
+TO_FLOATS = st.sampled_from([{"dequantise": {"to": to}} for to in ("float32", "float16", "bfloat16")])
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Small convolutions with anything that the operator has for 8-bit numbers."""
+    (r, s), dilation, (over_h, over_w) = draw(pairs(1, 3)), draw(pairs(1, 3)), draw(pairs(0, 9))
+    block = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16, 32]))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3, 5]))
+    inputs, outputs = draw(st.integers(1, max(1, 40 // block))), draw(st.integers(1, max(1, 40 // block)))
+    layout = draw(st.sampled_from(["NHWC", "NCHW", f"NCHW{block}c"]))
+    more = {} if "c" in layout else {"weight_layout": draw(st.sampled_from(["OHWI", "OIHW"]))}
+    if draw(st.integers(0, 4)) == 0 and "c" not in layout:  # depthwise
+        groups, inputs, outputs, block = draw(st.integers(2, 40)), 1, draw(st.sampled_from([1, 2])), 1
+    stages: list[Any] = draw(OF_INTEGERS)
+    end = draw(st.sampled_from([None, TO_8_BITS, TO_FLOATS]))
+    stages = stages + ([] if end is None else [draw(end)]) + (draw(OF_FLOATS) if end is TO_FLOATS else [])
+    return conv2d(
+        n=draw(st.integers(1, 3)), h=(r - 1) * dilation[0] + 1 + over_h, w=(s - 1) * dilation[1] + 1 + over_w,
+        c=groups * inputs * block, k=groups * outputs * block, r=r, s=s, groups=groups, dilation=dilation, layout=layout,
+        stride=draw(pairs(1, 3)), padding=(*draw(pairs(0, 3)), *draw(pairs(0, 3))), epilogue=stages,
+        dtype=draw(st.sampled_from(["int8", "uint8"])), weight_dtype=draw(st.sampled_from(["int8", "uint8"])),
+        zero_points=draw(st.lists(st.sampled_from(["x", "weight"]), unique=True)), **more,
+    )  # fmt: skip
+
+
+@given(workloads(), st.integers(0, 2**32 - 1))
+@settings(max_examples=3, deadline=None, derandomize=True)
+def test_random_convolutions_are_exact_with_random_configurations(device: CpuDevice, w: Workload, seed: int) -> None:
+    check(device, w, drawn(w, seed))
 
 
 def test_a_share_of_the_recorded_cases(device: CpuDevice, shared: Path) -> None:
