@@ -30,7 +30,7 @@ class Page:
     def files(self) -> dict[str, str]:
         """The blocks after a paragraph that begins with a file name in backticks, by file name. If a name
         occurs twice, the last block counts."""
-        found = re.findall(r"^`([\w.]+)` (?:(?!```).)*?^```\w+\n(.*?)^```$", self._text, re.DOTALL | re.MULTILINE)
+        found = re.findall(r"^`(\w+\.\w+)` (?:(?!```).)*?^```\w+\n(.*?)^```$", self._text, re.DOTALL | re.MULTILINE)
         return dict(found)
 
     def block_with(self, language: str, text: str) -> str:

@@ -165,10 +165,14 @@ class TestSignals:
 
 class TestHostileText:
     def test_every_command_prints_through_one_function(self) -> None:
-        """Apart from JSON, which is ASCII, and the sequence that clears a line."""
+        """Apart from JSON, which is ASCII, the sequence that clears a line, and reports, which are escaped when made."""
         sources = Path(render.__file__).parent.glob("*.py")
         printing = {path.name: path.read_text().count("click.echo(") for path in sources}
-        assert {name: count for name, count in printing.items() if count} == {"render.py": 2, "replay.py": 2}
+        assert {name: count for name, count in printing.items() if count} == {
+            "render.py": 2,
+            "replay.py": 2,
+            "dashboard.py": 1,
+        }
 
     def test_records_with_escape_sequences(self, folder: Path) -> None:
         with Store.open("r.db") as store:
@@ -184,6 +188,14 @@ class TestHostileText:
             assert not any(line.startswith("schedsearch: all") for line in result.stdout.splitlines())
         whole = schedsearch("records", "list", "--db", "r.db", "--json").stdout
         assert whole.isascii() and json.loads(whole)[0]["template"] == HOSTILE
+
+    def test_reports_with_escape_sequences(self, folder: Path) -> None:
+        with Store.open("r.db") as store:
+            store.promote(store.append(record(template=HOSTILE)), artifact())
+        for kind in ("markdown", "csv", "json"):
+            result = schedsearch("report", "r.db", "--format", kind)
+            assert result.exit_code == 0, result.output
+            assert "evil" in result.stdout and not set(result.stdout) & set("\x1b\r\u202e")
 
     def test_a_file_name_with_escape_sequences(self, folder: Path) -> None:
         for arguments in (["records", "list", "--db", HOSTILE], ["tune", HOSTILE], ["records", "import", HOSTILE]):
