@@ -1,4 +1,4 @@
-"""What a call refuses before it touches a device: zero points out of range, scales of the wrong length or not above zero."""
+"""What a call of quantised numbers refuses before it touches a device: zero points, scales and packed arrays."""
 
 from __future__ import annotations
 
@@ -109,3 +109,29 @@ def test_numbers_in_the_memory_of_a_gpu_are_not_read() -> None:
     """The address is not one that this process could read."""
     spec = next(spec for spec in WORKLOAD.signature if spec.name == "requantise_scale")
     check_numbers(spec, ArrayView(8, (16,), (1,), "float32", ("cuda", 0), "torch"))
+
+
+PACKED = Workload.conv2d(n=1, h=4, w=4, c=64, k=64, r=1, s=1, dtype="int8", layout="NCHW32c")
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        (
+            "x",
+            np.ones((1, 64, 4, 4), np.int8),
+            r"x has shape \(1, 64, 4, 4\); allowed: shape \(1, 2, 4, 4, 32\) .* \(NCHW32c\); "
+            r"schedsearch.pack\(x, 'NCHW32c'\) makes it of an NCHW array",
+        ),
+        (
+            "weight",
+            np.ones((64, 64, 1, 1), np.int8),
+            r"weight has shape .*; schedsearch.pack\(weight, 'OIHW32o32i'\) makes it of an OIHW array",
+        ),
+        ("x", np.ones((1, 2, 4, 4, 64), np.int8)[..., ::2], "x has strides .*make it contiguous"),
+        ("x", np.ones((1, 2, 4, 4, 32), np.uint8), "x has dtype uint8, the kernel takes int8; convert it"),
+    ],
+)
+def test_packed_arrays_have_the_shape_and_the_strides_of_their_layout(name: str, array: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        kernel(PACKED).bind(**{**arrays(PACKED), name: array})

@@ -280,7 +280,11 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
             f"{label} has strides {seen.strides} (elements) for shape {seen.shape}; allowed: {options}; "
             "make it contiguous" + (" in channels_last" if len(allowed) > 1 else "")
         )
-    raise ArgumentError(f"{label} has shape {seen.shape}; allowed: {options} ({spec.axes})")
+    plain_layout = "".join(letter for letter in spec.axes if letter.isupper())
+    remedy = ""
+    if any(letter.isdigit() for letter in spec.axes):
+        remedy = f"; schedsearch.pack({spec.name}, {spec.axes!r}) makes it of an {plain_layout} array"
+    raise ArgumentError(f"{label} has shape {seen.shape}; allowed: {options} ({spec.axes}){remedy}")
 
 
 def check_numbers(spec: ArgSpec, seen: ArrayView) -> None:
