@@ -23,7 +23,8 @@ from schedsearch.ops.conv2d import accumulator_dtype, conv2d
 from schedsearch.ops.dtypes import encode
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS, Target
-from schedsearch.templates.conv2d.mma import Conv2dMma, Gemm
+from schedsearch.templates.conv2d.mma import Conv2dMma
+from schedsearch.templates.conv2d.mma_sizes import Gemm
 from schedsearch.templates.parts.mma import Mma
 from schedsearch.workload import Workload
 

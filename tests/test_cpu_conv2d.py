@@ -233,6 +233,8 @@ def test_every_knob_is_documented():
 
 
 def test_other_dtypes_are_refused_with_a_reason():
+    reason = TEMPLATE.validate(Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32", layout="NCHW8c"), HOST)
+    assert reason == "layout is NCHW8c; allowed: NHWC, NCHW"
     for dtype in ("float16", "bfloat16"):
         reason = TEMPLATE.validate(Workload.conv2d(**SHAPES["3x3"], dtype=dtype), HOST)
         assert reason is not None and dtype in reason and "float32" in reason

@@ -155,8 +155,9 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     others = [many.replace(groups=32), many.replace(c=3)]
     others += [many.replace(dtype="float32")]
     others += [many.replace(layout="NCHW", weight_layout="OIHW")]
-    others += [Workload.conv2d(**{**many.params, **change}) for change in _INTEGERS] if template.kind == "cuda" else []
+    others += [Workload.conv2d(**{**many.params, **change}) for change in _INTEGERS]
     taken = [w for w in (many, *others) if template.validate(w, target) is None]
+    assert taken
     return [template.space(workload, target) for workload in taken]
 
 
@@ -178,10 +179,10 @@ def test_the_knobs_on_the_page_are_those_of_the_template(template_name: str) -> 
 
 @pytest.mark.parametrize("template_name", BUILT_IN)
 def test_a_kernel_page_names_every_knob(template_name: str) -> None:
-    page = DOCS / "kernels" / f"{template_name}.md"
-    if not page.exists():  # one page for all templates of the operator
-        page = DOCS / "kernels" / f"{load_template(template_name).op}.md"
-    assert [knob for knob in knobs_of(template_name) if f"`{knob}`" not in text(page)] == []
+    """The page that the template's section links."""
+    link = re.search(r"Details:\s\[.+?\]\((kernels/\w+\.md)", section(text(DOCS / "templates.md"), template_name))
+    assert link is not None
+    assert [knob for knob in knobs_of(template_name) if f"`{knob}`" not in text(DOCS / link[1])] == []
 
 
 def test_the_entry_point_group_on_the_page_is_the_real_one() -> None:

@@ -77,12 +77,17 @@ class ArgSpec:
         return self.size * dtype_of(self.dtype).nbytes
 
     def strides(self, order: str) -> tuple[int, ...]:
-        """Elements between neighbours along each axis in `order`. The array's layout must have no blocks.
+        """Elements between neighbours along each axis in `order`.
 
         Example:
             >>> ArgSpec("x", "NHWC", (1, 5, 7, 3), "float32").strides("NCHW")
             (105, 1, 21, 3)
+
+        Raises:
+            ValueError: the array's layout has blocks, such as NCHW32c.
         """
+        if len(self.axes) != len(self.shape):
+            raise ValueError(f"{self.name!r} has the layout {self.axes}; strides along an axis need a layout without blocks")
         return tuple(math.prod(self.shape[self.axes.index(axis) + 1 :]) for axis in order)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
+from schedsearch.ops import Layout
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -52,6 +53,8 @@ class Conv2dCpu(Template):
     def validate(self, workload: Workload, target: Target) -> str | None:
         if workload.dtype != "float32":
             return f"dtype {workload.dtype} is not supported on the CPU; allowed: float32"
+        if Layout.parse(workload.layout).blocks:
+            return f"layout is {workload.layout}; allowed: NHWC, NCHW"
         return epilogue_problem(workload, dtypes=("float32",))
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:

@@ -26,7 +26,6 @@ class Shape:
     Attributes:
         groups, reduced, outputs: number of independent problems; summed input channels and output channels of each one.
         padded_h, padded_w: input rows and columns that some output reads, starting at row -top and column -left.
-        x_strides, w_strides, y_strides: elements between neighbours along (n, c, h, w), (k, c, r, s), (n, k, p, q).
     """
 
     n: int
@@ -46,13 +45,10 @@ class Shape:
     left: int
     padded_h: int
     padded_w: int
-    x_strides: tuple[int, ...]
-    w_strides: tuple[int, ...]
-    y_strides: tuple[int, ...]
 
     @classmethod
     def of(cls, p: Workload) -> Shape:
-        x, weight, y = p.signature[0], p.signature[1], p.output
+        y = p.output
         oh, ow = (y.shape[y.axes.index(axis)] for axis in "HW")
         depthwise = p.groups > 1 and p.groups == p.c == p.k
         groups = 1 if depthwise else p.groups
@@ -62,7 +58,6 @@ class Shape:
             stride=p.stride, dilation=p.dilation, top=p.padding[0], left=p.padding[1],
             padded_h=(oh - 1) * p.stride[0] + (p.r - 1) * p.dilation[0] + 1,
             padded_w=(ow - 1) * p.stride[1] + (p.s - 1) * p.dilation[1] + 1,
-            x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"), y_strides=y.strides("NCHW"),
         )  # fmt: skip
 
     @property
@@ -75,7 +70,8 @@ class Plan:
     """Sizes that follow from shape and configuration; sizes and strides in float32 elements.
 
     x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed is (groups, tiles, channel blocks, r, s, channel
-    of the block, tile_channels); only its last channel block may be narrower.
+    of the block, tile_channels); only its last channel block may be narrower. Strides are distances along (n, c, h, w),
+    (k, c, r, s) and (n, k, p, q).
     """
 
     shape: Shape
@@ -86,13 +82,18 @@ class Plan:
     oh_tile: int
     direct: bool
     channels_inner: bool
+    x_strides: tuple[int, ...]
+    w_strides: tuple[int, ...]
+    y_strides: tuple[int, ...]
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> Plan:
+        x, weight = workload.signature[:2]
         return cls(
             shape=Shape.of(workload), ow_tile=config["ow_tile"], oc_vectors=config["oc_vectors"], block=config["block"],
             unroll=config["unroll"], oh_tile=config["oh_tile"], direct=config["x_layout"] == "direct",
-            channels_inner=config["order"] == "channels",
+            channels_inner=config["order"] == "channels", x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"),
+            y_strides=workload.output.strides("NCHW"),
         )  # fmt: skip
 
     @property
@@ -154,7 +155,7 @@ class Plan:
     def input_strides(self) -> tuple[int, int, int, int, int, int]:
         """Strides of the convolution's input along (n, group, channel block, h, w, channel of a block)."""
         if self.direct:
-            n, c, h, w = self.shape.x_strides
+            n, c, h, w = self.x_strides
             return n, c * self.shape.reduced, c * self.x_block, h, w, c
         w = self.x_block
         h = w * self.shape.padded_w
@@ -166,7 +167,7 @@ class Plan:
 def pack_x_kernel(plan: Plan) -> Callable[..., None]:
     """A work item is one row of one channel block."""
     shape = plan.shape
-    n_stride, c_stride, h_stride, w_stride = shape.x_strides
+    n_stride, c_stride, h_stride, w_stride = plan.x_strides
     channels = shape.outputs if shape.depthwise else shape.reduced  # channels of a group
     groups, blocks, block = shape.groups, plan.x_blocks, plan.x_block
     rows, columns, top, left, height = shape.padded_h, shape.padded_w, shape.top, shape.left, shape.h
@@ -205,7 +206,7 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
 def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
     """A work item is one (group, tile, channel block, kernel row)."""
     shape = plan.shape
-    o_stride, i_stride, r_stride, s_stride = shape.w_strides
+    o_stride, i_stride, r_stride, s_stride = plan.w_strides
     kr, ks, outputs, reduced, tiles = shape.r, shape.s, shape.outputs, shape.reduced, plan.tiles
     blocks, block, lanes, tile_size = plan.channel_blocks, plan.channel_block, plan.tile_channels, plan.weight_tile
     weight_size, packed_size = shape.groups * outputs * o_stride, plan.weight_size
@@ -240,7 +241,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     tile_stride = block_stride if shape.depthwise else 0  # every tile of a depthwise convolution has its own input
     if shape.depthwise and plan.direct:
         tile_stride = 4 * plan.tile_channels
-    yn_stride, yk_stride, yh_stride, yw_stride = shape.y_strides
+    yn_stride, yk_stride, yh_stride, yw_stride = plan.y_strides
     groups, outputs, reduced, tiles, row_tiles = shape.groups, shape.outputs, shape.reduced, plan.tiles, plan.row_tiles
     kr, ks, oh, ow = shape.r, shape.s, shape.oh, shape.ow
     stride_h, dilation_h, stride_w, dilation_w = shape.stride[0], shape.dilation[0], shape.stride[1], shape.dilation[1]

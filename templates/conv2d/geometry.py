@@ -16,7 +16,8 @@ from schedsearch.ops.conv2d import CONV2D, FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
-from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES, LARGEST_SIZE
+from schedsearch.templates.conv2d.limits import size_problem
+from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.templates.parts.zero_points import zero_point_problem
 from schedsearch.workload import Workload
@@ -204,13 +205,7 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
     for name, multiple in (("c", ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes), ("k", max(8, ALIGNMENT_BYTES // y_bytes))):
         if w.params[name] % multiple:
             return f"{name} is {w.params[name]}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
-    top, left, bottom, right = w.padding
-    depth = w.r * w.s * w.c // w.groups
-    sizes = {"n": w.n, "padded h": w.h + top + bottom, "padded w": w.w + left + right, "k": w.k, "c": w.c, "r*s*c": depth}
-    for name, size in sizes.items():
-        if size >= LARGEST_SIZE:
-            return f"{name} is {size}; allowed: less than 2**30, coordinates have 32 bits"
-    return None
+    return size_problem(w)
 
 
 def _group_problem(workload: Workload) -> str | None:

@@ -27,8 +27,9 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.conv2d.mma_kernel import SHAPED_BY, build_kernel
-from schedsearch.templates.conv2d.mma_sizes import Gemm, Gemms, Plan, shared_bytes
+from schedsearch.templates.conv2d.mma_sizes import Gemms, Plan, shared_bytes
 from schedsearch.templates.conv2d.mma_space import config_space
 from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
@@ -37,7 +38,6 @@ from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_problem
 from schedsearch.workload import Workload
 
-LARGEST_SIZE = 2**30  # limit of one axis, so that a sum of two sizes fits in int32
 DTYPES = ("float16", "bfloat16", "float32", *FLOAT8, *INTEGERS)
 
 
@@ -65,20 +65,7 @@ class Conv2dMma(Template):
         }
         if reason := epilogue_problem(w, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})):
             return reason
-        top, left, bottom, right = w.padding
-        sizes = {
-            "n": w.n,
-            "padded h": w.h + top + bottom,
-            "padded w": w.w + left + right,
-            "c": w.c,
-            "k": w.k,
-            "r*s*c": Gemm.of(w).kk,
-            "stride": max(w.stride),
-        }
-        for axis, size in sizes.items():
-            if size >= LARGEST_SIZE:
-                return f"{axis} must be below 2**30, got {size}"
-        return None
+        return size_problem(w, stride=max(w.stride))
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return config_space(workload, target)

@@ -16,6 +16,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d.limits import LARGEST_SIZE, size_problem
 from schedsearch.templates.conv2d.simt_kernel import SHAPED_BY, build_kernel, build_sums
 from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, Gemm, Plan, shared_bytes
 from schedsearch.templates.conv2d.simt_space import LEAST_ROWS, config_space
@@ -26,7 +27,6 @@ from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
 from schedsearch.workload import Workload
 
-LARGEST_SIZE = 2**30  # limit of one axis and of the number of tiles, so that a sum of two of them fits in int32
 DTYPES = {"float32": (5, 0), "int8": (6, 1), "uint8": (6, 1)}  # of x, and the least compute capability; dp4a came with 6.1
 SUM_THREADS = 32
 
@@ -49,24 +49,14 @@ class Conv2dSimt(Template):
             workload, dtypes=("float16", "bfloat16", "float32", "int32", "uint32"), converting=CONVERTING
         ):
             return reason
-        top, left, bottom, right = workload.padding
         gemm = Gemm.of(workload)
         least_tiles = gemm.images * ceil_div(gemm.pixels, 256) * ceil_div(gemm.k, 256) * gemm.groups
-        sizes = {
-            "n": workload.n,
-            "padded h": workload.h + top + bottom,
-            "padded w": workload.w + left + right,
-            "output pixels of an image": gemm.pixels,
-            "c": workload.c,
-            "k": workload.k,
-            "r*s*c of a group": workload.r * workload.s * gemm.c,
-            "stride": max(workload.stride),
-            "the number of tiles": least_tiles,
-        }
-        for axis, size in sizes.items():
-            if size >= LARGEST_SIZE:
-                return f"{axis} must be below 2**30, got {size}"
-        return None
+        return size_problem(
+            workload,
+            output_pixels_of_an_image=gemm.pixels,
+            stride=max(workload.stride),
+            the_number_of_tiles=least_tiles,
+        )
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return config_space(workload, target)

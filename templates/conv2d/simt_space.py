@@ -9,6 +9,7 @@ import numpy as np
 
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
+from schedsearch.templates.conv2d.limits import LARGEST_SIZE
 from schedsearch.templates.conv2d.simt_loads import MOST_HELD, MOST_ROWS
 from schedsearch.templates.conv2d.simt_sizes import WARP_COLUMNS, Gemm, shared_bytes
 from schedsearch.templates.conv2d.tiles import (
@@ -21,7 +22,6 @@ from schedsearch.templates.conv2d.tiles import (
     resource_rules,
     schedule_rules,
 )
-from schedsearch.templates.parts.hopper import LARGEST_SIZE
 from schedsearch.templates.parts.simt import CHUNK
 from schedsearch.workload import Workload
 

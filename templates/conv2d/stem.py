@@ -32,6 +32,7 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d import geometry
+from schedsearch.templates.conv2d.limits import LARGEST_SIZE
 from schedsearch.templates.conv2d.maps import patch_map, pixel_map
 from schedsearch.templates.conv2d.stem_sizes import (
     GROUP_PIXELS,
@@ -93,7 +94,7 @@ class Conv2dStem(Template):
             return f"the horizontal dilation is {w.dilation[1]}; allowed: 1, so that a run's values are neighbours"
         if w.w * w.c % OCTET:
             return f"w * c is {w.w * w.c}; allowed: multiples of 8, TMA's strides are of 16 bytes"
-        if w.w * w.c >= hopper.LARGEST_SIZE:
+        if w.w * w.c >= LARGEST_SIZE:
             return f"w * c is {w.w * w.c}; allowed: less than 2**30, coordinates have 32 bits"
         if w.k > MAX_CHANNELS:
             return f"k is {w.k}; allowed: up to {MAX_CHANNELS}, wgmma's columns"

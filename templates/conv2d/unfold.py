@@ -75,7 +75,7 @@ class Conv2dUnfold(Template):
             return f"dtype is {w.dtype}; allowed: {', '.join((*DTYPES, *INTEGERS))}"
         chunk, most = CHUNK_BYTES // size, MAX_UNFOLDED_BYTES // size
         if w.c % chunk == 0:
-            return f"c is {w.c}; allowed: what is not a multiple of {chunk}; conv2d_wgmma takes multiples as they are"
+            return f"c is {w.c}; allowed: no multiples of {chunk}, which conv2d_wgmma takes as they are"
         if size == 2 and (reason := epilogue_problem(w)):
             return reason
         unfolded = Unfolded.of(w)

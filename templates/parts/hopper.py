@@ -25,7 +25,6 @@ WGMMA_M = 64  # rows of a wgmma
 BARRIER_BYTES = 8
 ALIGNMENT_BYTES = 16  # of the addresses and strides that TMA takes
 SWIZZLE_ROWS = 8  # a swizzle repeats after these
-LARGEST_SIZE = 2**30  # of one axis: coordinates, and sums of two of them, stay within int32
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 BLOCK_RESERVED_BYTES = 1024  # of shared memory, taken by the system from each resident block
 
