@@ -331,3 +331,13 @@ def test_the_suggested_commands_name_the_timing_mode(capsys: pytest.CaptureFixtu
     _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
     text = capsys.readouterr().out
     assert "mode" not in text and "y = kernel(x, weight, bias)" in text
+
+
+def test_the_suggested_call_names_the_scalars_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"n": 1, "h": 4, "w": 4, "c": 8, "k": 8, "r": 1, "s": 1, "dtype": "uint8", "weight_dtype": "int8"}
+    workload = Workload("conv2d", {**sizes, "zero_points": ["x"], "epilogue": ["requantise"]})
+    summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)])
+    file: Any = SimpleNamespace(path="my.yaml", target="auto", measure=SimpleNamespace(mode=COLD_GRAPH))
+    _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
+    text = capsys.readouterr().out
+    assert "y = kernel(x, weight, requantise_scale, x_zero_point=0, y_zero_point=0)" in text

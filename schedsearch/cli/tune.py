@@ -235,6 +235,7 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
         if constants:
             render.say(f"  prepared = kernel.prepare({', '.join(f'{name}={name}' for name in constants)})")
             arguments += ", **prepared"
+        arguments += "".join(f", {scalar.name}={scalar.default:g}" for scalar in task.workload.scalars)
         render.say(f"  y = kernel({arguments})")
 
 
