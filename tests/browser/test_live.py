@@ -1,11 +1,14 @@
 """A page that is open during a run changes by itself, stays as its reader left it, and says when the server is gone."""
 
+import time
+
 import pytest
 from browser_support import READY_MS, Watched, served
 from dashboard_support import add_trials, sample_database
 
 pytestmark = pytest.mark.browser
 
+PROMPT_MS = 5000  # a second is the aim; a machine that runs other tests beside may take longer
 TRIALS = "() => Number(document.querySelector('.facts div:nth-child(3) dd').firstChild.textContent.replace(/,/g, ''))"
 CHART = "echarts.getInstanceByDom(document.querySelector('.plot'))"
 
@@ -21,8 +24,10 @@ def test_new_trials_appear_and_the_page_stays_as_it_was(tmp_path, watch):
         link = page.locator("tr", has_text="A100").locator("td.task a").first
         link.focus()
         page.evaluate("window.mark = document.activeElement.textContent; window.scrollTo(0, 77)")
+        begin_s = time.monotonic()
         add_trials(path, 5)
-        page.wait_for_function(f"before => ({TRIALS})() > before", arg=before, timeout=READY_MS)
+        page.wait_for_function(f"before => ({TRIALS})() > before", arg=before, timeout=PROMPT_MS)
+        print(f"stored and shown in {time.monotonic() - begin_s:.2f} s")
         assert page.evaluate("document.activeElement.textContent === window.mark")
         assert page.evaluate("window.scrollY") == 77
         assert watched.problems == []
