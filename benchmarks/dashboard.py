@@ -8,6 +8,8 @@ measures over HTTP, with the server in a process of its own:
 - the first look at the database, which reads all of it once,
 - the overview after a new trial, and unchanged,
 - the page of the large task when it is first opened, and after a new trial,
+- the same in Chromium, from an empty page until its first chart is drawn, if Playwright and Chromium are there
+  (`make test-browser` installs them),
 - the memory of the server after all of that,
 - a report of 5,000 trials: its size and the time to write it,
 - how many records a second a writer appends without a dashboard, and with one that a page listens to.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import importlib.util
 import json
 import os
 import re
@@ -30,14 +33,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
 
+from browser_support import Watched, chromium_path, running_chromium
 from common import write
 from dashboard_support import add_trials, sample_database
 
 COMMAND = "from schedsearch.cli.main import main; import sys; main(sys.argv[1:])"
-LIMITS = {"overview, ms": 300.0, "memory of the server, MB": 300.0, "report of 5,000 trials, MB": 3.0}
+LIMITS = {
+    "overview, ms": 300.0,
+    "a large task in Chromium, ms": 1500.0,
+    "memory of the server, MB": 300.0,
+    "report of 5,000 trials, MB": 3.0,
+}
 
 
 @contextmanager
@@ -77,6 +88,19 @@ def megabytes(pid: int) -> float:
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e3
 
 
+def drawing_ms(root: str, address: str, repeats: int) -> list[float]:
+    """Milliseconds from an empty page until the page at `address` says that it is drawn."""
+    times = []
+    with running_chromium() as browser:
+        watched = Watched(browser.new_page(), root)
+        for _ in range(repeats):
+            watched.page.goto("about:blank")
+            start = time.perf_counter()
+            watched.go(address).wait_for_selector("main canvas")
+            times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
 def append_rate(path: Path, count: int) -> float:
     start = time.perf_counter()
     add_trials(path, count, seed=int(time.time() * 1e3) % 2**31)
@@ -106,6 +130,9 @@ def measure(folder: Path, trials: int, task_trials: int, repeats: int) -> dict[s
         time.sleep(0.5)
         found["a large task after a new trial, ms"] = get(port, f"task/{key}")[0] * 1e3
         found["memory of the server, MB"] = megabytes(pid)
+        if importlib.util.find_spec("playwright") and chromium_path():
+            times = drawing_ms(f"http://127.0.0.1:{port}/", f"#/task/{quote(key, safe='')}", repeats)
+            found["a large task in Chromium, ms"] = statistics.median(times)
     small = sample_database(folder / "report.db", trials=5000 // 3)
     output = folder / "report.html"
     start = time.perf_counter()

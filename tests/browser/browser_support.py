@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,16 @@ from pathlib import Path
 from typing import Any
 
 READY_MS = 30_000  # for a machine that is busy with something else
+CHROMIUM_FLAGS = (
+    "--no-sandbox",  # containers lack the rights for the sandbox; the pages are our own
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
 REPLAY = json.dumps(
     {
         "tuner": "xgb", "seeds": 3, "cpu_s_per_64": 0.5, "geomean": {"8": 0.5, "16": 0.8},
@@ -26,6 +37,21 @@ REPLAY = json.dumps(
         ],
     }
 )  # fmt: skip
+
+
+def chromium_path() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def running_chromium() -> Iterator[Any]:
+    """The browser of Playwright, headless. Playwright and `chromium_path` must be there."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium_path(), headless=True, args=list(CHROMIUM_FLAGS))
+        yield browser
+        browser.close()
 
 
 @dataclass

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_support import REPLAY, Watched, served, write_report
+from browser_support import REPLAY, Watched, chromium_path, running_chromium, served, write_report
 from dashboard_support import hostile_database, sample_database
-
-CHROMIUM_FLAGS = (
-    "--no-sandbox",  # containers lack the rights for the sandbox; the pages are our own
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """A running Chromium. Skips the test where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is missing: make test-browser")
+    pytest.importorskip("playwright.sync_api", reason="Playwright is missing: make test-browser")
     pytest.importorskip("uvicorn", reason="the extra dashboard is missing: pip install 'schedsearch[dashboard]'")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
+    if chromium_path() is None:
         pytest.skip("Chromium is missing; on Debian: apt install chromium")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, headless=True, args=list(CHROMIUM_FLAGS))
+    with running_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")
