@@ -33,9 +33,10 @@ from convolutions import (
     Layer,
     fastest_by_template,
     kept,
-    network_layers,
+    layers_of,
     network_sums,
     report,
+    run_facts,
     square,
 )
 
@@ -153,21 +154,13 @@ def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], lis
         "dtype": options.dtype,
         "out_dtype": options.dtype,
     }
-    if options.suite == "targets":
-        workloads, layers = [square(*shape) for shape in SHAPES], []
-    elif options.suite == "random":
-        workloads, layers = draw(options.seed, options.count), []
-    elif options.suite == "grouped":
-        workloads, layers = [square(*shape) for shape in GROUPED], []
+    if options.suite == "networks":
+        return layers_of(options.networks, options.network, kind)
+    if options.suite == "random":
+        workloads = draw(options.seed, options.count)
     else:
-        found = network_layers(options.networks)
-        layers = [(workload.replace(**kind), network, times) for workload, network, times in found]
-        networks = list(dict.fromkeys(network for _, network, _ in layers))
-        wanted = options.network or networks
-        if unknown := [network for network in wanted if network not in networks]:
-            raise SystemExit(f"no network {', '.join(map(repr, unknown))}; allowed: {', '.join(networks)}")
-        workloads = [workload for workload, network, _ in layers if network in wanted]
-    return list(dict.fromkeys(workload.replace(**kind) for workload in workloads)), layers
+        workloads = [square(*shape) for shape in (SHAPES if options.suite == "targets" else GROUPED)]
+    return list(dict.fromkeys(workload.replace(**kind) for workload in workloads)), []
 
 
 def main() -> None:
@@ -184,12 +177,7 @@ def main() -> None:
     summary = schedsearch.tune(
         workloads, options.db, target="cuda", trials=options.trials, time_s=options.time, seed=options.seed
     )
-    run = {
-        "command": common.facts()["command"],
-        "tuning_s": time.perf_counter() - started,
-        "new_trials": sum(task.new_trials for task in summary.tasks),
-        "shares": {name: round(getattr(summary.shares, name), 3) for name in ("device", "preparing", "build", "tuner")},
-    }
+    run = run_facts(started, summary)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     rows: list[dict[str, Any]] = []
     for workload, task in zip(workloads, summary.tasks):

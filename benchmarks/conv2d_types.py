@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import common
-from convolutions import SHAPES, Layer, fastest_by_template, kept, network_layers, network_sums, report, square
+from convolutions import SHAPES, Layer, fastest_by_template, kept, layers_of, network_sums, report, run_facts, square
 
 import schedsearch
 from schedsearch.errors import SchedsearchError
@@ -238,14 +238,7 @@ def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], lis
     """The workloads to time, each once, and the layers of the networks that they come from."""
     params = KINDS[options.kind].params
     if options.suite == "networks":
-        layers = [
-            (workload.replace(**params), network, times)
-            for workload, network, times in network_layers(options.networks)
-            if not options.network or network in options.network
-        ]
-        if not layers:
-            raise SystemExit(f"{options.networks} has no network {', '.join(options.network)}")
-        return list(dict.fromkeys(workload for workload, _, _ in layers)), layers
+        return layers_of(options.networks, options.network, params)
     shapes = [*SHAPES, *(LARGE + TVM if options.kind == "int8" else [])]
     return list(dict.fromkeys(square(*shape).replace(**params) for shape in shapes)), []
 
@@ -258,12 +251,7 @@ def tuned(options: argparse.Namespace, workloads: Sequence[schedsearch.Workload]
         [*workloads, *dict.fromkeys(halves)], options.db, target="cuda", trials=options.trials, time_s=options.time,
         seed=options.seed,
     )  # fmt: skip
-    return summary, {
-        "command": common.facts()["command"],
-        "tuning_s": time.perf_counter() - started,
-        "new_trials": sum(task.new_trials for task in summary.tasks),
-        "shares": {name: round(getattr(summary.shares, name), 3) for name in ("device", "preparing", "build", "tuner")},
-    }
+    return summary, run_facts(started, summary)
 
 
 def main() -> None:

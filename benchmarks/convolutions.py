@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,32 @@ def network_layers(path: str) -> list[Layer]:
             )  # fmt: skip
             found.append((workload, f"{name} batch {batch}", times))
     return found
+
+
+def layers_of(
+    path: str, wanted: Sequence[str] | None, params: Mapping[str, Any]
+) -> tuple[list[schedsearch.Workload], list[Layer]]:
+    """The convolutions of the networks named in `wanted` (all if None), each once; and the layers of all networks.
+
+    Raises:
+        SystemExit: the file has no such network.
+    """
+    layers = [(workload.replace(**params), network, times) for workload, network, times in network_layers(path)]
+    networks = list(dict.fromkeys(network for _, network, _ in layers))
+    wanted = wanted or networks
+    if unknown := [network for network in wanted if network not in networks]:
+        raise SystemExit(f"no network {', '.join(map(repr, unknown))}; allowed: {', '.join(networks)}")
+    return list(dict.fromkeys(workload for workload, network, _ in layers if network in wanted)), layers
+
+
+def run_facts(started: float, summary: schedsearch.RunSummary) -> dict[str, Any]:
+    """What a data file says about the tuning: its command, seconds since `started` (`time.perf_counter`), trials, shares."""
+    return {
+        "command": common.facts()["command"],
+        "tuning_s": time.perf_counter() - started,
+        "new_trials": sum(task.new_trials for task in summary.tasks),
+        "shares": {name: round(getattr(summary.shares, name), 3) for name in ("device", "preparing", "build", "tuner")},
+    }
 
 
 def fastest_by_template(workload: schedsearch.Workload, db: str) -> dict[str, float]:

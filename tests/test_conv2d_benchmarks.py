@@ -188,7 +188,7 @@ def test_a_row_is_rated_by_the_fastest_peer_that_counts(types: ModuleType) -> No
 
 
 def test_a_networks_sum_has_our_fp16_too(conv2d: ModuleType, networks: str) -> None:
-    layers = conv2d.network_layers(networks)[:1]
+    layers = importlib.import_module("convolutions").network_layers(networks)[:1]
     (entry,) = conv2d.network_sums(layers, [{**row(layers[0][0].label, 3.0, 10.0), "fp16_us": 16.0}]).values()
     assert entry == {"ms": pytest.approx(0.02), "cudnn_ms": pytest.approx(0.06), "fp16_ms": pytest.approx(0.032),
                      "layers": 2, "missing": 0}  # fmt: skip
@@ -278,7 +278,7 @@ def test_rows_are_added_only_to_a_file_of_the_same_machine_and_suite(conv2d: Mod
 
 
 def test_a_networks_sum_counts_layers_as_often_as_they_occur(conv2d: ModuleType, networks: str) -> None:
-    layers = conv2d.network_layers(networks)
+    layers = importlib.import_module("convolutions").network_layers(networks)
     again = (layers[0][0].replace(k=64), layers[0][1], 3)
     sums = conv2d.network_sums([*layers, again], [row(layers[0][0].label, 3.0, 10.0)])
     assert sums == {

@@ -32,6 +32,7 @@ from schedsearch.templates.conv2d.cpu_tiles import (
     blocks,
     cheapest_tile,
     lanes_of,
+    plain_tile,
     thread_counts,
     up_to,
     useful_share,
@@ -145,18 +146,7 @@ class Conv2dCpu(Template):
         return cheapest_tile(shape, space, base, (preferred, "packed"), cycles)
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
-        """One vector of output channels of one pixel at a time, over packed data, on all cores, without a register tile."""
-        values = {knob.name: knob.values for knob in space.knobs}
-        lanes = lanes_of(target)
-        config = Config(
-            {
-                **{name: values[name][0] for name in ("ow_tile", "oc_vectors", "unroll", "oh_tile", "order")},
-                "block": max((int(block) for block in values["block"] if int(block) <= lanes), default=values["block"][0]),
-                "x_layout": "packed",
-                "threads": values["threads"][-1],
-            }
-        )
-        return None if space.check(config) else config
+        return plain_tile(space, target, {})
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan, epilogue = Plan.of(workload, config), CpuEpilogue(workload)

@@ -28,7 +28,7 @@ from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.conv2d import accumulator_dtype
-from schedsearch.templates.conv2d.cpu_kernels import Shape
+from schedsearch.templates.conv2d.cpu_kernels import Shape, TilePlan
 from schedsearch.templates.parts.addressing import channel_runs, offset_along, plain_strides
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.workload import Workload
@@ -38,7 +38,7 @@ _SUM_BYTES = 4
 
 
 @dataclass(frozen=True)
-class BytePlan:
+class BytePlan(TilePlan):
     """Sizes that follow from workload and configuration; in bytes, which are elements of x and of the weights.
 
     x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed has for each group and tile of output channels
@@ -82,23 +82,6 @@ class BytePlan:
             block=config["block"], x_block=x_block, unroll=config["unroll"], oh_tile=config["oh_tile"],
             direct=config["x_layout"] == "direct", channels_inner=config["order"] == "channels",
         )  # fmt: skip
-
-    @property
-    def tile_channels(self) -> int:
-        return self.oc_vectors * self.block
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of output channels per group."""
-        return math.ceil(self.shape.outputs / self.tile_channels)
-
-    @property
-    def row_tiles(self) -> int:
-        return math.ceil(self.shape.oh / self.oh_tile)
-
-    @property
-    def items(self) -> int:
-        return self.shape.n * self.shape.groups * self.tiles * self.row_tiles
 
     @property
     def channels(self) -> int:

@@ -65,8 +65,40 @@ class Shape:
         return self.top == self.left == 0 and self.padded_h <= self.h and self.padded_w <= self.w
 
 
+class TilePlan:
+    """How a convolution is cut into work items: tiles of output channels and of output rows. A base of plans.
+
+    Attributes:
+        shape: of the convolution.
+        oc_vectors, block: vectors of output channels in a register tile, and their lanes.
+        oh_tile: output rows of a work item.
+    """
+
+    shape: Shape
+    oc_vectors: int
+    block: int
+    oh_tile: int
+
+    @property
+    def tile_channels(self) -> int:
+        return self.oc_vectors * self.block
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of output channels per group."""
+        return math.ceil(self.shape.outputs / self.tile_channels)
+
+    @property
+    def row_tiles(self) -> int:
+        return math.ceil(self.shape.oh / self.oh_tile)
+
+    @property
+    def items(self) -> int:
+        return self.shape.n * self.shape.groups * self.tiles * self.row_tiles
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(TilePlan):
     """Sizes that follow from shape and configuration; sizes and strides in float32 elements.
 
     x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed is (groups, tiles, channel blocks, r, s, channel
@@ -95,23 +127,6 @@ class Plan:
             channels_inner=config["order"] == "channels", x_strides=x.strides("NCHW"), w_strides=weight.strides("OIHW"),
             y_strides=workload.output.strides("NCHW"),
         )  # fmt: skip
-
-    @property
-    def tile_channels(self) -> int:
-        return self.oc_vectors * self.block
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of output channels per group."""
-        return math.ceil(self.shape.outputs / self.tile_channels)
-
-    @property
-    def row_tiles(self) -> int:
-        return math.ceil(self.shape.oh / self.oh_tile)
-
-    @property
-    def items(self) -> int:
-        return self.shape.n * self.shape.groups * self.tiles * self.row_tiles
 
     @property
     def channel_block(self) -> int:

@@ -80,3 +80,22 @@ def cheapest_tile(
                 if not space.check(config):
                     candidates.append((cycles(ow_tile, oc_vectors), len(candidates), config))
     return min(candidates)[2]
+
+
+def plain_tile(space: ConfigSpace, target: Target, further: Mapping[str, int | str]) -> Config | None:
+    """One vector of output channels of one pixel at a time, over packed data, on all cores, without a register tile.
+
+    `further` has the values of knobs that are not common to the CPU templates. None if the space has no such configuration.
+    """
+    values = {knob.name: knob.values for knob in space.knobs}
+    lanes = lanes_of(target)
+    config = Config(
+        {
+            **{name: values[name][0] for name in ("ow_tile", "oc_vectors", "unroll", "oh_tile", "order")},
+            "block": max((int(block) for block in values["block"] if int(block) <= lanes), default=values["block"][0]),
+            "x_layout": "packed",
+            "threads": values["threads"][-1],
+            **further,
+        }
+    )
+    return None if space.check(config) else config

@@ -24,12 +24,13 @@ from typing import Any
 from schedsearch.config import Config
 from schedsearch.launch import Pointer
 from schedsearch.ops import ArgSpec, Layout
-from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.conv2d import CONV2D, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.geometry import Blocks, Im2col
+from schedsearch.templates.conv2d.tiles import batch_knob
 from schedsearch.templates.conv2d.wgmma import GROUPS, Conv2dWgmma
 from schedsearch.templates.conv2d.wgmma_sizes import GROUP_ROWS, ROW_BYTES
 from schedsearch.templates.conv2d.workspaces import over_workspaces
@@ -42,7 +43,6 @@ _INNER = Conv2dWgmma()
 _TUNED = ("tile_x_bytes", "tile_y_bytes", "vector_bytes", "unroll", "threads")  # knobs of the steps at every call
 _PREFIXES = {"x": "pack_", "y": "unpack_"}
 _BLOCKS = (16, 32, 64, 128)  # channels of a block of x, besides all of them
-_BATCH = Knob("batch", ("folded", "bound"), "whether a tile may have pixels of two images, or only of one")
 
 
 class Conv2dPacked(Template):
@@ -75,7 +75,7 @@ class Conv2dPacked(Template):
         forms: dict[Choice, ConfigSpace] = {(form.x, form.batch): packed.space(form) for form in packed.forms}
         xs, batches = (tuple(dict.fromkeys(values)) for values in zip(*forms))
         x = Knob("x", xs, "channels of a block of packed x; the most are all of them, in NHWC")
-        knobs = (x, dataclasses.replace(_BATCH, values=batches))
+        knobs = (x, dataclasses.replace(batch_knob(workload.n), values=batches))
         space = one_of(knobs, forms)
         return _both(space, _Prefixed(packed.repacks["y"], _PREFIXES["y"])) if "y" in packed.repacks else space
 
@@ -158,7 +158,7 @@ class Packed:
         # A k step wider than a block multiplies zeros by weights of the next block, which is exact for whole numbers only.
         least_bytes = ALIGNMENT_BYTES if w.dtype in INTEGERS else min(ROW_BYTES)
         blocks = [x for x in _BLOCKS if x < w.c and x * element_bytes >= least_bytes and _nests(given, x)]
-        found = [self.form(x, batch) for x in (w.c, *blocks) for batch in _BATCH.values if batch == "folded" or w.n > 1]
+        found = [self.form(x, batch) for x in (w.c, *blocks) for batch in batch_knob(w.n).values]
         return tuple(form for form in found if self._problem(form) is None)
 
     def form(self, x: int, batch: Any) -> Form:
@@ -234,7 +234,7 @@ def _nests(layout: Layout, block: int) -> bool:
 
 def _extents(w: Workload, spec: ArgSpec) -> dict[str, int]:
     """Axis -> logical extent of an argument or output of a convolution of one group."""
-    out_h, out_w = w.definition.output_hw(w.params)  # type: ignore[attr-defined]
+    out_h, out_w = CONV2D.output_hw(w.params)
     if spec.name == "x":
         return {"N": w.n, "C": w.c, "H": w.h, "W": w.w}
     if spec.name == "weight":
