@@ -151,6 +151,11 @@ class TestCommand:
         assert result.exit_code == 2
         assert "cannot write" in result.output
 
+    def test_a_full_disk_is_not_the_callers_mistake(self, sample: Path) -> None:
+        result = CliRunner().invoke(main, ["report", str(sample), "-o", "/dev/full"])
+        assert result.exit_code == 74
+        assert "free some space" in result.output
+
     def test_it_needs_no_server(self, sample: Path, tmp_path: Path) -> None:
         code = (
             "import sys\nsys.modules['starlette'] = sys.modules['uvicorn'] = None\n"

@@ -169,6 +169,6 @@ def _write(text: str, output: str | None) -> None:
     data = text.encode("utf-8", "backslashreplace")
     try:
         Path(output).write_bytes(data)
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; name another file") from error
     render.note(f"wrote {output} ({render.size_bytes(len(data))})")
