@@ -111,6 +111,12 @@ class TestCheck:
         assert "threads per block <= 128" in problems[0] and "threads=256" in problems[0]
         assert "bm=16" in problems[1] and "warps=8" in problems[1]
 
+    def test_names_that_a_rule_asks_for_and_the_space_lacks_are_left_out_of_what_it_read(self) -> None:
+        rule = Constraint("a times b is at most 2", lambda k: k["a"] * k.get("b", 1) <= 2)
+        assert ConfigSpace([Knob("a", (1, 3), "")], [rule]).check({"a": 3}) == [
+            "breaks the rule: a times b is at most 2 (got a=3)"
+        ]
+
     def test_names_what_is_missing_unknown_and_not_allowed(self) -> None:
         problems = " | ".join(small_space().check(Config(bmm=16, warps=3, vector=True, order="row")))
         assert "unknown knob 'bmm'" in problems and "did you mean 'bm'" in problems

@@ -443,12 +443,15 @@ class _Columns(Mapping[str, NDArray[Any]]):
             raise
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        if self._deriving and name in self._space.derived and not self._is_earlier(name, self._deriving[-1]):
+            raise KeyError(f"derived quantity {self._deriving[-1]!r} may only read earlier ones, and {name!r} is not")
+        if name not in self._cache:
+            self._cache[name] = self._values_of(name)
         if not self._deriving:
             self.read.append(name)
-        elif name in self._space.derived and not self._is_earlier(name, self._deriving[-1]):
-            raise KeyError(f"derived quantity {self._deriving[-1]!r} may only read earlier ones, and {name!r} is not")
-        if name in self._cache:
-            return self._cache[name]
+        return self._cache[name]
+
+    def _values_of(self, name: str) -> NDArray[Any]:
         space = self._space
         if name in self._column:
             self.knobs_read.add(space.names.index(name))
@@ -461,7 +464,6 @@ class _Columns(Mapping[str, NDArray[Any]]):
             raise KeyError(f"knob {name!r} is not assigned yet: a predicate must read the same names whatever the values")
         else:
             raise KeyError(f"no knob or derived quantity {name!r}{did_you_mean(name, [*space.names, *space.derived])}")
-        self._cache[name] = value
         return value
 
     def _is_earlier(self, name: str, than: str) -> bool:
