@@ -26,6 +26,7 @@ _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 # renameat2(2); glibc has no names for these in ctypes
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Objection = Callable[[Path], str | None]
 """Says why a file may not be replaced, as the end of the sentence "<path> ..."; None if it may."""
@@ -52,6 +53,7 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
     Raises:
         UsageError: `path` cannot be written, or is a database.
         BrokenPipeError: nobody reads the pipe any more.
+        OSError: the disk is full, or a quota or limit of sizes is reached. An older file at `path` stays.
     """
     path = Path(path)
     try:
@@ -67,6 +69,8 @@ def new_file(path: str | Path) -> Iterator[BinaryIO]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from error
 
 

@@ -305,5 +305,5 @@ class TestSystem:
         monkeypatch.setattr(output.os, "fsync", full)
         before = sorted(folder.iterdir())
         result = schedsearch("records", "export", "out.jsonl", "--db", "r.db")
-        assert result.exit_code == 2 and "cannot write out.jsonl: No space left on device" in result.stderr
+        assert result.exit_code == 74 and "out.jsonl: No space left on device; free some space" in result.stderr
         assert Path("out.jsonl").read_text() == "earlier" and sorted(folder.iterdir()) == before

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from schedsearch.cli.main import main
 from schedsearch.dashboard import report as reports
 from schedsearch.dashboard.answers import Answers
 from schedsearch.errors import DatabaseError
+from schedsearch.records import output
 
 REPLAY = Path(__file__).parents[1] / "benchmarks" / "results" / "replay_xgb.json"
 
@@ -155,6 +158,30 @@ class TestCommand:
         result = CliRunner().invoke(main, ["report", str(sample), "-o", "/dev/full"])
         assert result.exit_code == 74
         assert "free some space" in result.output
+
+    def test_a_full_disk_keeps_the_earlier_report(
+        self, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(number: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        (tmp_path / "r.html").write_text("earlier")
+        monkeypatch.setattr(output.os, "fsync", full)
+        result = CliRunner().invoke(main, ["report", str(sample), "-o", str(tmp_path / "r.html")])
+        assert (result.exit_code, (tmp_path / "r.html").read_text()) == (74, "earlier")
+        assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+
+    def test_a_database_is_never_replaced(self, sample: Path) -> None:
+        before = sample.read_bytes()
+        result = CliRunner().invoke(main, ["report", str(sample), "-o", str(sample)])
+        assert result.exit_code == 2 and "is a database, so it is left alone" in result.output
+        assert sample.read_bytes() == before
+
+    def test_a_dash_is_standard_output(self, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        result = CliRunner().invoke(main, ["report", str(sample), "-o", "-", "--format", "html"])
+        assert result.stdout.startswith("<!doctype html>") and result.stderr == ""
+        assert list(tmp_path.iterdir()) == []
 
     def test_it_needs_no_server(self, sample: Path, tmp_path: Path) -> None:
         code = (

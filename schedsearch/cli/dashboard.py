@@ -120,7 +120,7 @@ def beside(db: str) -> Iterator[subprocess.Popen[bytes] | None]:
 
 @click.command()
 @click.argument("files", metavar="[DB...]", nargs=-1, type=click.Path(dir_okay=False))
-@click.option("--output", "-o", metavar="FILE", type=click.Path(dir_okay=False), help="Default: standard output.")
+@click.option("--output", "-o", metavar="FILE", type=click.Path(dir_okay=False), help="Default, and '-': standard output.")
 @click.option(
     "--format",
     "kind",
@@ -139,6 +139,8 @@ def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None
     from schedsearch.dashboard.answers import Answers, split_files
 
     ends = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
+    if output == "-":
+        output = None
     kind = kind or (ends.get(Path(output).suffix.lower(), "html") if output else "markdown")
     if kind == "html" and output is None and sys.stdout.isatty():
         raise UsageError("an HTML report is for a file; name it: schedsearch report -o report.html")
@@ -163,12 +165,13 @@ def report(files: tuple[str, ...], output: str | None, kind: str | None) -> None
 
 
 def _write(text: str, output: str | None) -> None:
+    """Writes a file that appears complete, or to standard output without one, as for `-`."""
+    from schedsearch.records.output import new_file
+
     if output is None:
         click.echo(text, nl=False)  # foreign text in it is escaped already
         return
     data = text.encode("utf-8", "backslashreplace")
-    try:
-        Path(output).write_bytes(data)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; name another file") from error
+    with new_file(output) as file:
+        file.write(data)
     render.note(f"wrote {output} ({render.size_bytes(len(data))})")
