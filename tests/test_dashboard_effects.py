@@ -12,7 +12,7 @@ from scipy import stats
 from schedsearch.dashboard import effects
 from schedsearch.dashboard.effects import Searched
 from schedsearch.dashboard.trials import _spread
-from schedsearch.dashboard.views import Knobs, PairEffect
+from schedsearch.dashboard.views.task import Knobs, PairEffect
 from schedsearch.measurement import Measurement, Outcome
 
 

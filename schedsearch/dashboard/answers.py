@@ -18,7 +18,9 @@ from schedsearch.dashboard.replays import replay_view
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.task import task_view
 from schedsearch.dashboard.trial import trial_view
-from schedsearch.dashboard.views import JSON, Overview, PairEffect, Side, TaskRow, to_json
+from schedsearch.dashboard.views.overview import Overview, Side, TaskRow
+from schedsearch.dashboard.views.task import PairEffect
+from schedsearch.dashboard.views.values import JSON, to_json
 from schedsearch.errors import SchedsearchError
 
 _BODIES = 8  # answers kept as text, the last ones

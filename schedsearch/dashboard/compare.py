@@ -14,7 +14,8 @@ from schedsearch.dashboard.overview import geometric_mean, run_key, target_key
 from schedsearch.dashboard.progress import Progress, Row, race_winner
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.trial import differences
-from schedsearch.dashboard.views import ComparedBest, CompareRow, CompareView, Side, TaskRow
+from schedsearch.dashboard.views.compare import ComparedBest, CompareRow, CompareView
+from schedsearch.dashboard.views.overview import Side, TaskRow
 from schedsearch.errors import SchedsearchError
 
 RESAMPLES = 2000

@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from schedsearch.dashboard.views import JSON, FailureGroup, KnobEffect, Knobs, PairEffect, SharedKnob, ValueEffect
+from schedsearch.dashboard.views.task import FailureGroup, KnobEffect, Knobs, PairEffect, SharedKnob, ValueEffect
+from schedsearch.dashboard.views.values import JSON
 from schedsearch.measurement import Outcome
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedsearch.dashboard.source import Source, TaskId
-from schedsearch.dashboard.views import RecordColumns, RecordsView, TaskRow
+from schedsearch.dashboard.views.overview import TaskRow
+from schedsearch.dashboard.views.records import RecordColumns, RecordsView
 from schedsearch.errors import SchedsearchError
 from schedsearch.measurement import Outcome
 from schedsearch.records.columns import Wanted

@@ -11,7 +11,7 @@ from typing import Any
 from schedsearch.dashboard import loose
 from schedsearch.dashboard.progress import Progress, RunProgress, counted, race_default, race_winner
 from schedsearch.dashboard.source import Source, TaskId, task_key
-from schedsearch.dashboard.views import DatabaseRow, RunRow, RunState, RunTask, Shares, Side, TaskRow, TemplateRow
+from schedsearch.dashboard.views.overview import DatabaseRow, RunRow, RunState, RunTask, Shares, Side, TaskRow, TemplateRow
 from schedsearch.identity import sha256_hex
 from schedsearch.roofline import suspect_time_ns
 from schedsearch.workload import Workload

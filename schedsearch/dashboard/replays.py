@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from schedsearch.dashboard.views import ReplayFile, ReplaySpace, ReplayView
+from schedsearch.dashboard.views.replay import ReplayFile, ReplaySpace, ReplayView
 from schedsearch.text import quoted
 
 MAX_BYTES = 64 << 20

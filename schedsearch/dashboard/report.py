@@ -18,7 +18,8 @@ from schedsearch.dashboard.assets import report_page
 from schedsearch.dashboard.listing import records_view
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.trial import trial_view
-from schedsearch.dashboard.views import JSON, Overview, RunRow, TaskRow, to_json
+from schedsearch.dashboard.views.overview import Overview, RunRow, TaskRow
+from schedsearch.dashboard.views.values import JSON, to_json
 from schedsearch.text import duration, printable, rate_text
 
 WHOLE_TRIALS = 20_000  # up to so many a report holds every trial

@@ -14,16 +14,8 @@ from schedsearch.dashboard import effects
 from schedsearch.dashboard.overview import last_times, run_key, run_state
 from schedsearch.dashboard.source import Source, TaskId
 from schedsearch.dashboard.trials import OUTCOMES, Trials
-from schedsearch.dashboard.views import (
-    ModelState,
-    Noise,
-    RaceEntry,
-    Repeated,
-    TaskRow,
-    TaskRun,
-    TaskView,
-    TrialColumns,
-)  # fmt: skip
+from schedsearch.dashboard.views.overview import TaskRow
+from schedsearch.dashboard.views.task import ModelState, Noise, RaceEntry, Repeated, TaskRun, TaskView, TrialColumns
 from schedsearch.measurement import Outcome
 
 _MESSAGE_CHARACTERS = 400

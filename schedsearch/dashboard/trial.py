@@ -11,7 +11,10 @@ from typing import Any
 from schedsearch.dashboard import effects, loose
 from schedsearch.dashboard.machine_code import Listing
 from schedsearch.dashboard.source import Source
-from schedsearch.dashboard.views import JSON, Command, Difference, Fact, PairEffect, TaskRow, TrialView
+from schedsearch.dashboard.views.overview import TaskRow
+from schedsearch.dashboard.views.task import PairEffect
+from schedsearch.dashboard.views.trial import Command, Difference, Fact, TrialView
+from schedsearch.dashboard.views.values import JSON
 from schedsearch.errors import SchedsearchError
 from schedsearch.launch import LaunchPlan
 from schedsearch.records.rows import RecordRow

@@ -13,7 +13,8 @@ import numpy as np
 from schedsearch.dashboard import loose
 from schedsearch.dashboard.effects import Searched
 from schedsearch.dashboard.progress import TuningClock
-from schedsearch.dashboard.views import JSON, Knobs
+from schedsearch.dashboard.views.task import Knobs
+from schedsearch.dashboard.views.values import JSON
 from schedsearch.measurement import Outcome
 
 COLUMNS = (

@@ -1,0 +1,40 @@
+"""Records of all databases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedsearch.dashboard.views.overview import TaskRow
+
+
+@dataclass(frozen=True)
+class RecordColumns:
+    """Records column by column. `task` is an index into `RecordsView.tasks`, `outcome` a name, `config` a text of
+    name=value, `message` its first 200 characters. The record's key is `database of its task + "." + id`."""
+
+    id: list[int]
+    task: list[int]
+    template: list[str]
+    outcome: list[str]
+    time_ns: list[float | None]
+    race: list[bool]
+    config: list[str]
+    message: list[str]
+    run: list[str]
+    at_s: list[float]
+
+
+@dataclass(frozen=True)
+class RecordsView:
+    """Records of all databases, the newest first. `total` matched; these are `offset` and following.
+
+    Without a query the path `records` gives the newest 1,000 (all of them in a report). Live, the query narrows and sorts:
+    task=KEY, template=NAME, outcome=NAME (or `failed`), run=ID, text=WORDS (in config or message), sort=time_ns|at_s|id,
+    descending=0|1, offset=N, limit=N (at most 5,000).
+    """
+
+    total: int
+    offset: int
+    tasks: tuple[TaskRow, ...]
+    records: RecordColumns
+    notes: tuple[str, ...]
