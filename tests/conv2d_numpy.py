@@ -13,6 +13,7 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.ops import STAGES
+from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload
@@ -164,14 +165,24 @@ def exactly(template: Template, workload: Workload, target: Target, seed: int = 
 
 
 def check_schedules(
-    check: Callable[[Config], None], template: Template, workload: Workload, target: Target, rng: np.random.Generator
+    check: Callable[[Config], None],
+    template: Template,
+    workload: Workload,
+    target: Target,
+    rng: np.random.Generator,
+    space: ConfigSpace | None = None,
 ) -> None:
-    """Checks the default and two sampled configurations. If this machine's compiler rejects one, it takes another."""
+    """Checks the default and two sampled configurations. If this machine's compiler rejects one, it takes another.
+
+    Args:
+        space: what to sample from, if not the template's whole space.
+    """
     from schedsearch.backend import RejectedError
 
-    check(template.default(workload, target, template.space(workload, target)))
+    whole = template.space(workload, target)
+    check(template.default(workload, target, whole))
     checked = 0
-    for config in template.space(workload, target).sample(8, rng):
+    for config in (space or whole).sample(8, rng):
         try:
             check(config)
         except RejectedError:

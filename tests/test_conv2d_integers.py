@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import integer_model
 import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
@@ -185,7 +186,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     "groups of 48 channels": {**LAYER, "dtype": "int8", "c": 96, "groups": 2, "epilogue": ["requantise"]},
     "float32": {**LAYER, "dtype": "int8", "weight_dtype": "uint8", "dilation": 2, "epilogue": ["dequantise", "bias"]},
 }
-SCALARS = {"x_zero_point": 131.0, "y_zero_point": 7.0, "clip_min": -1000.5, "clip_max": 1500.25, "leaky_relu_slope": 0.25}
 
 
 def configurations(w: Workload, count: int) -> list[Config]:
@@ -226,30 +226,6 @@ def test_what_wgmma_does_not_take(change: dict[str, Any], reason: str) -> None:
     assert reason in str(TEMPLATE.validate(conv2d(**{**LAYER, "dtype": "int8", **change}), H200))
 
 
-def expected_of(w: Workload, arrays: Mapping[str, Array], total: Array) -> Array:
-    """y of sums in int64 NHWC: every stage by its definition, in the arithmetic that the workload file's page states."""
-    value: Array = total
-    for stage in w.epilogue:
-        if stage.name in ("bias", "residual"):
-            value = value + arrays[stage.name].astype(value.dtype)
-        elif stage.name == "relu":
-            value = np.maximum(value, 0)
-        elif stage.name == "clip":
-            value = np.minimum(np.maximum(value, SCALARS["clip_min"]), SCALARS["clip_max"])
-            value = np.where(value == SCALARS["clip_min"], np.ceil(value), np.floor(value))
-        elif stage.name == "requantise":
-            low, high = _range(stage.params["to"])
-            product = np.rint(value.astype(np.float32) * arrays["requantise_scale"])
-            value = np.clip(product.astype(np.float64) + SCALARS["y_zero_point"], low, high - 1)
-        elif stage.name == "dequantise":
-            value = value * arrays["dequantise_scale"].astype(np.float64)
-        elif stage.name == "scale_shift":
-            value = value * arrays["scale"] + arrays["shift"]
-        else:
-            value = np.where(value < 0, value * SCALARS["leaky_relu_slope"], value)
-    return value.astype(w.output.dtype)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", LAYERS)
 def test_wgmma_kernels_of_integers_are_exact(layer: str) -> None:
@@ -259,23 +235,15 @@ def test_wgmma_kernels_of_integers_are_exact(layer: str) -> None:
     w = conv2d(**LAYERS[layer])
     if reason := TEMPLATE.validate(w, target):
         pytest.skip(reason)
-    arrays, x, weight = drawn(w)
-    rng = np.random.default_rng(4)
-    for argument in w.signature[2:]:
-        if argument.name == "scale":  # float32 holds every step exactly
-            arrays[argument.name] = rng.choice(np.array([1, 2], np.float32), argument.shape)
-        elif argument.role == "scale":
-            arrays[argument.name] = rng.choice(np.array([2.0**-7, 2.0**-8, 2.0**-9], np.float32), argument.shape)
-        else:
-            arrays[argument.name] = rng.integers(-900, 900, argument.shape).astype(argument.dtype)
-    expected = expected_of(w, arrays, sums(w, x - int(SCALARS["x_zero_point"]) * len(w.zero_points), weight))
-    scalars = {scalar.name: SCALARS[scalar.name] for scalar in w.scalars}
+    arrays = integer_model.arguments(w)
+    storage = np.uint16 if w.output.dtype in ("float16", "bfloat16") else w.output.dtype
+    expected = integer_model.expected(w, arrays).view(storage)
+    scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in w.scalars}
     device = open_device(target)
     try:
-        for config in configurations(w, 12):
-            y = run_on_cpu(
-                device, TEMPLATE.kernel(w, target, config), arrays, {"y": (w.output.shape, w.output.dtype)}, scalars
-            )["y"]
+        for config in configurations(w, 5):
+            source = TEMPLATE.kernel(w, target, config)
+            y = run_on_cpu(device, source, arrays, {"y": (w.output.shape, storage)}, scalars)["y"]
             np.testing.assert_array_equal(y, expected, err_msg=str(config))
     finally:
         device.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv2d_numpy import check_schedules
 from test_conv2d_integers import drawn, sums
 from test_conv2d_wgmma_emulated import SMALL, Requantise
 
@@ -306,9 +307,11 @@ def test_a_gpu_computes_exact_sums(name: str) -> None:
     scalars = {scalar.name: 3.0 for scalar in w.scalars}
     expected = sums(w, logical_x - (3 if w.zero_points else 0), weight)
     device, space, rng = open_device(target), TEMPLATE.space(w, target), np.random.default_rng(5)
-    of_form = space.restrict({"x": [x], "batch": [batch]}) if x else space
-    for config in [TEMPLATE.default(w, target, space), *of_form.sample(3, rng)]:
+
+    def check(config: Config) -> None:
         source = TEMPLATE.kernel(w, target, config)
         y = run(device, source, arrays, {"y": (w.output.shape, np.dtype(w.output.dtype))}, scalars)["y"]
         np.testing.assert_array_equal(y, Layout.parse(w.layout).pack(expected.astype(y.dtype), "NHWC"), err_msg=str(config))
+
+    check_schedules(check, TEMPLATE, w, target, rng, space.restrict({"x": [x], "batch": [batch]}) if x else space)
     device.close()

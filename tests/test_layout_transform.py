@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from conv2d_numpy import check_schedules
 from conv2d_support import run_on_cpu as run  # it takes any device
 from test_conv2d_wgmma import instructions
 
@@ -284,12 +285,14 @@ def test_defaults_spill_nothing_and_use_wide_accesses(target: Target, name: str)
 def test_a_gpu_moves_every_element(number: int) -> None:
     rng = np.random.default_rng([17, number])
     workload, target = random_workload(rng, most=300), schedsearch.detect("cuda")
-    space = CUDA.space(workload, target)
     x, y = arrays(workload, rng)
     gpu = open_device(target)
-    for config in [CUDA.default(workload, target, space), *space.sample(3, rng)]:
+
+    def check(config: Config) -> None:
         found = run(gpu, CUDA.kernel(workload, target, config), {"x": x}, {"y": (y.shape, y.dtype)})["y"]
         np.testing.assert_array_equal(found, y, err_msg=f"{workload.label} {dict(config)}")
+
+    check_schedules(check, CUDA, workload, target, rng)
     gpu.close()
 
 
