@@ -38,8 +38,10 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from schedsearch.ops.conv2d import conv2d
+    from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.packing import pack, unpack
+    from schedsearch.ops.transpose import transpose
     from schedsearch.runtime import Kernel, KernelCache
     from schedsearch.runtime.deploy import compile, explain
     from schedsearch.session import plan_tasks
@@ -86,12 +88,15 @@ _HOMES = {
     "WrongResultError": "schedsearch.errors",
     "compile": "schedsearch.runtime",
     "conv2d": "schedsearch.ops.conv2d",
+    "depth_to_space": "schedsearch.ops.depth_to_space",
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
     "layout_transform": "schedsearch.ops.layout_transform",
     "load_templates": "schedsearch.template",
     "pack": "schedsearch.ops.packing",
     "plan_tasks": "schedsearch.session",
+    "space_to_depth": "schedsearch.ops.depth_to_space",
+    "transpose": "schedsearch.ops.transpose",
     "tune": "schedsearch.session",
     "unpack": "schedsearch.ops.packing",
 }
@@ -129,12 +134,15 @@ __all__ = [
     "WrongResultError",
     "compile",
     "conv2d",
+    "depth_to_space",
     "detect",
     "explain",
     "layout_transform",
     "load_templates",
     "pack",
     "plan_tasks",
+    "space_to_depth",
+    "transpose",
     "tune",
     "unpack",
 ]

@@ -142,7 +142,7 @@ def templates(as_json: bool) -> None:
         {
             "template": template.name,
             "version": template.version,
-            "op": template.op,
+            "op": ", ".join(template.ops),
             "kind": template.kind,
             "source": "built in" if template.name in BUILT_IN else type(template).__module__,
             "about": (type(template).__doc__ or "").strip().partition("\n")[0],

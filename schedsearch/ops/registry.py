@@ -18,6 +18,9 @@ ENTRY_POINT_GROUP = "schedsearch.ops"
 BUILT_IN = {
     "conv2d": "schedsearch.ops.conv2d:CONV2D",
     "layout_transform": "schedsearch.ops.layout_transform:LAYOUT_TRANSFORM",
+    "transpose": "schedsearch.ops.transpose:TRANSPOSE",
+    "depth_to_space": "schedsearch.ops.depth_to_space:DEPTH_TO_SPACE",
+    "space_to_depth": "schedsearch.ops.depth_to_space:SPACE_TO_DEPTH",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 

@@ -1,8 +1,8 @@
 """The contract of a template, and that of an operator's reference.
 
-A template says how to run one operator in many ways: which workloads it takes (`validate`), its knobs (`space`), a
-rule-based starting point (`default`), and the kernel for one configuration (`kernel`). The reference that verifies its
-kernels belongs to the operator, not to the template: see `Reference`.
+A template says how to run an operator, or several that are alike, in many ways: which workloads it takes (`validate`), its
+knobs (`space`), a rule-based starting point (`default`), and the kernel for one configuration (`kernel`). The reference that
+verifies its kernels belongs to the operator, not to the template: see `Reference`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Template(ABC):
     Attributes:
         name: unique; in records and on the command line.
         version: part of a record's identity. Raise it when a config no longer means the same kernel.
-        op: name of the operator.
+        op: name of the operator. A template of several overrides `ops`, and `op` is one of them.
         kind: cuda or cpu.
     """
 
@@ -32,6 +32,11 @@ class Template(ABC):
     version: ClassVar[int] = 1
     op: ClassVar[str]
     kind: ClassVar[Literal["cuda", "cpu"]]
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Names of all operators that it serves."""
+        return (self.op,)
 
     @abstractmethod
     def validate(self, workload: Workload, target: Target) -> str | None:

@@ -81,7 +81,7 @@ class TemplateSet(Mapping[str, Template]):
         found, elsewhere = [], []
         refused: dict[str, list[str]] = {}  # reason -> names
         for template in self.values():
-            if template.op != workload.op:
+            if workload.op not in template.ops:
                 continue
             if template.kind != target.kind:
                 elsewhere.append(template)
@@ -95,7 +95,7 @@ class TemplateSet(Mapping[str, Template]):
                 names = [template.name for template in elsewhere if template.kind == kind]
                 reasons.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} for {kind}")
             if not reasons:
-                given = ", ".join(f"{template.name} (for {template.op})" for template in self.values())
+                given = ", ".join(f"{template.name} (for {', '.join(template.ops)})" for template in self.values())
                 reasons.append(f"no template for {workload.op} is among those given: {given or 'none'}")
             reasons += self.problems.values()
             raise UnsupportedError(f"no template can run {workload.label} on {target.name}: " + "; ".join(reasons))
@@ -194,9 +194,11 @@ def _loaded(offer: Offer) -> Template:
 
 def _installed(offer: Offer) -> Template:
     template = _loaded(offer)
-    if template.op not in (known := operator_names()):
-        raise PluginError(
-            f"template {offer.name!r} of {offer} is for operator {template.op!r}, which no installed package "
-            f"offers{did_you_mean(template.op, known)}; known: {', '.join(known)}"
-        )
+    known = operator_names()
+    for op in template.ops:
+        if op not in known:
+            raise PluginError(
+                f"template {offer.name!r} of {offer} is for operator {op!r}, which no installed package "
+                f"offers{did_you_mean(op, known)}; known: {', '.join(known)}"
+            )
     return template

@@ -65,7 +65,7 @@ class TemplateContract:
     def test_it_says_what_it_is(self) -> None:
         assert self.template.name.isidentifier() and self.template.version >= 1
         assert self.template.kind == self.target.kind
-        assert {workload.op for workload in self.accepted} == {self.template.op}
+        assert {workload.op for workload in self.accepted} == set(self.template.ops)
 
     def test_it_takes_what_it_should(self) -> None:
         assert [reason for workload in self.accepted if (reason := self.template.validate(workload, self.target))] == []

@@ -96,13 +96,28 @@ def reference_source(
         if output.roundings or (rounded and dtype_of(output.dtype).is_float):
             params.append(Pointer(magnitude_of(output.name)))
     params += [Scalar(scalar.name) for scalar in workload.scalars if scalar.name not in apart]
+    step = reference_step(target, function, params, items, operands=operands)
+    return KernelSource(target.kind, "native", (step,))
+
+
+def reference_step(
+    target: Target,
+    function: Callable[..., None],
+    params: Sequence[Param],
+    items: int,
+    *,
+    operands: Sequence[Param] = (),
+) -> KernelStep:
+    """One of several steps of a reference's kernel; the arguments are those of `reference_source`.
+
+    Args:
+        params: parameters before the range; `reference_source` takes all of the workload.
+    """
     if target.kind == "cpu":
-        return KernelSource("cpu", "native", (KernelStep(function, (*params, *operands), Grid(items), target.sms),))
+        return KernelStep(function, (*params, *operands), Grid(items), target.sms)
     blocks = min(math.ceil(items / _CUDA_THREADS), _CUDA_MAX_BLOCKS)
-    params += [Int64(0), Int64(items), *operands]
-    shaped_by = frozenset(_slots(function))
-    step = KernelStep(function, tuple(params), Grid(blocks), _CUDA_THREADS, shaped_by=shaped_by)
-    return KernelSource("cuda", "native", (step,))
+    params = (*params, Int64(0), Int64(items), *operands)
+    return KernelStep(function, params, Grid(blocks), _CUDA_THREADS, shaped_by=frozenset(_slots(function)))
 
 
 def _slots(function: Any, prefix: str = "") -> Iterator[str]:

@@ -1,0 +1,227 @@
+"""depth_to_space and space_to_depth: blocks of pixels become channels, and channels become blocks of pixels.
+
+The b * b * c channels of a pixel are numbered in one of two ways, as in ONNX:
+
+    DCR   depth, column, row: channel (row * b + column) * c + channel of the image
+    CRD   column, row, depth: channel (channel of the image * b + row) * b + column
+
+`DCR` is TensorFlow's order, `CRD` that of PyTorch's PixelShuffle. TVM writes `CDR` for CRD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import ArgSpec, Parameter
+from schedsearch.ops.data_movement import DTYPE, DataMovement, shown, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.movement import Movement, permuted
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+LAYOUTS = ("NCHW", "NHWC")
+MODES = ("DCR", "CRD")
+
+_PARAMETERS = {
+    "n": Parameter.count("batch"),
+    "c": Parameter.count("channels of x"),
+    "h": Parameter.count("height of x"),
+    "w": Parameter.count("width of x"),
+    "block": Parameter.count("height and width of a block of pixels", size=False),
+    "mode": Parameter.choice("order of the channels of a block: DCR (as TensorFlow) or CRD (as PixelShuffle)", MODES),
+    "layout": Parameter.choice("of x and y: NCHW or NHWC", LAYOUTS),
+    "dtype": DTYPE,
+}
+
+
+class _Blocks(DataMovement):
+    """What both directions share: the array of few channels is `image`, that of many is `depth`.
+
+    An index has the digits n, c (channel of the image), h and w (of the depth), i and j (row and column in a block).
+    """
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        extents = {axis: params[axis.lower()] for axis in "NCHW"}
+        shape = tuple(extents[axis] for axis in params["layout"])
+        return (ArgSpec("x", params["layout"], shape, params["dtype"]),)
+
+    def _digits(self, params: Mapping[str, Any]) -> dict[str, int]:
+        raise NotImplementedError
+
+    def _order(self, params: Mapping[str, Any], *, depth: bool) -> str:
+        """The digits in the order of their array in memory, outermost first."""
+        channels = "c"
+        if depth:
+            channels = "ijc" if params["mode"] == "DCR" else "cij"
+            return f"n{channels}hw" if params["layout"] == "NCHW" else f"nhw{channels}"
+        return "nchiwj" if params["layout"] == "NCHW" else "nhiwjc"
+
+    def _moved(self, params: Mapping[str, Any], *, depth_in_x: bool) -> Movement:
+        digits = self._digits(params)
+        of_x, of_y = (self._order(params, depth=depth) for depth in (depth_in_x, not depth_in_x))
+        box = permuted("x", [digits[digit] for digit in of_x], [of_x.index(digit) for digit in of_y])
+        return Movement(dtype_of(params["dtype"]).nbytes, (box,))
+
+    def _depth_channel(self, params: Mapping[str, Any], row: Any, column: Any, channel: Any) -> Any:
+        block, channels = params["block"], self._digits(params)["c"]
+        return (
+            (row * block + column) * channels + channel
+            if params["mode"] == "DCR"
+            else (channel * block + row) * block + column
+        )
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        (x,) = self.arguments(params)
+        how = f"b{params['block']} {params['mode']}"
+        return f"{self.name} {shown(x.shape)} {how} {dtype_of(params['dtype']).short} {params['layout']}"
+
+
+class DepthToSpace(_Blocks):
+    """y of n x (c / block**2) x (h * block) x (w * block), as ONNX's DepthToSpace."""
+
+    name: ClassVar[str] = "depth_to_space"
+    constructor: ClassVar[str] = "schedsearch:depth_to_space"
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        c, block = params["c"], params["block"]
+        if c % block**2:
+            return [
+                Problem("c", f"c is {c}, which block * block = {block**2} does not divide; give a multiple of {block**2}")
+            ]
+        return too_large("x", (params["n"], c, params["h"], params["w"]), dtype_of(params["dtype"]).nbytes)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        block = params["block"]
+        extents = {"N": params["n"], "C": params["c"] // block**2, "H": params["h"] * block, "W": params["w"] * block}
+        shape = tuple(extents[axis] for axis in params["layout"])
+        return (ArgSpec("y", params["layout"], shape, params["dtype"]),)
+
+    def _digits(self, params: Mapping[str, Any]) -> dict[str, int]:
+        block = params["block"]
+        return {**{axis: params[axis] for axis in "nhw"}, "c": params["c"] // block**2, "i": block, "j": block}
+
+    def movement(self, params: Mapping[str, Any]) -> Movement:
+        return self._moved(params, depth_in_x=True)
+
+    def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
+        import numpy as np
+
+        block = params["block"]
+        index = dict(zip(params["layout"], np.unravel_index(flat_indices, self.outputs(params)[0].shape)))
+        channel = self._depth_channel(params, index["H"] % block, index["W"] % block, index["C"])
+        at = {"N": index["N"], "C": channel, "H": index["H"] // block, "W": index["W"] // block}
+        in_x = np.ravel_multi_index([at[axis] for axis in params["layout"]], self.arguments(params)[0].shape)
+        return np.zeros_like(flat_indices), in_x
+
+
+class SpaceToDepth(_Blocks):
+    """y of n x (c * block**2) x (h / block) x (w / block), as ONNX's SpaceToDepth."""
+
+    name: ClassVar[str] = "space_to_depth"
+    constructor: ClassVar[str] = "schedsearch:space_to_depth"
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        block = params["block"]
+        found = [
+            Problem(axis, f"{axis} is {params[axis]}, which block = {block} does not divide; give a multiple of {block}")
+            for axis in "hw"
+            if params[axis] % block
+        ]
+        return found or too_large("x", [params[axis] for axis in "nchw"], dtype_of(params["dtype"]).nbytes)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        block = params["block"]
+        extents = {"N": params["n"], "C": params["c"] * block**2, "H": params["h"] // block, "W": params["w"] // block}
+        shape = tuple(extents[axis] for axis in params["layout"])
+        return (ArgSpec("y", params["layout"], shape, params["dtype"]),)
+
+    def _digits(self, params: Mapping[str, Any]) -> dict[str, int]:
+        block = params["block"]
+        return {
+            "n": params["n"],
+            "c": params["c"],
+            "h": params["h"] // block,
+            "w": params["w"] // block,
+            "i": block,
+            "j": block,
+        }
+
+    def movement(self, params: Mapping[str, Any]) -> Movement:
+        return self._moved(params, depth_in_x=False)
+
+    def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
+        import numpy as np
+
+        block, channels = params["block"], params["c"]
+        index = dict(zip(params["layout"], np.unravel_index(flat_indices, self.outputs(params)[0].shape)))
+        if params["mode"] == "DCR":
+            place, channel = np.divmod(index["C"], channels)
+        else:
+            channel, place = np.divmod(index["C"], block**2)
+        at = {
+            "N": index["N"],
+            "C": channel,
+            "H": index["H"] * block + place // block,
+            "W": index["W"] * block + place % block,
+        }
+        in_x = np.ravel_multi_index([at[axis] for axis in params["layout"]], self.arguments(params)[0].shape)
+        return np.zeros_like(flat_indices), in_x
+
+
+DEPTH_TO_SPACE, SPACE_TO_DEPTH = DepthToSpace(), SpaceToDepth()
+
+
+def depth_to_space(
+    *, n: int, c: int, h: int, w: int, block: int, mode: str = "DCR", layout: str = "NCHW", dtype: str = "float16"
+) -> Workload:
+    """Channels become blocks of block x block pixels.
+
+    Args:
+        n, c, h, w: batch, channels, height and width of x; block * block divides c.
+        block: height and width of a block.
+        mode: "DCR" (TensorFlow; ONNX's default) or "CRD" (PyTorch's PixelShuffle).
+        layout: "NCHW" or "NHWC", of x and y.
+        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> depth_to_space(n=1, c=48, h=720, w=1280, block=4, mode="CRD").output.shape
+        (1, 3, 2880, 5120)
+    """
+    from schedsearch.workload import Workload
+
+    params = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
+    return Workload("depth_to_space", params)
+
+
+def space_to_depth(
+    *, n: int, c: int, h: int, w: int, block: int, mode: str = "DCR", layout: str = "NCHW", dtype: str = "float16"
+) -> Workload:
+    """Blocks of block x block pixels become channels: the inverse of `depth_to_space` with the same block, mode and layout.
+
+    Args:
+        n, c, h, w: batch, channels, height and width of x; block divides h and w.
+        block: height and width of a block.
+        mode: "DCR" (TensorFlow and ONNX) or "CRD" (PyTorch's PixelUnshuffle).
+        layout: "NCHW" or "NHWC", of x and y.
+        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> space_to_depth(n=1, c=3, h=224, w=224, block=2, layout="NHWC").output.shape
+        (1, 112, 112, 12)
+    """
+    from schedsearch.workload import Workload
+
+    params = {"n": n, "c": c, "h": h, "w": w, "block": block, "mode": mode, "layout": layout, "dtype": dtype}
+    return Workload("space_to_depth", params)

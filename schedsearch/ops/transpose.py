@@ -1,0 +1,93 @@
+"""transpose: y holds the elements of x with its dimensions in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import ArgSpec, Parameter
+from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, axis_numbers, axis_problems, extents, shown, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.movement import Movement, permuted
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+_PARAMETERS = {
+    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
+    "permutation": axis_numbers("dimension of x that becomes dimension 0, 1, ... of y; each once"),
+    "dtype": DTYPE,
+}
+
+
+class Transpose(DataMovement):
+    """As NumPy's `transpose` and ONNX's Transpose."""
+
+    name: ClassVar[str] = "transpose"
+    constructor: ClassVar[str] = "schedsearch:transpose"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Counts the dimensions of `permutation` from 0."""
+        found, problems = super().normalise(params)
+        if not problems:
+            found["permutation"] = tuple(axis % len(found["x"]) for axis in found["permutation"])
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        rank, order = len(params["x"]), params["permutation"]
+        if len(order) != rank:
+            return [
+                Problem(
+                    "permutation",
+                    f"permutation has {len(order)} dimensions, x has {rank}; give each of 0 to {rank - 1} once",
+                )
+            ]
+        return axis_problems("permutation", order, rank) or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        axes = "".join(AXES[axis] for axis in params["permutation"])
+        return (ArgSpec("y", axes, tuple(params["x"][axis] for axis in params["permutation"]), params["dtype"]),)
+
+    def movement(self, params: Mapping[str, Any]) -> Movement:
+        return Movement(dtype_of(params["dtype"]).nbytes, (permuted("x", params["x"], params["permutation"]),))
+
+    def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
+        import numpy as np
+
+        index = np.unravel_index(flat_indices, self.outputs(params)[0].shape)
+        in_x = [index[params["permutation"].index(axis)] for axis in range(len(params["x"]))]
+        return np.zeros_like(flat_indices), np.ravel_multi_index(in_x, params["x"])
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        order = ",".join(map(str, params["permutation"]))
+        return f"transpose {shown(params['x'])} by {order} {dtype_of(params['dtype']).short}"
+
+
+TRANSPOSE = Transpose()
+
+
+def transpose(*, x: Sequence[int], permutation: Sequence[int], dtype: str = "float16") -> Workload:
+    """A transposition: dimension i of y is dimension permutation[i] of x.
+
+    Args:
+        x: extents of x.
+        permutation: each dimension of x once; negative ones count from the last.
+        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> transpose(x=(8, 56, 56, 64), permutation=(0, 3, 1, 2)).output.shape
+        (8, 64, 56, 56)
+    """
+    from schedsearch.workload import Workload
+
+    return Workload("transpose", {"x": x, "permutation": permutation, "dtype": dtype})

@@ -1,0 +1,242 @@
+"""Operators that only move data: their movements, definitions and mistakes, compared with NumPy's own functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from schedsearch import Workload, depth_to_space, space_to_depth, transpose
+from schedsearch.ops.depth_to_space import DEPTH_TO_SPACE, SPACE_TO_DEPTH
+from schedsearch.ops.movement import Box, Factor, Movement, Ragged
+from schedsearch.ops.transpose import TRANSPOSE
+from schedsearch.testing.op_contract import OpContract
+
+FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DTYPES = st.sampled_from(["uint8", "int8", "float16", "bfloat16", "float32", "int32"])
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+def random_bits(workload: Workload) -> dict[str, Any]:
+    """Arguments of a workload with any bits, NaNs among them, in their shapes."""
+    rng, bits = (
+        np.random.default_rng(workload.work.nbytes),
+        BITS[workload.definition.movement(workload.params).element_bytes],
+    )
+    return {
+        spec.name: rng.integers(0, 2 ** (8 * bits().itemsize), spec.shape, bits, endpoint=False)
+        for spec in workload.signature
+    }
+
+
+def moved(workload: Workload, arrays: dict[str, Any]) -> Any:
+    """y by the workload's movement."""
+    movement = workload.definition.movement(workload.params)
+    flat = {name: array.reshape(-1) for name, array in arrays.items()}
+    return movement.apply(flat, workload.output.size).reshape(workload.output.shape)
+
+
+def defined(workload: Workload, arrays: dict[str, Any]) -> Any:
+    """y by the operator's definition of single elements."""
+    numbers, positions = workload.definition.sources(workload.params, np.arange(workload.output.size))
+    y = np.full(workload.output.size, workload.definition.movement(workload.params).fill, next(iter(arrays.values())).dtype)
+    for number, array in enumerate(arrays.values()):
+        y[numbers == number] = array.reshape(-1)[positions[numbers == number]]
+    return y.reshape(workload.output.shape)
+
+
+def check(workload: Workload, expected: Callable[..., Any]) -> None:
+    """Movement and definition agree with `expected(*arrays)`."""
+    arrays = random_bits(workload)
+    wanted = expected(*arrays.values())
+    assert workload.output.shape == wanted.shape
+    np.testing.assert_array_equal(moved(workload, arrays), wanted)
+    np.testing.assert_array_equal(defined(workload, arrays), wanted)
+
+
+# --- Movements equal NumPy ------------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(st.data(), DTYPES)
+def test_transpose_is_that_of_numpy(data: st.DataObject, dtype: str) -> None:
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+    order = data.draw(st.permutations(range(len(shape))))
+    signed = [axis - len(shape) if data.draw(st.booleans()) else axis for axis in order]
+    check(transpose(x=shape, permutation=signed, dtype=dtype), lambda x: x.transpose(order))
+
+
+def tensorflow_depth_to_space(x: Any, block: int) -> Any:
+    """NHWC, DCR, as TensorFlow's documentation of tf.nn.depth_to_space says: rows of y from rows of x, pixel by pixel."""
+    n, h, w, c = x.shape
+    y = np.empty((n, h * block, w * block, c // block**2), x.dtype)
+    for i in range(h * block):
+        for j in range(w * block):
+            first = ((i % block) * block + j % block) * y.shape[3]
+            y[:, i, j] = x[:, i // block, j // block, first : first + y.shape[3]]
+    return y
+
+
+def pixel_shuffle(x: Any, block: int) -> Any:
+    """NCHW, CRD: the formula in the documentation of torch.nn.PixelShuffle, channel by channel."""
+    n, c, h, w = x.shape
+    y = np.empty((n, c // block**2, h * block, w * block), x.dtype)
+    for channel in range(c):
+        image, place = divmod(channel, block**2)
+        y[:, image, place // block :: block, place % block :: block] = x[:, channel]
+    return y
+
+
+def expected_image(depth: Any, block: int, mode: str, layout: str) -> Any:
+    """depth_to_space in any layout from the two definitions."""
+    if mode == "DCR":
+        nhwc = depth if layout == "NHWC" else depth.transpose(0, 2, 3, 1)
+        y = tensorflow_depth_to_space(nhwc, block)
+        return y if layout == "NHWC" else y.transpose(0, 3, 1, 2)
+    nchw = depth if layout == "NCHW" else depth.transpose(0, 3, 1, 2)
+    y = pixel_shuffle(nchw, block)
+    return y if layout == "NCHW" else y.transpose(0, 2, 3, 1)
+
+
+@FEW
+@given(
+    st.tuples(*[st.integers(1, 4)] * 4), st.integers(1, 4), st.sampled_from(["DCR", "CRD"]),
+    st.sampled_from(["NCHW", "NHWC"]), DTYPES,
+)  # fmt: skip
+def test_depth_to_space_and_back(sizes: tuple[int, ...], block: int, mode: str, layout: str, dtype: str) -> None:
+    n, c, h, w = sizes
+    how: Any = dict(block=block, mode=mode, layout=layout, dtype=dtype)
+    there = depth_to_space(n=n, c=c * block**2, h=h, w=w, **how)
+    check(there, lambda x: expected_image(x, block, mode, layout))
+    back = space_to_depth(n=n, c=c, h=h * block, w=w * block, **how)
+    depth = random_bits(there)["x"]
+    image = expected_image(depth, block, mode, layout)
+    np.testing.assert_array_equal(moved(back, {"x": image}), depth)
+    np.testing.assert_array_equal(defined(back, {"x": image}), depth)
+
+
+# --- Canonical form -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "factors"),
+    [
+        (transpose(x=(2, 3, 4, 5), permutation=(0, 2, 3, 1)), [(2, 60, 60), (20, 1, 3), (3, 20, 1)]),
+        (transpose(x=(1, 7, 1, 9), permutation=(2, 1, 0, 3)), [(63, 1, 1)]),
+        (transpose(x=(1, 1), permutation=(1, 0)), []),
+        (depth_to_space(n=2, c=8, h=3, w=5, block=2, layout="NHWC"), [(6, 40, 40), (2, 4, 20), (5, 8, 4), (4, 1, 1)]),
+    ],
+)
+def test_factors_that_follow_one_another_are_merged(workload: Workload, factors: list[tuple[int, int, int]]) -> None:
+    (box,) = workload.definition.movement(workload.params).boxes
+    assert [(factor.extent, factor.x, factor.y) for factor in box.factors] == factors
+
+
+def test_a_ragged_axis_absorbs_what_follows_it() -> None:
+    """Two rows of three elements, between one row of fill above and one below: a run of 12 of which 3 to 9 are in x."""
+    box = Box.of("x", [Factor(4, 3, 3, axis=0), Factor(3, 1, 1)], x_start=-3, ragged=[Ragged(3, 4, first=1)])
+    assert box == Box("x", (Factor(12, 1, 1, axis=0),), -3, 0, (Ragged(9, 12, first=3),))
+    y = Movement(1, (box,), fill=7).apply({"x": np.arange(6, dtype=np.uint8)}, 12)
+    assert y.tolist() == [7, 7, 7, 0, 1, 2, 3, 4, 5, 7, 7, 7]
+
+
+def test_no_factor_is_longer_than_31_bits() -> None:
+    workload = transpose(x=(2**20, 2**20, 3), permutation=(0, 1, 2), dtype="int8")
+    (box,) = workload.definition.movement(workload.params).boxes
+    assert box.size == 3 * 2**40 and all(factor.extent < 2**31 for factor in box.factors)
+    assert workload.work.nbytes == 2 * 3 * 2**40
+
+
+# --- The contract of operators --------------------------------------------------------------------------------------------
+
+
+class TestTranspose(OpContract):
+    op = TRANSPOSE
+    examples = (
+        {"x": [2, 3, 4], "permutation": [2, 0, 1]},
+        {"x": [5], "permutation": [-1], "dtype": "float8_e4m3"},
+        {"x": [2, 1, 3, 2, 4], "permutation": [4, 3, 2, 1, 0], "dtype": "int32"},
+    )
+    wrong = (
+        ({"x": [2, 3], "permutation": [0, 0]}, "permutation"),
+        ({"x": [2, 3], "permutation": [0, -2]}, "permutation"),
+        ({"x": [2, 3], "permutation": [0, 2]}, "permutation"),
+        ({"x": [2, 3], "permutation": [0]}, "permutation"),
+        ({"x": [2, 0], "permutation": [0, 1]}, "x"),
+        ({"x": [], "permutation": []}, "x"),
+        ({"x": [2**31 - 1] * 3, "permutation": [0, 1, 2]}, "x"),
+        ({"x": [2, 3], "permutation": [0, 1], "dtype": "float64"}, "dtype"),
+    )
+    ids: ClassVar = {
+        "4a48445e3839dfab423e30789fbe231d6672106a2f3e20cd576d41ddd66fe5e8": {
+            "x": [32, 56, 56, 64],
+            "permutation": [0, 3, 1, 2],
+        },
+    }
+
+
+class TestDepthToSpace(OpContract):
+    op = DEPTH_TO_SPACE
+    examples = (
+        {"n": 2, "c": 8, "h": 3, "w": 5, "block": 2},
+        {"n": 1, "c": 9, "h": 2, "w": 2, "block": 3, "mode": "CRD", "layout": "NHWC", "dtype": "uint8"},
+    )
+    wrong = (
+        ({"n": 1, "c": 8, "h": 3, "w": 5, "block": 3}, "c"),
+        ({"n": 1, "c": 8, "h": 3, "w": 5, "block": 0}, "block"),
+        ({"n": 1, "c": 8, "h": 3, "w": 5, "block": 2, "mode": "CDR"}, "mode"),
+        ({"n": 1, "c": 8, "h": 3, "w": 5, "block": 2, "layout": "NCHW4c"}, "layout"),
+    )
+    ids: ClassVar = {
+        "a515aedb5b8c5348f196427147036a59cd7a912a3a39b3b9bdd0ee7fd3143d67": {
+            "n": 1,
+            "c": 48,
+            "h": 720,
+            "w": 1280,
+            "block": 4,
+        },
+    }
+
+
+class TestSpaceToDepth(OpContract):
+    op = SPACE_TO_DEPTH
+    examples = (
+        {"n": 2, "c": 3, "h": 4, "w": 6, "block": 2},
+        {"n": 1, "c": 2, "h": 3, "w": 6, "block": 3, "mode": "CRD", "layout": "NHWC", "dtype": "float32"},
+    )
+    wrong = (
+        ({"n": 1, "c": 3, "h": 5, "w": 6, "block": 2}, "h"),
+        ({"n": 1, "c": 3, "h": 4, "w": 7, "block": 2}, "w"),
+    )
+    ids: ClassVar = {
+        "435e22ce2e1df564e87e80c36f0b8c6afaf85375f149a5b8e57ab79f5cc3edee": {
+            "n": 1,
+            "c": 3,
+            "h": 720,
+            "w": 1280,
+            "block": 4,
+        },
+    }
+
+
+def test_labels_say_what_is_moved() -> None:
+    assert transpose(x=(2, 3, 4), permutation=(2, 0, 1)).label == "transpose 2x3x4 by 2,0,1 f16"
+    label = depth_to_space(n=1, c=8, h=3, w=5, block=2, layout="NHWC", dtype="int8").label
+    assert label == "depth_to_space 1x3x5x8 b2 DCR i8 NHWC"
+
+
+def test_work_is_bytes_only() -> None:
+    workload = space_to_depth(n=2, c=3, h=4, w=6, block=2, dtype="float32")
+    assert workload.flops == 0 and workload.work.nbytes == 2 * 4 * math.prod((2, 3, 4, 6))
+
+
+def test_blocks_that_do_not_divide_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"c is 8, which block \* block = 9 does not divide; give a multiple of 9"):
+        depth_to_space(n=1, c=8, h=3, w=5, block=3)
+    with pytest.raises(ValueError, match=r"w is 7, which block = 2 does not divide; give a multiple of 2"):
+        space_to_depth(n=1, c=3, h=4, w=7, block=2)
