@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from dashboard_support import HOSTILE, add_trials, hostile_database, sample_data
 
 pytest.importorskip("starlette", reason="needs the extra `dashboard`")
 
+import httpx
 import uvicorn
-from starlette.testclient import TestClient
 
 from schedsearch.dashboard.answers import Answers
 from schedsearch.dashboard.server import application, bind, is_loopback
@@ -39,13 +40,29 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sample_database(tmp_path_factory.mktemp("sample") / "a.db", trials=20)
 
 
+class Client:
+    """A browser without a network: it calls the application itself, keeps cookies, and follows no redirect."""
+
+    def __init__(self, runner: asyncio.Runner, session: httpx.AsyncClient) -> None:
+        self._runner, self._session = runner, session
+
+    def request(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        return self._runner.run(self._session.request(method, path, headers=headers))
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        return self.request("GET", path, headers)
+
+
 @contextlib.contextmanager
 def client_of(
     *files: Path, host: str = "127.0.0.1", token: str = "", base: str = "http://127.0.0.1:8377"
-) -> Iterator[TestClient]:
+) -> Iterator[Client]:
     answers = Answers([str(file) for file in files])
-    with TestClient(application(answers, host=host, token=token), base_url=base, follow_redirects=False) as client:
-        yield client
+    transport = httpx.ASGITransport(application(answers, host=host, token=token))
+    session = httpx.AsyncClient(transport=transport, base_url=base)
+    with asyncio.Runner() as runner:
+        yield Client(runner, session)
+        runner.run(session.aclose())
     answers.close()
 
 
