@@ -71,6 +71,18 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     return BuildResult(Artifact(code, plan), resources, canonical_hash, time.perf_counter() - started, shared)
 
 
+def ptx_of(source: KernelSource, target: Target) -> list[str]:
+    """The PTX of every step, as `compile_cuda` gives it to the linker.
+
+    Raises:
+        UsageError: numba-cuda is not installed.
+        CompileError: Numba or NVVM refused the kernel; their text.
+    """
+    require_compiler()
+    arch = _architecture(source.arch, target)
+    return [_ptx(step, f"kernel_{number}", arch).text for number, step in enumerate(source.steps)]
+
+
 @functools.cache
 def require_compiler() -> None:
     """Raises UsageError if numba-cuda is missing. Numba's own `numba.cuda` lacks features that the kernels need."""

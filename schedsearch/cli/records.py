@@ -155,6 +155,31 @@ def show(record_id: int, db: str, as_json: bool) -> None:
 
 
 @records.command()
+@click.argument("record_id", metavar="ID", type=int)
+@_db_option
+def ptx(record_id: int, db: str) -> None:
+    """Compile the GPU kernel of a record again and print its PTX; needs no GPU.
+
+    The installed template and compiler make it, so other versions than those of the record may give another text.
+    """
+    from schedsearch.backend.cuda import toolchain_cuda
+    from schedsearch.dashboard.kernels import ptx as ptx_of_record
+    from schedsearch.dashboard.kernels import target_of
+
+    with _open(db) as store:
+        record, runs = store.row(record_id), store.runs()
+    text = ptx_of_record(record, target_of(record, runs))
+    other = [
+        f"{name} {version} (now {here})"
+        for name, version in record.toolchain.items()
+        if "nvjitlink" not in name and (here := toolchain_cuda().get(name, version)) != version  # it links PTX
+    ]
+    if other:
+        render.note(f"warning: the record was made by other versions, so this may be another text: {', '.join(other)}")
+    click.echo(text)
+
+
+@records.command()
 @_db_option
 @click.option("--op", metavar="NAME", help="Only this operator.")
 @_target_option

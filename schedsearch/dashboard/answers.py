@@ -12,6 +12,7 @@ from typing import Any
 
 from schedsearch.dashboard import effects, overview
 from schedsearch.dashboard.compare import compare_view
+from schedsearch.dashboard.kernels import Kernels
 from schedsearch.dashboard.listing import records_view
 from schedsearch.dashboard.machine_code import Listings
 from schedsearch.dashboard.replays import replay_view
@@ -50,6 +51,7 @@ class Answers:
         self.revision = 0
         self.cost_s = 0.0
         self.listings = Listings()
+        self.kernels = Kernels()
         self._lock = threading.RLock()
         self._bodies: OrderedDict[tuple[str, ...], tuple[tuple[Any, ...], bytes]] = OrderedDict()
         self._pairs: dict[str, tuple[int, tuple[PairEffect, ...]]] = {}
@@ -205,7 +207,9 @@ class Answers:
         rows = overview.task_rows(source)
         if task not in rows:
             raise UnknownPathError(f"the task of trial {key} cannot be read")
-        return to_json(trial_view(source, record, rows[task], self.pairs(rows[task].key), listing=self.listings.get))
+        return to_json(
+            trial_view(source, record, rows[task], self.pairs(rows[task].key), self.kernels, listing=self.listings.get)
+        )
 
     def _source(self, key: str) -> Source:
         name = key.partition(".")[0]

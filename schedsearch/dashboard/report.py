@@ -110,7 +110,7 @@ def _trials(answers: Answers, source: Source, keep: dict[str, set[int]] | None) 
             if row is not None and (keep is None or record.id in keep[row.key]):
                 whole = record.id in planned[task]
                 listing = shortly if record.id == row.best_id else None
-                yield to_json(trial_view(source, record, row, pairs[task], whole=whole, listing=listing))
+                yield to_json(trial_view(source, record, row, pairs[task], answers.kernels, whole=whole, listing=listing))
 
 
 def _fastest(source: Source, task: TaskId) -> set[int]:

@@ -6,9 +6,11 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.dashboard import effects, loose
+from schedsearch.dashboard.kernels import Kernels, NoKernelError, Occupancy, occupancy, target_of
 from schedsearch.dashboard.machine_code import Listing
 from schedsearch.dashboard.source import Source
 from schedsearch.dashboard.views.overview import TaskRow
@@ -21,13 +23,9 @@ from schedsearch.records.rows import RecordRow
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
 
-_WARP = 32
-_REGISTERS_AT_ONCE = 256  # of a warp, since compute capability 3
-_RESERVED_SHARED_BYTES = 1024  # of a block, since compute capability 8
-_BLOCKS_PER_SM = 32
 _NO_CODE = (
-    "The code of this trial is not stored: a run keeps the code of trials that became the best. Measuring the configuration "
-    "again builds it again."
+    "The code of this trial is not stored: a run keeps the code of trials that became the best. The commands above build it "
+    "again."
 )
 
 
@@ -36,6 +34,7 @@ def trial_view(
     record: RecordRow,
     row: TaskRow,
     pairs: Sequence[PairEffect],
+    kernels: Kernels,
     *,
     whole: bool = True,
     listing: Callable[[Store, str], Listing] | None = None,
@@ -45,6 +44,7 @@ def trial_view(
     Args:
         row: of its task.
         pairs: of its task, see `effects.pair_effects`.
+        kernels: describes the kernel whose launch plan is not stored.
         whole: read launch plan and profiles too, which takes a query each.
         listing: gives the text of stored code by its digest; without it the view says that there is none.
     """
@@ -53,7 +53,7 @@ def trial_view(
     best = _best_of(source, row)
     plan, problem = _plan(source, record) if whole else (None, "")
     code = _listing(source, record, listing)
-    blocks, occupancy = _occupancy(source, record, plan)
+    launch = _launch(source, record, plan, kernels)
     best_template, best_config, best_ns = best if best else (None, {}, None)
     config = dict(record.config)
     is_best = record.id == row.best_id
@@ -86,8 +86,10 @@ def trial_view(
         local_bytes=measurement.resources.local_bytes,
         spill_bytes=measurement.resources.spill_bytes,
         code_bytes=measurement.resources.code_bytes,
-        occupancy=occupancy,
-        blocks_per_sm=blocks,
+        occupancy=launch.occupancy.share if launch.occupancy else None,
+        blocks_per_sm=launch.occupancy.blocks_per_sm if launch.occupancy else None,
+        block_threads=launch.occupancy.block_threads if launch.occupancy else None,
+        occupancy_note=launch.note,
         build_s=measurement.build_s,
         run_s=measurement.run_s,
         started_at_s=record.started_at,
@@ -99,7 +101,7 @@ def trial_view(
         code_note=code.note,
         other_template=other_template,
         differences=() if is_best or other_template else differences(record.template, config, best_config, pairs),
-        commands=tuple(_commands(source, record, is_best)),
+        commands=tuple(_commands(source, record, is_best, launch.kind)),
         profiles=_profiles(source, record) if whole else (),
         notes=(problem,) if problem else (),
     )
@@ -169,29 +171,27 @@ def _profiles(source: Source, record: RecordRow) -> tuple[JSON, ...]:
     )
 
 
-def _occupancy(source: Source, record: RecordRow, plan: LaunchPlan | None) -> tuple[int | None, float | None]:
-    """Blocks per multiprocessor and the share of its threads that they fill, of the largest step.
+@dataclass(frozen=True)
+class _Launch:
+    """What is known about the launch of a kernel; `note` says why its occupancy is not known."""
 
-    Source: CUDA C++ Best Practices Guide, "Calculating Occupancy".
-    """
-    device = next(
-        (loose.mapping(info.get("device")) for run in source.runs if run["id"] == record.run and (info := run["info"])), {}
-    )
-    limits = [loose.whole(device.get(name)) for name in ("registers_per_sm", "shared_bytes_per_sm", "threads_per_sm")]
-    registers_per_sm, shared_per_sm, threads_per_sm = limits
-    threads = max((step.block_threads for step in plan.steps), default=0) if plan else 0
-    resources = record.measurement.resources
-    if not threads or not registers_per_sm or not shared_per_sm or not threads_per_sm or not resources.registers:
-        return None, None
-    warps = -(-threads // _WARP)
-    of_warp = -(-resources.registers * _WARP // _REGISTERS_AT_ONCE) * _REGISTERS_AT_ONCE
-    blocks = min(
-        _BLOCKS_PER_SM,
-        threads_per_sm // (warps * _WARP),
-        registers_per_sm // (of_warp * warps),
-        shared_per_sm // (resources.shared_bytes + _RESERVED_SHARED_BYTES),
-    )
-    return blocks, blocks * warps * _WARP / threads_per_sm
+    kind: str = ""
+    occupancy: Occupancy | None = None
+    note: str = ""
+
+
+def _launch(source: Source, record: RecordRow, plan: LaunchPlan | None, kernels: Kernels) -> _Launch:
+    """By the stored plan, and otherwise by the template."""
+    try:
+        target = target_of(record, source.runs)
+        described = plan if plan is not None else kernels.source(record, target)
+    except NoKernelError as error:
+        return _Launch(note=str(error))
+    threads = max((step.block_threads for step in described.steps), default=0)
+    try:
+        return _Launch(described.kind, occupancy(threads, record.measurement.resources, target))
+    except NoKernelError as error:
+        return _Launch(described.kind, note=str(error))
 
 
 def _facts(record: RecordRow) -> list[Fact]:
@@ -215,7 +215,7 @@ def _facts(record: RecordRow) -> list[Fact]:
     return [fact for fact in facts if fact.value]
 
 
-def _commands(source: Source, record: RecordRow, is_best: bool) -> list[Command]:
+def _commands(source: Source, record: RecordRow, is_best: bool, kind: str) -> list[Command]:
     db = shlex.quote(source.path)
     commands = [Command("Show this record", f"schedsearch records show {record.id} --db {db}")]
     again = _again(record)
@@ -226,6 +226,8 @@ def _commands(source: Source, record: RecordRow, is_best: bool) -> list[Command]
                 f"printf '%s' {shlex.quote(again)} > again.yaml && schedsearch tune again.yaml --db {db} --fresh --trials 1",
             )
         )
+    if kind == "cuda":
+        commands.append(Command("Print its PTX, compiled anew", f"schedsearch records ptx {record.id} --db {db}"))
     if is_best:
         commands.append(Command("Measure all best kernels of this device again", f"schedsearch records verify --db {db}"))
     return commands

@@ -49,7 +49,8 @@ class TrialView:
         times_ns: every repetition in the order of measurement.
         ratio_to_best: its time over that of the best trial that compares with it; None without a time.
         occupancy: blocks per multiprocessor times threads per block over what the device allows, as registers and shared
-            memory limit it; None if block size or device are not known. `blocks_per_sm` belongs to it.
+            memory limit it. `blocks_per_sm` and `block_threads` belong to it. None if it is not known; then
+            `occupancy_note` says why. Threads are those of the stored plan, or else of the installed template.
         facts: toolchain, clocks, host, card, source, hashes, time stamps, as texts.
         plan: the launch plan as JSON if the code is stored, otherwise None.
         code: listings of stored code: "SASS" or "Assembly" -> text; empty without any. `code_note` says why there is none,
@@ -88,6 +89,8 @@ class TrialView:
     code_bytes: int
     occupancy: float | None
     blocks_per_sm: int | None
+    block_threads: int | None
+    occupancy_note: str
     build_s: float
     run_s: float
     started_at_s: float
