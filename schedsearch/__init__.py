@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from schedsearch.ops.conv2d import conv2d
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
+    from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
     from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.transpose import transpose
@@ -89,6 +90,7 @@ _HOMES = {
     "compile": "schedsearch.runtime",
     "conv2d": "schedsearch.ops.conv2d",
     "depth_to_space": "schedsearch.ops.depth_to_space",
+    "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d",
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
     "layout_transform": "schedsearch.ops.layout_transform",
@@ -135,6 +137,7 @@ __all__ = [
     "compile",
     "conv2d",
     "depth_to_space",
+    "depthwise_conv2d",
     "detect",
     "explain",
     "layout_transform",

@@ -54,6 +54,7 @@ PUBLIC = [
     "compile",
     "conv2d",
     "depth_to_space",
+    "depthwise_conv2d",
     "detect",
     "explain",
     "layout_transform",

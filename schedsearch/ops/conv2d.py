@@ -1,6 +1,6 @@
 """conv2d: y[n,p,q,k] = epilogue(sum over r,s,c of x[n, p*stride-pad+r*dilation, ..., c] * weight[k,r,s,c]).
 
-Padding order (top, left, bottom, right) is that of ONNX Conv's `pads`.
+Stride, padding and dilation are those of `schedsearch.ops.window`.
 
 Whole numbers (int8, uint8) are summed exactly in 32 bits. With zero points the factors are (x - x_zero_point) and
 (weight - weight_zero_point), and padding adds nothing, as in ONNX's ConvInteger and QLinearConv. The stage `requantise`
@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem, did_you_mean
@@ -28,7 +27,6 @@ from schedsearch.ops.base import (
     Parameter,
     ScalarSpec,
     Work,
-    is_int,
     missing_parameters,
     one_of,
     plain,
@@ -46,6 +44,16 @@ from schedsearch.ops.stages import (
     epilogue_parameter,
     epilogue_scalars,
     parse_epilogue,
+)
+from schedsearch.ops.window import (
+    WINDOW_DEFAULTS,
+    WINDOW_PARAMETERS,
+    counts_of,
+    output_hw,
+    reach,
+    spread_window,
+    window_problems,
+    window_words,
 )
 
 if TYPE_CHECKING:
@@ -79,12 +87,6 @@ _BLOCKED_WEIGHT = re.compile(r"OIHW([1-9][0-9]{0,2})o([1-9][0-9]{0,2})i")
 ZERO_POINTS = ("x", "weight")  # arguments that may have one
 
 
-def _number_or_list(least: int, *lengths: int, default: int) -> dict[str, Any]:
-    number = {"type": "integer", "minimum": least, "maximum": MAX_INT}
-    lists = [{"type": "array", "items": number, "minItems": n, "maxItems": n} for n in lengths]
-    return {"anyOf": [number, *lists], "default": default}
-
-
 _PARAMETERS = {
     "n": Parameter.count("batch"),
     "h": Parameter.count("input height"),
@@ -93,11 +95,7 @@ _PARAMETERS = {
     "k": Parameter.count("output channels"),
     "r": Parameter.count("kernel height"),
     "s": Parameter.count("kernel width"),
-    "stride": Parameter("one number or [vertical, horizontal]; default 1", _number_or_list(1, 2, default=1)),
-    "padding": Parameter(
-        "one number, [vertical, horizontal] or [top, left, bottom, right]; default 0", _number_or_list(0, 2, 4, default=0)
-    ),
-    "dilation": Parameter("one number or [vertical, horizontal]; default 1", _number_or_list(1, 2, default=1)),
+    **WINDOW_PARAMETERS,
     "groups": Parameter("divides c and k; default 1", {"type": "integer", "minimum": 1, "maximum": MAX_INT, "default": 1}),
     "dtype": Parameter.choice(
         "of x; float16, bfloat16 and float32 also of the weight and per-channel vectors; default float16", DTYPES
@@ -133,24 +131,6 @@ _PARAMETERS = {
 _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
 
 
-_MOST_TAPS = 64  # that bounds look at; more would only raise them
-
-
-@dataclass(frozen=True)
-class _Reach:
-    """What a convolution touches along one axis at least; padding is not touched.
-
-    Attributes:
-        outputs: output positions with an input.
-        inputs: input positions that some output reads.
-        taps: taps of the kernel that read an input for some output.
-    """
-
-    outputs: int
-    inputs: int
-    taps: int
-
-
 class Conv2d(Op):
     name: ClassVar[str] = "conv2d"
     reference: ClassVar[str] = "schedsearch.templates.conv2d.reference:Conv2dReference"
@@ -162,9 +142,7 @@ class Conv2d(Op):
 
     def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "stride": (1, 1),
-            "padding": (0, 0, 0, 0),
-            "dilation": (1, 1),
+            **WINDOW_DEFAULTS,
             "groups": 1,
             "dtype": "float16",
             "weight_dtype": params.get("dtype", "float16"),
@@ -180,14 +158,8 @@ class Conv2d(Op):
         params = {key: plain(value) for key, value in params.items()}
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
-        for key in (*_SIZES, "groups"):
-            if key in out and not (is_int(out[key]) and out[key] >= 1):
-                problems.append(Problem(key, f"{key} must be a whole number of at least 1, got {out[key]!r}"))
-            elif key in out and out[key] > MAX_INT:
-                problems.append(Problem(key, f"{key} must be at most {MAX_INT}, got {out[key]}"))
-        out["stride"] = self._numbers("stride", out["stride"], 1, problems)
-        out["dilation"] = self._numbers("dilation", out["dilation"], 1, problems)
-        out["padding"] = self._numbers("padding", out["padding"], 0, problems, four=True)
+        problems += counts_of(out, (*_SIZES, "groups"))
+        problems += spread_window(out)
         wrong = one_of("dtype", out["dtype"], DTYPES)
         if not wrong or "out_dtype" in params:
             wrong = wrong + _fitting("out_dtype", out, OUT_DTYPES.get(str(out["dtype"]), DTYPES))
@@ -229,47 +201,17 @@ class Conv2d(Op):
             ]
         return []
 
-    @staticmethod
-    def _numbers(key: str, value: Any, least: int, problems: list[Problem], four: bool = False) -> tuple[int, ...]:
-        values = [value, value] if is_int(value) else list(value) if isinstance(value, Sequence) else []
-        if len(values) not in ((2, 4) if four else (2,)) or not all(is_int(v) and v >= least for v in values):
-            shape = "[vertical, horizontal]" + (" or [top, left, bottom, right]" if four else "")
-            problems.append(Problem(key, f"{key} must be a whole number >= {least} or {shape}, got {value!r}"))
-            return (least,) * (4 if four else 2)
-        if max(values) > MAX_INT:
-            problems.append(Problem(key, f"{key} must be at most {MAX_INT}, got {value}"))
-        return tuple(values * 2 if four and len(values) == 2 else values)
-
     def _geometry(self, p: Mapping[str, Any], problems: list[Problem]) -> None:
         for key, meaning in (("c", "input"), ("k", "output")):
             if p[key] % p["groups"]:
                 message = f"{key}={p[key]} {meaning} channels do not divide into groups={p['groups']}"
                 allowed = f"groups that divide c and k: the divisors of {math.gcd(p['c'], p['k'])}"
                 problems.append(Problem(key, f"{message}; allowed: {allowed}"))
-        top, left, bottom, right = p["padding"]
-        for axis, size, kernel, dilation, before, after in (
-            ("r", p["h"], p["r"], p["dilation"][0], top, bottom),
-            ("s", p["w"], p["s"], p["dilation"][1], left, right),
-        ):
-            extent = (kernel - 1) * dilation + 1
-            if extent > size + before + after:
-                side = "h" if axis == "r" else "w"
-                problems.append(
-                    Problem(
-                        axis,
-                        f"the kernel spans {extent} ({axis}={kernel}, dilation {dilation}) but the padded input has only "
-                        f"{size + before + after} ({side}={size}, padding {before}+{after}); enlarge the padding or "
-                        "shrink the kernel",
-                    )
-                )
+        problems += window_problems(p)
 
     def output_hw(self, p: Mapping[str, Any]) -> tuple[int, int]:
         """Output height and width."""
-        top, left, bottom, right = p["padding"]
-        return (
-            (p["h"] + top + bottom - (p["r"] - 1) * p["dilation"][0] - 1) // p["stride"][0] + 1,
-            (p["w"] + left + right - (p["s"] - 1) * p["dilation"][1] - 1) // p["stride"][1] + 1,
-        )
+        return output_hw(p)
 
     def arguments(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         image = {"N": p["n"], "C": p["c"], "H": p["h"], "W": p["w"]}
@@ -319,7 +261,7 @@ class Conv2d(Op):
         out_h, out_w = self.output_hw(p)
         reduction = p["c"] // p["groups"] * p["r"] * p["s"]
         flops = 2 * p["n"] * out_h * out_w * p["k"] * reduction
-        rows, columns = (self._reach(p, axis) for axis in (0, 1))
+        rows, columns = (reach(p, axis) for axis in (0, 1))
         channels = p["c"] // p["groups"]
         least_flops = 2 * p["n"] * rows.outputs * columns.outputs * p["k"] * channels
         read = p["n"] * p["c"] * rows.inputs * columns.inputs + p["k"] * channels * rows.taps * columns.taps
@@ -327,32 +269,9 @@ class Conv2d(Op):
         least_bytes = read * dtype_of(p["dtype"]).nbytes + written * dtype_of(p["out_dtype"]).nbytes
         return Work(flops, super().work(p).nbytes, reduction, least_flops, least_bytes)
 
-    def _reach(self, p: Mapping[str, Any], axis: int) -> _Reach:
-        """Along h (axis 0) or w (axis 1). Algorithms such as Winograd's and the FFT may save all taps except one."""
-        size, taps = (p["h"], p["r"]) if axis == 0 else (p["w"], p["s"])
-        out, stride, dilation = self.output_hw(p)[axis], p["stride"][axis], p["dilation"][axis]
-        used, most = 0, 0
-        most_of_phase: dict[int, int] = {}  # taps of one phase may read the same inputs, those of two phases never do
-        for tap in range(min(taps, _MOST_TAPS)):
-            first_input = tap * dilation - p["padding"][axis]
-            first = max(0, -(first_input // stride))
-            last = min(out - 1, (size - 1 - first_input) // stride)
-            count = max(0, last - first + 1)
-            used, most = used + (count > 0), max(most, count)
-            phase = tap * dilation % stride
-            most_of_phase[phase] = max(most_of_phase.get(phase, 0), count)
-        return _Reach(most, sum(most_of_phase.values()), used)
-
     def label(self, p: Mapping[str, Any]) -> str:
         words = [f"conv2d {p['n']}x{p['h']}x{p['w']}x{p['c']} k{p['k']} {p['r']}x{p['s']}"]
-        if p["stride"] != (1, 1):
-            words.append("s" + "x".join(map(str, dict.fromkeys(p["stride"]))))
-        if any(p["padding"]):
-            words.append(
-                "p" + ",".join(map(str, dict.fromkeys(p["padding"]) if len(set(p["padding"])) == 1 else p["padding"]))
-            )
-        if p["dilation"] != (1, 1):
-            words.append("d" + "x".join(map(str, dict.fromkeys(p["dilation"]))))
+        words += window_words(p)
         if p["groups"] != 1:
             words.append(f"g{p['groups']}")
         short, weight_short, out_short = (dtype_of(p[key]).short for key in ("dtype", "weight_dtype", "out_dtype"))

@@ -1,0 +1,371 @@
+"""depthwise_conv2d: a convolution that filters each channel on its own, and its gradients.
+
+With m = `multiplier`, output channel o = c * m + j belongs to input channel c (as in PyTorch with groups = channels)::
+
+    forward      y[n,p,q,o] = epilogue(sum over i,l of x[n,h,w,c] * weight[o,i,l])
+    grad_input   dx[n,h,w,c] = sum over j,i,l of dy[n,p,q,c*m+j] * weight[c*m+j,i,l]
+    grad_weight  dw[o,i,l] = sum over n,p,q of x[n,h,w,c] * dy[n,p,q,o]
+    grad_both    dx and dw in one call
+
+Here h = p * stride - top + i * dilation and w = q * stride - left + l * dilation; x is zero outside the image.
+
+`h` and `w` are those of x in every direction; `output_hw` gives those of y and dy. Stride, padding and dilation are those of
+`schedsearch.ops.window`. Sums are float32, whatever the arrays' format; the result is rounded once.
+
+Kernels take these arrays, in this order, all of the format `dtype`:
+
+=============  ==================================================  ========
+direction      arguments                                           outputs
+=============  ==================================================  ========
+forward        x, weight, operands of the epilogue                 y
+grad_input     dy, weight, dx_before if `accumulate`               dx
+grad_weight    x, dy, dw_before if `accumulate`                    dw
+grad_both      x, weight, dy, dx_before and dw_before likewise     dx, dw
+=============  ==================================================  ========
+
+- x and dx have the channels `c`; y and dy have `c * multiplier`. All four have the layout `layout`.
+- weight and dw have the layout `weight_layout` with I = 1. OIHW (o, 1, r, s) and OHWI (o, r, s, 1) are one order in memory,
+  and so are HWIO (r, s, 1, o) and HWOI (r, s, o, 1). The last is TVM's; TensorFlow's (r, s, c, m) is the same memory.
+- `accumulate`: the gradient is added to dx_before or dw_before before it is rounded. That argument may be the output's own
+  memory (`ArgSpec.aliases`), so a kernel must read an element before it writes it, and not read it again.
+- `deterministic` belongs to grad_weight and grad_both. Two calls on the same arguments must then return the same bits, so
+  templates must not add with atomics in an order that varies. The other directions are always deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import (
+    ArgSpec,
+    Op,
+    Parameter,
+    ScalarSpec,
+    Work,
+    judge,
+    missing_parameters,
+    one_of,
+    plain,
+    unknown_parameters,
+)
+from schedsearch.ops.checks import Domain, Rounding, sum_sigma
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.layout import Layout
+from schedsearch.ops.stages import (
+    STAGES,
+    Stage,
+    epilogue_arguments,
+    epilogue_check_inputs,
+    epilogue_check_scalars,
+    epilogue_output,
+    epilogue_parameter,
+    epilogue_scalars,
+    parse_epilogue,
+)
+from schedsearch.ops.window import (
+    WINDOW_DEFAULTS,
+    WINDOW_PARAMETERS,
+    counts_of,
+    output_hw,
+    reach,
+    spread_window,
+    window_problems,
+    window_words,
+)
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+DIRECTIONS = ("forward", "grad_input", "grad_weight", "grad_both")
+DTYPES = ("float16", "bfloat16", "float32")
+LAYOUTS = ("NHWC", "NCHW")
+WEIGHT_LAYOUTS = ("OHWI", "OIHW", "HWOI", "HWIO")
+_WEIGHT_LAYOUT = {"NHWC": "OHWI", "NCHW": "OIHW"}  # as conv2d's
+# Bits of a factor in the numbers for verification, so that a kernel that adds in a shorter format than float32 fails. They
+# are 10 of the 11 bits of float16, because sums of longer numbers could exceed its largest.
+_FACTOR_BITS = {"float32": 24, "float16": 10, "bfloat16": 8}
+
+_PARAMETERS = {
+    "n": Parameter.count("batch"),
+    "c": Parameter.count("input channels"),
+    "h": Parameter.count("input height"),
+    "w": Parameter.count("input width"),
+    "r": Parameter.count("kernel height"),
+    "s": Parameter.count("kernel width"),
+    **WINDOW_PARAMETERS,
+    "multiplier": Parameter(
+        "output channels for each input channel; default 1", {**Parameter.count("").schema, "default": 1}
+    ),
+    "direction": Parameter.choice(
+        "forward: y; grad_input: dx; grad_weight: dw; grad_both: dx and dw; default forward", DIRECTIONS
+    ),
+    "dtype": Parameter.choice("of all arrays; default float16", DTYPES),
+    "layout": Parameter.choice("axes of x, y and their gradients in memory; default NHWC", LAYOUTS),
+    "weight_layout": Parameter(
+        "axes of the weight and its gradient, with I = 1; default OHWI for NHWC and OIHW for NCHW",
+        {"enum": list(WEIGHT_LAYOUTS)},
+    ),
+    "accumulate": Parameter(
+        "a gradient is added to dx_before or dw_before, which may be the same memory; default false",
+        {"type": "boolean", "default": False},
+    ),
+    "deterministic": Parameter(
+        "dw has the same bits in every call, so that its sums use no atomics; default false",
+        {"type": "boolean", "default": False},
+    ),
+    "epilogue": epilogue_parameter(),
+}
+_SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
+_CHOICES = ("direction", "dtype", "layout", "weight_layout")
+
+
+class DepthwiseConv2d(Op):
+    name: ClassVar[str] = "depthwise_conv2d"
+    reference: ClassVar[str] = "schedsearch.templates.depthwise_conv2d.reference:DepthwiseConv2dReference"
+    constructor: ClassVar[str] = "schedsearch:depthwise_conv2d"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **WINDOW_DEFAULTS,
+            "multiplier": 1,
+            "direction": "forward",
+            "dtype": "float16",
+            "layout": "NHWC",
+            "weight_layout": _WEIGHT_LAYOUT.get(str(params.get("layout", "NHWC")), "OHWI"),
+            "accumulate": False,
+            "deterministic": False,
+            "epilogue": (),
+        }
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        params = {key: plain(value) for key, value in params.items()}
+        problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
+        out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
+        out = {key: out[key] for key in _PARAMETERS if key in out}
+        problems += counts_of(out, (*_SIZES, "multiplier"))
+        problems += spread_window(out)
+        for key in _CHOICES:
+            problems += one_of(key, out[key], _PARAMETERS[key].schema["enum"])
+        for key in ("accumulate", "deterministic"):
+            if complaint := judge(out[key], _PARAMETERS[key].schema):
+                problems.append(Problem(key, f"{key} {complaint}"))
+        out["epilogue"], wrong = parse_epilogue(out["epilogue"])
+        problems += wrong
+        if not problems:
+            problems += window_problems(out)
+            problems += _direction_problems(out)
+        if not problems:
+            problems += self._stage_problems(out)
+        return out, problems
+
+    def _stage_problems(self, p: Mapping[str, Any]) -> list[Problem]:
+        """Stages that do not fit floating-point numbers."""
+        for place, stage in enumerate(p["epilogue"]):
+            problem = stage.kind.problem(self._accumulator(p))
+            if stage.name == "quantise":
+                floats = ", ".join(name for name, kind in STAGES.items() if "float" in kind.takes and name != "quantise")
+                problem = f"follows sums of int8 or uint8, but dtype is {p['dtype']}; allowed: {floats}"
+            if problem:
+                return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
+        return []
+
+    def output_hw(self, p: Mapping[str, Any]) -> tuple[int, int]:
+        """Height and width of y and dy."""
+        return output_hw(p)
+
+    def arguments(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        x, y, weight = (spec(p) for spec in (_image, _output_image, _weight))
+        before = [
+            ArgSpec(f"{each.name}_before", each.axes, each.shape, each.dtype, "addend", aliases=each.name)
+            for each in (self.outputs(p) if p["accumulate"] else ())
+        ]
+        if p["direction"] == "forward":
+            operands = epilogue_arguments(p["epilogue"], self._accumulator(p), p["c"] * p["multiplier"], p["dtype"])
+            return (_factor("x", x), _factor("weight", weight, constant=True), *operands)
+        if p["direction"] == "grad_input":
+            return (_factor("dy", y), _factor("weight", weight), *before)
+        if p["direction"] == "grad_weight":
+            return (_factor("x", x), _factor("dy", y), *before)
+        return (_factor("x", x), _factor("weight", weight), _factor("dy", y), *before)
+
+    def outputs(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        dx, dw = (ArgSpec(name, *spec(p)) for name, spec in (("dx", _image), ("dw", _weight)))
+        if p["direction"] == "forward":
+            return (epilogue_output(p["epilogue"], self._accumulator(p)),)
+        return {"grad_input": (dx,), "grad_weight": (dw,), "grad_both": (dx, dw)}[p["direction"]]
+
+    def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
+        """y before the epilogue."""
+        return ArgSpec("y", *_output_image(p))
+
+    def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
+        return epilogue_scalars(p["epilogue"])
+
+    def rounding(self, p: Mapping[str, Any]) -> Rounding:
+        return Rounding(factor_bits=_FACTOR_BITS[p["dtype"]])
+
+    def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
+        return epilogue_check_scalars(p["epilogue"], spread)
+
+    def check_inputs(self, p: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Every sum has two factors. With grad_both, dy is a factor of both sums, and has the numbers of the longer one."""
+        if p["direction"] == "grad_both":
+            halves = [{**p, "direction": each} for each in ("grad_input", "grad_weight")]
+            halves.sort(key=_reduction)
+            both = {name: domain for half in halves for name, domain in self.check_inputs(half).items()}
+            return {argument.name: both[argument.name] for argument in self.arguments(p)}
+        domains = dict(super().check_inputs(p))
+        spread = sum_sigma(self.arguments(p), _reduction(p), domains)
+        return {**domains, **epilogue_check_inputs(p["epilogue"], spread)}
+
+    def work(self, p: Mapping[str, Any]) -> Work:
+        """The three sums are transposes of each other, so that no algorithm needs fewer multiplications for one of them."""
+        out_h, out_w = output_hw(p)
+        filters = p["c"] * p["multiplier"]
+        both = 2 if p["direction"] == "grad_both" else 1
+        flops = both * 2 * p["n"] * out_h * out_w * filters * p["r"] * p["s"]
+        rows, columns = (reach(p, axis) for axis in (0, 1))
+        reached = {
+            "x": p["n"] * p["c"] * rows.inputs * columns.inputs,
+            "dy": p["n"] * filters * rows.outputs * columns.outputs,
+            "weight": filters * rows.taps * columns.taps,
+        }
+        read = sum(reached.get(argument.name, 0) for argument in self.arguments(p))
+        written = sum(output.size * (2 if p["accumulate"] else 1) for output in self.outputs(p))
+        least_bytes = (read + written) * dtype_of(p["dtype"]).nbytes
+        return Work(flops, super().work(p).nbytes, _reduction(p), both * 2 * reached["dy"], least_bytes)
+
+    def label(self, p: Mapping[str, Any]) -> str:
+        words = [f"depthwise_conv2d {p['n']}x{p['h']}x{p['w']}x{p['c']} {p['r']}x{p['s']}"]
+        words += [f"m{p['multiplier']}"] if p["multiplier"] > 1 else []
+        words += window_words(p)
+        words += [p["direction"]] if p["direction"] != "forward" else []
+        words += [dtype_of(p["dtype"]).short, p["layout"]]
+        words += [p["weight_layout"]] if p["weight_layout"] != _WEIGHT_LAYOUT[p["layout"]] else []
+        words += [name for name in ("accumulate", "deterministic") if p[name]]
+        return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
+
+
+DEPTHWISE_CONV2D = DepthwiseConv2d()
+
+
+def _reduction(p: Mapping[str, Any]) -> int:
+    """Products in the longest sum."""
+    out_h, out_w = output_hw(p)
+    of_dx: int = p["multiplier"] * p["r"] * p["s"]
+    of_dw: int = p["n"] * out_h * out_w
+    if p["direction"] == "forward":
+        return int(p["r"] * p["s"])
+    return {"grad_input": of_dx, "grad_weight": of_dw, "grad_both": max(of_dx, of_dw)}[p["direction"]]
+
+
+def _image(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+    """Axes, shape and format of x and dx."""
+    sizes = {"N": p["n"], "C": p["c"], "H": p["h"], "W": p["w"]}
+    return p["layout"], Layout.parse(p["layout"]).shape(sizes), p["dtype"]
+
+
+def _output_image(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+    """The same of y and dy."""
+    out_h, out_w = output_hw(p)
+    sizes = {"N": p["n"], "C": p["c"] * p["multiplier"], "H": out_h, "W": out_w}
+    return p["layout"], Layout.parse(p["layout"]).shape(sizes), p["dtype"]
+
+
+def _weight(p: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+    """The same of weight and dw."""
+    sizes = {"O": p["c"] * p["multiplier"], "I": 1, "H": p["r"], "W": p["s"]}
+    return p["weight_layout"], Layout.parse(p["weight_layout"]).shape(sizes), p["dtype"]
+
+
+def _factor(name: str, spec: tuple[str, tuple[int, ...], str], constant: bool = False) -> ArgSpec:
+    return ArgSpec(name, *spec, role="factor", constant=constant)
+
+
+def _direction_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """Options of another direction than the one that is given."""
+    problems, direction = [], p["direction"]
+    if direction == "forward" and p["accumulate"]:
+        problems.append(
+            Problem(
+                "accumulate",
+                "accumulate belongs to the gradients, but direction is forward; leave it out, or add an array to the output "
+                "by the stage residual",
+            )
+        )
+    if direction in ("forward", "grad_input") and p["deterministic"]:
+        problems.append(
+            Problem(
+                "deterministic",
+                f"deterministic belongs to grad_weight and grad_both; {direction} always is, so leave it out",
+            )
+        )
+    if direction != "forward" and p["epilogue"]:
+        problems.append(
+            Problem("epilogue", f"an epilogue belongs to direction forward, but direction is {direction}; leave it out")
+        )
+    return problems
+
+
+def depthwise_conv2d(
+    *,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    r: int,
+    s: int,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    multiplier: int = 1,
+    direction: str = "forward",
+    dtype: str = "float16",
+    layout: str = "NHWC",
+    weight_layout: str | None = None,
+    accumulate: bool = False,
+    deterministic: bool = False,
+    epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
+) -> Workload:
+    """A depthwise 2-d convolution, or one of its gradients.
+
+    Args:
+        n, c, h, w: batch, channels, height and width of x, in every direction.
+        r, s: kernel height and width.
+        stride, dilation: one number, or (vertical, horizontal).
+        padding: one number, (vertical, horizontal), or (top, left, bottom, right).
+        multiplier: output channels for each input channel: channel c makes c * multiplier ... (c + 1) * multiplier - 1.
+        direction: "forward": (x, weight) -> y; "grad_input": (dy, weight) -> dx; "grad_weight": (x, dy) -> dw; "grad_both":
+            (x, weight, dy) -> (dx, dw).
+        dtype: float16, bfloat16 or float32 of all arrays. Sums are float32.
+        layout: axes of x, y, dx and dy in memory: NHWC or NCHW.
+        weight_layout: of weight and dw, with one input channel: OHWI, OIHW, HWOI or HWIO; default: OHWI for NHWC, OIHW for
+            NCHW.
+        accumulate: kernels of a gradient take dx_before or dw_before too, and add the gradient to it. It may be the same
+            memory as the result.
+        deterministic: dw has the same bits in every call.
+        epilogue: stages after the sums of `forward`, in order: bias, scale_shift, residual, relu, leaky_relu, clip.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> depthwise_conv2d(n=1, c=64, h=56, w=56, r=3, s=3, padding=1, epilogue=["bias", "relu"]).output.shape
+        (1, 56, 56, 64)
+        >>> grad = depthwise_conv2d(n=1, c=64, h=56, w=56, r=3, s=3, padding=1, direction="grad_weight", layout="NCHW")
+        >>> [(array.name, array.shape) for array in (*grad.signature, grad.output)]
+        [('x', (1, 64, 56, 56)), ('dy', (1, 64, 56, 56)), ('dw', (64, 1, 3, 3))]
+    """
+    from schedsearch.workload import Workload
+
+    params: dict[str, Any] = {
+        "n": n, "c": c, "h": h, "w": w, "r": r, "s": s,
+        "stride": stride, "padding": padding, "dilation": dilation, "multiplier": multiplier, "direction": direction,
+        "dtype": dtype, "layout": layout, "accumulate": accumulate, "deterministic": deterministic, "epilogue": epilogue,
+    }  # fmt: skip
+    return Workload("depthwise_conv2d", params | ({} if weight_layout is None else {"weight_layout": weight_layout}))
