@@ -31,7 +31,7 @@ from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.conv2d.mma_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.mma_sizes import Gemms, Plan, shared_bytes
 from schedsearch.templates.conv2d.mma_space import config_space
-from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.tiles import ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
@@ -82,14 +82,13 @@ class Conv2dMma(Template):
         gemm = gemms.by_merged[next(filled, max(gemms.by_merged))]
         chunk, unit, element_bytes = gemm.mma.chunk, gemm.mma.k, gemm.mma.element_bytes
 
-        def cost(tile: tuple[int, int]) -> tuple[float, int]:
-            bm, bn = tile
-            tiles = ceil_div(gemm.m, bm) * ceil_div(gemm.k, bn) * gemm.groups
-            return ceil_div(tiles, target.sms) * (bm * bn + 64 * (bm + bn)), -bm * bn
-
-        sizes_m = [size for size in (16, 32, 64, 128) if size == 16 or size < 2 * gemm.m]
-        sizes_n = [size for size in (16, 32, 64, 128) if size == 16 or size < 2 * gemm.k]
-        bm, bn = min(((bm, bn) for bm in sizes_m for bn in sizes_n), key=cost)
+        sizes_m, sizes_n = (tile_sizes((16, 32, 64, 128), extent) for extent in (gemm.m, gemm.k))
+        tiling = least_cost(
+            (gemm.tiling(bm, bn, bound=False) for bm in sizes_m for bn in sizes_n),
+            target.sms,
+            lambda tile: tile.bm * tile.bn + 64 * (tile.bm + tile.bn),
+        )
+        bm, bn = tiling.bm, tiling.bn
         if gemm.piece_x < chunk or gemm.c % (4 * unit):
             bk = unit if gemm.kk <= unit else 2 * unit
         else:
@@ -111,11 +110,9 @@ class Conv2dMma(Template):
         stages = max(
             s for s in (2, 3, 4, 5) if s == 2 or (s <= steps + 1 and shared_bytes(bm, bn, row_bytes, s, slices) <= budget)
         )
-        tiles_m, tiles_n = ceil_div(gemm.m, bm), ceil_div(gemm.k, bn) * gemm.groups
-        panel = 8 if tiles_m >= 8 and tiles_n > 1 else 1
-        blocks_per_sm = 0 if tiles_m * tiles_n <= MAX_GRID_X else 1
+        blocks_per_sm = 0 if tiling.tiles <= MAX_GRID_X else 1
         return Config(
-            bm=bm, bn=bn, bk=bk, wm=wm, wn=wn, slices=slices, stages=stages, panel=panel, blocks_per_sm=blocks_per_sm,
+            bm=bm, bn=bn, bk=bk, wm=wm, wn=wn, slices=slices, stages=stages, panel=tiling.panel, blocks_per_sm=blocks_per_sm,
             **({"batch": "folded"} if gemms.takes_batch_knob else {}),
             **({"merged": gemm.merged} if len(gemms.by_merged) > 1 else {}),
         )  # fmt: skip
@@ -126,7 +123,7 @@ class Conv2dMma(Template):
         convolve = KernelStep(
             build_kernel(workload, plan, epilogue, zero),
             (Pointer("x"), Pointer(ROWS if gemm.repacked else "weight"), Pointer("y"), *epilogue.params),
-            Grid(plan.tiles, config["blocks_per_sm"]),
+            Grid(plan.tiling.tiles, config["blocks_per_sm"]),
             plan.threads,
             plan.shared_bytes,
             min_blocks_per_sm=max(config["blocks_per_sm"], 1),

@@ -33,7 +33,7 @@ SHAPED_BY = frozenset({"accumulators", "rows_x"})
 def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x, weight, y, *epilogue.params); addresses are u64."""
     index = types.int64 if plan.wide_counts else types.int32
-    tiles, steps, stages, persistent = plan.tiles, plan.steps, plan.stages, plan.persistent
+    tiles, steps, stages, persistent = plan.tiling.tiles, plan.steps, plan.stages, plan.persistent
     mma, accumulators, rows_x = plan.gemm.mma, plan.accumulators, ceil_div(plan.bm, plan.row_step)
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
     row_bytes, stage_bytes, x_bytes = plan.row_bytes, plan.stage_bytes, plan.x_bytes
@@ -124,8 +124,8 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
     Tiles are walked in panels of `plan.panel` pixel tiles. Within a panel, pixels run fastest, then channels, then groups.
     """
     count = _count(plan)
-    panel, tiles_m, tiles_n, group_tiles, bm, bn = plan.panel, plan.tiles_m, plan.tiles_n, plan.group_tiles, plan.bm, plan.bn
-    image_tiles, out_pixels = plan.image_tiles, plan.gemm.pixels
+    tiling, panel, bm, bn, out_pixels = plan.tiling, plan.panel, plan.bm, plan.bn, plan.gemm.pixels
+    tiles_m, tiles_n, image_tiles, group_tiles = tiling.tiles_m, tiling.tiles_n, tiling.image_tiles, tiling.group_tiles
 
     def of_all_images(tile_m: Any) -> Any:
         return count(tile_m * bm)

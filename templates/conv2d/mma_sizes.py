@@ -13,7 +13,7 @@ from schedsearch.config import Config
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
-from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
 from schedsearch.templates.conv2d.weight_rows import WeightRows
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.mma import Mma
@@ -91,6 +91,10 @@ class Gemm:
             vector=next(size for size in _VECTORS[out_bytes] if neighbours % size == 0),
             out_bytes=out_bytes,
         )
+
+    def tiling(self, bm: int, bn: int, *, bound: bool) -> Tiling:
+        """See `Tiling`."""
+        return Tiling(bm, bn, self.n, self.pixels, self.k, self.groups, bound)
 
     @property
     def m(self) -> int:
@@ -210,32 +214,13 @@ class Plan:
         return int(ceil_div(self.gemm.kk, self.bk))
 
     @property
-    def image_tiles(self) -> int:
-        """Pixel tiles of an image, if tiles do not straddle images."""
-        return int(ceil_div(self.gemm.pixels, self.bm))
-
-    @property
-    def tiles_m(self) -> int:
-        """Pixel tiles."""
-        return self.gemm.n * self.image_tiles if self.bound else int(ceil_div(self.gemm.m, self.bm))
-
-    @property
-    def group_tiles(self) -> int:
-        """Channel tiles of one group."""
-        return int(ceil_div(self.gemm.k, self.bn))
-
-    @property
-    def tiles_n(self) -> int:
-        return self.group_tiles * self.gemm.groups
-
-    @property
-    def tiles(self) -> int:
-        return self.tiles_m * self.tiles_n
+    def tiling(self) -> Tiling:
+        return self.gemm.tiling(self.bm, self.bn, bound=self.bound)
 
     @property
     def wide_counts(self) -> bool:
         """Whether indices of pixels and tiles, up to one grid beyond the last, need 64 bits."""
-        return max(self.gemm.m + self.bm, 2 * self.tiles) >= 2**31
+        return max(self.gemm.m + self.bm, 2 * self.tiling.tiles) >= 2**31
 
     @property
     def accumulators(self) -> int:

@@ -20,7 +20,7 @@ from schedsearch.templates.conv2d.limits import LARGEST_SIZE, size_problem
 from schedsearch.templates.conv2d.simt_kernel import SHAPED_BY, build_kernel, build_sums
 from schedsearch.templates.conv2d.simt_sizes import CHUNK_BYTES, Gemm, Plan, shared_bytes
 from schedsearch.templates.conv2d.simt_space import LEAST_ROWS, config_space
-from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.tiles import Tiling, ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES
@@ -71,22 +71,18 @@ class Conv2dSimt(Template):
         gemm = Gemm.of(workload)
         folded = gemm.pixels * gemm.images < LARGEST_SIZE
         m = gemm.pixels * gemm.images if folded else gemm.pixels
-        images = 1 if folded else gemm.images
 
-        def cost(tile: tuple[int, int]) -> tuple[float, int]:
-            bm, bn = tile
-            tm, tn = _thread_tile(bm, bn)
-            tiles = ceil_div(m, bm) * images * ceil_div(gemm.k, bn) * gemm.groups
-            shared = 4 * bm * bn * (1 / tm + 1 / tn)  # loads of words from shared memory, as products
-            return ceil_div(tiles, target.sms) * (bm * bn + shared + 16 * (bm + bn)), -bm * bn
+        def cost(tile: Tiling) -> float:
+            tm, tn = _thread_tile(tile.bm, tile.bn)
+            shared = 4 * tile.bm * tile.bn * (1 / tm + 1 / tn)  # loads of words from shared memory, as products
+            return tile.bm * tile.bn + shared + 16 * (tile.bm + tile.bn)
 
-        sizes_m = [size for size in (16, 32, 64, 128) if size == 16 or size < 2 * m]
-        sizes_n = [size for size in (8, 16, 32, 64, 128) if size == 8 or size < 2 * gemm.k]
-        bm, bn = min(((bm, bn) for bm in sizes_m for bn in sizes_n), key=cost)
+        sizes_m, sizes_n = tile_sizes((16, 32, 64, 128), m), tile_sizes((8, 16, 32, 64, 128), gemm.k)
+        tilings = (gemm.tiling(bm, bn, bound=not folded) for bm in sizes_m for bn in sizes_n)
+        tiling = least_cost(tilings, target.sms, cost)
+        bm, bn = tiling.bm, tiling.bn
         tm, tn = _thread_tile(bm, bn)
         asynchronous = "async" in next(knob.values for knob in space.knobs if knob.name == "copy") and gemm.piece == CHUNK
-        tiles_m, tiles_n = ceil_div(m, bm) * images, ceil_div(gemm.k, bn) * gemm.groups
-        batch = "folded" if folded else "bound"
         most = 48 << 10 if target.compute_capability < (7, 0) else target.shared_bytes_per_sm // 2 - 1024
         for bk in (16, 8, 4):  # the deepest step that fits
             steps = ceil_div(gemm.words, bk)
@@ -94,8 +90,8 @@ class Conv2dSimt(Template):
             fitting = [s for s in stages if s <= max(steps + 1, 2) and shared_bytes(bm, bn, bk, tm, s, gemm) <= most]
             config = Config(
                 bm=bm, bn=bn, bk=bk, tm=tm, tn=tn, stages=max(fitting, default=2),
-                copy="async" if asynchronous else "registers", batch=batch,
-                panel=8 if tiles_m >= 8 and tiles_n > 1 else 1, blocks_per_sm=0,
+                copy="async" if asynchronous else "registers",
+                batch="folded" if folded else "bound", panel=tiling.panel, blocks_per_sm=0,
             )  # fmt: skip
             if not space.check(config):
                 break
@@ -122,7 +118,7 @@ class Conv2dSimt(Template):
         convolve = KernelStep(
             build_kernel(workload, plan, epilogue, target.compute_capability),
             (*pointers, *zero_points, *epilogue.params),
-            Grid(plan.tiles, config["blocks_per_sm"]),
+            Grid(plan.tiling.tiles, config["blocks_per_sm"]),
             plan.threads,
             plan.shared_bytes,
             min_blocks_per_sm=max(config["blocks_per_sm"], 1),

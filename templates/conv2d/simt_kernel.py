@@ -45,7 +45,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, capability:
     It takes (x, rows, weight_sums, y, x_zero_point, weight_zero_point, *epilogue.params): addresses are u64, zero points
     f32. `rows` is what `WeightRows.step` writes, `weight_sums` what `build_sums` writes; it is read if x has a zero point.
     """
-    tiles, steps, stages, chunks, part_rows = plan.tiles, plan.steps, plan.stages, plan.chunks, plan.part_rows
+    tiles, steps, stages, chunks, part_rows = plan.tiling.tiles, plan.steps, plan.stages, plan.chunks, plan.part_rows
     tm, parts = plan.tm, plan.tm // plan.part_rows
     sums_count, warps_n = plan.tm * plan.tn, plan.threads_n // WARP_COLUMNS
     row_bytes, stage_bytes, x_bytes, staged_row_bytes = plan.row_bytes, plan.stage_bytes, plan.x_bytes, plan.staged_row_bytes
@@ -143,8 +143,8 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
     Tiles are walked in panels of `plan.panel` pixel tiles. Within a panel, pixels run fastest, then channels, then groups.
     If the batch is folded into the pixels, the image is 0.
     """
-    walk = banded(plan.tiles_m, plan.tiles_n, plan.panel)
-    image_tiles, group_tiles, bm, bn = plan.image_tiles, plan.group_tiles, plan.bm, plan.bn
+    walk = banded(plan.tiling.tiles_m, plan.tiling.tiles_n, plan.panel)
+    image_tiles, group_tiles, bm, bn = plan.tiling.image_tiles, plan.tiling.group_tiles, plan.bm, plan.bn
 
     def place(tile: Any) -> Any:
         tile_m, tile_n = walk(tile)

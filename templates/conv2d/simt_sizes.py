@@ -10,7 +10,7 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.conv2d.tiles import ceil_div
+from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES, Product
 from schedsearch.workload import Workload
@@ -77,6 +77,10 @@ class Gemm:
             pixels_first_out=y.run(k) <= 4,
             fills_padding="x" in workload.zero_points and any(workload.padding),
         )
+
+    def tiling(self, bm: int, bn: int, *, bound: bool) -> Tiling:
+        """See `Tiling`."""
+        return Tiling(bm, bn, self.images, self.pixels, self.k, self.groups, bound)
 
     @property
     def chunks(self) -> int:
@@ -166,31 +170,13 @@ class Plan:
         return int(ceil_div(self.gemm.words, self.bk))
 
     @property
+    def tiling(self) -> Tiling:
+        return self.gemm.tiling(self.bm, self.bn, bound=self.bound)
+
+    @property
     def pixels(self) -> int:
         """Pixels along which tiles are cut: those of an image, or of the whole batch."""
         return self.gemm.pixels * (1 if self.bound else self.gemm.images)
-
-    @property
-    def image_tiles(self) -> int:
-        """Pixel tiles of an image, or of the whole batch."""
-        return int(ceil_div(self.pixels, self.bm))
-
-    @property
-    def tiles_m(self) -> int:
-        return self.image_tiles * (self.gemm.images if self.bound else 1)
-
-    @property
-    def group_tiles(self) -> int:
-        """Channel tiles of one group."""
-        return int(ceil_div(self.gemm.k, self.bn))
-
-    @property
-    def tiles_n(self) -> int:
-        return self.group_tiles * self.gemm.groups
-
-    @property
-    def tiles(self) -> int:
-        return self.tiles_m * self.tiles_n
 
     @property
     def staged_row_bytes(self) -> int:

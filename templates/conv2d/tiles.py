@@ -6,6 +6,8 @@ The spaces have the knobs `bm`, `bn`, `stages`, `panel` and `blocks_per_sm`, and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,71 @@ from schedsearch.target import Target
 from schedsearch.templates.parts.hopper import BLOCK_RESERVED_BYTES
 
 PANEL = Knob("panel", (1, 8, 64), "raster order: pixel tiles that are walked before the next channel tile")
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of bm output pixels x bn output channels that cover y.
+
+    Attributes:
+        bm, bn: output pixels and channels of a tile.
+        images: images of the batch.
+        pixels: output pixels of an image.
+        channels: output channels of a group.
+        groups: groups of channels. Tiles do not straddle them.
+        bound: a tile has pixels of one image; otherwise the pixels of all images are one long axis.
+    """
+
+    bm: int
+    bn: int
+    images: int
+    pixels: int
+    channels: int
+    groups: int
+    bound: bool
+
+    @property
+    def image_tiles(self) -> int:
+        """Pixel tiles of an image, or of the whole batch if tiles are not bound."""
+        return int(ceil_div(self.pixels * (1 if self.bound else self.images), self.bm))
+
+    @property
+    def tiles_m(self) -> int:
+        """Pixel tiles."""
+        return self.image_tiles * (self.images if self.bound else 1)
+
+    @property
+    def group_tiles(self) -> int:
+        """Channel tiles of one group."""
+        return int(ceil_div(self.channels, self.bn))
+
+    @property
+    def tiles_n(self) -> int:
+        """Channel tiles."""
+        return self.group_tiles * self.groups
+
+    @property
+    def tiles(self) -> int:
+        return self.tiles_m * self.tiles_n
+
+    @property
+    def panel(self) -> int:
+        """A good value of the knob `panel`."""
+        return 8 if self.tiles_m >= 8 and self.tiles_n > 1 else 1
+
+
+def least_cost(tilings: Iterable[Tiling], sms: int, tile_cost: Callable[[Tiling], float]) -> Tiling:
+    """The tiling with the least estimated time: the number of waves over `sms` multiprocessors times the cost of a tile.
+
+    Of equals, the one with the largest tiles.
+    """
+    return min(tilings, key=lambda t: (ceil_div(t.tiles, sms) * tile_cost(t), -t.bm * t.bn))
+
+
+def tile_sizes(sizes: Iterable[int], extent: int) -> list[int]:
+    """The sizes that are less than twice the extent, and the first one."""
+    first, *others = sizes
+    return [first, *(size for size in others if size < 2 * extent)]
 
 
 def batch_knob(images: int) -> Knob:
