@@ -37,11 +37,14 @@ if TYPE_CHECKING:
         WorkloadError,
         WrongResultError,
     )
+    from schedsearch.ops.concat import concat
     from schedsearch.ops.conv2d import conv2d
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
     from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.packing import pack, unpack
+    from schedsearch.ops.pad import pad
+    from schedsearch.ops.strided_slice import strided_slice
     from schedsearch.ops.transpose import transpose
     from schedsearch.runtime import Kernel, KernelCache
     from schedsearch.runtime.deploy import compile, explain
@@ -88,6 +91,7 @@ _HOMES = {
     "WorkloadError": "schedsearch.errors",
     "WrongResultError": "schedsearch.errors",
     "compile": "schedsearch.runtime",
+    "concat": "schedsearch.ops.concat",
     "conv2d": "schedsearch.ops.conv2d",
     "depth_to_space": "schedsearch.ops.depth_to_space",
     "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d",
@@ -96,8 +100,10 @@ _HOMES = {
     "layout_transform": "schedsearch.ops.layout_transform",
     "load_templates": "schedsearch.template",
     "pack": "schedsearch.ops.packing",
+    "pad": "schedsearch.ops.pad",
     "plan_tasks": "schedsearch.session",
     "space_to_depth": "schedsearch.ops.depth_to_space",
+    "strided_slice": "schedsearch.ops.strided_slice",
     "transpose": "schedsearch.ops.transpose",
     "tune": "schedsearch.session",
     "unpack": "schedsearch.ops.packing",
@@ -135,6 +141,7 @@ __all__ = [
     "WorkloadError",
     "WrongResultError",
     "compile",
+    "concat",
     "conv2d",
     "depth_to_space",
     "depthwise_conv2d",
@@ -143,8 +150,10 @@ __all__ = [
     "layout_transform",
     "load_templates",
     "pack",
+    "pad",
     "plan_tasks",
     "space_to_depth",
+    "strided_slice",
     "transpose",
     "tune",
     "unpack",

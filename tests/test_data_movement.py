@@ -11,13 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schedsearch import Workload, depth_to_space, space_to_depth, transpose
+from schedsearch import Workload, concat, depth_to_space, pad, space_to_depth, strided_slice, transpose
+from schedsearch.ops.concat import CONCAT
 from schedsearch.ops.depth_to_space import DEPTH_TO_SPACE, SPACE_TO_DEPTH
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged
+from schedsearch.ops.pad import PAD
+from schedsearch.ops.strided_slice import STRIDED_SLICE
 from schedsearch.ops.transpose import TRANSPOSE
 from schedsearch.testing.op_contract import OpContract
 
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DTYPES = st.sampled_from(["uint8", "int8", "float16", "bfloat16", "float32", "int32"])
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
@@ -120,6 +123,96 @@ def test_depth_to_space_and_back(sizes: tuple[int, ...], block: int, mode: str, 
     np.testing.assert_array_equal(defined(back, {"x": image}), depth)
 
 
+SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+POSITIONS = st.integers(-8, 8) | st.none() | st.sampled_from([2**63 - 1, -(2**63)])
+
+
+@FEW
+@given(st.data(), SHAPES, DTYPES)
+def test_strided_slice_is_that_of_numpy(data: st.DataObject, shape: list[int], dtype: str) -> None:
+    axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(0, len(shape)))]
+    count = len(axes)
+    begin, end = (data.draw(st.lists(POSITIONS, min_size=count, max_size=count)) for _ in range(2))
+    strides = data.draw(st.lists(st.integers(-3, 3).filter(bool), min_size=count, max_size=count))
+    parts = [slice(None)] * len(shape)
+    for axis, *part in zip(axes, begin, end, strides):
+        parts[axis] = slice(*part)
+    signed = [axis - len(shape) if data.draw(st.booleans()) else axis for axis in axes]
+    workload = strided_slice(x=shape, begin=begin, end=end, strides=strides, axes=signed, dtype=dtype)
+    check(workload, lambda x: x[tuple(parts)])
+    assert workload.replace() == workload == Workload("strided_slice", workload.params)
+
+
+def tvm_cases() -> list[tuple[Any, ...]]:
+    """(extents, begin, end, strides, axes, mode, extents of y) of TVM v0.19.0's tests of strided_slice (Apache-2.0)."""
+    end, size, x = "end", "size", (3, 4, 3)
+    return [
+        ((1, 224, 224, 3), [0, 20, 20, 0], [1, 140, 140, 3], [1, 1, 1, 1], [], end, (1, 120, 120, 3)),
+        (x, [1, 1, 0], [4, 1000, 3], [], [], end, (2, 3, 3)),
+        (x, [1, 1, 0], [4, 4], [], [], end, (2, 3, 3)),
+        (x, [1, 1], [4, 4, 3], [], [], end, (2, 3, 3)),
+        (x, [1, -1, 0], [4, -5, 3], [2, -1, 1], [], end, (1, 4, 3)),
+        (x, [-1, -1, -1], [-5, -5, -5], [-1, -1, -1], [], end, (3, 4, 3)),
+        (x, [1, 0, 0], [3, -1, 3], [1, 1, 1], [], size, (2, 4, 3)),
+        (x, [1, 0, 0], [-1, 2, 3], [1, 1, 1], [], size, (2, 2, 3)),
+        (x, [1], [4], [], [1], end, (3, 3, 3)),
+        (x, [0, 0, 0], [4, -5, 4], [1, -1, 2], [], end, (3, 1, 2)),
+        (x, [1, 0], [4, 2], [2, 1], [], end, (1, 2, 3)),
+        (x, [0, 0, 0], [None, None, None], [], [], end, (3, 4, 3)),
+        ((20, 10, 5), [20, 10, 4], [0, 0, 1], [-1, -3, -2], [], end, (19, 3, 2)),
+        ((15, 21), [0, 1000000], [1000000, -1000000], [1, -1], [], end, (15, 21)),
+        ((15, 17, 21), [0, 1000000], [1000000, -1000000], [1, -1], [0, 2], end, (15, 17, 21)),
+    ]
+
+
+@pytest.mark.parametrize("case", tvm_cases(), ids=str)
+def test_strided_slice_has_the_shapes_of_tvm(case: tuple[Any, ...]) -> None:
+    x, begin, end, strides, axes, mode, y = case
+    assert strided_slice(x=x, begin=begin, end=end, strides=strides, axes=axes, mode=mode).output.shape == y
+
+
+def test_equal_slices_have_equal_ids_and_a_short_label() -> None:
+    plain = strided_slice(x=(8, 6), begin=(2, 5), end=(8, -7), strides=(1, -2))
+    assert plain == strided_slice(x=(8, 6), begin=(-1, -6), end=(None, 99), strides=(-2, 1), axes=(1, 0))
+    assert plain.label == "strided_slice 8x6 [2:8,5:0:-2] f16"
+    assert strided_slice(x=(8, 6), begin=(3,), end=(2,)).id == strided_slice(x=(8, 6), begin=(9,)).id
+
+
+@FEW
+@given(st.data(), SHAPES, DTYPES)
+def test_concat_is_that_of_numpy(data: st.DataObject, shape: list[int], dtype: str) -> None:
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    shapes = []
+    for extent in data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)):
+        each = list(shape)
+        each[axis] = extent
+        shapes.append(each)
+    check(concat(x=shapes, axis=axis, dtype=dtype), lambda *arrays: np.concatenate(arrays, axis))
+
+
+@FEW
+@given(st.data(), SHAPES, DTYPES)
+def test_pad_is_that_of_numpy(data: st.DataObject, shape: list[int], dtype: str) -> None:
+    """Negative numbers cut x first."""
+    axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))]
+    pads = []
+    for axis in axes:
+        low = data.draw(st.integers(-shape[axis] - 1, 4))
+        pads.append((low, data.draw(st.integers(-low - shape[axis], 4))))
+    fill = np.array([5], np.float32 if dtype == "bfloat16" else dtype)
+    bits = fill.view(np.uint32) >> 16 if dtype == "bfloat16" else fill.view(f"u{fill.itemsize}")
+
+    def expected(x: Any) -> Any:
+        for axis, (low, high) in zip(axes, pads):
+            wide = [(0, 0)] * x.ndim
+            wide[axis] = (8, 8)
+            x = np.pad(x, wide, constant_values=bits[0]).take(range(8 - low, 8 + x.shape[axis] + high), axis)
+        return x
+
+    before, after = zip(*pads)
+    check(pad(x=shape, before=before, after=after, axes=axes, value=5, dtype=dtype), expected)
+
+
 # --- Canonical form -------------------------------------------------------------------------------------------------------
 
 
@@ -129,11 +222,14 @@ def test_depth_to_space_and_back(sizes: tuple[int, ...], block: int, mode: str, 
         (transpose(x=(2, 3, 4, 5), permutation=(0, 2, 3, 1)), [(2, 60, 60), (20, 1, 3), (3, 20, 1)]),
         (transpose(x=(1, 7, 1, 9), permutation=(2, 1, 0, 3)), [(63, 1, 1)]),
         (transpose(x=(1, 1), permutation=(1, 0)), []),
+        (concat(x=[(2, 3, 5), (2, 4, 5)], axis=1), [(2, 15, 35), (15, 1, 1)]),
+        (strided_slice(x=(4, 6, 5), begin=(0, 5), end=(4, 0), strides=(2, -2)), [(2, 60, 15), (3, -10, 5), (5, 1, 1)]),
+        (pad(x=(2, 3, 5), before=(0, 1)), [(2, 15, 20), (20, 1, 1)]),
         (depth_to_space(n=2, c=8, h=3, w=5, block=2, layout="NHWC"), [(6, 40, 40), (2, 4, 20), (5, 8, 4), (4, 1, 1)]),
     ],
 )
 def test_factors_that_follow_one_another_are_merged(workload: Workload, factors: list[tuple[int, int, int]]) -> None:
-    (box,) = workload.definition.movement(workload.params).boxes
+    box = workload.definition.movement(workload.params).boxes[0]
     assert [(factor.extent, factor.x, factor.y) for factor in box.factors] == factors
 
 
@@ -224,15 +320,99 @@ class TestSpaceToDepth(OpContract):
     }
 
 
+class TestStridedSlice(OpContract):
+    op = STRIDED_SLICE
+    examples = (
+        {"x": [3, 4, 3], "begin": [1, 0], "end": [3, 2]},
+        {"x": [5], "begin": [4], "end": [-6], "strides": [-2], "axes": [-1], "dtype": "int32"},
+        {"x": [5, 6], "begin": [1, 2], "end": [2, -1], "mode": "size", "dtype": "uint8"},
+    )
+    wrong = (
+        ({"x": [3, 4], "begin": [0], "end": [1], "strides": [0]}, "strides"),
+        ({"x": [3, 4], "begin": [0, 0, 0], "end": [1]}, "begin"),
+        ({"x": [3, 4], "begin": [0, 0], "end": [1], "axes": [1]}, "begin"),
+        ({"x": [3, 4], "begin": [0, 0], "end": [1, 1], "axes": [1, -1]}, "axes"),
+        ({"x": [3, 4], "begin": [0], "end": [1], "axes": [2]}, "axes"),
+        ({"x": [3, 4], "begin": [0], "end": [-2], "mode": "size"}, "end"),
+        ({"x": [3, 4], "begin": [0], "end": [1], "strides": [2], "mode": "size"}, "strides"),
+    )
+    ids: ClassVar = {
+        "65106bd6533c54cb58b9c1e6705bed4a9e0d1d5396881066dcbfa425ab95bc1a": {
+            "x": [1, 224, 224, 3],
+            "begin": [0, 20, 20, 0],
+            "end": [1, 140, 140, 3],
+        },
+    }
+
+
+class TestConcat(OpContract):
+    op = CONCAT
+    examples = (
+        {"x": [[2, 3, 4], [2, 1, 4]], "axis": 1},
+        {"x": [[3], [5], [1]], "axis": -1, "dtype": "bfloat16"},
+    )
+    wrong = (
+        ({"x": [[2, 3], [2, 3]], "axis": 2}, "axis"),
+        ({"x": [[2, 3], [3, 3]], "axis": 1}, "x"),
+        ({"x": [[2, 3], [2, 3, 1]], "axis": 1}, "x"),
+        ({"x": [], "axis": 0}, "x"),
+        ({"x": [[2, 0]], "axis": 0}, "x"),
+        ({"x": [[2**30], [2**30]], "axis": 0}, "x"),
+    )
+    ids: ClassVar = {
+        "2418773b8d9b9abe4186bbf0f5687abcec89366cd09e2c751c30d71f97a0eba6": {
+            "x": [[1, 64, 28, 28], [1, 32, 28, 28]],
+            "axis": 1,
+        },
+    }
+
+
+class TestPad(OpContract):
+    op = PAD
+    examples = (
+        {"x": [2, 3, 4], "before": [0, 1], "after": [1]},
+        {"x": [5, 6], "before": [-2], "after": [3], "axes": [-1], "value": -1.5, "dtype": "float8_e5m2"},
+        {"x": [5, 6], "before": [1, 1], "after": [1, 1], "value": 255, "dtype": "uint8"},
+    )
+    wrong = (
+        ({"x": [3, 4], "before": [1, 1, 1]}, "before"),
+        ({"x": [3, 4], "after": [1, 1], "axes": [0]}, "after"),
+        ({"x": [3, 4], "after": [1, 1], "axes": [0, 0]}, "axes"),
+        ({"x": [3, 4], "after": [1], "axes": [2]}, "axes"),
+        ({"x": [3, 4], "before": [-4]}, "before"),
+        ({"x": [3, 4], "value": 256, "dtype": "uint8"}, "value"),
+        ({"x": [3, 4], "value": 0.5, "dtype": "int32"}, "value"),
+        ({"x": [3, 4], "value": 1e5}, "value"),
+    )
+    ids: ClassVar = {
+        "f3fad8953f80b2754fb3e0d6c5bd9a52c22d33d3d27d4b5ad4496cfa7836778c": {
+            "x": [1, 56, 56, 64],
+            "before": [0, 1, 1, 0],
+            "after": [0, 1, 1, 0],
+        },
+    }
+
+
 def test_labels_say_what_is_moved() -> None:
     assert transpose(x=(2, 3, 4), permutation=(2, 0, 1)).label == "transpose 2x3x4 by 2,0,1 f16"
     label = depth_to_space(n=1, c=8, h=3, w=5, block=2, layout="NHWC", dtype="int8").label
     assert label == "depth_to_space 1x3x5x8 b2 DCR i8 NHWC"
+    assert concat(x=[(2, 3), (2, 4)], axis=-1).label == "concat 2x3 + 2x4 along 1 f16"
+    assert concat(x=[(2, 3)] * 3, axis=0).label == "concat 3 of 2x3 along 0 f16"
+    assert pad(x=(2, 3), before=(1,), value=-7, dtype="int8").label == "pad 2x3 by 1+0,0+0 with -7 i8"
 
 
 def test_work_is_bytes_only() -> None:
     workload = space_to_depth(n=2, c=3, h=4, w=6, block=2, dtype="float32")
     assert workload.flops == 0 and workload.work.nbytes == 2 * 4 * math.prod((2, 3, 4, 6))
+    assert strided_slice(x=(10, 10), begin=(2,), end=(5,), dtype="int8").work.least_bytes == 2 * 30
+    assert pad(x=(10, 10), before=(-4, 1), after=(1, 0), dtype="int8").work.least_bytes == 6 * 10 + 7 * 11
+
+
+def test_an_empty_result_is_legal() -> None:
+    for workload in (strided_slice(x=(3, 4), begin=(2,), end=(2,)), pad(x=(3, 4), before=(-3,))):
+        assert workload.output.shape == (0, 4) and workload.work.least_bytes == 0
+        assert workload.definition.movement(workload.params).boxes == ()
 
 
 def test_blocks_that_do_not_divide_are_refused_with_the_remedy() -> None:

@@ -22,6 +22,9 @@ BUILT_IN = {
     "transpose": "schedsearch.ops.transpose:TRANSPOSE",
     "depth_to_space": "schedsearch.ops.depth_to_space:DEPTH_TO_SPACE",
     "space_to_depth": "schedsearch.ops.depth_to_space:SPACE_TO_DEPTH",
+    "strided_slice": "schedsearch.ops.strided_slice:STRIDED_SLICE",
+    "concat": "schedsearch.ops.concat:CONCAT",
+    "pad": "schedsearch.ops.pad:PAD",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 

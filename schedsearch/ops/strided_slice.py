@@ -1,0 +1,216 @@
+"""strided_slice: y holds every stride-th element of x from `begin` to `end`, along any dimensions.
+
+The rules are those of ONNX's Slice and of NumPy: a negative begin or end counts from the end of its dimension, what lies
+beyond the dimension is cut to it, a negative stride goes backwards, and a slice may be empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
+from schedsearch.ops.data_movement import AXES, DTYPE, DataMovement, axis_numbers, axis_problems, extents, shown, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.movement import Box, Factor, Movement, row_strides
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+MODES = ("end", "size")
+
+
+def _positions(doc: str) -> Parameter:
+    one = {"type": "integer", "minimum": -MAX_INT - 1, "maximum": MAX_INT}
+    return Parameter(doc, {"type": "array", "items": one, "maxItems": len(AXES), "default": []})
+
+
+_PARAMETERS = {
+    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
+    "begin": _positions("first position along each dimension; default: the whole dimension"),
+    "end": _positions("position after the last one, or with mode size the number of positions, -1 for all that follow"),
+    "strides": _positions("distance of positions; negative ones go backwards; default 1"),
+    "axes": axis_numbers("dimensions that begin, end and strides are about; default: 0, 1, ...", default=()),
+    "mode": Parameter.choice("what end means: end (a position) or size (a count, as TVM's slice_mode)", MODES),
+    "dtype": DTYPE,
+}
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A slice of one dimension: `count` positions from `first` on, `stride` apart."""
+
+    first: int
+    count: int
+    stride: int
+
+    @classmethod
+    def of(cls, extent: int, begin: int | None, end: int | None, stride: int) -> _Cut:
+        """What Python's own slices select. Slices that select the same are equal."""
+        chosen = range(extent)[slice(begin, end, stride)]
+        if len(chosen) > 1:
+            return cls(chosen[0], len(chosen), stride)
+        return cls(chosen[0], 1, 1) if chosen else cls(0, 0, 1)
+
+    def end(self, extent: int) -> int:
+        """The position after the last one; -extent - 1 is the one before position 0."""
+        after = self.first + (self.count - 1) * self.stride + (1 if self.stride > 0 else -1)
+        return after if after >= 0 or not self.count else -extent - 1
+
+
+class StridedSlice(DataMovement):
+    """As ONNX's Slice with constant inputs, and as TVM's strided_slice.
+
+    Workloads keep begin, end and strides of all dimensions in one form, so that equal slices have equal ids.
+    """
+
+    name: ClassVar[str] = "strided_slice"
+    constructor: ClassVar[str] = "schedsearch:strided_slice"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        found, problems = super().normalise(params)
+        if problems:
+            return found, problems
+        cuts = _cuts(found)
+        found["begin"] = tuple(cut.first for cut in cuts)
+        found["end"] = tuple(cut.end(extent) if cut.count else 0 for cut, extent in zip(cuts, found["x"]))
+        found["strides"] = tuple(cut.stride for cut in cuts)
+        found["axes"], found["mode"] = (), "end"
+        return found, []
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        rank, axes = len(params["x"]), params["axes"]
+        found = axis_problems("axes", axes, rank)
+        for name in ("begin", "end", "strides"):
+            count = len(params[name])
+            if axes and count not in (len(axes), 0):
+                found.append(Problem(name, f"{name} has {count} entries, axes has {len(axes)}; give one for each of axes"))
+            elif count > rank:
+                found.append(Problem(name, f"{name} has {count} entries, but x has {rank} dimensions; give at most {rank}"))
+        if 0 in params["strides"]:
+            found.append(Problem("strides", "strides has 0; allowed: positive numbers, or negative ones to go backwards"))
+        if params["mode"] == "size":
+            found += _size_problems(params)
+        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", AXES[: len(params["x"])], tuple(cut.count for cut in _cuts(params)), params["dtype"]),)
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """The elements of y, read and written. Others need not be read."""
+        nbytes = 2 * self.outputs(params)[0].nbytes
+        return Work(0, nbytes, least_bytes=nbytes)
+
+    def movement(self, params: Mapping[str, Any]) -> Movement:
+        cuts, in_x = _cuts(params), row_strides(params["x"])
+        in_y = row_strides([cut.count for cut in cuts])
+        element_bytes = dtype_of(params["dtype"]).nbytes
+        if not all(cut.count for cut in cuts):
+            return Movement(element_bytes, ())
+        factors = [Factor(cut.count, cut.stride * step, y) for cut, step, y in zip(cuts, in_x, in_y)]
+        start = sum(cut.first * step for cut, step in zip(cuts, in_x))
+        return Movement(element_bytes, (Box.of("x", factors, x_start=start),))
+
+    def sources(self, params: Mapping[str, Any], flat_indices: Any) -> tuple[Any, Any]:
+        import numpy as np
+
+        index = np.unravel_index(flat_indices, self.outputs(params)[0].shape)
+        at = [first + place * stride for first, place, stride in zip(params["begin"], index, params["strides"])]
+        return np.zeros_like(flat_indices), np.ravel_multi_index(at, params["x"])
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        ends = [stop if stop >= 0 else None for stop in params["end"]]
+        words = [
+            f"{first}:{'' if stop is None else stop}" + (f":{stride}" if stride != 1 else "")
+            for first, stop, stride in zip(params["begin"], ends, params["strides"])
+        ]
+        return f"strided_slice {shown(params['x'])} [{','.join(words)}] {dtype_of(params['dtype']).short}"
+
+
+STRIDED_SLICE = StridedSlice()
+
+
+def _cuts(params: Mapping[str, Any]) -> list[_Cut]:
+    """The slice along each dimension of x, of parameters without problems."""
+    x, rank = params["x"], len(params["x"])
+    axes = [axis % rank for axis in params["axes"]] or range(rank)
+    begin, end, strides = (dict(zip(axes, params[name])) for name in ("begin", "end", "strides"))
+    cuts = []
+    for axis, extent in enumerate(x):
+        stop = end.get(axis)
+        if params["mode"] == "size" and stop is not None:
+            first = range(extent)[slice(begin.get(axis), None)]
+            stop = None if stop == -1 else extent - len(first) + stop
+        cuts.append(_Cut.of(extent, begin.get(axis), stop, strides.get(axis, 1)))
+    return cuts
+
+
+def _size_problems(params: Mapping[str, Any]) -> list[Problem]:
+    found = []
+    if any(size < -1 for size in params["end"]):
+        least = min(params["end"])
+        found.append(
+            Problem("end", f"end has {least}; with mode size allowed: a count, or -1 for all positions that follow")
+        )
+    if any(stride != 1 for stride in params["strides"]):
+        found.append(
+            Problem("strides", f"strides is {list(params['strides'])}; mode size counts neighbours: leave strides out")
+        )
+    return found
+
+
+def strided_slice(
+    *,
+    x: Sequence[int],
+    begin: Sequence[int | None] = (),
+    end: Sequence[int | None] = (),
+    strides: Sequence[int] = (),
+    axes: Sequence[int] = (),
+    mode: str = "end",
+    dtype: str = "float16",
+) -> Workload:
+    """A slice of x: y[i, j, ...] = x[begin[0] + i * strides[0], begin[1] + j * strides[1], ...].
+
+    Lists that are shorter than x has dimensions leave the others whole.
+
+    Args:
+        x: extents of x.
+        begin, end: positions along `axes`, as in a slice of Python: negative ones count from the end, None is the end of the
+            dimension, and what lies beyond the dimension is cut.
+        strides: distances; negative ones go backwards; default 1.
+        axes: the dimensions that the lists are about; default 0, 1, ...
+        mode: "end", or "size" if `end` holds the number of elements (-1: all that follow).
+        dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
+
+    Returns:
+        A workload; its `output.shape` may have extents of 0.
+
+    Raises:
+        WorkloadError: a stride is 0, an axis does not exist or is named twice, or lists have wrong lengths.
+
+    Example:
+        >>> strided_slice(x=(1, 224, 224, 3), begin=(0, 20, 20, 0), end=(1, 140, 140, 3)).output.shape
+        (1, 120, 120, 3)
+        >>> strided_slice(x=(10, 8), begin=(-1,), end=(None,), strides=(-3,), axes=(1,)).output.shape
+        (10, 3)
+    """
+    from schedsearch.workload import Workload
+
+    steps = [*strides, *[1] * max(len(begin), len(end))]
+    first = [_position(at, 0 if step > 0 else MAX_INT) for at, step in zip(begin, steps)]
+    last = [_position(at, MAX_INT if step > 0 else -MAX_INT - 1) for at, step in zip(end, steps)]
+    params = {"x": x, "begin": first, "end": last, "strides": strides, "axes": axes, "mode": mode, "dtype": dtype}
+    return Workload("strided_slice", params)
+
+
+def _position(at: int | None, default: int) -> int:
+    """A position that no extent reaches, such as ONNX's 2**63 - 1 for "to the end", becomes one of 32 bits."""
+    return default if at is None else min(max(at, -MAX_INT - 1), MAX_INT)
