@@ -12,6 +12,7 @@ from typing import Any
 
 from schedsearch.dashboard import effects, overview
 from schedsearch.dashboard.compare import compare_view
+from schedsearch.dashboard.importance import Importances
 from schedsearch.dashboard.kernels import Kernels
 from schedsearch.dashboard.listing import records_view
 from schedsearch.dashboard.machine_code import Listings
@@ -19,6 +20,7 @@ from schedsearch.dashboard.replays import replay_view
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.task import task_view
 from schedsearch.dashboard.trial import trial_view
+from schedsearch.dashboard.views.importance import ImportanceView
 from schedsearch.dashboard.views.overview import Overview, Side, TaskRow
 from schedsearch.dashboard.views.task import PairEffect
 from schedsearch.dashboard.views.values import JSON, to_json
@@ -52,6 +54,7 @@ class Answers:
         self.cost_s = 0.0
         self.listings = Listings()
         self.kernels = Kernels()
+        self._importances = Importances()
         self._lock = threading.RLock()
         self._bodies: OrderedDict[tuple[str, ...], tuple[tuple[Any, ...], bytes]] = OrderedDict()
         self._pairs: dict[str, tuple[int, tuple[PairEffect, ...]]] = {}
@@ -84,6 +87,8 @@ class Answers:
         Raises:
             UnknownPathError: there is no such answer.
         """
+        if path.startswith("importance/"):  # it is slow, and kept elsewhere; nobody else should wait
+            return _text(self.get(path))
         wanted = dict(query or {})
         key = path, *(f"{name}={value}" for name, value in sorted(wanted.items()))
         with self._lock:
@@ -91,8 +96,7 @@ class Answers:
             known = self._bodies.pop(key, None)
             if known is None or known[0] != state:
                 start = time.perf_counter()
-                text = json.dumps(self.get(path, wanted), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-                known = state, text.encode("utf-8", "backslashreplace")
+                known = state, _text(self.get(path, wanted))
                 self.cost_s = max(time.perf_counter() - start, self.cost_s / 2)
             self._bodies[key] = known
             while len(self._bodies) > _BODIES:
@@ -108,8 +112,10 @@ class Answers:
         Raises:
             UnknownPathError: there is no such answer.
         """
+        kind, *parts = path.split("/")
+        if kind == "importance" and len(parts) == 1:
+            return to_json(self.importance(parts[0]))
         with self._lock:
-            kind, *parts = path.split("/")
             try:
                 match kind, parts:
                     case "overview", []:
@@ -182,6 +188,24 @@ class Answers:
             known = self._pairs[key] = len(trials), tuple(found)
         return known[1]
 
+    def importance(self, key: str) -> ImportanceView:
+        """What a cost model says about the knobs of a task. Other answers need not wait while it is trained.
+
+        Raises:
+            UnknownPathError: there is no such task, or its database cannot be read now.
+        """
+        with self._lock:
+            source, task = self.find_task(key)
+            try:
+                trials = source.trials(task)
+            except SchedsearchError as error:
+                raise UnknownPathError(str(error)) from error
+            database, count = trials.stamp[:1], len(trials)
+            if known := self._importances.known(key, database, count):
+                return known
+            searched = trials.searched(*trials.knobs())
+        return self._importances.train(key, database, count, searched)
+
     def _task(self, key: str, keep: set[int] | None = None) -> JSON:
         source, task = self.find_task(key)
         row = overview.task_rows(source)[task]
@@ -227,6 +251,10 @@ class Answers:
 
     def _all_rows(self) -> dict[str, dict[TaskId, TaskRow]]:
         return {source.key: overview.task_rows(source) for source in self.sources}
+
+
+def _text(value: JSON) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "backslashreplace")
 
 
 def split_files(files: Iterable[str]) -> tuple[list[str], list[str]]:

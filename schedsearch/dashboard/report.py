@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import secrets
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ WHOLE_TRIALS = 20_000  # up to so many a report holds every trial
 _BEST_OF_A_TASK = 100  # that a sample holds in any case
 _CODE = 1_000_000  # characters of machine code in a report, before compression
 _CODE_OF_A_TRIAL = 100_000
+_IMPORTANCE_S = 60.0  # after which no further model is trained; a report of many tasks then lacks some
 _PLANNED = 200  # trials of a task whose launch plan and profiles a report holds, the fastest
 
 
@@ -55,6 +57,10 @@ def report_answers(answers: Answers) -> Iterator[tuple[str, JSON]]:
     yield "overview", shown
     for key in answers.task_keys():
         yield f"task/{key}", answers.sampled_task(key, keep[key]) if keep is not None else answers.get(f"task/{key}")
+    end_s = time.monotonic() + _IMPORTANCE_S
+    for key in answers.task_keys():
+        if time.monotonic() < end_s:
+            yield f"importance/{key}", answers.get(f"importance/{key}")
     for a, b in shown["compared"]:
         yield f"compare/{a}/{b}", answers.get(f"compare/{a}/{b}")
     yield "records", _records(answers, keep)

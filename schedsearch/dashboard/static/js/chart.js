@@ -21,12 +21,13 @@ export class Chart {
     this.plot = el("div", { class: "plot", role: "img", style: { height: `${height}rem` } });
     this.legend = el("div", { class: "legend" });
     this.words = el("p", { class: "empty", hidden: true });
+    this.help = el("p", {}, help);
     this.table = null;
     this.details = el("details", { ontoggle: () => this.fillTable() }, el("summary", {}, `Table: ${title}`));
     this.element = el(
       "figure",
       { class: "chart" },
-      el("figcaption", {}, el("h3", {}, title), help ? el("p", {}, help) : null, controls),
+      el("figcaption", {}, el("h3", {}, title), help ? this.help : null, controls),
       this.legend,
       this.words,
       this.plot,

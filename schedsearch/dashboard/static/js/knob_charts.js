@@ -2,15 +2,26 @@
 
 import { Chart, lines, nameAxis, numberAxis, plotGrid, timeAxis, timeLine, tooltip } from "./chart.js";
 import { el, replaceChildren } from "./dom.js";
-import { formatCount, formatPercent, formatTime, formatValue, plural, shorten } from "./format.js";
+import { formatCount, formatPercent, formatTime, formatValue, plural, shorten, significant } from "./format.js";
 import { rangeSeries } from "./glyphs.js";
 import { extent } from "./trials.js";
 
-/** Importance bars, and the values of the chosen knob: { importance, values, picker, show(task), dispose() }. */
+const MEASURES = [
+  ["model", "From a model", "The share of a cost model's rank correlation that is lost if the values of a knob are shuffled among trials. A click chooses the knob."],
+  ["trials", "From the trials", "The share of the differences between times, and between failing and not failing, that a knob explains by itself. A click chooses the knob."],
+];
+
+/**
+ * Importance bars, and the values of the chosen knob: { importance, values, picker, show(task), showModel(view or words), dispose() }.
+ *
+ * The model's importance comes later than the task: until then, and where there is none, the bars are those of the trials.
+ */
 export function knobCharts() {
   let latest = null;
   let template = null;
   let knob = null;
+  let measure = "model";
+  let model = null; // an ImportanceView, or words that say why there is none
   const templatePicker = picker("Template", (value) => {
     template = value;
     knob = null;
@@ -20,10 +31,15 @@ export function knobCharts() {
     knob = value;
     draw();
   });
+  const buttons = MEASURES.map(([name, words]) =>
+    el("button", { type: "button", "aria-pressed": String(name === measure), onclick: () => chooseMeasure(name) }, words),
+  );
+  const state = el("p", { class: "line", role: "status" });
   const importance = new Chart({
     title: "Importance of knobs",
-    help: "The share of the differences between times, and between failing and not failing, that a knob explains by itself. A click chooses the knob.",
+    help: MEASURES[0][2],
     height: 20,
+    controls: el("div", { class: "controls" }, el("div", { class: "switch", role: "group", "aria-label": "Measure of importance" }, buttons), state),
   });
   const values = new Chart({
     title: "Times by value of a knob",
@@ -32,12 +48,25 @@ export function knobCharts() {
     controls: el("div", { class: "controls" }, knobPicker.element),
   });
 
+  function chooseMeasure(name) {
+    measure = name;
+    knob = null;
+    draw();
+  }
+
   function draw() {
     const templates = [...new Set(latest.knob_effects.map((effect) => effect.template))];
     if (!templates.includes(template)) template = latest.row.template && templates.includes(latest.row.template) ? latest.row.template : templates[0];
     templatePicker.show(templates, template);
+    const found = modelOf(model, template);
+    const drawn = measure === "model" && found.knobs.length ? "model" : "trials";
+    buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(MEASURES[index][0] === measure)));
+    state.textContent = measure === "model" ? found.words : "";
+    importance.help.textContent = MEASURES.find(([name]) => name === drawn)[2];
+    const losses = new Map(found.knobs.map(({ knob: name, loss }) => [name, loss]));
     const effects = latest.knob_effects.filter((effect) => effect.template === template && effect.values.length > 1);
-    effects.sort((a, b) => (b.importance ?? -1) - (a.importance ?? -1) || (b.failure_importance ?? 0) - (a.failure_importance ?? 0));
+    const rank = (effect) => (drawn === "model" ? (losses.get(effect.knob) ?? -1) : (effect.importance ?? -1));
+    effects.sort((a, b) => rank(b) - rank(a) || (b.failure_importance ?? 0) - (a.failure_importance ?? 0));
     if (effects.length === 0) {
       const words = "No knob has been tried with two values yet, so there is nothing to compare.";
       importance.note(words);
@@ -47,7 +76,7 @@ export function knobCharts() {
     }
     if (!effects.some((effect) => effect.knob === knob)) knob = effects[0].knob;
     knobPicker.show(effects.map((effect) => effect.knob), knob);
-    drawImportance(importance, effects, (name) => {
+    drawImportance(importance, effects, drawn === "model" ? losses : null, (name) => {
       knob = name;
       draw();
     });
@@ -62,11 +91,28 @@ export function knobCharts() {
       latest = task;
       draw();
     },
+    showModel(found) {
+      model = found;
+      if (latest) draw();
+    },
     dispose() {
       importance.dispose();
       values.dispose();
     },
   };
+}
+
+/** What the models of a task say about a template: { knobs, words }. */
+function modelOf(view, template) {
+  const none = (words) => ({ knobs: [], words });
+  if (view === null) return none("A model is being trained on these trials; until then, the importance is that of the trials.");
+  if (typeof view === "string") return none(`There is no model: ${view} The importance is that of the trials.`);
+  if (view.note) return none(`There is no model: ${view.note}. The importance is that of the trials.`);
+  const model = view.models.find((each) => each.template === template);
+  if (!model) return none("No model was trained for this template. The importance is that of the trials.");
+  if (model.note) return none(`No model: ${model.note}. The importance is that of the trials.`);
+  const quality = `its rank correlation for configurations that it had not seen is ${significant(model.correlation, 2)}`;
+  return { knobs: model.knobs, words: `Boosted trees, trained on ${plural(model.trials, "valid trial")}; ${quality}.` };
 }
 
 /** A labelled select that is hidden while there is nothing to choose: { element, show(choices, chosen) }. Choices are texts, or [value, text]. */
@@ -88,51 +134,52 @@ export function picker(label, onchange) {
   };
 }
 
-const EFFECT_NAMES = ["times", "failures"];
+// What the bars say: { name, field of an effect, or null for the model's losses, words of the tooltip, label in the table }.
+const MODEL_BARS = [{ name: "model", of: null, words: "the model loses without it", label: "The model loses without it" }];
+const TRIAL_BARS = [
+  { name: "times", of: "importance", words: "explains of the times", label: "Explains of the times" },
+  { name: "failures", of: "failure_importance", words: "of the failures", label: "Of the failures" },
+];
 
-function drawImportance(chart, effects, choose) {
+/** Bars of the trials, or those of a model if `losses` (knob -> share) are given. */
+function drawImportance(chart, effects, losses, choose) {
+  const bars = losses ? MODEL_BARS : TRIAL_BARS;
+  const share = (effect, { of }) => (of === null ? (losses.get(effect.knob) ?? null) : effect[of]);
   const shown = effects.slice(0, 14);
-  if (effects.every((effect) => effect.importance === null && effect.failure_importance === null)) {
+  if (effects.every((effect) => bars.every((bar) => share(effect, bar) === null))) {
     chart.note("There are too few trials to tell which knobs matter.");
     return;
   }
   chart.show({
-    summary: `Importance of ${plural(shown.length, "knob")}; the first is ${shown[0].knob} with ${formatPercent(shown[0].importance)}.`,
-    legend: EFFECT_NAMES,
+    summary: `Importance of ${plural(shown.length, "knob")}; the first is ${shown[0].knob} with ${formatPercent(share(shown[0], bars[0]))}.`,
+    legend: bars.length > 1 ? bars.map(({ name }) => name) : [],
     onclick: ({ name }) => {
       if (shown.some((effect) => effect.knob === name)) choose(name);
     },
-    option: (colors, hidden) => {
-      const bars = (index, field) => ({
+    option: (colors, hidden) => ({
+      grid: plotGrid(colors, { top: colors.fontPx * 0.5 }),
+      xAxis: numberAxis(colors, { name: losses ? "share lost" : "share explained", zero: true, format: formatPercent }),
+      yAxis: nameAxis(colors, { names: shown.map((effect) => effect.knob), vertical: true, inverse: true, axisLabel: nameLabel(colors) }),
+      tooltip: tooltip(colors, {
+        trigger: "axis",
+        axisPointer: { type: "shadow", shadowStyle: { color: colors.grid, opacity: 0.5 } },
+        formatter: ([{ dataIndex }]) => lines(shown[dataIndex].knob, ...bars.map((bar) => `${bar.words}: ${formatPercent(share(shown[dataIndex], bar))}`)),
+      }),
+      series: bars.map((bar, index) => ({
         type: "bar",
-        id: field,
-        name: EFFECT_NAMES[index],
+        id: bar.name,
+        name: bar.name,
         barMaxWidth: colors.fontPx * 0.9,
         barGap: "15%",
         itemStyle: { color: colors.series[index], borderRadius: [0, 2, 2, 0] },
-        data: hidden.has(EFFECT_NAMES[index]) ? [] : shown.map((effect) => Math.max(0, effect[field] ?? 0)),
-      });
-      return {
-        grid: plotGrid(colors, { top: colors.fontPx * 0.5 }),
-        xAxis: numberAxis(colors, { name: "share explained", zero: true, format: formatPercent }),
-        yAxis: nameAxis(colors, { names: shown.map((effect) => effect.knob), vertical: true, inverse: true, axisLabel: nameLabel(colors) }),
-        tooltip: tooltip(colors, {
-          trigger: "axis",
-          axisPointer: { type: "shadow", shadowStyle: { color: colors.grid, opacity: 0.5 } },
-          formatter: ([{ dataIndex }]) => {
-            const effect = shown[dataIndex];
-            return lines(effect.knob, `explains of the times: ${formatPercent(effect.importance)}`, `of the failures: ${formatPercent(effect.failure_importance)}`);
-          },
-        }),
-        series: [bars(0, "importance"), bars(1, "failure_importance")],
-      };
-    },
+        data: hidden.has(bar.name) ? [] : shown.map((effect) => Math.max(0, share(effect, bar) ?? 0)),
+      })),
+    }),
     table: () => ({
       rows: effects,
       columns: [
         { label: "Knob", value: (effect) => effect.knob },
-        { label: "Explains of the times", numeric: true, value: (effect) => effect.importance, show: (effect) => formatPercent(effect.importance) },
-        { label: "Of the failures", numeric: true, value: (effect) => effect.failure_importance, show: (effect) => formatPercent(effect.failure_importance) },
+        ...bars.map((bar) => ({ label: bar.label, numeric: true, value: (effect) => share(effect, bar), show: (effect) => formatPercent(share(effect, bar)) })),
         { label: "Values tried", numeric: true, value: (effect) => effect.values.length },
       ],
     }),

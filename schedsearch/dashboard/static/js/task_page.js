@@ -18,7 +18,7 @@ export const taskPage = {
   make: makeTask,
 };
 
-function makeTask() {
+function makeTask({ source }) {
   const head = el("div", { class: "head" });
   const numbers = el("div");
   const notices = el("div", { class: "stack tight" });
@@ -37,6 +37,7 @@ function makeTask() {
     spread: spreadChart(),
     clock: clockChart(),
   };
+  const models = modelFollower(source, charts.knobs);
   const element = el(
     "div",
     { class: "page" },
@@ -69,9 +70,35 @@ function makeTask() {
       pairs.show(task);
       repeated.show(task);
       agreement.textContent = agreementWords(task);
+      models.follow(task);
     },
     dispose() {
+      models.dispose();
       for (const chart of Object.values(charts)) chart.dispose();
+    },
+  };
+}
+
+const GROWTH = 1.25; // as importance.py trains again
+
+/** Asks for what a model says about the knobs, beside the page, and again when the task has grown. */
+function modelFollower(source, charts) {
+  let asked = 0; // records of the task at the last question
+  let ended = false;
+  return {
+    async follow({ row, total }) {
+      if (asked && asked <= total && total <= GROWTH * asked) return;
+      asked = total;
+      let found;
+      try {
+        found = await source.get(`importance/${encodeURIComponent(row.key)}`);
+      } catch (problem) {
+        found = problem.message;
+      }
+      if (!ended) charts.showModel(found);
+    },
+    dispose() {
+      ended = true;
     },
   };
 }
