@@ -20,7 +20,7 @@ from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
 FLOAT_STAGES = tuple(
-    name for name, kind in STAGES.items() if "float" in kind.takes and name != "quantise"
+    name for name, kind in STAGES.items() if "float" in kind.takes and name != "quantise" and not kind.moves
 )  # for convolutions of floats
 SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 60.0}  # exact in every dtype
 
@@ -65,15 +65,16 @@ def numpy_conv2d(
             taps = np.ascontiguousarray(x[:, rows, columns].reshape(-1, groups, inputs).transpose(1, 0, 2))
             by_group = weight[:, r, s].reshape(groups, outputs, inputs).transpose(0, 2, 1)
             y += (taps @ by_group).transpose(1, 0, 2).reshape(y.shape)
-    y = y.transpose(["NHWC".index(axis) for axis in workload.layout])
+    y = y.transpose(["NHWC".index(axis) for axis in workload.output_layout])
     if absolute or not epilogue:
         return y
     given = {scalar.name: scalar.default for scalar in workload.scalars} | dict(scalars or {})
 
     def per_channel(name: str) -> Array:
-        return values[name] if workload.layout == "NHWC" else values[name][:, None, None]
+        return values[name] if workload.output_layout == "NHWC" else values[name][:, None, None]
 
-    for stage in (each.name for each in workload.epilogue):
+    for each in workload.epilogue:
+        stage = each.name
         if stage == "bias":
             y = y + per_channel("bias")
         elif stage == "scale_shift":
@@ -84,10 +85,25 @@ def numpy_conv2d(
             y = np.maximum(y, 0)
         elif stage == "leaky_relu":
             y = np.where(y > 0, y, y * np.float64(np.float32(given["leaky_relu_slope"])))
+        elif stage == "depth_to_space":
+            y = depth_to_space(y, workload.output_layout, **each.params)
         else:
             assert stage == "clip"
             y = np.minimum(np.maximum(y, given["clip_min"]), given["clip_max"])
     return y
+
+
+def depth_to_space(y: Array, layout: str, *, block: int, mode: str) -> Array:
+    """ONNX's DepthToSpace, as its documentation defines it, of an array in NHWC or NCHW."""
+    order = [layout.index(axis) for axis in "NCHW"]
+    n, k, h, w = (y.shape[axis] for axis in order)
+    images = y.transpose(order)
+    if mode == "DCR":
+        parts = images.reshape(n, block, block, k // block**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        parts = images.reshape(n, k // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
+    shuffled = parts.reshape(n, k // block**2, h * block, w * block)
+    return shuffled.transpose(["NCHW".index(axis) for axis in layout])
 
 
 def _as_float64(array: Array) -> Array:

@@ -14,14 +14,14 @@ import schedsearch.templates.conv2d.mma as template
 from schedsearch.config import Config
 from schedsearch.ops.conv2d import accumulator_dtype
 from schedsearch.target import PRESETS
-from schedsearch.templates.conv2d import mma_kernel, mma_store, weight_rows
+from schedsearch.templates.conv2d import mma_kernel, mma_store, placement, weight_rows
 from schedsearch.templates.parts import addressing, mma, zero_points
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.testing.emulator import TYPES, Emulator, Memory
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
-_MODULES = (mma_kernel, mma_store, weight_rows, addressing, mma, zero_points)
+_MODULES = (mma_kernel, mma_store, placement, weight_rows, addressing, mma, zero_points)
 
 
 def emulate(

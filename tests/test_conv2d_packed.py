@@ -12,6 +12,7 @@ from test_conv2d_wgmma_emulated import SMALL, Requantise
 
 import schedsearch.templates.conv2d.packed as module
 import schedsearch.templates.conv2d.wgmma as wgmma_module
+import schedsearch.templates.conv2d.wgmma_loads as wgmma_loads
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.ops import Layout
@@ -124,7 +125,7 @@ def assert_computes(monkeypatch: pytest.MonkeyPatch, w: Workload, block: int, ba
     packing, convolving = MovesEmulator(memory, late_copies=True), ClusterEmulator(memory, lambda value, *_: value, True)
     packing.stand_in(monkeypatch, kernels, places)
     parts = (addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points)
-    convolving.stand_in(monkeypatch, wgmma_module, *parts)
+    convolving.stand_in(monkeypatch, wgmma_module, wgmma_loads, *parts)
     monkeypatch.setattr(wgmma_module, "Epilogue", Requantise)
     config = configured(w, block, batch)
     assert TEMPLATE.space(w, H200).check(config) == []

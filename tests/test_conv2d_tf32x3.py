@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import schedsearch.templates.conv2d.tf32x3 as module
 import schedsearch.templates.conv2d.wgmma as inner
+import schedsearch.templates.conv2d.wgmma_loads as inner_loads
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.ops import Layout
@@ -86,7 +87,7 @@ def test_the_launches_compute_float32(
 ) -> None:
     workload, memory = LAYER.replace(**changes), Memory()
     emulator = ClusterEmulator(memory, lambda value, *_: value, late=True)
-    emulator.stand_in(monkeypatch, module, inner, addressing, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, inner, inner_loads, addressing, gather, pipeline, sharing, store, walk, wgmma)
     monkeypatch.setattr(module, "tf32", Tf32(memory))
     epilogue = SimpleNamespace(identity=True, params=(), alignments={}, fragments=lambda *_: None)
     monkeypatch.setattr(inner, "Epilogue", lambda _: epilogue)

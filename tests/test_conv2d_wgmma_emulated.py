@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conv2d_numpy import convolve, integers, to_bits
+from conv2d_numpy import convolve, depth_to_space, integers, to_bits
 
 import schedsearch.templates.conv2d.weight_rows as weight_rows
 import schedsearch.templates.conv2d.wgmma as module
+import schedsearch.templates.conv2d.wgmma_loads as loads
 from schedsearch.config import Config
 from schedsearch.launch import Scalar
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.geometry import Blocks, Im2col
-from schedsearch.templates.parts import addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
+from schedsearch.templates.parts import addressing, epilogue, gather, pipeline, sharing, store, walk, wgmma, zero_points
 from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
@@ -73,6 +74,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ROWS, "n": 16, "c": 40, "k": 24, "out_dtype": "float32"},
         {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 4, "stages": 3},
     ),
+    "depth_to_space, DCR, rows of images that straddle tiles": (
+        {**TAILS, "n": 2, "k": 64, "epilogue": [{"depth_to_space": {"block": 2}}]},
+        {**SMALL, "bn": 48, "consumer_groups": 2},
+    ),
+    "depth_to_space, CRD, blocks of 3 x 3, more columns than channels": (
+        {**SHAPE, "n": 2, "h": 4, "w": 5, "k": 72, "epilogue": [{"depth_to_space": {"block": 3, "mode": "CRD"}}]},
+        {**SMALL, "bn": 80, "grid": "persistent"},
+    ),
+    "depth_to_space, CRD, rows of images wider than a tile, shared weights": (
+        {**ROWS, "n": 1, "h": 3, "w": 70, "c": 24, "epilogue": [{"depth_to_space": {"block": 2, "mode": "CRD"}}]},
+        {**SMALL, "cluster_m": 2, "bk": 32, "stages": 2, "bn": 32},
+    ),
+    "depth_to_space, CRD, split by 2, one column of a block": (
+        {**SHAPE, "c": 72, "k": 32, "epilogue": [{"depth_to_space": {"block": 2, "mode": "CRD"}}]},
+        {**SMALL, "split_k": 2},
+    ),
     "groups in turn, of blocks that share weights": (
         {**ROWS, "n": 7, "c": 72, "k": 24, "r": 2, "padding": (1, 0, 0, 0)},
         {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "cluster_m": 2},
@@ -91,15 +108,20 @@ class BiasInMemory:
     def __init__(self, memory: Memory, columns: int) -> None:
         self.memory, self.columns = memory, columns
 
-    def fragments(self, octets: int, row_elements: int, interleaved: bool) -> Any:
+    def fragments(self, octets: int, row_elements: int, interleaved: bool, order: Any = None) -> Any:
         assert not interleaved and row_elements == 8 * self.columns
+        order = order or epilogue.ChannelOrder(8 * octets, 1, 0)
 
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, bias: int, *_: Any) -> None:
             for pair in range(2 * octets):
                 column = 8 * (pair // 2)
                 if column < columns and (row, row_8)[pair % 2]:
-                    assert (offset + column + pair % 2 * row_elements) % self.columns == k + column < self.columns
-                    acc[2 * pair : 2 * pair + 2] += self.memory.at(bias + 2 * (k + column), 4).view(np.float16)
+                    place = (offset + column + pair % 2 * row_elements) % self.columns
+                    channel = k + order.offset(column)
+                    assert channel == (place if order.step == 1 else order.channel()(place)) < self.columns
+                    for neighbour in range(2):
+                        at = bias + 2 * (channel + neighbour * order.step)
+                        acc[2 * pair + neighbour] += self.memory.at(at, 2).view(np.float16)[0]
 
         return fuse
 
@@ -115,7 +137,7 @@ def test_the_kernel_computes_the_convolution(
 def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], emulator: ClusterEmulator) -> None:
     """Runs the kernel and compares the result with NumPy's."""
     workload, memory = Workload.conv2d(**shape), emulator.memory
-    emulator.stand_in(monkeypatch, module, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, loads, epilogue, gather, pipeline, sharing, store, walk, wgmma)
     monkeypatch.setattr(module, "Epilogue", lambda _: BiasInMemory(memory, workload.k))
     rng = np.random.default_rng(0)
     arrays = integers(workload, rng)
@@ -124,10 +146,13 @@ def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str
     y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
 
     step = TEMPLATE.kernel(workload, H200, Config(config)).steps[0]
-    by_taps = halves["weight"].reshape(workload.k, -1, workload.c)
+    in_order = len(step.params[1].dims) == 4
+    by_taps = halves["weight"].reshape(-1 if in_order else (workload.k, -1, workload.c))
     emulator.run(step, {"y": memory.add(y), "bias": memory.add(bias)}, 2, {"x": halves["x"], "weight": by_taps, "y": y})
 
     right = convolve(workload, arrays["x"], arrays["weight"]) + bias.astype(np.float32)
+    for stage in workload.epilogue:
+        right = depth_to_space(right, workload.output_layout, **stage.params)
     np.testing.assert_array_equal(to_bits(y, workload.out_dtype), to_bits(right, workload.out_dtype))
 
 
@@ -245,7 +270,7 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, conf
     workload, emulator = Workload.conv2d(**shape), ClusterEmulator(Memory(), lambda value, *_: value, late)
     plain = workload.replace(layout="NHWC", weight_layout="OHWI")
     emulator.stand_in(
-        monkeypatch, module, weight_rows, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
+        monkeypatch, module, loads, weight_rows, addressing, gather, pipeline, sharing, store, walk, wgmma, zero_points
     )
     monkeypatch.setattr(module, "Epilogue", Requantise)
     rng = np.random.default_rng(0)
@@ -286,7 +311,7 @@ def test_blocks_whose_images_follow_each_other_are_folded_into_rows(
     """x in (C / x, N, H, W, x) and y likewise, with weights in OHWI: a tile has pixels of several images."""
     workload = Workload.conv2d(**{**INTEGERS, "n": 3, "h": 5, "k": 96 if of_y == 32 else 48})
     emulator = ClusterEmulator(Memory(), lambda value, *_: value, True)
-    emulator.stand_in(monkeypatch, module, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, loads, epilogue, gather, pipeline, sharing, store, walk, wgmma)
     x_blocks, y_blocks = Blocks.folded(48, 3, block), Blocks.folded(workload.k, 3, of_y)
     gemm = Im2col.of(workload, x=x_blocks, y=y_blocks)
     assert gemm.images == 1

@@ -12,6 +12,7 @@ from conv2d_numpy import Array, numpy_conv2d
 from test_conv2d_wgmma import instructions
 
 import schedsearch.templates.conv2d.wgmma as module
+import schedsearch.templates.conv2d.wgmma_loads as loads
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.launch import TensorMap
@@ -97,7 +98,7 @@ def test_the_kernel_computes_the_convolution(
     stage = {"dequantise": {"to": shape.get("out_dtype", "float16")}}
     workload = Workload.conv2d(**shape).replace(epilogue=[stage] if scaled else [])
     emulator = ClusterEmulator(Memory(), lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, module, addressing, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, loads, addressing, gather, pipeline, sharing, store, walk, wgmma)
     monkeypatch.setattr(module, "Epilogue", Scales)
     raw = factors(workload)
     y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)

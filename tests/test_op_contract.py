@@ -37,6 +37,7 @@ class TestConv2d(OpContract):
         {**CONV, "padding": (0, 0, 1, 1), "epilogue": ["residual", "leaky_relu"]},
         {**CONV, "dtype": "float32", "precision": "tf32"},
         {**CONV, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "layout": "NCHW8c"},
+        {**CONV, "output_layout": "NCHW", "epilogue": [{"depth_to_space": {"block": 2}}]},
         {**CONV, "dtype": "int8", "epilogue": ["bias", "relu", {"requantise": {"to": "uint8"}}]},
         {**CONV, "dtype": "int8", "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
     )

@@ -15,11 +15,10 @@ Factors of float32 are multiplied as they are, or with `precision` tf32 after ea
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schedsearch.errors import Problem, did_you_mean
+from schedsearch.errors import Problem
 from schedsearch.ops.base import (
     MAX_INT,
     ArgSpec,
@@ -33,16 +32,36 @@ from schedsearch.ops.base import (
     unknown_parameters,
 )
 from schedsearch.ops.checks import Domain, Rounding, sum_sigma
+from schedsearch.ops.conv2d_formats import (
+    BLOCKED,
+    BLOCKED_WEIGHT,
+    DTYPES,
+    FLOAT8,
+    FLOAT8_ROUNDING,
+    INTEGERS,
+    OUT_DTYPES,
+    PRECISIONS,
+    WEIGHT_LAYOUTS,
+    ZERO_POINTS,
+    block_problems,
+    default_weight_layout,
+    fitting,
+    layout_problems,
+    precision_problems,
+    zero_point_problems,
+)
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import (
     Stage,
+    computing,
     epilogue_arguments,
     epilogue_check_inputs,
     epilogue_check_scalars,
     epilogue_output,
     epilogue_parameter,
     epilogue_scalars,
+    moving_problem,
     parse_epilogue,
 )
 from schedsearch.ops.window import (
@@ -59,32 +78,7 @@ from schedsearch.ops.window import (
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
-# What x may be, what y may be for each x, and what the weight may be.
-OUT_DTYPES = {
-    "float16": ("float16", "bfloat16", "float32"),
-    "bfloat16": ("float16", "bfloat16", "float32"),
-    "float32": ("float32",),
-    "int8": ("int32", "int8", "uint8", "float32", "float16", "bfloat16"),
-    "uint8": ("int32", "uint32", "int8", "uint8", "float32", "float16", "bfloat16"),
-    "float8_e4m3": ("float16", "bfloat16", "float32"),
-    "float8_e5m2": ("float16", "bfloat16", "float32"),
-}
-DTYPES = tuple(OUT_DTYPES)
-INTEGERS = ("int8", "uint8")
-FLOAT8 = ("float8_e4m3", "float8_e5m2")
-# Hopper's tensor cores add products of float8 in an accumulator with 13 stored bits, and cut what is below them. Others have
-# measured that (DeepSeek-V3 Technical Report, 3.3.2: about 14 bits; PyTorch's blog calls the format e8m13).
-FLOAT8_ROUNDING = Rounding(additions=2.0**-13, factor_bits=4)
-# How kernels may round products of float32, and how many bits of a factor they must keep.
-PRECISIONS = {
-    "fp32": Rounding(factor_bits=24),
-    "tf32": Rounding(factors=2.0**-10, factor_bits=11),
-}
-WEIGHT_LAYOUTS = {"NHWC": "OHWI", "NCHW": "OIHW"}
-MAX_BLOCK = 256  # channels
-_BLOCKED = re.compile(r"NCHW([1-9][0-9]{0,2})c")
-_BLOCKED_WEIGHT = re.compile(r"OIHW([1-9][0-9]{0,2})o([1-9][0-9]{0,2})i")
-ZERO_POINTS = ("x", "weight")  # arguments that may have one
+__all__ = ["CONV2D", "FLOAT8", "INTEGERS", "Conv2d", "accumulator_dtype", "conv2d"]
 
 
 _PARAMETERS = {
@@ -116,17 +110,22 @@ _PARAMETERS = {
         {"type": "array", "items": {"enum": list(ZERO_POINTS)}, "maxItems": 2, "default": []},
     ),
     "layout": Parameter(
-        "axes of x and y in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels (NCHW32c); default NHWC",
+        "axes of x in memory, and of y unless output_layout differs: NHWC, NCHW, or NCHW[x]c with blocks of x channels "
+        "(NCHW32c); default NHWC",
         {
-            "anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{_BLOCKED.pattern}$"}],
+            "anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{BLOCKED.pattern}$"}],
             "default": "NHWC",
         },
     ),
+    "output_layout": Parameter(
+        "axes of y in memory: NHWC or NCHW, or the packed layout of x; default: layout",
+        {"anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{BLOCKED.pattern}$"}]},
+    ),
     "weight_layout": Parameter(
         "OHWI, OIHW, or OIHW[x]o[x]i (OIHW32o32i); default: the one that belongs to layout",
-        {"anyOf": [{"enum": list(WEIGHT_LAYOUTS.values())}, {"type": "string", "pattern": f"^{_BLOCKED_WEIGHT.pattern}$"}]},
+        {"anyOf": [{"enum": list(WEIGHT_LAYOUTS.values())}, {"type": "string", "pattern": f"^{BLOCKED_WEIGHT.pattern}$"}]},
     ),
-    "epilogue": epilogue_parameter(),
+    "epilogue": epilogue_parameter(moves=True),
 }
 _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
 
@@ -150,7 +149,8 @@ class Conv2d(Op):
             "precision": "fp32",
             "zero_points": (),
             "layout": "NHWC",
-            "weight_layout": _weight_layout(params.get("layout", "NHWC")),
+            "output_layout": params.get("layout", "NHWC"),
+            "weight_layout": default_weight_layout(params.get("layout", "NHWC")),
             "epilogue": (),
         }
 
@@ -162,32 +162,34 @@ class Conv2d(Op):
         problems += spread_window(out)
         wrong = one_of("dtype", out["dtype"], DTYPES)
         if not wrong or "out_dtype" in params:
-            wrong = wrong + _fitting("out_dtype", out, OUT_DTYPES.get(str(out["dtype"]), DTYPES))
+            wrong = wrong + fitting("out_dtype", out, OUT_DTYPES.get(str(out["dtype"]), DTYPES))
         problems += wrong
         if not wrong or "weight_dtype" in params:
             kinds = [kind for kind in (INTEGERS, FLOAT8) if out["dtype"] in kind]
             allowed = kinds[0] if kinds else (out["dtype"],) if out["dtype"] in DTYPES else DTYPES
-            problems += _fitting("weight_dtype", out, allowed)
-        problems += _precision_problems(out)
-        problems += _zero_point_problems(out)
-        problems += _layout_problems(out)
-        out["epilogue"], wrong = parse_epilogue(out["epilogue"])
+            problems += fitting("weight_dtype", out, allowed)
+        problems += precision_problems(out)
+        problems += zero_point_problems(out)
+        problems += layout_problems(out)
+        out["epilogue"], wrong = parse_epilogue(out["epilogue"], moves=True)
         problems += wrong
         if not problems:
             self._geometry(out, problems)
-            problems += _block_problems(out)
+            problems += block_problems(out)
             problems += self._number_problems(out)
         return out, problems
 
     def _number_problems(self, p: Mapping[str, Any]) -> list[Problem]:
         """Stages that do not fit the numbers that they get, and an output that the epilogue does not make."""
         value = self._accumulator(p)
+        if problem := moving_problem(p["epilogue"], value):
+            return [problem]
         for place, stage in enumerate(p["epilogue"]):
-            if problem := stage.kind.problem(value, of_float8=p["dtype"] in FLOAT8):
-                return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
+            if reason := stage.kind.problem(value, of_float8=p["dtype"] in FLOAT8):
+                return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
             if stage.name == "quantise" and p["dtype"] not in INTEGERS:
-                problem = f"follows convolutions of int8 or uint8, but dtype is {p['dtype']}; leave it out"
-                return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
+                reason = f"follows convolutions of int8 or uint8, but dtype is {p['dtype']}; leave it out"
+                return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
             value = stage.kind.output(value, stage.params)
         if p["dtype"] in (*INTEGERS, *FLOAT8) and value.dtype != p["out_dtype"]:
             of_integers = "requantise makes int8 or uint8 of it, quantise of a float, " if p["dtype"] in INTEGERS else ""
@@ -235,7 +237,7 @@ class Conv2d(Op):
             dtype = accumulator_dtype(p["dtype"], p["weight_dtype"], p["zero_points"])
         elif p["dtype"] in FLOAT8 and any(stage.name == "dequantise" for stage in p["epilogue"]):
             dtype = "float32"
-        return ArgSpec("y", p["layout"], Layout.parse(p["layout"]).shape(image), dtype)
+        return ArgSpec("y", p["output_layout"], Layout.parse(p["output_layout"]).shape(image), dtype)
 
     def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
         formats = {"x": p["dtype"], "weight": p["weight_dtype"]}
@@ -280,7 +282,7 @@ class Conv2d(Op):
         factors = short if short == weight_short else f"{short}x{weight_short}"
         words.append(factors if factors == out_short else f"{factors}->{out_short}")
         words += [f"zp({','.join(p['zero_points'])})"] if p["zero_points"] else []
-        words.append(p["layout"])
+        words.append(p["layout"] if p["layout"] == p["output_layout"] else f"{p['layout']}->{p['output_layout']}")
         return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
 
 
@@ -295,7 +297,7 @@ def accumulator_dtype(dtype: str, weight_dtype: str, zero_points: Sequence[str])
 def _default_out_dtype(params: Mapping[str, Any]) -> str:
     """What the epilogue leaves. Parameters may be missing or wrong; the answer then does not matter."""
     dtype = params.get("dtype", "float16")
-    stages = parse_epilogue(params.get("epilogue", ()))[0]
+    stages = computing(parse_epilogue(params.get("epilogue", ()), moves=True)[0])
     if dtype in FLOAT8:
         return next((stage.params["to"] for stage in stages if stage.name == "dequantise"), "float16")
     if dtype not in INTEGERS:
@@ -306,85 +308,6 @@ def _default_out_dtype(params: Mapping[str, Any]) -> str:
     for stage in stages:
         found = stage.kind.output(found, stage.params)
     return found.dtype
-
-
-def _weight_layout(layout: Any) -> str:
-    blocked = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
-    return f"OIHW{blocked[1]}o{blocked[1]}i" if blocked else WEIGHT_LAYOUTS.get(str(layout), "OHWI")
-
-
-def _fitting(key: str, p: Mapping[str, Any], allowed: Sequence[str]) -> list[Problem]:
-    """A problem if the format `key` is not one of those that go with `dtype`."""
-    known = [*DTYPES, *(each for formats in OUT_DTYPES.values() for each in formats)]
-    if p["dtype"] in DTYPES and p[key] in known and p[key] not in allowed:
-        return [Problem(key, f"{key} {p[key]} does not go with dtype {p['dtype']}; allowed: {', '.join(allowed)}")]
-    return one_of(key, p[key], allowed)
-
-
-def _zero_point_problems(p: dict[str, Any]) -> list[Problem]:
-    """Sorts the zero points, and says what is wrong with them."""
-    given = p["zero_points"]
-    if isinstance(given, str) or not isinstance(given, Sequence) or any(each not in ZERO_POINTS for each in given):
-        return [Problem("zero_points", f"zero_points must be a list of some of {', '.join(ZERO_POINTS)}, got {given!r}")]
-    p["zero_points"] = tuple(name for name in ZERO_POINTS if name in given)
-    if p["zero_points"] and p["dtype"] not in INTEGERS:
-        return [Problem("zero_points", f"zero_points belong to int8 and uint8, but dtype is {p['dtype']}; leave them out")]
-    return []
-
-
-def _precision_problems(p: Mapping[str, Any]) -> list[Problem]:
-    """A precision that does not exist, or that the factors' format does not have."""
-    if p["precision"] == "tf32" and p["dtype"] != "float32" and p["dtype"] in DTYPES:
-        return [Problem("precision", f"precision tf32 belongs to float32, but dtype is {p['dtype']}; leave it out")]
-    return one_of("precision", p["precision"], tuple(PRECISIONS))
-
-
-def _layout_problems(p: Mapping[str, Any]) -> list[Problem]:
-    """Layouts that do not exist, or that do not belong together."""
-    problems = []
-    layout, weight_layout = p["layout"], p["weight_layout"]
-    blocked = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
-    if blocked is None and one_of("layout", layout, tuple(WEIGHT_LAYOUTS)):
-        allowed = ", ".join([*WEIGHT_LAYOUTS, "NCHW[x]c (e.g. NCHW32c)"])
-        hint = _meant_layout(layout) if isinstance(layout, str) else ""
-        problems.append(Problem("layout", f"layout {layout!r} is not possible{hint}; allowed: {allowed}"))
-    elif blocked is not None and int(blocked[1]) > MAX_BLOCK:
-        problems.append(Problem("layout", f"layout {layout} has blocks of {blocked[1]} channels; allowed: 1 to {MAX_BLOCK}"))
-    elif blocked is not None and weight_layout != _weight_layout(layout):
-        problems.append(
-            Problem(
-                "weight_layout", f"weight_layout {weight_layout!r} does not fit {layout}; allowed: {_weight_layout(layout)}"
-            )
-        )
-    elif blocked is None:
-        problems += one_of("weight_layout", weight_layout, tuple(WEIGHT_LAYOUTS.values()))
-    return problems
-
-
-def _meant_layout(layout: str) -> str:
-    """' (did you mean NCHW32c?)' for a slip such as nchw32c, NCHW32C or NCHW32, else what `did_you_mean` says."""
-    packed = re.fullmatch(r"NCHW([1-9][0-9]{0,2})C?", layout.upper())
-    if packed is not None and int(packed[1]) <= MAX_BLOCK:
-        return f" (did you mean 'NCHW{packed[1]}c'?)"
-    return did_you_mean(layout.upper(), WEIGHT_LAYOUTS)
-
-
-def _block_problems(p: Mapping[str, Any]) -> list[Problem]:
-    """Channels that do not fill the blocks of a packed layout."""
-    blocked = _BLOCKED.fullmatch(p["layout"])
-    if blocked is None:
-        return []
-    block = int(blocked[1])
-    of_groups = f" of each of {p['groups']} groups" if p["groups"] > 1 else ""
-    return [
-        Problem(
-            key,
-            f"the {p[key] // p['groups']} {meaning} channels{of_groups} do not fill blocks of {block} in {p['layout']}; "
-            f"pad them with zeros to a multiple of {block}, or give layout NCHW or NHWC",
-        )
-        for key, meaning in (("c", "input"), ("k", "output"))
-        if p[key] // p["groups"] % block
-    ]
 
 
 def conv2d(
@@ -406,6 +329,7 @@ def conv2d(
     precision: str = "fp32",
     zero_points: Sequence[str] = (),
     layout: str = "NHWC",
+    output_layout: str | None = None,
     weight_layout: str | None = None,
     epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
 ) -> Workload:
@@ -426,7 +350,8 @@ def conv2d(
         precision: of products of float32. "fp32" multiplies the factors as they are; "tf32" may round or cut each to a
             significand of 10 stored bits first, as tensor cores do. Sums are float32 in both. Default: "fp32".
         zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
-        layout: axes of x and y in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels, which must fill them.
+        layout: axes of x in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels, which must fill them.
+        output_layout: axes of y in memory: NHWC or NCHW if x has one of these; default: `layout`.
         weight_layout: OHWI, OIHW or OIHW[x]o[x]i; default: the one that belongs to `layout`.
         epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
 
@@ -442,6 +367,11 @@ def conv2d(
         ... )
         >>> packed.output.shape, packed.output.dtype
         ((1, 2, 14, 14, 32), 'uint8')
+        >>> conv2d(
+        ...     n=1, h=14, w=14, c=64, k=128, r=3, s=3, padding=1, output_layout="NCHW",
+        ...     epilogue=["bias", {"depth_to_space": {"block": 2, "mode": "CRD"}}],
+        ... ).output.shape
+        (1, 32, 28, 28)
     """
     from schedsearch.workload import Workload
 
@@ -450,5 +380,6 @@ def conv2d(
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
         "dtype": dtype, "precision": precision, "zero_points": zero_points, "layout": layout, "epilogue": epilogue,
     }  # fmt: skip
-    optional = {"weight_dtype": weight_dtype, "out_dtype": out_dtype, "weight_layout": weight_layout}
+    optional = {"weight_dtype": weight_dtype, "out_dtype": out_dtype}
+    optional |= {"output_layout": output_layout, "weight_layout": weight_layout}
     return Workload("conv2d", params | {name: value for name, value in optional.items() if value is not None})

@@ -28,6 +28,7 @@ from schedsearch.ops.base import (
 )
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.pixel_shuffle import MAX_BLOCK, MODES, PixelShuffle, shuffle_problem, shuffled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +87,8 @@ class StageKind:
         takes: the kinds of numbers that the stage can take.
         takes_float8_sums: it also takes float32 sums of products of float8.
         repeatable: the stage may occur more than once; it then has no operands and no scalars.
+        moves: the stage computes nothing: it says where elements of the output lie. It is the last one, and takes every kind
+            of number.
     """
 
     name: str
@@ -101,6 +104,7 @@ class StageKind:
     check_inputs: Callable[[float], Mapping[str, Domain]] | None = None
     takes: Sequence[Literal["float", "int", "uint"]] = ("float", "int", "uint")
     takes_float8_sums: bool = False
+    moves: bool = False
 
     def problem(self, value: ArgSpec, *, of_float8: bool = False) -> str:
         """Why the stage cannot take the value of the stage before it; empty if it can.
@@ -109,6 +113,8 @@ class StageKind:
             of_float8: the operator's factors are float8.
         """
         kind = dtype_of(value.dtype).kind
+        if self.moves:
+            return ""
         if of_float8 and self.takes_float8_sums:
             return ""
         if kind in self.takes and (kind == "float" or dtype_of(value.dtype).nbytes == 4):
@@ -328,6 +334,24 @@ _KINDS = (
         check_inputs=_quantise_scales,
         takes=("float",),
     ),
+    StageKind(
+        "depth_to_space",
+        "stores groups of channels as blocks of block x block pixels; the last stage",
+        lambda value, operands, scalars, params: value,
+        parameters={
+            "block": Parameter(
+                "pixels along each axis of the image that a pixel becomes; its square divides the output channels",
+                {"type": "integer", "minimum": 1, "maximum": MAX_BLOCK},
+            ),
+            "mode": Parameter.choice(
+                "order of the output channels: DCR (pixel of the block, then channel) or CRD (channel, then pixel, as in "
+                "torch.nn.PixelShuffle); default DCR",
+                MODES,
+            ),
+        },
+        output=lambda output, params: shuffled(output, params["block"]),
+        moves=True,
+    ),
 )  # fmt: skip
 
 STAGES: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
@@ -338,9 +362,14 @@ STAGES: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in 
 MAX_STAGES = 64  # each is compiled into the kernel
 
 
-def epilogue_parameter(stages: Sequence[str] | None = None) -> Parameter:
-    """The parameter `epilogue` of an operator that takes these stages; default: all of `STAGES`."""
-    names = list(STAGES if stages is None else stages)
+def _stage_names(moves: bool) -> list[str]:
+    """The stages that compute, and with `moves` those that only move elements."""
+    return [name for name, kind in STAGES.items() if moves or not kind.moves]
+
+
+def epilogue_parameter(stages: Sequence[str] | None = None, *, moves: bool = False) -> Parameter:
+    """The parameter `epilogue` of an operator that takes these stages; default: all, with `moves` also `depth_to_space`."""
+    names = _stage_names(moves) if stages is None else list(stages)
     words = [name for name in names if not STAGES[name].parameters]
     items: dict[str, Any] = {"enum": words}
     if len(words) < len(names):
@@ -352,14 +381,17 @@ def epilogue_parameter(stages: Sequence[str] | None = None) -> Parameter:
     return Parameter(doc, {"type": "array", "items": items, "default": []})
 
 
-def parse_epilogue(value: Any, allowed: Sequence[str] | None = None) -> tuple[tuple[Stage, ...], list[Problem]]:
+def parse_epilogue(
+    value: Any, allowed: Sequence[str] | None = None, *, moves: bool = False
+) -> tuple[tuple[Stage, ...], list[Problem]]:
     """Stages of the value of a parameter `epilogue`, and every mistake in it.
 
     Args:
         value: a list whose items are words, {name: {parameter: value}}, or `Stage`s.
-        allowed: names that the operator takes; default: all of `STAGES`.
+        allowed: names that the operator takes; default: all stages.
+        moves: by default also those that only move elements; such an operator asks `moving_problem`, too.
     """
-    names = list(STAGES if allowed is None else allowed)
+    names = _stage_names(moves) if allowed is None else list(allowed)
     if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
         return (), [Problem("epilogue", f"epilogue must be a list of stages, got {value!r}; e.g. [bias, relu]")]
     if len(value) > MAX_STAGES:
@@ -414,6 +446,40 @@ def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[Pr
     return (None if problems else Stage(name, values)), problems
 
 
+def computing(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages without those that only move elements."""
+    return tuple(stage for stage in stages if not stage.kind.moves)
+
+
+def pixel_shuffle(stages: Sequence[Stage], channels: int) -> PixelShuffle | None:
+    """The depth_to_space at the end of the stages, or None.
+
+    Args:
+        channels: extent of K.
+    """
+    last = stages[-1] if stages else None
+    if last is None or not last.kind.moves:
+        return None
+    return PixelShuffle(channels, last.params["block"], last.params["mode"])
+
+
+def moving_problem(stages: Sequence[Stage], value: ArgSpec) -> Problem | None:
+    """A stage that moves elements where it cannot: before another one, or of an output that does not divide.
+
+    Args:
+        value: the output before the epilogue.
+    """
+    for place, stage in enumerate(stages):
+        if not stage.kind.moves:
+            continue
+        if place + 1 < len(stages):
+            after = ", ".join(str(each) for each in stages[place + 1 :])
+            return Problem("epilogue", f"stage {stage.name} must be the last, got {after} after it", path=(place,))
+        if problem := shuffle_problem(value, stage.params["block"]):
+            return Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))
+    return None
+
+
 def epilogue_arguments(
     stages: Sequence[Stage], accumulator: ArgSpec, channels: int, input_dtype: str
 ) -> tuple[ArgSpec, ...]:
@@ -445,9 +511,12 @@ def epilogue_output(stages: Sequence[Stage], accumulator: ArgSpec) -> ArgSpec:
     output, floats = accumulator, 0
     for stage in stages:
         output = stage.kind.output(output, stage.params)
+        if stage.kind.moves:
+            continue
         floats += stage.name == "dequantise" or "int" not in stage.kind.takes or floats > 0
     # A stage of floats rounds twice at most (scale_shift), and dequantise once more, when it makes a float of a sum.
-    roundings = 2 * floats + 1 if stages and stages[-1].name == "quantise" else 0
+    computed = computing(stages)
+    roundings = 2 * floats + 1 if computed and computed[-1].name == "quantise" else 0
     return replace(output, name=accumulator.name, roundings=roundings)
 
 

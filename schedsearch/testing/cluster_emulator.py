@@ -138,6 +138,9 @@ class ClusterEmulator(HopperEmulator):
     def tma_store_3d(self, tensor: Any, shared: int, c0: int, c1: int, c2: int) -> None:
         self._store_box(tensor, shared, (c0, c1, c2))
 
+    def tma_store_4d(self, tensor: Any, shared: int, *coordinates: int) -> None:
+        self._store_box(tensor, shared, coordinates)
+
     def _store_box(self, tensor: Any, shared: int, coordinates: tuple[int, ...]) -> None:
         param, array = tensor
         array = array.reshape(param.dims[::-1])

@@ -56,6 +56,8 @@ class Conv2dCpu(Template):
             return f"dtype {workload.dtype} is not supported on the CPU; allowed: float32"
         if Layout.parse(workload.layout).blocks:
             return f"layout is {workload.layout}; allowed: NHWC, NCHW"
+        if workload.output_layout != workload.layout:
+            return f"output_layout is {workload.output_layout}; allowed: {workload.layout}, as that of x"
         return epilogue_problem(workload, dtypes=("float32",))
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:

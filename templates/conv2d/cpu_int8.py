@@ -63,6 +63,8 @@ class Conv2dCpuInt8(Template):
     def validate(self, workload: Workload, target: Target) -> str | None:
         if workload.dtype not in INTEGERS:
             return f"dtype is {workload.dtype}; allowed: {', '.join(INTEGERS)}"
+        if workload.output_layout != workload.layout:
+            return f"output_layout is {workload.output_layout}; allowed: {workload.layout}, as that of x"
         return epilogue_problem(workload, dtypes=OPERAND_DTYPES, converting=CONVERTING)
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:

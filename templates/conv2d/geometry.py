@@ -15,10 +15,13 @@ from typing import Any
 from schedsearch.ops.conv2d import CONV2D, FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.pixel_shuffle import PixelShuffle
+from schedsearch.ops.stages import pixel_shuffle
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.limits import size_problem
+from schedsearch.templates.parts.epilogue import ChannelOrder
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES
-from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
+from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, shuffled_residual_problem
 from schedsearch.templates.parts.zero_points import zero_point_problem
 from schedsearch.workload import Workload
 
@@ -88,6 +91,7 @@ class Im2col:
         x, y: how they lie in memory.
         groups: of which each has `channels` input channels.
         filter_block: input and output channels of a block of the weights in OIHW[x]o[x]i; 0: the weights are OHWI.
+        shuffle: depth_to_space through which y is stored. `y` is then the output before it.
     """
 
     rows: int
@@ -107,6 +111,7 @@ class Im2col:
     y: Blocks
     groups: int
     filter_block: int
+    shuffle: PixelShuffle | None = None
 
     @classmethod
     def of(cls, workload: Workload, x: Blocks | None = None, y: Blocks | None = None) -> Im2col:
@@ -122,6 +127,7 @@ class Im2col:
             rows, w.k, w.c // w.groups, out_h, out_w, w.r, w.s, w.stride, w.dilation, (-left, -top), upper, images,
             rows // images, x, y, w.groups,
             Layout.parse(w.weight_layout).block("I") if w.weight_layout != "OHWI" else 0,
+            pixel_shuffle(w.epilogue, w.k),
         )  # fmt: skip
 
     @property
@@ -136,6 +142,13 @@ class Im2col:
 
     def row_tiles(self, bm: Any) -> Any:
         return self.images * -(-self.image_rows // bm)
+
+    @property
+    def order(self) -> ChannelOrder | None:
+        """The output channels of the columns, if those of a pixel of y are neighbours and their channels are not."""
+        if self.shuffle is None or self.shuffle.mode != "CRD" or self.shuffle.block == 1:
+            return None
+        return ChannelOrder(self.shuffle.out_channels, self.shuffle.pixels, 1)
 
     def fits(self, rows_past_end: int) -> bool:
         """Whether tiles that end this far past the last row of each image have 32-bit coordinates."""
@@ -195,7 +208,9 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
     if reason := _layout_problem(w, takes_blocks=every_format):
         return reason
     of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": CONVERTING}
-    if reason := epilogue_problem(w, **(of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {})):
+    if reason := epilogue_problem(w, shuffles=every_format, **(of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {})):
+        return reason
+    if reason := _shuffle_problem(w):
         return reason
     if w.groups != 1 and not takes_groups and w.dtype not in INTEGERS:
         return f"groups is {w.groups}; allowed: 1"
@@ -206,6 +221,27 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
         if w.params[name] % multiple:
             return f"{name} is {w.params[name]}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
     return size_problem(w)
+
+
+def _shuffle_problem(workload: Workload) -> str | None:
+    """Why the output cannot be stored through depth_to_space by TMA."""
+    w = workload
+    shuffle = pixel_shuffle(w.epilogue, w.k)
+    if shuffle is None:
+        return None
+    nbytes = dtype_of(w.out_dtype).nbytes
+    if nbytes == 4:
+        return f"depth_to_space of {w.out_dtype}; allowed: outputs of 2 bytes or 1, which are stored by TMA"
+    run, multiple = w.k // shuffle.block, ALIGNMENT_BYTES // nbytes
+    if run % multiple:
+        return f"k / block of depth_to_space is {run}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
+    if shuffle.mode == "DCR" or shuffle.block == 1:
+        return None
+    if w.dtype in INTEGERS:
+        return f"depth_to_space of {w.dtype} in mode CRD; allowed: DCR"
+    if shuffle.out_channels % 8:
+        return f"k / block**2 of depth_to_space in mode CRD is {shuffle.out_channels}; allowed: multiples of 8"
+    return shuffled_residual_problem(w)
 
 
 def _group_problem(workload: Workload) -> str | None:
@@ -224,6 +260,8 @@ def _group_problem(workload: Workload) -> str | None:
 
 def _layout_problem(workload: Workload, takes_blocks: bool) -> str | None:
     w, block = workload, Layout.parse(workload.layout).block("C")
+    if w.output_layout != w.layout:
+        return f"output_layout is {w.output_layout}; allowed: {w.layout}, as that of x"
     if (w.layout, w.weight_layout) == ("NHWC", "OHWI"):
         return None
     if not takes_blocks or block == 1:

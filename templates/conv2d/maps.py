@@ -8,8 +8,9 @@ from schedsearch.launch import TensorMap
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.parts.epilogue import ChannelOrder
 from schedsearch.templates.parts.hopper import ELEMENT_BYTES
-from schedsearch.templates.parts.store import Output, interleaved
+from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
 from schedsearch.workload import Workload
 
 ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
@@ -106,12 +107,32 @@ def blocked_filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes:
     )
 
 
+def ordered_filter_map(workload: Workload, order: ChannelOrder, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+    """weight as (channels, taps, columns of a block, blocks), in boxes of bk x 1 x bn columns: the output channels in an
+    order of their own. The columns of a box fill whole blocks, or lie within one."""
+    w, taps = workload, workload.r * workload.s
+    size = dtype_of(w.weight_dtype).nbytes
+    filter_bytes = taps * w.c * size
+    return TensorMap(
+        "weight",
+        w.weight_dtype,
+        dims=(w.c, taps, order.block, w.k // order.block),
+        strides_bytes=(w.c * size, order.step * filter_bytes, order.block_step * filter_bytes),
+        element_strides=(1, 1, 1, 1),
+        box=(bk, 1, min(bn, order.block), max(1, bn // order.block)),
+        swizzle_bytes=bk * size,
+        l2_promotion_bytes=l2_promotion_bytes,
+    )
+
+
 def output_map(workload: Workload, output: Output, segment: int, rows: int) -> TensorMap:
     """y as (output channels, pixels), or (channels of a block, pixels, slices), in boxes of `segment` x `rows`.
 
     A segment is as wide as the swizzle, or 8 elements. For slices, see `store.Output`.
     """
     size = dtype_of(workload.out_dtype).nbytes
+    if isinstance(output, ShuffledOutput):
+        return _shuffled_output_map(workload, output, segment, rows)
     row = output.block * size
     slices = math.prod(workload.output.shape) // (output.rows * output.block)
     several = not output.plain
@@ -122,6 +143,22 @@ def output_map(workload: Workload, output: Output, segment: int, rows: int) -> T
         strides_bytes=(row, *(output.rows * row,) * several),
         element_strides=(1, 1, *(1,) * several),
         box=(segment, rows, *(1,) * several),
+        swizzle_bytes=segment * size if segment * size > 16 else 0,
+    )
+
+
+def _shuffled_output_map(workload: Workload, output: ShuffledOutput, segment: int, rows: int) -> TensorMap:
+    """y as the four axes of `store.ShuffledOutput`."""
+    size = dtype_of(workload.out_dtype).nbytes
+    pixel = output.run * size
+    line = output.out_w * pixel
+    return TensorMap(
+        "y",
+        workload.out_dtype,
+        dims=(output.run, output.out_w, output.pixels, output.rows // output.out_w),
+        strides_bytes=(pixel, line, output.pixels * line),
+        element_strides=(1, 1, 1, 1),
+        box=(segment, rows, 1, 1),
         swizzle_bytes=segment * size if segment * size > 16 else 0,
     )
 

@@ -13,6 +13,7 @@ from schedsearch.config import Config
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
+from schedsearch.templates.conv2d.placement import neighbours
 from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
 from schedsearch.templates.conv2d.weight_rows import WeightRows
 from schedsearch.templates.parts.addressing import strides_of
@@ -74,7 +75,7 @@ class Gemm:
         repacked = merged > 1 or w.weight_layout != "OHWI" or short
         row = WeightRows(w, merged).row if repacked else kk
         out_bytes = dtype_of(w.out_dtype).nbytes
-        neighbours = strides_of(w, "y")["C"].run(k)
+        run = math.gcd(neighbours(w, k), k)
         return cls(
             mma=mma,
             groups=groups,
@@ -88,7 +89,7 @@ class Gemm:
             repacked=repacked,
             piece_x=_piece(strides_of(w, "x")["C"].run(c), chunk),
             piece_w=_piece(row, chunk),
-            vector=next(size for size in _VECTORS[out_bytes] if neighbours % size == 0),
+            vector=next(size for size in _VECTORS[out_bytes] if run % size == 0),
             out_bytes=out_bytes,
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 from numba import cuda, types
 
 from schedsearch.templates.conv2d.mma_sizes import Plan
+from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -53,7 +54,7 @@ def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
     bm, bn, vector = plan.bm, plan.bn, plan.gemm.vector
     vectors = bn // vector
     across = vectors
-    if workload.layout != "NHWC":
+    if workload.output_layout != "NHWC":
         across = math.gcd(strides_of(workload, "y")["C"].block, bn) // vector
 
     def in_rows(item: Any) -> Any:
@@ -80,7 +81,14 @@ def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
         n = count(m // out_pixels)
         return types.int64(n) * image_elements + types.int64(m - n * out_pixels) * pixel_elements + channel_of(k)
 
-    return in_rows if workload.layout == "NHWC" else in_blocks
+    def shuffled(m: Any, k: Any) -> Any:
+        n = count(m // out_pixels)
+        return shuffle(n, m - n * out_pixels, k)
+
+    shuffle = shuffled_offset(workload)
+    if shuffle is not None:
+        return shuffled
+    return in_rows if workload.output_layout == "NHWC" else in_blocks
 
 
 # --- Neighbouring channels of a pixel ---------------------------------------------------------------------------------

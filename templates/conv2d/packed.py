@@ -58,6 +58,8 @@ class Conv2dPacked(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
+        if any(stage.kind.moves for stage in workload.epilogue):
+            return "the epilogue has depth_to_space; allowed: without, as y may have to be packed"
         if workload.groups != 1:
             return f"groups is {workload.groups}; allowed: 1"
         if _INNER.validate(workload, target) is None:
@@ -148,7 +150,13 @@ class Packed:
         w = self.original
         channels = ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes
         columns = max(8, ALIGNMENT_BYTES // dtype_of(w.out_dtype).nbytes)
-        return w.replace(layout="NHWC", weight_layout="OHWI", c=_filled_up(w.c, channels), k=_filled_up(w.k, columns))
+        return w.replace(
+            layout="NHWC",
+            output_layout="NHWC",
+            weight_layout="OHWI",
+            c=_filled_up(w.c, channels),
+            k=_filled_up(w.k, columns),
+        )
 
     @functools.cached_property
     def forms(self) -> tuple[Form, ...]:

@@ -18,11 +18,13 @@ from schedsearch.ops import ArgSpec
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.stages import pixel_shuffle
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.addressing import offset_along, plain_strides
 from schedsearch.templates.parts.reference import (
     apply_stages,
+    computed_output,
     gather,
     operand_names,
     reference_source,
@@ -73,7 +75,8 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     write, items = writer(target, "float64" if rounded else "int64"), sharer(target)
     write_magnitude = writer(target)
     finish, zero_points = stages_function(p, target), _zero_points(p)
-    x_arg, w_arg, y_arg = p.signature[0], p.signature[1], p.output
+    place = _place(p)
+    x_arg, w_arg, y_arg = p.signature[0], p.signature[1], computed_output(p)
     x_bytes, weight_bytes = dtype(p.dtype).nbytes, dtype(p.weight_dtype).nbytes
     xn, _, xh, xw = (x_bytes * stride for stride in plain_strides(x_arg, "NCHW"))
     _, _, wr, ws = (weight_bytes * stride for stride in plain_strides(w_arg, "OIHW"))
@@ -138,6 +141,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                 at = n * yn + y_channel(k) + row * yp + q * yq
                 # Sums of whole numbers are exact in float64, too.
                 value, bound = finish(types.float64(total), types.float64(bound), k, at, operands)
+                at = place(at, n, k, row, q)
                 if rounded:
                     write(y, at, value)
                     write_magnitude(magnitude, at, bound)
@@ -159,6 +163,22 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     if target.kind == "cpu":
         return on_cpu if rounded else exact_on_cpu
     return on_cuda if rounded else exact_on_cuda
+
+
+def _place(p: Workload) -> Callable[..., Any]:
+    """`place(at, n, k, row, column)`: the offset in y of the element at offset `at` of the output before depth_to_space."""
+    shuffle = pixel_shuffle(p.epilogue, p.k)
+    if shuffle is None:
+        return lambda at, n, k, row, column: at
+    crd, block, pixels, channels = shuffle.mode == "CRD", shuffle.block, shuffle.pixels, shuffle.out_channels
+    yn, yc, yp, yq = plain_strides(p.output, "NCHW")
+
+    def place(at: Any, n: Any, k: Any, row: Any, column: Any) -> Any:
+        channel = k // pixels if crd else k % channels
+        pixel = k % pixels if crd else k // channels
+        return n * yn + channel * yc + (row * block + pixel // block) * yp + (column * block + pixel % block) * yq
+
+    return place
 
 
 def _is_float(output: ArgSpec) -> bool:
@@ -195,6 +215,10 @@ def _zero_points(p: Workload) -> Callable[[Any], Any]:
 
 def _points(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
     n, k, row, q = _logical(p.output, flat)
+    if shuffle := pixel_shuffle(p.epilogue, p.k):
+        k, row, q = shuffle.source(k, row, q)
+        flat = np.ravel_multi_index(tuple({"N": n, "C": k, "H": row, "W": q}[axis] for axis in p.output_layout),
+                                    computed_output(p).shape)  # fmt: skip
     reduced, outputs = p.c // p.groups, p.k // p.groups
     x, weight = p.signature[:2]
     channel = (k // outputs * reduced)[:, None] + np.arange(reduced)

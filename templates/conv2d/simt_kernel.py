@@ -15,6 +15,7 @@ from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.conv2d.simt_loads import (
     MOST_HELD,
     MOST_ROWS,
@@ -234,6 +235,12 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple
         c, d = pair(c, d, 1, types.int32(k + 2), types.int64(offset + 2), *operands)
         write(address, a, b, c, d)
 
+    shuffle = shuffled_offset(workload)
+
+    def in_layout(n: Any, pixel: Any, k: Any) -> Any:
+        return types.int64(types.int64(n) * per_image + types.int64(pixel) * per_pixel + of_channel(k))
+
+    offset_of = in_layout if shuffle is None else shuffle
     place = along_column if gemm.pixels_first_out else along_row
     store_vector = store_one if vector == 1 else store_four
 
@@ -246,7 +253,7 @@ def output(workload: Workload, plan: Plan, epilogue: Epilogue, capability: tuple
             if m < m_total and types.uint32(k_first + column) < k_total:
                 n, pixel = of_pixel(image, m)
                 k = types.int32(group * k_total + k_first + column)
-                offset = types.int64(types.int64(n) * per_image + types.int64(pixel) * per_pixel + of_channel(k))
+                offset = types.int64(offset_of(n, pixel, k))
                 staged = types.uint32(shared + row * staged_row_bytes + column * 4)
                 store_vector(types.uint64(y + types.uint64(offset * out_bytes)), staged, k, offset, operands)
 

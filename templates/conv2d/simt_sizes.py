@@ -10,6 +10,7 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.conv2d.placement import neighbours
 from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES, Product
@@ -61,7 +62,7 @@ class Gemm:
         size = dtype_of(workload.dtype).nbytes
         run = strides_of(workload, "x")["C"].run(c)
         tap_words = ceil_div(c, product.elements)
-        y = strides_of(workload, "y")["C"]
+        run_out = neighbours(workload, k)
         return cls(
             product,
             workload.groups,
@@ -73,8 +74,8 @@ class Gemm:
             words=workload.r * workload.s * tap_words,
             piece=next((words for words in (4, 2, 1) if run * size % (words * WORD_BYTES) == 0), 0),
             pixels_first=run * size <= CHUNK_BYTES,
-            vector=4 if k % 4 == 0 and y.run(k) % 4 == 0 else 1,
-            pixels_first_out=y.run(k) <= 4,
+            vector=4 if k % 4 == 0 and run_out % 4 == 0 else 1,
+            pixels_first_out=run_out <= 4,
             fills_padding="x" in workload.zero_points and any(workload.padding),
         )
 

@@ -68,6 +68,8 @@ class Conv2dUnfold(Template):
         w = workload
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
             return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
+        if w.output_layout != w.layout:
+            return f"output_layout is {w.output_layout}; allowed: {w.layout}, as that of x"
         if w.groups != 1:
             return f"groups is {w.groups}; allowed: 1"
         size = dtype_of(w.dtype).nbytes

@@ -41,8 +41,9 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d import geometry
 from schedsearch.templates.conv2d.geometry import Im2col
-from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, output_map
+from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, ordered_filter_map, output_map
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
+from schedsearch.templates.conv2d.wgmma_loads import load_tiles_of, tile_origin
 from schedsearch.templates.conv2d.wgmma_sizes import (
     GROUP_ROWS,
     Plan,
@@ -55,7 +56,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     useful_bks,
 )
 from schedsearch.templates.conv2d.workspaces import over_workspaces
-from schedsearch.templates.parts import cluster, gather, hopper, pipeline, ptx, store, walk
+from schedsearch.templates.parts import cluster, hopper, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import (
     ALIGNMENT_BYTES,
@@ -202,8 +203,12 @@ class Conv2dWgmma(Template):
         plan = evaluate(workload, target, config, gemm)
         epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
         image = image_map(workload, gemm, plan.bm // plan.cluster_n, plan.bk, plan.l2_promotion)
-        weights_of = blocked_filter_map if gemm.filter_block else filter_map
-        weights = weights_of(workload, plan.bn // plan.cluster_m, plan.bk, plan.l2_promotion)
+        own_filters = plan.bn // plan.cluster_m
+        if gemm.order:
+            weights = ordered_filter_map(workload, gemm.order, own_filters, plan.bk, plan.l2_promotion)
+        else:
+            weights_of = blocked_filter_map if gemm.filter_block else filter_map
+            weights = weights_of(workload, own_filters, plan.bk, plan.l2_promotion)
         output: Param = Pointer("y")
         if stores_by_tma(workload):
             output = output_map(workload, output_of(gemm, plan.bm), plan.segment, GROUP_ROWS)
@@ -260,7 +265,7 @@ def build_kernel(
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
     peers, place, begin, releases, arrive_empty = tiles.peers, tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
     clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
-    tile_origin, load_tiles = _tile_origin(plan), _load_tiles(workload, gemm, plan)
+    origin, load_tiles = tile_origin(plan), load_tiles_of(workload, gemm, plan)
     initialise, thread_of_warpgroup = pipeline.initialise, store.thread_of_warpgroup
 
     # Multiply.
@@ -279,7 +284,8 @@ def build_kernel(
     interleaved = store.interleaved(workload.out_dtype)
     first_pair = output.fragment(4 if interleaved else 2)
     correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
-    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_blocks(output))
+    channel_of, in_order = (gemm.order.channel(), {"order": gemm.order}) if gemm.order else (_same, {})
+    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_blocks(output), **in_order)
     if staged:
         begin_store, store_part = store.staged(
             output, workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups, wgmma.accumulator
@@ -302,7 +308,7 @@ def build_kernel(
             correct(values, inside_columns, first_row, first_column, operands)
             if fused:
                 fuse(
-                    values, inside_columns, first_row < rows, first_row + 8 < rows, first_column, first_offset,
+                    values, inside_columns, first_row < rows, first_row + 8 < rows, channel_of(first_column), first_offset,
                     *operands,
                 )  # fmt: skip
             store_part(values, y, store_place, row, column, inside_columns)
@@ -343,7 +349,7 @@ def build_kernel(
                 stage = types.uint32(turn * k_steps) % types.uint32(stages)
                 tile = types.int32(tile + turn * next_tile)
             while tile < clusters:
-                row, column = tile_origin(tile, cluster_row, cluster_column)
+                row, column = origin(tile, cluster_row, cluster_column)
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
                     parity = take(full, stage, parity)
@@ -377,7 +383,7 @@ def build_kernel(
                 exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
                 ptx.mbarrier_wait(sums_full, 0)
                 add_fragments(sums, slots)
-                row, column = tile_origin(first_tile, cluster_row, cluster_column)
+                row, column = origin(first_tile, cluster_row, cluster_column)
                 own_columns = types.int32(min(columns, column + bn) - (column + octet * 8))
                 finish(sums, row + group * GROUP_ROWS, column + octet * 8, own_columns)
         if staged and leader:
@@ -389,162 +395,9 @@ def build_kernel(
 # --- The functions that the kernel captures ----------------------------------------------------------------------------
 
 
-def _tile_origin(plan: Plan) -> Callable[..., Any]:
-    """`origin(tile, cluster_row, cluster_column)`: (first row, first column) of a block's tile in the tile's cluster."""
-    bm, bn, cluster_m, cluster_n = plan.bm, plan.bn, plan.cluster_m, plan.cluster_n
-    place_of_cluster = walk.banded(plan.cluster_rows, plan.cluster_columns, plan.group_m)
-
-    def origin(tile: Any, cluster_row: Any, cluster_column: Any) -> Any:
-        row, column = place_of_cluster(tile)
-        return types.int32((row * cluster_m + cluster_row) * bm), types.int32((column * cluster_n + cluster_column) * bn)
-
-    return origin
-
-
-def _load_tiles(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., None]:
-    """One thread loads this block's part of the operands of all its tiles, step by step."""
-    bk, stages, in_turn = plan.bk, plan.stages, plan.turns > 1
-    row_bytes = bk * Wgmma(workload.dtype).element_bytes
-    a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
-    own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # the part that a block loads
-    dilation_h, dilation_w = gemm.dilation
-    full_offset, clusters = plan.shared.offset("full"), plan.cluster_rows * plan.cluster_columns
-    tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, plan.split_k)
-    masks, multicasts, tile_origin = tiles.masks(), tiles.multicasts, _tile_origin(plan)
-    fill, advance, drain = pipeline.producer(stages, stage_bytes)
-    channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
-    base_pixel, first_load, next_load = gather.im2col(
-        gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]), channels, bk, gemm.kernel_w,
-        output_of(gemm, plan.bm).padded_rows if gemm.images > 1 else 0,
-    )  # fmt: skip
-    load_image, first_channel = _load_image(gemm, bk, tiles.n > 1), _first_channel(gemm, bk)
-    if gemm.filter_block:
-        load_filters = _load_blocked_filters(workload, gemm, plan)
-    else:
-        load_filters = _load_filters(gemm, bk, tiles.m > 1, store.interleaved(workload.out_dtype))
-
-    def load_tiles(  # type: ignore[no-untyped-def]
-        xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
-    ):  # fmt: skip
-        stage = types.uint32(0)
-        parity = types.uint32(1)
-        same_rows, same_columns = masks(part, cluster_row, cluster_column)
-        x_offset = types.uint32(cluster_column * own_pixels * row_bytes)
-        weight_offset = types.uint32(a_bytes + cluster_row * own_filters * row_bytes)
-        tile = first_tile
-        while tile < clusters:
-            row, column = tile_origin(tile, cluster_row, cluster_column)
-            row = types.int32(row + cluster_column * own_pixels)
-            column = types.int32(column + cluster_row * own_filters)
-            image, h, w = base_pixel(row)
-            group_channel = first_channel(column)
-            tap, channel, tap_h, tap_w = first_load(first_step)
-            for _ in range(first_step, stop_step):
-                to, barrier = fill(shared, full, empty, stage, parity)
-                tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
-                load_image(
-                    to + x_offset, xmap, types.int32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows
-                )
-                load_filters(to + weight_offset, wmap, channel, tap, column, barrier, same_columns)
-                tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
-                stage, parity = advance(stage, parity)
-            if in_turn:  # the other half's barriers
-                full = types.uint32(full + stages * BARRIER_BYTES)
-                if full == empty:
-                    full = types.uint32(shared + full_offset)
-            tile = types.int32(tile + next_tile)
-        if multicasts:  # other blocks' consumers arrive here and still read the data that was sent: stay until all are done
-            drain(empty, stage, parity)
-
-    return load_tiles
-
-
-def _load_image(gemm: Im2col, bk: int, multicast: bool) -> Callable[..., Any]:
-    """`load(to, xmap, channel, w, h, image, barrier, tap_x, tap_y, blocks)`: loads a column of `maps.image_map`.
-
-    Channels are numbered through all blocks, and each block has a multiple of bk.
-    """
-    load, split = cluster.tma_load_im2col(multicast), _channel_in_block(gemm, bk)
-    image_step, block_step = gemm.x.image_step, gemm.x.block_step
-
-    def load_block(
-        to: Any, xmap: Any, channel: Any, w: Any, h: Any, image: Any, barrier: Any, tap_x: Any, tap_y: Any, blocks: Any
-    ) -> None:
-        block, within = split(channel)
-        load(to, xmap, within, w, h, types.int32(image * image_step + block * block_step), barrier, tap_x, tap_y, blocks)
-
-    return load if gemm.x.plain else load_block
-
-
-def _first_channel(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
-    """`first(column)`: the first input channel of an output channel's group, numbered as in `_load_image`."""
-    group_columns = gemm.columns // gemm.groups
-    channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
-
-    def first(column: Any) -> Any:
-        return types.int32(types.uint32(column) // types.uint32(group_columns) * types.uint32(channels))
-
-    def of_one_group(column: Any) -> Any:
-        return types.int32(0)
-
-    return first if gemm.groups > 1 else of_one_group
-
-
-def _channel_in_block(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
-    """`split(channel)`: a channel's block of x and its place in it. Channels are numbered as in `_load_image`."""
-    padded = math.ceil(gemm.x.size / bk) * bk
-
-    def split(channel: Any) -> Any:
-        block = types.int32(types.uint32(channel) // types.uint32(padded))
-        return block, types.int32(channel - block * padded)
-
-    return split
-
-
-def _load_filters(gemm: Im2col, bk: int, multicast: bool, interleaved: bool) -> Callable[..., Any]:
-    """`load(to, wmap, channel, tap, column, barrier, blocks)`: loads a box of `maps.filter_map`."""
-    load_five, load_three = cluster.tma_load_interleaved(multicast), cluster.tma_load_tiled(multicast)
-
-    def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
-        load_five(to, wmap, channel, tap, types.int32(column >> 4), barrier, blocks)
-
-    load_box = load if interleaved else load_three
-    split, block_size = _channel_in_block(gemm, bk), gemm.x.size
-
-    def load_of_block(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
-        block, within = split(channel)
-        load_box(to, wmap, types.int32(block * block_size + within), tap, column, barrier, blocks)
-
-    return load_box if gemm.x.plain else load_of_block
-
-
-def _load_blocked_filters(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., Any]:
-    """As `_load_filters`: loads the boxes of `maps.blocked_filter_map` for a block's part of the tile's columns."""
-    bk, block, taps = plan.bk, gemm.filter_block, gemm.taps
-    inputs, own_filters = gemm.channels // block * taps, plan.bn // plan.cluster_m
-    boxes, box_columns = max(1, own_filters // block), min(own_filters, block)
-    box_bytes = box_columns * bk * Wgmma(workload.dtype).element_bytes
-    split, columns_are_interleaved = _channel_in_block(gemm, bk), store.interleaved(workload.out_dtype)
-    load_box = cluster.tma_load_boxes(5 if columns_are_interleaved else 4, plan.cluster_m > 1)
-
-    def load_interleaved(
-        to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any
-    ) -> None:  # fmt: skip
-        number, within = split(channel)
-        of_columns = types.int32(types.uint32(column) // types.uint32(block))
-        sixteen = types.int32((column - of_columns * block) >> 4)
-        first = types.int32(of_columns * inputs + number * taps + tap)
-        for box in range(boxes):
-            at = types.uint32(to + box * box_bytes)
-            load_box(at, wmap, within, 0, 0, sixteen, types.int32(first + box * inputs), barrier, blocks)
-
-    def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
-        number, within = split(channel)
-        of_columns = types.int32(types.uint32(column) // types.uint32(block))
-        of_block = types.int32(column - of_columns * block)
-        load_box(to, wmap, within, of_block, types.int32(number * taps + tap), of_columns, barrier, blocks)
-
-    return load_interleaved if columns_are_interleaved else load
+def _same(column: Any) -> Any:
+    """The channel of a column if columns are channels."""
+    return column
 
 
 def _blocks(output: store.Output) -> tuple[tuple[int, int], ...]:
@@ -554,6 +407,8 @@ def _blocks(output: store.Output) -> tuple[tuple[int, int], ...]:
 
 def _column_blocks(gemm: Im2col) -> list[int]:
     """The blocks of output channels that a tile's columns fill or divide: those of y and of the weights, which are equal."""
+    if gemm.order:
+        return [gemm.order.block]
     return [gemm.filter_block] if gemm.filter_block else [] if gemm.y.plain else [gemm.y.size]
 
 

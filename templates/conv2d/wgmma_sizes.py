@@ -17,7 +17,7 @@ from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP, WGMMA_M
 from schedsearch.templates.parts.machine import Im2colFit, machine
 from schedsearch.templates.parts.shared import SharedLayout
-from schedsearch.templates.parts.store import Output, interleaved
+from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
@@ -55,9 +55,11 @@ def store_columns(workload: Workload) -> int:
 
 def store_segment(workload: Workload, gemm: Im2col, q: Mapping[str, Any]) -> int:
     """Columns that one TMA store writes: the largest of 16, 32, 64, 128 bytes that divides those of all blocks of a tile
-    and the channels of a block of y."""
+    and the channels of a block of y, or those that are neighbours after depth_to_space."""
     unit = store_columns(workload)
     of_block = 8 if gemm.y.plain else gemm.y.size // unit
+    if gemm.shuffle:
+        of_block = gemm.columns // gemm.shuffle.block // unit
     return unit * math.gcd(q["bn"] // unit, int(octets_per_block(workload, q)) * 8 // unit, 8, of_block)
 
 
@@ -65,7 +67,8 @@ def output_of(gemm: Im2col, bm: int) -> Output:
     """How y lies in memory, for tiles of bm rows."""
     y, padded = gemm.y, math.ceil(gemm.image_rows / bm) * bm
     steps = (y.image_step, y.block_step) if gemm.images > 1 else (0, 1)
-    return Output(gemm.columns, gemm.images, gemm.image_rows, padded, y.size, *steps)
+    sizes = gemm.columns, gemm.images, gemm.image_rows, padded, y.size, *steps
+    return ShuffledOutput(*sizes, gemm.out_w, gemm.shuffle.block) if gemm.shuffle else Output(*sizes)
 
 
 def staged_bytes(workload: Workload) -> int:

@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numba import types
+
 from schedsearch.backend.ops import device_op
 from schedsearch.launch import Param, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.stages import computing
 from schedsearch.templates.parts.stages import (
     STAGE_CODES,
     EpilogueOperand,
@@ -47,8 +50,8 @@ class Epilogue:
             workload does not have.
         accumulator: int32 if the workload sums whole numbers, else float32; the type of the registers of all operations.
             They hold the bits of float32 numbers after `dequantise`.
-        identity: whether there are no stages. `pair` and `single` then return the accumulators, and `fragments` leaves them
-            alone.
+        identity: whether no stage computes anything. `pair` and `single` then return the accumulators. `fragments` leaves
+            them alone.
         alignments: buffer -> alignment in bytes that `pair` needs; `single` needs one element.
         pair: `pair(v0, v1, valid, k, offset, *operands)` returns two results, the device operation for the accumulators of
             two neighbouring channels. k (i32, even) is the channel of v0, offset (i64, even) its element offset in y and in
@@ -69,7 +72,7 @@ class Epilogue:
         )  # fmt: skip
         self._plan = _Plan.of(workload, self._operands, capability < (8, 0))
         self.accumulator = "int32" if self._plan.integer else "float32"
-        self.identity = not workload.epilogue
+        self.identity = not computing(workload.epilogue)
         self.params: tuple[Param, ...] = tuple(operand.param for operand in self._operands)
         arrays = [operand for operand in self._operands if operand.axes and operand.present]
         self.alignments = {array.name: 2 * dtype_of(array.dtype).nbytes for array in arrays}
@@ -81,7 +84,12 @@ class Epilogue:
         return [operand.name for operand in self._operands].index(name)
 
     def fragments(
-        self, octets: int, elements_8_rows: int, interleaved: bool = False, blocks: tuple[int, int] | None = None
+        self,
+        octets: int,
+        elements_8_rows: int,
+        interleaved: bool = False,
+        blocks: tuple[int, int] | None = None,
+        order: ChannelOrder | None = None,
     ) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile: `octets` times 8 columns of rows r and r + 8.
 
@@ -97,9 +105,13 @@ class Epilogue:
 
         `blocks` are (columns of a block of y, elements of y from a block to the next), if y has blocks of columns. The
         columns of the fragment fill whole blocks, or lie within one.
+
+        `order` says which channels the columns are, if they are not neighbours. The columns of the fragment then fill whole
+        blocks of the order, or lie within one, and no operand is like y.
         """
         block, block_elements = blocks or (8 * octets, 0)
-        return _fragments_operation(octets, Like(elements_8_rows, block, block_elements), self._plan, interleaved)
+        like = Like(elements_8_rows, block, block_elements, order or ChannelOrder(8 * octets, 1, 0))
+        return _fragments_operation(octets, like, self._plan, interleaved)
 
     def transposed(self, octets: int, tile: TileRows) -> Callable[..., Any]:
         """A device operation on a thread's fragment of a wgmma tile whose rows are channels: `octets` times 8 positions.
@@ -132,17 +144,47 @@ class TileRows:
 
 
 @dataclass(frozen=True)
-class Like:
-    """Where the elements of an operand like y lie from a thread's first one on.
+class ChannelOrder:
+    """The channels of a tile's columns: blocks of `block` columns, whose channels are `step` apart.
 
     Attributes:
-        elements_8_rows: elements from a row to the row 8 below.
-        block, block_elements: columns of a block, and elements from a block to the next.
+        block, step: columns of a block, and channels from a column to the next.
+        block_step: channels from a block to the next.
+    """
+
+    block: int
+    step: int
+    block_step: int
+
+    def channel(self) -> Callable[[Any], Any]:
+        """`channel(column)`: the channel of a column of the whole output."""
+        block, step, block_step = self.block, self.step, self.block_step
+
+        def channel(column: Any) -> Any:
+            number = types.int32(types.uint32(column) // types.uint32(block))
+            return types.int32((column - number * block) * step + number * block_step)
+
+        return channel
+
+    def offset(self, column: int) -> int:
+        """Channels from a part's first column to another, both multiples of 8."""
+        return column // self.block * self.block_step + column % self.block * self.step
+
+
+@dataclass(frozen=True)
+class Like:
+    """Where a fragment's operands lie from a thread's first element on.
+
+    Attributes:
+        elements_8_rows: elements of an operand like y from a row to the row 8 below.
+        block, block_elements: columns of a block of y, and elements from a block to the next.
+        order: the channels of the columns.
     """
 
     elements_8_rows: int
     block: int
     block_elements: int
+    order: ChannelOrder
 
     def offset(self, column: int) -> int:
         """Elements to a column, both in multiples of 8."""
@@ -192,7 +234,7 @@ class _Plan:
     def of(cls, workload: Workload, operands: Sequence[EpilogueOperand], older: bool = False) -> _Plan:
         by_name = {operand.name: operand for operand in operands}
         stages = []
-        for stage, number in zip(workload.epilogue, stage_inputs(workload)):
+        for stage, number in zip(computing(workload.epilogue), stage_inputs(workload)):
             code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
             named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
@@ -321,7 +363,7 @@ def _fragments_lines(octets: int, like: Like, plan: _Plan) -> list[str]:
                     lines += _load([f"{letter}0", f"{letter}1"], "inside", f"at_{at}", operand.dtype)
                     lines += _load([f"{letter}2", f"{letter}3"], "inside8", f"at8_{at}", operand.dtype)
                 else:
-                    lines += _load([f"{letter}0", f"{letter}1"], "column", f"at_{at}", operand.dtype)
+                    lines += _load_channels(letter, f"at_{at}", operand.dtype, like.order.step)
             for i in range(4):
                 # Both rows share the operands of a channel.
                 places = [i if operand.axes == "y" else i % 2 for operand in stage.arrays]
@@ -354,8 +396,16 @@ def _interleaved_lines(octets: int, like: Like, plan: _Plan) -> list[str]:
 
 def _place(operand: EpilogueOperand, column: int, like: Like) -> str:
     """The operand's name, and the bytes from its first element to that of a column."""
-    elements = like.offset(column) if operand.axes == "y" else column
+    elements = like.offset(column) if operand.axes == "y" else like.order.offset(column)
     return f"{operand.name}+{elements * dtype_of(operand.dtype).nbytes}"
+
+
+def _load_channels(letter: str, address: str, dtype: str, step: int) -> list[str]:
+    """Loads what belongs to the channels of two columns, which are `step` apart; zeros where `column` is false."""
+    if step == 1:
+        return _load([f"{letter}0", f"{letter}1"], "column", address, dtype)
+    further = f"{address}+{step * dtype_of(dtype).nbytes}"
+    return _load([f"{letter}0"], "column", address, dtype) + _load([f"{letter}1"], "column", further, dtype)
 
 
 def _load_four(letter: str, first: int, inside: str, address: str) -> list[str]:

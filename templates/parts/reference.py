@@ -28,6 +28,7 @@ from schedsearch.backend.access import access
 from schedsearch.launch import Grid, Int64, Param, Pointer, Scalar
 from schedsearch.ops import ArgSpec, Stage, decode
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.stages import computing
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, magnitude_of
 from schedsearch.workload import Workload
@@ -148,12 +149,18 @@ def operand_names(workload: Workload) -> list[str]:
     return [_name(param) for param in stage_operands(workload)]
 
 
+def computed_output(workload: Workload) -> ArgSpec:
+    """The output before stages that only move elements."""
+    stages = computing(workload.epilogue)
+    return workload.output if stages == workload.epilogue else workload.replace(epilogue=stages).output
+
+
 def stages_function(workload: Workload, target: Target) -> Apply:
     """`finish(value, magnitude, channel, index, operands) -> (value, magnitude)` for kernels: all stages in float64.
 
     Args of `finish`:
         channel: output channel of the element.
-        index: position of the element in the output's memory.
+        index: position of the element in the memory of `computed_output`.
         operands: those of `stage_operands`.
 
     Raises:
@@ -162,7 +169,7 @@ def stages_function(workload: Workload, target: Target) -> Apply:
     slots = {name: slot for slot, name in enumerate(operand_names(workload))}
     arguments = {argument.name: argument for argument in workload.signature}
     finish: Apply = _nothing
-    for stage in workload.epilogue:
+    for stage in computing(workload.epilogue):
         fetches = [
             _array(reader(target, arguments[operand.name].dtype), slots[operand.name], operand.axes)
             for operand in stage.kind.operands
@@ -180,7 +187,7 @@ def apply_stages(
     Args:
         value: float64 (p,), some elements before the epilogue.
         arrays: the workload's arguments by name.
-        channel, index: int (p,): each element's output channel, and its position in the output's memory.
+        channel, index: int (p,): each element's output channel, and its position in the memory of `computed_output`.
     """
     arguments = {argument.name: argument for argument in workload.signature}
     for stage in workload.epilogue:

@@ -20,6 +20,7 @@ from schedsearch.errors import did_you_mean
 from schedsearch.launch import Float32, Param, Pointer, Scalar
 from schedsearch.ops import ArgSpec, Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.stages import computing
 from schedsearch.workload import Workload
 
 _ZERO = np.float32(0)
@@ -200,20 +201,24 @@ def epilogue_problem(
     dtypes: Sequence[str] = ("float16", "bfloat16", "float32"),
     staged: Sequence[str] | None = None,
     converting: Sequence[str] = (),
+    shuffles: bool = False,
 ) -> str | None:
     """Why a template cannot fuse the epilogue of `workload` (one sentence: what, got, allowed), or None if it can.
 
     Every template calls this in `validate`. It refuses a stage without an entry in `STAGE_CODES`. It also refuses a stage
-    that changes the shape or dtype of the output, because a template stores the output as it accumulates it.
+    that changes the shape or dtype of the output, because most templates store the output as they accumulate it.
 
     Args:
         dtypes: allowed for arrays that stages read.
         converting: stages that may change the output's dtype.
+        shuffles: the template stores through depth_to_space.
         staged: the arrays like the output that the kernel loads to shared memory, if it can read no others; None: it reads
             all of them from global memory.
     """
     for stage in workload.epilogue:
-        if stage.name not in STAGE_CODES:
+        if stage.kind.moves and not shuffles:
+            return f"the epilogue has {stage}; allowed: stages that leave every element where it is"
+        if stage.name not in STAGE_CODES and not stage.kind.moves:
             hint = did_you_mean(stage.name, STAGE_CODES)
             return f"epilogue stage {stage.name!r} is unknown to the template{hint}; allowed: {', '.join(STAGE_CODES)}"
     for stage, before, after in _outputs(workload):
@@ -232,10 +237,18 @@ def epilogue_problem(
     return None
 
 
+def shuffled_residual_problem(workload: Workload) -> str | None:
+    """Why a kernel that finds arrays like the output at the output's own offsets cannot run the workload, or None."""
+    moves = computing(workload.epilogue) != workload.epilogue
+    if moves and any(operand.axes == "y" for stage in workload.epilogue for operand in stage.kind.operands):
+        return "the epilogue has depth_to_space after residual; allowed: without an array like the output"
+    return None
+
+
 def _outputs(workload: Workload) -> Iterator[tuple[Stage, ArgSpec, ArgSpec]]:
     """Each stage with the output before and after it."""
     before = workload.replace(epilogue=()).output if workload.epilogue else workload.output
-    for stage in workload.epilogue:
+    for stage in computing(workload.epilogue):
         after = stage.kind.output(before, stage.params)
         yield stage, before, after
         before = after

@@ -155,6 +155,45 @@ class Output:
         return plain if self.plain else offset
 
 
+@dataclass(frozen=True)
+class ShuffledOutput(Output):
+    """An output that is stored through depth_to_space. Its columns are those of one pixel of a block after the other.
+
+    y is four axes: the channels of those pixels of a block that are in one row of y, the pixels of a row before, the rows of
+    a block, and the rows of all images before. Rows of a tile that straddle two rows of an image need two boxes: each
+    is clipped to the row of the image that it starts in.
+
+    Attributes:
+        out_w: pixels of a row of an image before depth_to_space.
+        pixels: pixels of a block along each axis.
+    """
+
+    out_w: int
+    pixels: int
+
+    @property
+    def run(self) -> int:
+        """Columns that are neighbours in y."""
+        return self.columns // self.pixels
+
+    def send(self) -> Callable[..., None]:
+        run, out_w = self.run, self.out_w
+
+        def send(y: Any, staged: Any, column: Any, row: Any) -> None:
+            of_block = types.int32(types.uint32(column) // types.uint32(run))
+            within = types.int32(column - of_block * run)
+            line = types.int32(types.uint32(row) // types.uint32(out_w))
+            first = types.int32(row - line * out_w)
+            stop = types.int32(first + WGMMA_M)
+            while stop > 0:
+                ptx.tma_store_4d(y, staged, within, first, of_block, line)
+                first = types.int32(first - out_w)
+                stop = types.int32(stop - out_w)
+                line = types.int32(line + 1)
+
+        return send
+
+
 def direct(output: Output, octets: int, accumulator: str = "float32") -> Store:
     """Stores the 32 bits of registers; `y` is its address."""
     first_pair, offset_of, rows, row_8 = output.fragment(), output.column_offset(), output.rows, 8 * output.block

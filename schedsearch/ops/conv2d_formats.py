@@ -1,0 +1,122 @@
+"""Element types and layouts of conv2d, and what is wrong with a choice of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schedsearch.errors import Problem, did_you_mean
+from schedsearch.ops.base import one_of
+from schedsearch.ops.checks import Rounding
+
+# What x may be, what y may be for each x, and what the weight may be.
+OUT_DTYPES = {
+    "float16": ("float16", "bfloat16", "float32"),
+    "bfloat16": ("float16", "bfloat16", "float32"),
+    "float32": ("float32",),
+    "int8": ("int32", "int8", "uint8", "float32", "float16", "bfloat16"),
+    "uint8": ("int32", "uint32", "int8", "uint8", "float32", "float16", "bfloat16"),
+    "float8_e4m3": ("float16", "bfloat16", "float32"),
+    "float8_e5m2": ("float16", "bfloat16", "float32"),
+}
+DTYPES = tuple(OUT_DTYPES)
+INTEGERS = ("int8", "uint8")
+FLOAT8 = ("float8_e4m3", "float8_e5m2")
+# Hopper's tensor cores add products of float8 in an accumulator with 13 stored bits, and cut what is below them. Others have
+# measured that (DeepSeek-V3 Technical Report, 3.3.2: about 14 bits; PyTorch's blog calls the format e8m13).
+FLOAT8_ROUNDING = Rounding(additions=2.0**-13, factor_bits=4)
+# How kernels may round products of float32, and how many bits of a factor they must keep.
+PRECISIONS = {
+    "fp32": Rounding(factor_bits=24),
+    "tf32": Rounding(factors=2.0**-10, factor_bits=11),
+}
+WEIGHT_LAYOUTS = {"NHWC": "OHWI", "NCHW": "OIHW"}
+MAX_BLOCK = 256  # channels
+BLOCKED = re.compile(r"NCHW([1-9][0-9]{0,2})c")
+BLOCKED_WEIGHT = re.compile(r"OIHW([1-9][0-9]{0,2})o([1-9][0-9]{0,2})i")
+ZERO_POINTS = ("x", "weight")  # arguments that may have one
+
+
+def default_weight_layout(layout: Any) -> str:
+    """The layout of weights that belongs to a layout of x; any text for what is not a layout."""
+    blocked = BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
+    return f"OIHW{blocked[1]}o{blocked[1]}i" if blocked else WEIGHT_LAYOUTS.get(str(layout), "OHWI")
+
+
+def fitting(key: str, p: Mapping[str, Any], allowed: Sequence[str]) -> list[Problem]:
+    """A problem if the format `key` is not one of those that go with `dtype`."""
+    known = [*DTYPES, *(each for formats in OUT_DTYPES.values() for each in formats)]
+    if p["dtype"] in DTYPES and p[key] in known and p[key] not in allowed:
+        return [Problem(key, f"{key} {p[key]} does not go with dtype {p['dtype']}; allowed: {', '.join(allowed)}")]
+    return one_of(key, p[key], allowed)
+
+
+def zero_point_problems(p: dict[str, Any]) -> list[Problem]:
+    """Sorts the zero points, and says what is wrong with them."""
+    given = p["zero_points"]
+    if isinstance(given, str) or not isinstance(given, Sequence) or any(each not in ZERO_POINTS for each in given):
+        return [Problem("zero_points", f"zero_points must be a list of some of {', '.join(ZERO_POINTS)}, got {given!r}")]
+    p["zero_points"] = tuple(name for name in ZERO_POINTS if name in given)
+    if p["zero_points"] and p["dtype"] not in INTEGERS:
+        return [Problem("zero_points", f"zero_points belong to int8 and uint8, but dtype is {p['dtype']}; leave them out")]
+    return []
+
+
+def precision_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """A precision that does not exist, or that the factors' format does not have."""
+    if p["precision"] == "tf32" and p["dtype"] != "float32" and p["dtype"] in DTYPES:
+        return [Problem("precision", f"precision tf32 belongs to float32, but dtype is {p['dtype']}; leave it out")]
+    return one_of("precision", p["precision"], tuple(PRECISIONS))
+
+
+def layout_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """Layouts that do not exist, or that do not belong together."""
+    problems = []
+    layout, weight_layout = p["layout"], p["weight_layout"]
+    blocked = BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
+    if blocked is None and one_of("layout", layout, tuple(WEIGHT_LAYOUTS)):
+        allowed = ", ".join([*WEIGHT_LAYOUTS, "NCHW[x]c (e.g. NCHW32c)"])
+        hint = _meant_layout(layout) if isinstance(layout, str) else ""
+        problems.append(Problem("layout", f"layout {layout!r} is not possible{hint}; allowed: {allowed}"))
+    elif blocked is not None and int(blocked[1]) > MAX_BLOCK:
+        problems.append(Problem("layout", f"layout {layout} has blocks of {blocked[1]} channels; allowed: 1 to {MAX_BLOCK}"))
+    elif blocked is not None and weight_layout != default_weight_layout(layout):
+        problems.append(
+            Problem(
+                "weight_layout",
+                f"weight_layout {weight_layout!r} does not fit {layout}; allowed: {default_weight_layout(layout)}",
+            )
+        )
+    elif blocked is None:
+        problems += one_of("weight_layout", weight_layout, tuple(WEIGHT_LAYOUTS.values()))
+    if not problems:
+        allowed_outputs = (layout,) if blocked is not None else tuple(WEIGHT_LAYOUTS)
+        problems += one_of("output_layout", p["output_layout"], allowed_outputs)
+    return problems
+
+
+def _meant_layout(layout: str) -> str:
+    """' (did you mean NCHW32c?)' for a slip such as nchw32c, NCHW32C or NCHW32, else what `did_you_mean` says."""
+    packed = re.fullmatch(r"NCHW([1-9][0-9]{0,2})C?", layout.upper())
+    if packed is not None and int(packed[1]) <= MAX_BLOCK:
+        return f" (did you mean 'NCHW{packed[1]}c'?)"
+    return did_you_mean(layout.upper(), WEIGHT_LAYOUTS)
+
+
+def block_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """Channels that do not fill the blocks of a packed layout."""
+    blocked = BLOCKED.fullmatch(p["layout"])
+    if blocked is None:
+        return []
+    block = int(blocked[1])
+    of_groups = f" of each of {p['groups']} groups" if p["groups"] > 1 else ""
+    return [
+        Problem(
+            key,
+            f"the {p[key] // p['groups']} {meaning} channels{of_groups} do not fill blocks of {block} in {p['layout']}; "
+            f"pad them with zeros to a multiple of {block}, or give layout NCHW or NHWC",
+        )
+        for key, meaning in (("c", "input"), ("k", "output"))
+        if p[key] // p["groups"] % block
+    ]

@@ -1,0 +1,48 @@
+"""Where the kernels that store element by element put an output channel of an output pixel: layouts and depth_to_space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.workload import Workload
+
+
+def neighbours(workload: Workload, channels: int) -> int:
+    """How many of `channels` output channels of a pixel, from the first one on, are neighbours in y. Runs of this length
+    follow each other up to the last channel, if it divides `channels`."""
+    along = strides_of(workload, "y")["C"]
+    shuffle = pixel_shuffle(workload.epilogue, workload.k)
+    if shuffle is None:
+        return along.run(channels)
+    return min(along.run(shuffle.out_channels), channels) if shuffle.mode == "DCR" else 1
+
+
+def shuffled_offset(workload: Workload) -> Callable[[Any, Any, Any], Any] | None:
+    """`offset(n, pixel, k)`: elements of y up to channel k of a pixel of image n before depth_to_space; None without it."""
+    shuffle = pixel_shuffle(workload.epilogue, workload.k)
+    if shuffle is None:
+        return None
+    crd, block = shuffle.mode == "CRD", types.uint32(shuffle.block)
+    out_w, pixels = types.uint32(CONV2D.output_hw(workload.params)[1]), types.uint32(shuffle.pixels)
+    channels, strides = types.uint32(shuffle.out_channels), strides_of(workload, "y")
+    of_image, of_channel, of_row, of_column = (strides[axis].outer for axis in "NCHW")
+
+    def offset(n: Any, pixel: Any, k: Any) -> Any:
+        row = types.uint32(types.uint32(pixel) // out_w)
+        column = types.uint32(types.uint32(pixel) - row * out_w)
+        divisor = pixels if crd else channels
+        number = types.uint32(types.uint32(k) // divisor)
+        rest = types.uint32(types.uint32(k) - number * divisor)
+        channel, of_block = (number, rest) if crd else (rest, number)
+        down = types.uint32(of_block // block)
+        right = types.uint32(of_block - down * block)
+        in_image = types.int64(row * block + down) * of_row + types.int64(column * block + right) * of_column
+        return types.int64(n) * of_image + types.int64(channel) * of_channel + in_image
+
+    return offset

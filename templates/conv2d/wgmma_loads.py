@@ -1,0 +1,188 @@
+"""The loads of conv2d_wgmma: one thread fills the ring with both operands of a block's tiles, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
+from schedsearch.templates.parts import cluster, gather, pipeline, store, walk
+from schedsearch.templates.parts.hopper import BARRIER_BYTES
+from schedsearch.templates.parts.sharing import ClusterTiles
+from schedsearch.templates.parts.wgmma import Wgmma
+from schedsearch.workload import Workload
+
+
+def tile_origin(plan: Plan) -> Callable[..., Any]:
+    """`origin(tile, cluster_row, cluster_column)`: (first row, first column) of a block's tile in the tile's cluster."""
+    bm, bn, cluster_m, cluster_n = plan.bm, plan.bn, plan.cluster_m, plan.cluster_n
+    place_of_cluster = walk.banded(plan.cluster_rows, plan.cluster_columns, plan.group_m)
+
+    def origin(tile: Any, cluster_row: Any, cluster_column: Any) -> Any:
+        row, column = place_of_cluster(tile)
+        return types.int32((row * cluster_m + cluster_row) * bm), types.int32((column * cluster_n + cluster_column) * bn)
+
+    return origin
+
+
+def load_tiles_of(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., None]:
+    """One thread loads this block's part of the operands of all its tiles, step by step."""
+    bk, stages, in_turn = plan.bk, plan.stages, plan.turns > 1
+    row_bytes = bk * Wgmma(workload.dtype).element_bytes
+    a_bytes, stage_bytes = plan.bm * row_bytes, (plan.bm + plan.bn) * row_bytes
+    own_pixels, own_filters = plan.bm // plan.cluster_n, plan.bn // plan.cluster_m  # the part that a block loads
+    dilation_h, dilation_w = gemm.dilation
+    full_offset, clusters = plan.shared.offset("full"), plan.cluster_rows * plan.cluster_columns
+    tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, plan.split_k)
+    masks, multicasts, origin = tiles.masks(), tiles.multicasts, tile_origin(plan)
+    fill, advance, drain = pipeline.producer(stages, stage_bytes)
+    channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
+    base_pixel, first_load, next_load = gather.im2col(
+        gemm.out_w, gemm.out_h * gemm.out_w, gemm.stride, (-gemm.lower[1], -gemm.lower[0]), channels, bk, gemm.kernel_w,
+        output_of(gemm, plan.bm).padded_rows if gemm.images > 1 else 0,
+    )  # fmt: skip
+    load_image, first_channel = _load_image(gemm, bk, tiles.n > 1), _first_channel(gemm, bk)
+    if gemm.filter_block:
+        load_filters = _load_blocked_filters(workload, gemm, plan)
+    elif gemm.order:
+        load_filters = _load_ordered_filters(gemm.order.block, tiles.m > 1)
+    else:
+        load_filters = _load_filters(gemm, bk, tiles.m > 1, store.interleaved(workload.out_dtype))
+
+    def load_tiles(  # type: ignore[no-untyped-def]
+        xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
+    ):  # fmt: skip
+        stage = types.uint32(0)
+        parity = types.uint32(1)
+        same_rows, same_columns = masks(part, cluster_row, cluster_column)
+        x_offset = types.uint32(cluster_column * own_pixels * row_bytes)
+        weight_offset = types.uint32(a_bytes + cluster_row * own_filters * row_bytes)
+        tile = first_tile
+        while tile < clusters:
+            row, column = origin(tile, cluster_row, cluster_column)
+            row = types.int32(row + cluster_column * own_pixels)
+            column = types.int32(column + cluster_row * own_filters)
+            image, h, w = base_pixel(row)
+            group_channel = first_channel(column)
+            tap, channel, tap_h, tap_w = first_load(first_step)
+            for _ in range(first_step, stop_step):
+                to, barrier = fill(shared, full, empty, stage, parity)
+                tap_x, tap_y = types.uint16(tap_w * dilation_w), types.uint16(tap_h * dilation_h)
+                load_image(
+                    to + x_offset, xmap, types.int32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows
+                )
+                load_filters(to + weight_offset, wmap, channel, tap, column, barrier, same_columns)
+                tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
+                stage, parity = advance(stage, parity)
+            if in_turn:  # the other half's barriers
+                full = types.uint32(full + stages * BARRIER_BYTES)
+                if full == empty:
+                    full = types.uint32(shared + full_offset)
+            tile = types.int32(tile + next_tile)
+        if multicasts:  # other blocks' consumers arrive here and still read the data that was sent: stay until all are done
+            drain(empty, stage, parity)
+
+    return load_tiles
+
+
+def _load_image(gemm: Im2col, bk: int, multicast: bool) -> Callable[..., Any]:
+    """`load(to, xmap, channel, w, h, image, barrier, tap_x, tap_y, blocks)`: loads a column of `maps.image_map`.
+
+    Channels are numbered through all blocks, and each block has a multiple of bk.
+    """
+    load, split = cluster.tma_load_im2col(multicast), _channel_in_block(gemm, bk)
+    image_step, block_step = gemm.x.image_step, gemm.x.block_step
+
+    def load_block(
+        to: Any, xmap: Any, channel: Any, w: Any, h: Any, image: Any, barrier: Any, tap_x: Any, tap_y: Any, blocks: Any
+    ) -> None:
+        block, within = split(channel)
+        load(to, xmap, within, w, h, types.int32(image * image_step + block * block_step), barrier, tap_x, tap_y, blocks)
+
+    return load if gemm.x.plain else load_block
+
+
+def _first_channel(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
+    """`first(column)`: the first input channel of an output channel's group, numbered as in `_load_image`."""
+    group_columns = gemm.columns // gemm.groups
+    channels = gemm.channels if gemm.x.plain else gemm.channel_steps(bk) * bk
+
+    def first(column: Any) -> Any:
+        return types.int32(types.uint32(column) // types.uint32(group_columns) * types.uint32(channels))
+
+    def of_one_group(column: Any) -> Any:
+        return types.int32(0)
+
+    return first if gemm.groups > 1 else of_one_group
+
+
+def _channel_in_block(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
+    """`split(channel)`: a channel's block of x and its place in it. Channels are numbered as in `_load_image`."""
+    padded = math.ceil(gemm.x.size / bk) * bk
+
+    def split(channel: Any) -> Any:
+        block = types.int32(types.uint32(channel) // types.uint32(padded))
+        return block, types.int32(channel - block * padded)
+
+    return split
+
+
+def _load_filters(gemm: Im2col, bk: int, multicast: bool, interleaved: bool) -> Callable[..., Any]:
+    """`load(to, wmap, channel, tap, column, barrier, blocks)`: loads a box of `maps.filter_map`."""
+    load_five, load_three = cluster.tma_load_interleaved(multicast), cluster.tma_load_tiled(multicast)
+
+    def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
+        load_five(to, wmap, channel, tap, types.int32(column >> 4), barrier, blocks)
+
+    load_box = load if interleaved else load_three
+    split, block_size = _channel_in_block(gemm, bk), gemm.x.size
+
+    def load_of_block(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
+        block, within = split(channel)
+        load_box(to, wmap, types.int32(block * block_size + within), tap, column, barrier, blocks)
+
+    return load_box if gemm.x.plain else load_of_block
+
+
+def _load_blocked_filters(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[..., Any]:
+    """As `_load_filters`: loads the boxes of `maps.blocked_filter_map` for a block's part of the tile's columns."""
+    bk, block, taps = plan.bk, gemm.filter_block, gemm.taps
+    inputs, own_filters = gemm.channels // block * taps, plan.bn // plan.cluster_m
+    boxes, box_columns = max(1, own_filters // block), min(own_filters, block)
+    box_bytes = box_columns * bk * Wgmma(workload.dtype).element_bytes
+    split, columns_are_interleaved = _channel_in_block(gemm, bk), store.interleaved(workload.out_dtype)
+    load_box = cluster.tma_load_boxes(5 if columns_are_interleaved else 4, plan.cluster_m > 1)
+
+    def load_interleaved(
+        to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any
+    ) -> None:  # fmt: skip
+        number, within = split(channel)
+        of_columns = types.int32(types.uint32(column) // types.uint32(block))
+        sixteen = types.int32((column - of_columns * block) >> 4)
+        first = types.int32(of_columns * inputs + number * taps + tap)
+        for box in range(boxes):
+            at = types.uint32(to + box * box_bytes)
+            load_box(at, wmap, within, 0, 0, sixteen, types.int32(first + box * inputs), barrier, blocks)
+
+    def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
+        number, within = split(channel)
+        of_columns = types.int32(types.uint32(column) // types.uint32(block))
+        of_block = types.int32(column - of_columns * block)
+        load_box(to, wmap, within, of_block, types.int32(number * taps + tap), of_columns, barrier, blocks)
+
+    return load_interleaved if columns_are_interleaved else load
+
+
+def _load_ordered_filters(block: int, multicast: bool) -> Callable[..., Any]:
+    """As `_load_filters`: loads a box of `maps.ordered_filter_map`."""
+    load_box = cluster.tma_load_boxes(4, multicast)
+
+    def load(to: Any, wmap: Any, channel: Any, tap: Any, column: Any, barrier: Any, blocks: Any) -> None:
+        number = types.int32(types.uint32(column) // types.uint32(block))
+        load_box(to, wmap, channel, tap, types.int32(column - number * block), number, barrier, blocks)
+
+    return load
