@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import schedsearch
-from schedsearch import layout_transform
+from schedsearch import layout_transform, transpose
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import STAGES
 from schedsearch.space import ConfigSpace
@@ -149,7 +149,11 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     target = CPU if template.kind == "cpu" else PRESETS["h200"]
     if template.op == "layout_transform":
         images = layout_transform(n=8, c=64, h=32, w=32, layout="NHWC", to="NCHW")
-        return [template.space(workload, target) for workload in (images, images.replace(to="NCHW32c"))]
+        odd = images.replace(h=7, w=7)
+        return [template.space(workload, target) for workload in (images, images.replace(to="NCHW32c"), odd)]
+    if "transpose" in template.ops:
+        crossing = transpose(x=(8, 64, 64), permutation=(0, 2, 1))
+        return [template.space(workload, target) for workload in (crossing, crossing.replace(permutation=(1, 0, 2)))]
     dtype = "float32" if template.kind == "cpu" else "float16"
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3)]

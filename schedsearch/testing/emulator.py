@@ -37,11 +37,13 @@ class Memory:
         self._next += (data.nbytes + _GAP) // 256 * 256 + 256
         return address
 
-    def at(self, address: int, nbytes: int) -> np.ndarray[Any, Any]:
+    def at(self, address: int, nbytes: int, alignment: int = 0) -> np.ndarray[Any, Any]:
+        """The bytes of an access; `alignment` is that of the address if it is not `nbytes`."""
         address = int(address) % 2**64
         for start, data in self._buffers:
             if start <= address and address + nbytes <= start + data.nbytes:
-                assert (address - start) % nbytes == 0, f"misaligned access of {nbytes} bytes at {address:#x}"
+                aligned = (address - start) % (alignment or nbytes) == 0
+                assert aligned, f"misaligned access of {nbytes} bytes at {address:#x}"
                 return data[address - start : address - start + nbytes]
         raise AssertionError(f"access of {nbytes} bytes outside every buffer, at {address:#x}")
 
@@ -195,9 +197,10 @@ class Emulator:
     # --- device operations ------------------------------------------------------------------------------------------
     def copy(self, nbytes: int) -> Callable[..., None]:
         def copy(shared: int, address: int, count: int) -> None:
-            assert count in (0, nbytes)
-            to = self._shared(shared, nbytes)
-            data = self.memory.at(address, nbytes) if count else np.zeros(nbytes, np.uint8)
+            assert count in (0, nbytes) or 0 < count < nbytes in (4, 8, 16)
+            to, data = self._shared(shared, nbytes), np.zeros(nbytes, np.uint8)
+            if count:
+                data[:count] = self.memory.at(address, count, nbytes)
             if self.late_copies and nbytes > 2:
                 self.thread.open_copies.append((to, data))
             else:

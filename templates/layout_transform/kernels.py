@@ -212,11 +212,13 @@ def _word_of(element: int, high: int, row_words: int) -> Callable[[Any, Any, Any
     return of_4_bytes if element == 4 else of_8_bytes
 
 
-def copy_kernel(p: Permutation, vector_bytes: int, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
+def copy_kernel(
+    p: Permutation, vector_bytes: int, threads: int, unroll: int, streaming: bool, x_start: int = 0, y_start: int = 0
+) -> Callable[..., None]:
     """The kernel (x, y) that copies runs which are contiguous in both, `unroll` vectors of `vector_bytes` per thread.
 
     There must be less than 2^31 runs. It serves every permutation if a vector is one element. Its blocks share `copy_items`
-    groups of threads * unroll vectors.
+    groups of threads * unroll vectors. The first run starts at element `x_start` of x and `y_start` of y.
     """
     element = p.element_bytes
     run = p.y_run
@@ -228,7 +230,7 @@ def copy_kernel(p: Permutation, vector_bytes: int, threads: int, unroll: int, st
     groups, words = copy_items(p, vector_bytes, threads, unroll), moves.words_of(vector_bytes)
     held_words = words * unroll
     outer_factors = p.factors[:-1]
-    offsets, limits = offsets_of(outer_factors), limits_of(p, run, outer_factors)
+    offsets, limits = offsets_of(outer_factors, x_start, y_start), limits_of(p, run, outer_factors)
     read_of, written_of = inside(p, outer_factors, {run.axis})
     position = types.uint64 if groups * threads * unroll >= 2**32 else types.uint32
     run_x = run.x

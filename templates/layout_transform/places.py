@@ -71,13 +71,16 @@ def divided(number: Any, by: Any) -> Any:
     return quotient, types.uint32(number - quotient * types.uint32(by))
 
 
-def offsets_of(factors: Sequence[Factor]) -> Digits:
-    """`offsets(number)`: offsets in x and y, in elements, of the digits of a number."""
+def offsets_of(factors: Sequence[Factor], x_start: int = 0, y_start: int = 0) -> Digits:
+    """`offsets(number)`: offsets in x and y, in elements, of the digits of a number; those of 0 are the starts."""
 
     def none(number: Any) -> Any:
         return types.int64(0), types.int64(0)
 
-    found: Digits = none
+    def start(number: Any) -> Any:
+        return types.int64(x_start), types.int64(y_start)
+
+    found: Digits = start if x_start or y_start else none
     below = 1
     for factor in reversed(factors):
         found = _and_digit(found, below, factor.extent, factor.x, factor.y)

@@ -51,11 +51,15 @@ def load_global(nbytes: int) -> Callable[..., None]:
 
 @functools.cache
 def load_shared(nbytes: int) -> Callable[..., None]:
-    """`load(words, at, shared)` of 4, 8 or 16 bytes into words[at] ..."""
+    """`load(words, at, shared)` into words[at] ..."""
     count = words_of(nbytes)
+    if nbytes < 4:
+        text = f"{{ .reg .u16 h; ld.shared.u{8 * nbytes} h, [$shared]; cvt.u32.u16 $a, h; }}"
+    else:
+        text = f"ld.shared.{_words(count, '$', _NAMES)}, [$shared];"
     operation = device_op(
         f"load_shared_{nbytes}",
-        f"ld.shared.{_words(count, '$', _NAMES)}, [$shared];",
+        text,
         ins={"shared": "u32"},
         outs=dict.fromkeys(_NAMES[:count], "u32"),
     )

@@ -1,0 +1,429 @@
+"""The CUDA kernel that runs any movement: a block loads a tile's runs of x, and stores its runs of y.
+
+See `staging` for what a tile is and where its elements lie in shared memory. For each tile
+
+    1. threads copy chunks of x, neighbouring threads neighbouring chunks, straight into shared memory;
+    2. each thread takes vectors of y, neighbouring threads neighbouring ones, collects their elements and stores them.
+
+A vector of which the tile does not have all elements, at the ends of a run that is not aligned, is stored element by
+element.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.backend.ops import shared_base
+from schedsearch.templates.data_movement.staging import CHUNK_BYTES, Staging
+from schedsearch.templates.parts import moves, ptx
+
+Sum = Callable[[Any], Any]
+_OCTET = 7
+
+
+def tile_count(s: Staging) -> int:
+    return math.prod(s.tiles)
+
+
+def staged_kernel(s: Staging, threads: int, along_y: bool, late: bool, streaming: bool) -> Callable[..., None]:
+    """The kernel (x, y); x and y aligned to `s.load_bytes` and `s.store_bytes`.
+
+    Its blocks have `threads` threads and `s.shared_bytes` bytes of shared memory, and share `tile_count(s)` tiles.
+
+    Args:
+        along_y: neighbouring tiles follow one another in the order of y, not of x.
+        late: cp.async instead of loads to registers.
+        streaming: lines of y leave the caches first.
+    """
+    p, element = s.p, s.p.element_bytes
+    tiles = tile_count(s)
+    load_bytes, store_bytes = s.load_bytes, s.store_bytes
+    tile_x, tile_y = _tile_offsets(s, along_y)
+    # loads
+    loads, x_chunks, pitch, x_bytes = s.loads, s.x_chunks, s.pitch, p.x_bytes
+    turns = -(-loads // threads)
+    load_words = moves.words_of(load_bytes)
+    held_words = 1 if late else turns * load_words
+    row_x, read_row, span = _load_limits(s, along_y)
+    shift_x, swizzle = _distance(load_bytes, s.x_unit), _swizzle(s.swizzle)
+    clips = s.x_unit < load_bytes or bool(p.ragged) or s.backwards or x_bytes % load_bytes > 0
+    exact_loads = loads % threads == 0
+    load, keep = moves.load_global(load_bytes), moves.store_shared(load_bytes)
+    copy_late = ptx.cp_async(load_bytes if late else CHUNK_BYTES)
+    wait = ptx.cp_async_wait(0)
+    # stores
+    stores, y_chunks = s.stores, s.y_chunks
+    store_turns, exact_stores = -(-stores // threads), stores % threads == 0
+    row_y, written_row, run_end = _store_limits(s, along_y)
+    vector, vector_words = store_bytes // element, moves.words_of(store_bytes)
+    shift_y = _distance(store_bytes, s.y_unit)
+    collect, in_parts = _collector(s, along_y), s.partial_vectors
+    store, store_one = moves.store_global(store_bytes, streaming), moves.store_global(element, streaming)
+    one_of, whole = _element_of(element), (1 << vector) - 1
+    one_words = moves.words_of(element)
+
+    def move(x, y) -> None:  # type: ignore[no-untyped-def]
+        held = cuda.local.array(held_words, types.uint32)
+        found = cuda.local.array(vector_words, types.uint32)
+        one = cuda.local.array(one_words, types.uint32)
+        shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
+        for number in range(types.int32(cuda.blockIdx.x), tiles, types.int32(cuda.gridDim.x)):
+            tile = types.uint32(number)
+            x_at, y_at = tile_x(tile), tile_y(tile)
+            for i in range(turns):
+                load_number = types.uint32(thread + types.uint32(i * threads))
+                row = types.uint32(load_number // types.uint32(x_chunks))
+                at = types.int32(types.int32(load_number - row * types.uint32(x_chunks)) * load_bytes)
+                from_row = types.int64(x_at + row_x(row))
+                shift = shift_x(from_row)
+                first_byte, last_byte = span(tile)
+                valid = read_row(tile, row) & (at < shift + last_byte) & (at + load_bytes > shift + first_byte)
+                from_byte = types.int64(from_row - types.int64(shift) + types.int64(at))
+                count = types.int32(load_bytes)
+                if clips:
+                    valid = valid & (from_byte >= 0) & (from_byte < x_bytes)
+                    count = types.int32(min(types.int64(load_bytes), types.int64(x_bytes) - from_byte))
+                if not valid:
+                    count = types.int32(0)
+                if late:
+                    if exact_loads or load_number < loads:
+                        place = types.uint32(shared + types.uint32(swizzle(types.int32(row * pitch + at))))
+                        copy_late(place, types.uint64(x + from_byte), count)
+                elif exact_loads or load_number < loads:
+                    load(held, i * load_words, types.uint64(x + from_byte), count)
+            if late:
+                ptx.cp_async_commit()
+                wait()
+            else:
+                for i in range(turns):
+                    load_number = types.uint32(thread + types.uint32(i * threads))
+                    row = types.uint32(load_number // types.uint32(x_chunks))
+                    at = types.int32(types.int32(load_number - row * types.uint32(x_chunks)) * load_bytes)
+                    if exact_loads or load_number < loads:
+                        keep(
+                            held, i * load_words, types.uint32(shared + types.uint32(swizzle(types.int32(row * pitch + at))))
+                        )
+            cuda.syncthreads()
+            for i in range(store_turns):
+                item = types.uint32(thread + types.uint32(i * threads))
+                row = types.uint32(item // types.uint32(y_chunks))
+                chunk = types.int32(item - row * types.uint32(y_chunks))
+                to_row = types.int64(y_at + row_y(row))
+                shift = shift_y(to_row)
+                first = types.int32(chunk * vector - types.int32(types.uint32(shift) // types.uint32(element)))
+                to_byte = types.int64(to_row - types.int64(shift) + types.int64(chunk * store_bytes))
+                end = run_end(tile)
+                if (exact_stores or item < stores) and written_row(tile, row) and first < end:
+                    mask = collect(found, one, tile, row, first, end, x_at, shared)
+                    if in_parts:
+                        if mask == whole:
+                            store(found, 0, types.uint64(y + to_byte))
+                        else:
+                            for j in range(vector):
+                                if mask >> j & 1:
+                                    one_of(one, found, j)
+                                    store_one(one, 0, types.uint64(y + types.uint64(to_byte + j * element)))
+                    else:
+                        store(found, 0, types.uint64(y + to_byte))
+            cuda.syncthreads()
+
+    return move
+
+
+# ---- sums over the digits of a number
+
+
+def _sum(extents: Sequence[int], weights: Sequence[int], start: int = 0, wide: bool = False) -> Sum:
+    """`sum(number)`: start plus the digits of a number, the first extent's the lowest, times weights; int64 if `wide`."""
+    kind = types.int64 if wide else types.int32
+
+    def nothing(number: Any) -> Any:
+        return kind(start)
+
+    found: Sum = nothing
+    below = 1
+    for place, (extent, weight) in enumerate(zip(extents, weights)):
+        if weight and extent > 1:
+            found = _and_digit(found, below, 0 if place == len(extents) - 1 else extent, weight, kind)
+        below *= extent
+    return found
+
+
+def _and_digit(before: Sum, below: int, extent: int, weight: int, kind: Any) -> Sum:
+    def last(number: Any) -> Any:
+        return kind(before(number) + kind(types.uint32(number) // types.uint32(below)) * kind(weight))
+
+    def middle(number: Any) -> Any:
+        quotient = types.uint32(types.uint32(number) // types.uint32(below))
+        digit = types.uint32(quotient - quotient // types.uint32(extent) * types.uint32(extent))
+        return kind(before(number) + kind(digit) * kind(weight))
+
+    return middle if extent else last
+
+
+def _tile_order(s: Staging, along_y: bool) -> Sequence[int]:
+    return s.p.along_y() if along_y else s.p.along_x()
+
+
+def _of_tile(s: Staging, along_y: bool, weights: Sequence[int], start: int = 0, wide: bool = False) -> Sum:
+    """A sum over the digits of a tile's number; a weight is that of a step from tile to tile."""
+    order = _tile_order(s, along_y)
+    return _sum([s.tiles[i] for i in order], [weights[i] for i in order], start, wide)
+
+
+def _tile_offsets(s: Staging, along_y: bool) -> tuple[Sum, Sum]:
+    """Offsets in bytes of a tile's first runs of x and y."""
+    p, element = s.p, s.p.element_bytes
+    x = [factor.x * extent * element for factor, extent in zip(p.factors, s.tile)]
+    y = [factor.y * extent * element for factor, extent in zip(p.factors, s.tile)]
+    return _of_tile(s, along_y, x, s.x_start, True), _of_tile(s, along_y, y, p.y_start * element, True)
+
+
+# ---- what of a tile exists
+
+
+def _limit(s: Staging, along_y: bool, factor: int) -> Sum:
+    """`limit(tile)`: how many values of a factor a tile has."""
+    steps = [0] * len(s.tile)
+    steps[factor] = s.tile[factor]
+    first, extent, most = _of_tile(s, along_y, steps), s.p.factors[factor].extent, s.tile[factor]
+
+    def limit(tile: Any) -> Any:
+        return types.int32(min(types.int32(most), types.int32(extent - first(tile))))
+
+    def all_of_it(tile: Any) -> Any:
+        return types.int32(most)
+
+    return limit if factor in s.partial else all_of_it
+
+
+def _always(tile: Any, row: Any) -> Any:
+    return True
+
+
+def _rows_inside(s: Staging, along_y: bool, rows: Sequence[int]) -> Callable[[Any, Any], Any]:
+    """`inside(tile, row)`: whether a row's digits are within the tile's extents."""
+    found: Callable[[Any, Any], Any] = _always
+    for factor in rows:
+        if factor in s.partial:
+            digit = _sum(s.extents(rows), [int(each == factor) for each in rows])
+            found = _and_within(found, digit, _limit(s, along_y, factor))
+    return found
+
+
+def _and_within(before: Callable[[Any, Any], Any], digit: Sum, limit: Sum) -> Callable[[Any, Any], Any]:
+    def inside(tile: Any, row: Any) -> Any:
+        return before(tile, row) & (digit(row) < limit(tile))
+
+    return inside
+
+
+def _index(s: Staging, along_y: bool, axis: int, factors: Sequence[int]) -> tuple[Sum, Sum]:
+    """What a tile's number, and a number whose digits are those of `factors`, add to the index along a ragged axis."""
+    units = [factor.unit if factor.axis == axis else 0 for factor in s.p.factors]
+    of_tile = _of_tile(s, along_y, [unit * extent for unit, extent in zip(units, s.tile)])
+    return of_tile, _sum(s.extents(factors), [units[i] for i in factors])
+
+
+def _and_indices(
+    before: Callable[[Any, Any], Any], of_tile: Sum, of_row: Sum, first: int, end: int
+) -> Callable[[Any, Any], Any]:
+    def inside(tile: Any, row: Any) -> Any:
+        index = types.int32(of_tile(tile) + of_row(row))
+        return before(tile, row) & (index >= first) & (index < end)
+
+    return inside
+
+
+def _load_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], Any], Callable[[Any], Any]]:
+    """Of rows of x: offsets in bytes, `read(tile, row)`, and `span(tile)`, the part of the run that the tile has."""
+    p, element = s.p, s.p.element_bytes
+    offset = _sum(s.extents(s.x_rows), [p.factors[i].x * element for i in s.x_rows], 0, True)
+    read = _rows_inside(s, along_y, s.x_rows)
+    in_run = {p.factors[i].axis for i in s.x_run}
+    for axis, limits in enumerate(p.ragged):
+        if axis not in in_run:
+            read = _and_indices(read, *_index(s, along_y, axis, s.x_rows), limits.first, limits.read)
+    whole = s.x_span_bytes
+
+    def all_of_it(tile: Any) -> Any:
+        return types.int32(0), types.int32(whole)
+
+    if not s.x_run or s.x_run[-1] not in s.partial:
+        return offset, read, all_of_it
+    last = s.x_run[-1]
+    limit, most, step = _limit(s, along_y, last), s.tile[last], abs(p.factors[last].x) * element
+
+    def lower(tile: Any) -> Any:
+        return types.int32(0), types.int32(whole - (most - limit(tile)) * step)
+
+    def upper(tile: Any) -> Any:
+        return types.int32((most - limit(tile)) * step), types.int32(whole)
+
+    return offset, read, upper if s.backwards else lower
+
+
+def _store_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], Any], Sum]:
+    """Of rows of y: offsets in bytes, `written(tile, row)`, and `end(tile)`, the elements of a run that the tile has."""
+    p, element = s.p, s.p.element_bytes
+    offset = _sum(s.extents(s.y_rows), [p.factors[i].y * element for i in s.y_rows], 0, True)
+    written = _rows_inside(s, along_y, s.y_rows)
+    in_run = {p.factors[i].axis for i in s.y_run}
+    for axis, limits in enumerate(p.ragged):
+        if axis not in in_run and s.ends(axis):
+            written = _and_indices(written, *_index(s, along_y, axis, s.y_rows), 0, limits.written)
+    elements = s.run_elements
+
+    def all_of_it(tile: Any) -> Any:
+        return types.int32(elements)
+
+    if not s.y_run or s.y_run[-1] not in s.partial:
+        return offset, written, all_of_it
+    limit, inner = _limit(s, along_y, s.y_run[-1]), elements // s.tile[s.y_run[-1]]
+
+    def part(tile: Any) -> Any:
+        return types.int32(limit(tile) * inner)
+
+    return offset, written, part
+
+
+# ---- a vector of y
+
+
+def _collector(s: Staging, along_y: bool) -> Callable[..., Any]:
+    """`collect(found, one, tile, row, first, end, x_at, shared)`: elements of a vector, from shared memory into `found`.
+
+    Bit j of the result tells whether element j belongs to the tile and is to be written. It matters only if vectors are
+    stored in parts.
+    """
+    p, element = s.p, s.p.element_bytes
+    vector, in_parts, last = s.store_bytes // element, s.partial_vectors, s.run_elements - 1
+    row_shared = _sum(s.extents(s.y_rows), [s.shared_strides[i] for i in s.y_rows], s.shared_start)
+    run_shared = _sum(s.extents(s.y_run), [s.shared_strides[i] for i in s.y_run])
+    low = [factor.x * element % s.load_bytes if i in s.x_rows else 0 for i, factor in enumerate(p.factors)]
+    row_low = _sum(s.extents(s.y_rows), [low[i] for i in s.y_rows])
+    run_low = _sum(s.extents(s.y_run), [low[i] for i in s.y_run])
+    distance, swizzle = _distance(s.load_bytes, s.x_unit), _swizzle(s.swizzle)
+    is_read, is_written = _elements_inside(s, along_y)
+    fills, fill_low, fill_high = bool(p.ragged), p.fill & 0xFFFFFFFF, p.fill >> 32
+    two_words = element == 8
+    load, put = moves.load_shared(element), _put(element)
+
+    def collect(found: Any, one: Any, tile: Any, row: Any, first: Any, end: Any, x_at: Any, shared: Any) -> Any:
+        mask = types.int32(0)
+        of_row, low_of_row = row_shared(row), types.int32(types.int32(x_at) + row_low(row))
+        for j in range(vector):
+            e = types.int32(first + j)
+            if in_parts:
+                if (e >= 0) & (e < end):
+                    mask |= types.int32(types.int32(is_written(tile, row, e)) << j)
+                e = types.int32(max(types.int32(0), min(e, types.int32(last))))
+            at = types.int32(of_row + run_shared(e) + distance(types.int32(low_of_row + run_low(e))))
+            load(one, 0, types.uint32(shared + types.uint32(swizzle(at))))
+            if fills and not is_read(tile, row, e):
+                one[0] = types.uint32(fill_low)
+                if two_words:
+                    one[1] = types.uint32(fill_high)
+            put(found, j, one)
+        return mask
+
+    return collect
+
+
+def _elements_inside(s: Staging, along_y: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`read(tile, row, e)` and `written(tile, row, e)`: whether an element of a run of y exists in x, and in y."""
+
+    def always(tile: Any, row: Any, e: Any) -> Any:
+        return True
+
+    read: Callable[..., Any] = always
+    written: Callable[..., Any] = always
+    in_run = {s.p.factors[i].axis for i in s.y_run}
+    for axis, limits in enumerate(s.p.ragged):
+        of_tile, of_row = _index(s, along_y, axis, s.y_rows)
+        _, of_run = _index(s, along_y, axis, s.y_run)
+        read = _and_element(read, of_tile, of_row, of_run, limits.first, limits.read)
+        if axis in in_run and s.ends(axis):
+            written = _and_element(written, of_tile, of_row, of_run, 0, limits.written)
+    return read, written
+
+
+def _and_element(
+    before: Callable[..., Any], of_tile: Sum, of_row: Sum, of_run: Sum, first: int, end: int
+) -> Callable[..., Any]:
+    def inside(tile: Any, row: Any, e: Any) -> Any:
+        index = types.int32(of_tile(tile) + of_row(row) + of_run(e))
+        return before(tile, row, e) & (index >= first) & (index < end)
+
+    return inside
+
+
+@functools.cache
+def _put(element: int) -> Callable[[Any, Any, Any], None]:
+    """`put(vector, j, one)`: sets element j; elements come in order."""
+    per_word = max(4 // element, 1)
+    bits = 8 * element
+
+    def put_part(vector: Any, j: Any, one: Any) -> None:
+        if j % per_word == 0:
+            vector[j // per_word] = one[0]
+        else:
+            vector[j // per_word] |= types.uint32(one[0] << types.uint32(j % per_word * bits))
+
+    def put_word(vector: Any, j: Any, one: Any) -> None:
+        vector[j] = one[0]
+
+    def put_two(vector: Any, j: Any, one: Any) -> None:
+        vector[2 * j] = one[0]
+        vector[2 * j + 1] = one[1]
+
+    return put_part if element < 4 else put_word if element == 4 else put_two
+
+
+@functools.cache
+def _element_of(element: int) -> Callable[[Any, Any, Any], None]:
+    """`element_of(one, vector, j)`: the inverse of `_put`."""
+    per_word = max(4 // element, 1)
+    bits = 8 * element
+
+    def part(one: Any, vector: Any, j: Any) -> None:
+        one[0] = types.uint32(vector[j // per_word] >> types.uint32(j % per_word * bits))
+
+    def word(one: Any, vector: Any, j: Any) -> None:
+        one[0] = vector[j]
+
+    def two(one: Any, vector: Any, j: Any) -> None:
+        one[0] = vector[2 * j]
+        one[1] = vector[2 * j + 1]
+
+    return part if element < 4 else word if element == 4 else two
+
+
+def _distance(width: int, unit: int) -> Sum:
+    """`distance(offset)`: bytes from the aligned address before an offset to it, if offsets are multiples of `unit`."""
+
+    def none(offset: Any) -> Any:
+        return types.int32(0)
+
+    def some(offset: Any) -> Any:
+        return types.int32(types.int32(offset) & types.int32(width - 1))
+
+    return some if unit < width else none
+
+
+def _swizzle(shift: int) -> Sum:
+    """`swizzle(at)`: where a byte of the tile is in shared memory; see `Staging.swizzle`."""
+    turn = shift  # a chunk has 16 bytes: chunk >> shift, times 16, is at >> shift without its lowest bits
+
+    def straight(at: Any) -> Any:
+        return at
+
+    def turned(at: Any) -> Any:
+        return types.int32(at ^ ((at >> turn) & (_OCTET * CHUNK_BYTES)))
+
+    return turned if shift else straight

@@ -1,0 +1,348 @@
+"""The CUDA kernels of the operators that only move data: emulated, compiled and on a GPU, bit for bit.
+
+The expected values are NumPy's: transpose, slices, pad and concatenate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_support import run_on_cpu as run  # it takes any device
+from test_conv2d_wgmma import instructions
+
+import schedsearch
+import schedsearch.templates.data_movement.staged_kernel as staged_kernel
+import schedsearch.templates.layout_transform.kernels as kernels
+import schedsearch.templates.layout_transform.places as places
+from schedsearch import Workload, concat, depth_to_space, pad, space_to_depth, strided_slice, transpose
+from schedsearch.backend import compile_source
+from schedsearch.device import open_device
+from schedsearch.ops.data_movement import DataMovement
+from schedsearch.ops.movement import Box, Factor, Movement, Ragged, permuted, row_strides
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import KernelSource
+from schedsearch.templates.data_movement.cuda import DataMovementCuda
+from schedsearch.templates.data_movement.move import Move
+from schedsearch.templates.data_movement.mover import Mover
+from schedsearch.templates.data_movement.staging import Staging
+from schedsearch.testing.emulator import TYPES, Memory
+from schedsearch.testing.moves_emulator import MovesEmulator
+from schedsearch.testing.template_contract import TemplateContract
+
+H200 = PRESETS["h200"]
+TURING = Target("cuda", "sm_75", (7, 5), 20, 49_152, 65_536, 65536, 1024, 2 << 20, 1_500_000, 4 << 30)
+CUDA = DataMovementCuda()
+EMULATED_THREADS = 3000  # threads times tiles
+LONGEST = (0, 60, 12, 7, 5, 4)  # extents of emulated arrays by their number of dimensions
+# Opcodes of machine code: the low 12 bits of an instruction (as nvdisasm names them), and its size in bits 73 to 75.
+GLOBAL_STORES, COPY_TO_SHARED, ACCESS_128 = {0x386, 0x986}, 0xFAE, 6
+
+
+@dataclass
+class Moved:
+    """A movement, its arguments, and the y that NumPy makes of them."""
+
+    movement: Movement
+    arrays: dict[str, Any]
+    y: Any
+
+
+def any_bits(rng: np.random.Generator, shape: Any, element_bytes: int) -> Any:
+    return rng.integers(0, 2 ** (8 * element_bytes), shape, f"u{element_bytes}")
+
+
+def random_movement(rng: np.random.Generator, longest: tuple[int, ...] = LONGEST) -> Moved:
+    """A permutation, slice, padding or concatenation of small arrays; a run of 16 bytes is not rare."""
+    element = int(rng.choice([1, 2, 4]))
+    rank = int(rng.integers(1, len(longest)))
+    shape = [int(extent) for extent in rng.integers(1, longest[rank] + 1, rank)]
+    if not rng.integers(3):
+        shape[-1] = int(rng.choice([16, 32, 64]))
+    make = (random_permutation, random_slice, random_padding, random_concatenation)[rng.integers(4)]
+    return make(rng, shape, element)
+
+
+def random_permutation(rng: np.random.Generator, shape: list[int], element: int) -> Moved:
+    order, x = [int(axis) for axis in rng.permutation(len(shape))], any_bits(rng, shape, element)
+    return Moved(Movement(element, (permuted("x", shape, order),)), {"x": x}, x.transpose(order))
+
+
+def random_slice(rng: np.random.Generator, shape: list[int], element: int) -> Moved:
+    x, in_x = any_bits(rng, shape, element), row_strides(shape)
+    firsts = [int(rng.integers(extent)) for extent in shape]
+    steps = [int(rng.choice([1, 1, 1, 2, 3, 40, -1, -2])) for _ in shape]
+    taken = np.ix_(*(range(extent)[first::step] for extent, first, step in zip(shape, firsts, steps)))
+    y = x[taken]
+    factors = [Factor(n, step * at, to) for n, step, at, to in zip(y.shape, steps, in_x, row_strides(y.shape))]
+    start = sum(first * at for first, at in zip(firsts, in_x))
+    return Moved(Movement(element, (Box.of("x", factors, x_start=start),)), {"x": x}, y)
+
+
+def random_padding(rng: np.random.Generator, shape: list[int], element: int) -> Moved:
+    x, in_x = any_bits(rng, shape, element), row_strides(shape)
+    pads = [(int(before), int(after)) for before, after in rng.integers(0, 4, (len(shape), 2))]
+    fill = int(any_bits(rng, (), element))
+    y = np.pad(x, pads, constant_values=fill)
+    ragged = [Ragged(before + n, n + before + after, before) for n, (before, after) in zip(shape, pads)]
+    factors = [Factor(n, at, to, axis) for axis, (n, at, to) in enumerate(zip(y.shape, in_x, row_strides(y.shape)))]
+    start = -sum(before * at for (before, _), at in zip(pads, in_x))
+    return Moved(Movement(element, (Box.of("x", factors, x_start=start, ragged=ragged),), fill), {"x": x}, y)
+
+
+def random_concatenation(rng: np.random.Generator, shape: list[int], element: int) -> Moved:
+    axis = int(rng.integers(len(shape)))
+    extents = [int(extent) for extent in rng.integers(1, 9, rng.integers(1, 4))]
+    arrays = [any_bits(rng, [*shape[:axis], extent, *shape[axis + 1 :]], element) for extent in extents]
+    y = np.concatenate(arrays, axis)
+    in_y, boxes, at = row_strides(y.shape), [], 0
+    for number, x in enumerate(arrays):
+        factors = [Factor(*each) for each in zip(x.shape, row_strides(x.shape), in_y)]
+        boxes.append(Box.of(f"x{number}", factors, y_start=at * in_y[axis]))
+        at += x.shape[axis]
+    return Moved(Movement(element, tuple(boxes)), {f"x{number}": x for number, x in enumerate(arrays)}, y)
+
+
+def movers(moved: Moved, target: Target) -> list[tuple[str, Mover]]:
+    movement, arrays = moved.movement, moved.arrays
+    sizes = (movement.element_bytes, moved.y.nbytes, movement.fill)
+    return [
+        (box.x, Mover(Move.of(box, sizes[0], arrays[box.x].nbytes, *sizes[1:]), target)) for box in movement.boxes
+    ]  # fmt: skip
+
+
+def random_source(moved: Moved, target: Target, rng: np.random.Generator, default: bool) -> tuple[KernelSource, list[Any]]:
+    """A step for each box with its default or a random configuration, and these configurations."""
+    configs, steps = [], []
+    for x, mover in movers(moved, target):
+        assert mover.problem() is None
+        space = mover.space()
+        config = mover.default() if default else space.sample(1, rng)[0]
+        assert space.check(config) == []
+        configs.append(dict(config))
+        steps.append(mover.step(config, x=x, y="y"))
+    return KernelSource("cuda", "native", tuple(steps)), configs
+
+
+class Emulated:
+    """The kernels of the sources that are made after it run in its emulator."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+        self.memory = Memory()
+        self.emulator = MovesEmulator(self.memory, late_copies=late)
+        self.emulator.stand_in(monkeypatch, kernels, places, staged_kernel)
+
+    def check(self, source: KernelSource, arrays: Mapping[str, Any], y: Any, what: str) -> None:
+        found = np.full(y.nbytes, 0xA5, np.uint8).view(y.dtype)
+        buffers = {name: self.memory.add(np.ascontiguousarray(x)) for name, x in arrays.items()}
+        buffers["y"] = self.memory.add(found)
+        for step in source.steps:
+            self.emulator.run(step, buffers, sms=1)
+        np.testing.assert_array_equal(found, y.ravel(), err_msg=what)
+
+
+# --- Emulated -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(64))
+def test_any_movement_with_any_schedule_moves_every_element(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    rng = np.random.default_rng([19, number])
+    target = TURING if number % 8 == 0 else H200
+    emulated = Emulated(monkeypatch, late=bool(number % 2))
+    while True:
+        moved = random_movement(rng)
+        source, configs = random_source(moved, target, rng, default=number % 3 == 0)
+        if sum(step.grid.work_items * step.block_threads for step in source.steps) <= EMULATED_THREADS:
+            break
+    emulated.check(source, moved.arrays, moved.y, f"{moved.movement} {configs}")
+
+
+IMAGES = {"n": 1, "c": 8, "h": 4, "w": 6, "block": 2}
+OPERATORS: dict[str, Workload] = {
+    "odd planes to NHWC": transpose(x=(2, 20, 49), permutation=(0, 2, 1)),
+    "odd planes to NCHW": transpose(x=(2, 49, 20), permutation=(0, 2, 1), dtype="int8"),
+    "five axes": transpose(x=(3, 4, 5, 2, 6), permutation=(4, 1, 3, 0, 2), dtype="float32"),
+    "the same": transpose(x=(7, 9), permutation=(0, 1)),
+    **{
+        f"{make.__name__} {mode} {layout} {dtype}": make(**IMAGES, mode=mode, layout=layout, dtype=dtype)
+        for make in (depth_to_space, space_to_depth)
+        for mode in ("DCR", "CRD")
+        for layout, dtype in (("NCHW", "float16"), ("NHWC", "float16"), ("NHWC", "int8"))
+    },
+    "blocks of 3 in odd images": depth_to_space(n=1, c=18, h=3, w=5, block=3, mode="CRD"),
+    "rows": strided_slice(x=(9, 64), begin=(2,), end=(7,), dtype="float32"),
+    "columns": strided_slice(x=(9, 70), begin=(0, 3), end=(9, 60)),
+    "backwards": strided_slice(x=(5, 40), begin=(4, 39), end=(None, None), strides=(-2, -1), dtype="uint8"),
+    "far apart": strided_slice(x=(300,), begin=(1,), end=(300,), strides=(37,)),
+    "nothing": strided_slice(x=(5, 40), begin=(3,), end=(3,)),
+    "channels": concat(x=[(2, 5, 3, 3), (2, 2, 3, 3), (2, 9, 3, 3)], axis=1),
+    "columns beside columns": concat(x=[(9, 8), (9, 16)], axis=1, dtype="float32"),
+    "borders of images": pad(x=(1, 4, 5, 8), before=(1, 1), after=(2, 2), axes=(1, 2), value=-1),
+    "borders of rows": pad(x=(3, 5, 7), before=(0, 2, 3), after=(1, 0, 1), value=7, dtype="int8"),
+    "cut and padded": pad(x=(9, 20), before=(-2, 3), after=(1, -5), dtype="float32"),
+}
+
+
+def of_operator(workload: Workload, rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
+    """Arguments with any bits, and y by the operator's definition of single elements."""
+    definition = workload.definition
+    assert isinstance(definition, DataMovement)
+    movement = definition.movement(workload.params)
+    arrays = {spec.name: any_bits(rng, spec.shape, movement.element_bytes) for spec in workload.signature}
+    numbers, positions = definition.sources(workload.params, np.arange(workload.output.size))
+    y = np.full(workload.output.size, movement.fill, f"u{movement.element_bytes}")
+    for number, x in enumerate(arrays.values()):
+        y[numbers == number] = x.ravel()[positions[numbers == number]]
+    return arrays, y
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_defaults_of_operators_move_every_element(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    workload = OPERATORS[name]
+    arrays, y = of_operator(workload, np.random.default_rng(1))
+    emulated = Emulated(monkeypatch, late=True)
+    source = CUDA.kernel(workload, H200, CUDA.default(workload, H200, CUDA.space(workload, H200)))
+    emulated.check(source, arrays, y, name)
+
+
+def test_offsets_beyond_2_to_the_31_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last tile of a transposition of 5 x 2**31 elements."""
+    monkeypatch.setattr(staged_kernel, "types", TYPES)
+    shape = (5, 2**16, 2**15)
+    p = Move.of(permuted("x", shape, (2, 1, 0)), 2, 10 * 2**31, 10 * 2**31)
+    s = Staging(p, (64, 64, 5), 16, 16)
+    of_x, of_y = staged_kernel._tile_offsets(s, along_y=True)
+    last = staged_kernel.tile_count(s) - 1
+    assert last == 2**15 // 64 * 2**16 // 64 - 1
+    assert of_x(last) == 2 * ((2**16 - 64) * 2**15 + 2**15 - 64)
+    assert of_y(last) == 2 * 5 * ((2**15 - 64) * 2**16 + 2**16 - 64)
+
+
+# --- Tiles --------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_a_tile_of_odd_planes() -> None:
+    """512 planes of 7 x 7: whole planes lie together in x, channels of a pixel in y."""
+    s = Staging(Move.of(permuted("x", (2, 512, 49), (0, 2, 1)), 2, 10**6, 10**6), (1, 49, 64), 16, 16)
+    assert (s.x_span_bytes, s.x_unit, s.x_rows) == (2 * 49 * 64, 16, ())
+    assert (s.run_elements, s.y_unit, s.extents(s.y_rows)) == (64, 16, (49,))
+    assert not s.partial_vectors
+
+
+def test_runs_that_are_not_aligned_are_loaded_from_the_aligned_address_before() -> None:
+    """Rows of 361 pixels of 2 bytes: they begin at any even address, so that 128 bytes take up to 9 loads."""
+    s = Staging(Move.of(permuted("x", (1, 64, 361), (0, 2, 1)), 2, 10**6, 10**6), (64, 64), 16, 16)
+    assert (s.x_span_bytes, s.x_unit, s.x_chunks, s.pitch) == (128, 2, 9, 144)
+
+
+def test_a_backward_run_starts_at_its_last_element() -> None:
+    box = Box.of("x", [Factor(8, -1, 1)], x_start=7)
+    s = Staging(Move.of(box, 4, 32, 32), (8,), 16, 16)
+    assert (s.x_start, s.shared_start, s.shared_strides, s.x_span_bytes) == (0, 28, (-4,), 32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "element", "cycles"),
+    [  # the fewest: 4 warps collect so many accesses of 32 threads, each in at least one cycle
+        ((1, 1024, 1024), (0, 2, 1), 4, 16),
+        ((1, 1024, 1024), (0, 2, 1), 2, 32),
+        ((1, 1024, 1024), (0, 2, 1), 1, 64),
+    ],
+)
+def test_the_swizzle_of_transpositions_leaves_few_conflicts(shape: Any, order: Any, element: int, cycles: int) -> None:
+    nbytes = element * 2**20
+    mover = Mover(Move.of(permuted("x", shape, order), element, nbytes, nbytes), H200)
+    s = mover._staging(mover.tiles[mover.default()["tile"]], 16)
+    unswizzled = staged_conflicts(s)
+    assert cycles <= s.wavefronts <= 2 * cycles
+    assert s.wavefronts < unswizzled or unswizzled == cycles
+
+
+def staged_conflicts(s: Staging) -> int:
+    """Cycles without a swizzle, counted bank by bank."""
+    total = 0
+    for access in s._sampled_places():
+        words = {int(place) // 4 for place in access}
+        total += max(sum(word % 32 == bank for word in words) for bank in range(32))
+    return total
+
+
+def test_common_runs_count_as_wide_elements() -> None:
+    box = permuted("x", (8, 6, 4), (1, 0, 2))
+    assert Move.of(box, 2, 384, 384).element_bytes == 8
+    assert Move.of(replace(box, x_start=2), 2, 400, 384).element_bytes == 4
+    assert Move.of(replace(box, x_start=1), 2, 400, 384).element_bytes == 2
+
+
+# --- Compiled -----------------------------------------------------------------------------------------------------------
+
+IMAGE = {"n": 1, "c": 64, "h": 72, "w": 128, "block": 2}
+WIDE: dict[str, Workload] = {
+    "odd planes": transpose(x=(8, 128, 361), permutation=(0, 2, 1)),
+    "odd planes of bytes": transpose(x=(8, 361, 128), permutation=(0, 2, 1), dtype="int8"),
+    "CRD": depth_to_space(**IMAGE, mode="CRD"),
+    "CRD in NHWC": depth_to_space(**IMAGE, mode="CRD", layout="NHWC"),
+    "back to depth": space_to_depth(**IMAGE, mode="CRD"),
+}
+
+
+class TestCudaTemplate(TemplateContract):
+    template, target = CUDA, H200
+    accepted = (
+        WIDE["odd planes"],
+        WIDE["CRD"],
+        WIDE["back to depth"],
+        depth_to_space(**IMAGE, layout="NHWC"),
+        OPERATORS["backwards"],
+        OPERATORS["nothing"],
+        OPERATORS["channels"],
+        OPERATORS["borders of rows"],
+    )
+    refused = ((transpose(x=(2**24, 2**24, 3), permutation=(1, 0, 2)), "tiles"),)
+    samples, compiled = 4, 1
+
+
+@pytest.mark.parametrize("target", [PRESETS["a100"], H200], ids=["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", WIDE)
+def test_defaults_spill_nothing_and_access_16_bytes(target: Target, name: str) -> None:
+    workload = WIDE[name]
+    config = CUDA.default(workload, target, CUDA.space(workload, target))
+    built = compile_source(CUDA.kernel(workload, target, config), target)
+    assert built.resources.spill_bytes == built.resources.local_bytes == 0
+    wide = {code & 0xFFF for code in instructions(built.artifact.code) if code >> 73 & 7 == ACCESS_128}
+    assert COPY_TO_SHARED in wide
+    assert config["store_bytes"] < 16 or GLOBAL_STORES & wide
+
+
+# --- On a GPU -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(40))
+def test_a_gpu_moves_every_element(number: int) -> None:
+    rng = np.random.default_rng([23, number])
+    target = schedsearch.detect("cuda")
+    moved = random_movement(rng, longest=(0, 100_000, 400, 60, 30, 12))
+    gpu = open_device(target)
+    for default in (True, False):
+        source, configs = random_source(moved, target, rng, default)
+        arrays = {name: np.ascontiguousarray(x) for name, x in moved.arrays.items()}
+        found = run(gpu, source, arrays, {"y": (moved.y.shape, moved.y.dtype)})["y"]
+        np.testing.assert_array_equal(found, moved.y, err_msg=f"{moved.movement} {configs}")
+    gpu.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*WIDE, *OPERATORS])
+def test_a_gpu_runs_the_operators(name: str) -> None:
+    workload = {**WIDE, **OPERATORS}[name]
+    target = schedsearch.detect("cuda")
+    arrays, y = of_operator(workload, np.random.default_rng(2))
+    gpu, space = open_device(target), CUDA.space(workload, target)
+    for config in [CUDA.default(workload, target, space), *space.sample(3, np.random.default_rng(3))]:
+        found = run(gpu, CUDA.kernel(workload, target, config), arrays, {"y": (y.shape, y.dtype)})["y"]
+        np.testing.assert_array_equal(found, y, err_msg=f"{workload.label} {dict(config)}")
+    gpu.close()
