@@ -92,6 +92,58 @@ def test_the_keyboard_reaches_everything(roots, watch):
     page.wait_for_selector("main[data-page=overview]")
 
 
+def test_the_keyboard_reaches_single_trials_of_a_chart(roots, watch):
+    watched: Watched = watch(roots["offline"])
+    page = watched.go(all_pages(watched)["task"])
+    plot = page.get_by_role("slider").first
+    page.get_by_role("button", name="Over seconds").focus()
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        if plot.evaluate("plot => plot === document.activeElement"):
+            break
+    ring = page.locator(".ring").first
+    ring.wait_for()
+    trials = page.locator("dl.facts div", has_text="Trials").locator("dd").first.inner_text().split()[0]
+    assert plot.get_attribute("aria-valuemax") == trials
+    page.keyboard.press("Home")
+    words = plot.get_attribute("aria-valuetext")
+    assert words.startswith("Trial 1: ") and "tile=64" in words  # the default is the first
+    assert page.get_by_text(words).is_visible()
+    left = ring.bounding_box()["x"]
+    page.keyboard.press("PageUp")
+    assert plot.get_attribute("aria-valuenow") == "11"
+    assert ring.bounding_box()["x"] > left
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("main[data-page=trial]")
+    assert page.locator("h1").inner_text().startswith("Record 1")
+
+
+def test_a_row_of_the_table_shows_its_dot(roots, watch):
+    watched: Watched = watch(roots["offline"])
+    page = watched.go(all_pages(watched)["task"])
+    figure = page.locator("figure.chart").first
+    figure.locator("summary").click()
+    figure.locator("tbody a").nth(2).focus()
+    figure.locator(".ring").wait_for()
+    figure.locator("tbody a").nth(2).evaluate("link => link.blur()")
+    figure.locator(".ring").wait_for(state="hidden")
+
+
+def test_the_importance_of_knobs_comes_from_a_model_and_from_the_trials(roots, watch):
+    for mode in MODES:
+        watched: Watched = watch(roots[mode])
+        page = watched.go(all_pages(watched)["task"])
+        figure = page.locator("figure.chart", has_text="Importance of knobs")
+        figure.get_by_text("Boosted trees, trained on").wait_for(timeout=READY_MS)
+        assert "the first is tile" in figure.locator(".plot").get_attribute("aria-label")
+        figure.locator("summary").click()
+        assert "The model loses without it" in figure.locator("thead").inner_text()
+        figure.get_by_role("button", name="From the trials").click()
+        assert "Of the failures" in figure.locator("thead").inner_text()
+        assert watched.problems == []
+
+
 def test_the_switch_of_colours_is_kept(roots, watch):
     watched: Watched = watch(roots["live"], "light")
     page = watched.go("#/")

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { stepOf } from "../../../schedsearch/dashboard/static/js/chart_cursor.js";
 import { parseRoute, routeTo } from "../../../schedsearch/dashboard/static/js/router.js";
 import { compareValues } from "../../../schedsearch/dashboard/static/js/table.js";
 import * as trials from "../../../schedsearch/dashboard/static/js/trials.js";
@@ -61,4 +62,16 @@ test("long configs are cut for tooltips", () => {
 test("the extent of values skips those that are unknown", () => {
   assert.deepEqual(trials.extent([3, null, 1]), [1, 3]);
   assert.equal(trials.extent([null]), null);
+});
+
+test("keys go from dot to dot and stay on the chart", () => {
+  const presses = (keys, at) => keys.reduce((place, key) => stepOf(key, place, 30), at);
+  assert.equal(presses(["ArrowRight", "ArrowUp", "ArrowLeft"], 4), 5);
+  assert.equal(presses(["PageUp", "PageUp", "PageDown"], 0), 10);
+  assert.equal(presses(["PageUp", "PageUp", "PageUp"], 5), 29);
+  assert.equal(presses(["ArrowLeft"], 0), 0);
+  assert.equal(presses(["End"], 3), 29);
+  assert.equal(presses(["Home"], 12), 0);
+  assert.equal(stepOf("a", 3, 30), null);
+  assert.equal(stepOf("toString", 3, 30), null);
 });

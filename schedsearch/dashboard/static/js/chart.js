@@ -1,5 +1,6 @@
 // One chart: a figure with its plot, a legend of buttons, and the table of the same numbers.
 
+import { ChartCursor } from "./chart_cursor.js";
 import { el, replaceChildren } from "./dom.js";
 import { formatTime, significant, timeUnit } from "./format.js";
 import { isWideSpread, logBounds, logTicks } from "./stats.js";
@@ -19,6 +20,7 @@ export const FAILED = "failed";
 export class Chart {
   constructor({ title, help, height = 18, controls = null }) {
     this.plot = el("div", { class: "plot", role: "img", style: { height: `${height}rem` } });
+    this.cursor = new ChartCursor(this.plot);
     this.legend = el("div", { class: "legend" });
     this.words = el("p", { class: "empty", hidden: true });
     this.help = el("p", {}, help);
@@ -30,7 +32,8 @@ export class Chart {
       el("figcaption", {}, el("h3", {}, title), help ? this.help : null, controls),
       this.legend,
       this.words,
-      this.plot,
+      el("div", { class: "frame" }, this.plot, this.cursor.ring),
+      this.cursor.words,
       this.details,
     );
     this.hidden = new Set();
@@ -51,7 +54,7 @@ export class Chart {
     this.words.hidden = true;
     this.plot.hidden = false;
     this.details.hidden = !shown.table;
-    this.plot.setAttribute("aria-label", shown.summary);
+    this.cursor.follow(shown.dots ?? null, shown.summary);
     this.drawLegend();
     this.draw();
     this.fillTable();
@@ -59,6 +62,7 @@ export class Chart {
 
   note(...words) {
     this.shown = null;
+    this.cursor.follow(null, "");
     this.plot.hidden = true;
     this.details.hidden = true;
     replaceChildren(this.legend);
@@ -98,10 +102,12 @@ export class Chart {
     if (!this.instance) {
       this.instance = echarts.init(this.plot, null, { renderer: "canvas" });
       this.instance.on("click", (event) => this.shown?.onclick?.(event));
+      this.cursor.attach(this.instance);
     }
     const colors = chartColors();
     const option = { ...baseOption(colors), ...this.shown.option(colors, this.hidden) };
     this.instance.setOption(option, { replaceMerge: ["series"] });
+    this.cursor.place();
   }
 
   moved(isNear) {
@@ -113,8 +119,12 @@ export class Chart {
   }
 
   resize() {
-    if (this.instance) this.instance.resize();
-    else this.draw();
+    if (!this.instance) {
+      this.draw();
+      return;
+    }
+    this.instance.resize();
+    this.cursor.place();
   }
 
   fillTable() {
@@ -122,8 +132,16 @@ export class Chart {
     const { columns, rows } = this.shown.table();
     if (this.table) this.table.update(rows, columns);
     else {
-      this.table = dataTable({ columns, rows, pageSize: 25, caption: this.element.querySelector("h3").textContent });
-      this.details.append(this.table.element);
+      const dotOf = (row) => this.shown?.dotOf?.(row);
+      this.table = dataTable({ columns, rows, pageSize: 25, caption: this.element.querySelector("h3").textContent, rowKey: dotOf });
+      const { element } = this.table;
+      const mark = ({ target }) => {
+        const row = target.closest("tr[data-row]");
+        this.cursor.mark(row ? Number(row.dataset.row) : null);
+      };
+      for (const name of ["focusin", "pointerover"]) element.addEventListener(name, mark);
+      for (const name of ["focusout", "pointerleave"]) element.addEventListener(name, () => this.cursor.mark(null));
+      this.details.append(element);
     }
   }
 

@@ -3,7 +3,7 @@
 import { Chart, lines, numberAxis, timeAxis, tooltip, zoom, plotGrid } from "./chart.js";
 import { el } from "./dom.js";
 import { formatCount, formatTime, significant, plural } from "./format.js";
-import { trialTooltip } from "./progress_chart.js";
+import { trialDot, trialTooltip } from "./progress_chart.js";
 import { routeTo } from "./router.js";
 import { SERIES } from "./theme.js";
 import { extent, templateOf, trialKey } from "./trials.js";
@@ -16,7 +16,7 @@ const LEAST_TRIALS = 4; // the correlation of two trials is 1 or -1, whatever th
 export function predictionChart() {
   const chart = new Chart({
     title: "Predicted against measured",
-    help: "Each dot is a trial, predicted before it was measured. On the diagonal the model was exact; a cloud without direction is a useless model.",
+    help: "Each dot is a trial, predicted before it was measured. On the diagonal the model was exact; a cloud without direction is a useless model. By keyboard, arrows go from trial to trial, and Enter opens one.",
     height: 22,
   });
   return {
@@ -57,6 +57,12 @@ export function predictionChart() {
             { type: "line", id: "exact", silent: true, showSymbol: false, data: [[low, low], [high, high]], lineStyle: { color: colors.muted, width: 1.2, type: "dashed" } },
           ],
         }),
+        dots: {
+          count: known.length,
+          start: 0,
+          at: (place) => trialDot(task, known[place], [trials.predicted_ns[known[place]], trials.time_ns[known[place]]], `Record ${trials.id[known[place]]}`),
+        },
+        dotOf: (position) => known.indexOf(position),
         table: () => ({
           rows: known,
           columns: [

@@ -1,8 +1,12 @@
 // Can the numbers be trusted: spread of repetitions, and the clock of the card.
 
 import { Chart, lines, numberAxis, plotGrid, tooltip, zoom } from "./chart.js";
+import { el } from "./dom.js";
 import { formatCount, formatPercent, plural, significant } from "./format.js";
+import { trialDot } from "./progress_chart.js";
+import { routeTo } from "./router.js";
 import { histogram } from "./stats.js";
+import { trialKey } from "./trials.js";
 
 /** How far the repetitions of a trial lie apart: { element, show(task), dispose() }. */
 export function spreadChart() {
@@ -57,7 +61,8 @@ export function clockChart() {
   const chart = new Chart({ title: "Clock of the card", help: "Read after each trial. A card that gets hot lowers its clock, and times rise with it.", height: 16 });
   return {
     element: chart.element,
-    show({ trials }) {
+    show(task) {
+      const { trials, database } = task;
       const known = [];
       for (let position = 0; position < trials.sm_mhz.length; position += 1) if (trials.sm_mhz[position] !== null) known.push(position);
       if (known.length === 0) {
@@ -92,10 +97,19 @@ export function clockChart() {
             },
           ],
         }),
+        onclick: ({ value }) => {
+          if (Array.isArray(value) && value[2] !== undefined) location.hash = routeTo("trial", [trialKey(database, trials.id[value[2]])]);
+        },
+        dots: {
+          count: known.length,
+          start: 0,
+          at: (place) => trialDot(task, known[place], [known[place] + 1, clocks[place]], `${formatCount(clocks[place])} MHz after record ${trials.id[known[place]]}`),
+        },
+        dotOf: (position) => known.indexOf(position),
         table: () => ({
           rows: known,
           columns: [
-            { label: "Record", numeric: true, value: (position) => trials.id[position] },
+            { label: "Record", numeric: true, value: (position) => trials.id[position], show: (position) => el("a", { href: routeTo("trial", [trialKey(database, trials.id[position])]) }, String(trials.id[position])) },
             { label: "Clock [MHz]", numeric: true, value: (position) => trials.sm_mhz[position] },
             { label: "Temperature [°C]", numeric: true, value: (position) => trials.temperature_c[position] },
             { label: "Power [W]", numeric: true, value: (position) => trials.power_w[position] },

@@ -2,11 +2,11 @@
 
 import { Chart, FAILED, lines, numberAxis, plotGrid, timeAxis, timeLine, tooltip, zoom } from "./chart.js";
 import { el } from "./dom.js";
-import { formatDuration, formatTime } from "./format.js";
+import { formatDuration, formatPercent, formatTime } from "./format.js";
 import { routeTo } from "./router.js";
 import { improvements, isWideSpread, logBounds } from "./stats.js";
 import { SERIES } from "./theme.js";
-import { configLines, extent, searchTrials, templateOf, trialConfig, trialKey } from "./trials.js";
+import { configLines, configText, extent, searchTrials, templateOf, trialConfig, trialKey } from "./trials.js";
 
 /** { element, show(task), dispose() } */
 export function progressChart() {
@@ -17,7 +17,7 @@ export function progressChart() {
   );
   const chart = new Chart({
     title: "Best time so far",
-    help: "Each dot is a trial; the line is the best of all before it. Zoom with the slider, or with Ctrl and the wheel; a click opens the trial.",
+    help: "Each dot is a trial; the line is the best of all before it. Zoom with the slider, or with Ctrl and the wheel; a click opens the trial. By keyboard, arrows go from trial to trial, and Enter opens one.",
     height: 24,
     controls: el("div", { class: "controls" }, el("div", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, buttons)),
   });
@@ -65,7 +65,13 @@ export function progressChart() {
         tooltip: tooltip(colors, { trigger: "item", formatter: (item) => trialTooltip(latest, item) }),
         series: seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, range }),
       }),
-      table: () => improvementTable(latest, search, xs, steps, over),
+      dots: {
+        count: xs.length,
+        start: steps[steps.length - 1].index,
+        at: (place) => trialDot(latest, search.positions[place], [xs[place], times[place] ?? topOf(range)], `Trial ${search.numbers[place]}`),
+      },
+      dotOf: (row) => row.place,
+      table: () => trialTable(latest, search, times),
     });
   }
 
@@ -81,7 +87,7 @@ export function progressChart() {
   function seriesOf(colors, hidden, { names, knobs, search, xs, times, steps, range }) {
     const clouds = knobs.map((_, index) => ({ points: [], index }));
     const failed = [];
-    const top = isWideSpread(...range) ? logBounds(...range)[1] : range[1];
+    const top = topOf(range);
     search.positions.forEach((position, place) => {
       const point = [xs[place], times[place] ?? top, position];
       (times[place] === null ? failed : clouds[latest.trials.template[position]].points).push(point);
@@ -131,19 +137,47 @@ export function trialTooltip(task, { value }) {
   );
 }
 
-function improvementTable(task, search, xs, steps, over) {
-  const rows = steps.map((step, index) => ({ ...step, x: xs[step.index], before: index ? steps[index - 1].value : null, position: search.positions[step.index] }));
+/** Where failures are drawn. */
+function topOf(range) {
+  return isWideSpread(...range) ? logBounds(...range)[1] : range[1];
+}
+
+/** A trial as a dot of a chart for the keyboard. */
+export function trialDot(task, position, value, name) {
+  const { trials, outcomes, database } = task;
+  const time = trials.time_ns[position];
+  const result = time === null ? outcomes[trials.outcome[position]].replaceAll("_", " ") : formatTime(time);
+  const predicted = trials.predicted_ns[position] === null ? "" : `, predicted ${formatTime(trials.predicted_ns[position])}`;
+  return {
+    value,
+    words: `${name}: ${result}${predicted}; ${templateOf(task, position)}, ${configText(trialConfig(task, position))}`,
+    open: () => {
+      location.hash = routeTo("trial", [trialKey(database, trials.id[position])]);
+    },
+  };
+}
+
+function trialTable(task, search, times) {
+  const { trials, outcomes, database } = task;
+  let best = null;
+  const rows = times.map((time, place) => {
+    const before = best;
+    if (time !== null && (best === null || time < best)) best = time;
+    return { place, time, best, gain: best !== before && before !== null ? before / best - 1 : null, position: search.positions[place] };
+  });
   return {
     rows,
     columns: [
       {
-        label: over === "trials" ? "Trial" : "After",
+        label: "Trial",
         numeric: true,
-        value: (row) => row.x,
-        show: (row) => el("a", { href: routeTo("trial", [trialKey(task.database, task.trials.id[row.position])]) }, over === "trials" ? String(row.x) : formatDuration(row.x)),
+        value: (row) => search.numbers[row.place],
+        show: (row) => el("a", { href: routeTo("trial", [trialKey(database, trials.id[row.position])]) }, String(search.numbers[row.place])),
       },
-      { label: "Best time", numeric: true, value: (row) => row.value, show: (row) => formatTime(row.value) },
-      { label: "Gain", numeric: true, value: (row) => (row.before ? row.before / row.value : null), show: (row) => (row.before ? `${((row.before / row.value - 1) * 100).toFixed(1)} %` : null) },
+      { label: "After", numeric: true, value: (row) => search.seconds[row.place], show: (row) => formatDuration(search.seconds[row.place]) },
+      { label: "Time", numeric: true, value: (row) => row.time, show: (row) => (row.time === null ? outcomes[trials.outcome[row.position]].replaceAll("_", " ") : formatTime(row.time)) },
+      { label: "Best so far", numeric: true, value: (row) => row.best, show: (row) => (row.best === null ? null : formatTime(row.best)) },
+      { label: "Gain", numeric: true, descendingFirst: true, value: (row) => row.gain, show: (row) => (row.gain === null ? null : formatPercent(row.gain)) },
       { label: "Template", value: (row) => templateOf(task, row.position) },
     ],
   };
