@@ -31,7 +31,11 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
         "conv2d_cpu",
         "conv2d_cpu_int8",
     )
-} | {f"layout_transform_{kind}": f"layout_transform.{kind}" for kind in ("cuda", "cpu")}
+} | {
+    f"{op}_{kind}": f"{op}.{kind}" for op, kind in (
+        ("depthwise_conv2d", "cuda"), ("layout_transform", "cuda"), ("layout_transform", "cpu"),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

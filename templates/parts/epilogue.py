@@ -128,6 +128,63 @@ class Epilogue:
         """
         return _transposed_operation(octets, tile, self._plan)
 
+    def stages_of_patch(self, channels: int, strides: tuple[int, int]) -> PatchStages:
+        """The stages as lines of a larger operation on rows and columns of pixels.
+
+        The operation has the operands k (i32), the first of `channels` channels, offset (i64), the element offset of the
+        first pixel at this channel in y and in operands like y, and those of `PatchStages.ins`.
+
+        Args:
+            strides: elements from a row and from a column to the next.
+        """
+        return PatchStages(self._plan, channels, strides)
+
+
+class PatchStages:
+    """Lines of PTX for pixels whose channels a thread holds in registers. Operands of a channel are loaded once.
+
+    Attributes:
+        ins: operand -> type of the operation that has these lines, in the order of a kernel's `*operands`.
+        begin: lines before those of the first pixel. They declare registers a0 ..., word, low, high and zero.
+    """
+
+    def __init__(self, plan: _Plan, channels: int, strides: tuple[int, int]) -> None:
+        self.ins = plan.ins
+        self._plan, self._channels, self._strides = plan, channels, strides
+        vectors = [operand for operand in plan.arrays if operand.axes == "K"]
+        self.begin = [
+            ".reg .pred always, q; .reg .b32 word; .reg .b16 low, high, zero; .reg .b64 at;",
+            *(f".reg .b64 at_{operand.name};" for operand in plan.like_y),
+            *(f".reg .f32 {operand.name}_<{channels}>;" for operand in vectors),
+            plan.registers(channels),
+            "setp.eq.s32 always, $k, $k; mov.b16 zero, 0;",
+            *(_address(f"at_{operand.name}", operand) for operand in plan.like_y),
+        ]
+        for operand in vectors:
+            self.begin.append(_address("at", operand))
+            for i in range(channels):
+                place = f"at+{i * dtype_of(operand.dtype).nbytes}"
+                self.begin += _load([f"{operand.name}_{i}"], "always", place, operand.dtype)
+
+    def of_pixel(self, values: Sequence[str], row: int, column: int, inside: str) -> list[str]:
+        """The stages on the channels of one pixel; nothing is read if the predicate `inside` is false."""
+        elements = row * self._strides[0] + column * self._strides[1]
+        lines = []
+        for stage in self._plan.stages:
+            letters, temporaries = _letters(stage)
+            for letter, operand in zip(letters, stage.arrays):
+                size = dtype_of(operand.dtype).nbytes
+                for i in range(self._channels if operand.axes == "y" else 0):
+                    place = f"at_{operand.name}+{(elements + i) * size}"
+                    lines += _load([f"{letter}{i}"], inside, place, operand.dtype)
+            for i, value in enumerate(values):
+                arrays = [
+                    f"{letter}{i}" if operand.axes == "y" else f"{operand.name}_{i}"
+                    for letter, operand in zip(letters, stage.arrays)
+                ]
+                lines.append(stage.text(value, arrays, [f"{letter}{i}" for letter in temporaries]))
+        return lines
+
 
 @dataclass(frozen=True)
 class TileRows:

@@ -1,0 +1,250 @@
+"""Runs the PTX text of device operations, so that a test covers generated text too.
+
+`PtxEmulator.device_op` takes the place of `schedsearch.backend.ops.device_op` in a module that generates text. It translates
+the text to a Python function once, and the emulated threads call it. The instructions are those of kernels on CUDA cores:
+moves, loads, stores, comparisons, float32 arithmetic, conversions to and from 16 bits, and forward branches.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from schedsearch.ops.dtypes import decode, encode
+from schedsearch.testing.emulator import Emulator, Memory
+
+_STATEMENT = re.compile(r"(?:@(!?)(\S+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_MASKS = {"32": 0xFFFFFFFF, "64": 0xFFFFFFFFFFFFFFFF}
+
+
+class PtxEmulator(Emulator):
+    """Emulates kernels whose device operations are generated as text; an access that is not aligned raises.
+
+    Example:
+        >>> emulator = PtxEmulator(Memory())
+        >>> double = emulator.device_op("double", "add.f32 $y, $x, $x;", ins={"x": "f32"}, outs={"y": "f32"})
+        >>> float(double(np.float32(1.5)))
+        3.0
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory, lambda value, *_: value, late_copies=False)
+
+    def stand_in(self, monkeypatch: Any, *modules: Any) -> None:
+        super().stand_in(monkeypatch, *modules)
+        for module in modules:
+            if hasattr(module, "device_op"):
+                monkeypatch.setattr(module, "device_op", self.device_op)
+
+    def device_op(
+        self,
+        name: str,
+        ptx: str,
+        *,
+        ins: Mapping[str, str] | None = None,
+        outs: Mapping[str, str] | None = None,
+        inout: Mapping[str, tuple[str, int]] | None = None,
+        pure: bool = False,
+        convergent: bool = False,
+    ) -> Callable[..., Any]:
+        """The operation as a Python function; the arguments are those of `backend.ops.device_op`."""
+        source = _translated(name, ptx, list(inout or {}), list(ins or {}), list(outs or {}))
+        scope: dict[str, Any] = {
+            "F": _float, "I": _integer, "H": _half, "f32": np.float32, "memory": self._load, "shared": self._load_shared,
+            "store": self._store, "store_shared": self._store_shared, "to_half": _to_half, "from_half": _from_half,
+            "wide": _signed, "maximum": np.maximum, "minimum": np.minimum, "red": self._add,
+        }  # fmt: skip
+        exec(compile(source, f"<{name}>", "exec"), scope)  # the text of our own generators
+        return scope["operation"]  # type: ignore[no-any-return]
+
+    def _load(self, address: int, nbytes: int, count: int) -> Any:
+        return _split(self.memory.at(address, nbytes * count), nbytes)
+
+    def _load_shared(self, address: int, nbytes: int, count: int) -> Any:
+        return _split(self._shared(int(address), nbytes * count), nbytes)
+
+    def _store(self, address: int, nbytes: int, *values: Any) -> None:
+        self.memory.at(address, nbytes * len(values))[:] = _joined(values, nbytes)
+
+    def _store_shared(self, address: int, nbytes: int, *values: Any) -> None:
+        self._shared(int(address), nbytes * len(values))[:] = _joined(values, nbytes)
+
+    def _add(self, address: int, value: Any) -> None:
+        self.memory.at(address, 4).view(np.float32)[0] += _float(value)
+
+
+# ---- registers: 32 bits are a float32 or an int, whatever was written last
+
+
+def _float(value: Any) -> Any:
+    if isinstance(value, float | np.float32):
+        return np.float32(value)
+    return np.uint32(value & 0xFFFFFFFF).view(np.float32)
+
+
+def _integer(value: Any) -> int:
+    return int(np.float32(value).view(np.uint32)) if isinstance(value, float | np.float32) else int(value)
+
+
+def _half(value: Any) -> int:
+    return int(value) & 0xFFFF
+
+
+def _signed(value: Any) -> int:
+    return (int(value) + 2**31) % 2**32 - 2**31
+
+
+def _split(data: Any, nbytes: int) -> tuple[int, ...]:
+    return tuple(int(each) for each in data.view({2: np.uint16, 4: np.uint32}[nbytes]))
+
+
+def _joined(values: Any, nbytes: int) -> Any:
+    return (
+        np.array([_integer(each) & (2 ** (8 * nbytes) - 1) for each in values], np.uint64)
+        .astype(f"<u{nbytes}")
+        .view(np.uint8)
+    )
+
+
+def _to_half(value: Any, dtype: str) -> int:
+    return int(encode(np.array([_float(value)], np.float32), dtype).view(np.uint16)[0])
+
+
+def _from_half(bits: int, dtype: str) -> Any:
+    storage = np.array([bits], np.uint16)
+    return np.float32(decode(storage.view(np.float16) if dtype == "float16" else storage, dtype)[0])
+
+
+# ---- translation
+
+
+def _translated(name: str, ptx: str, arrays: list[str], ins: list[str], outs: list[str]) -> str:
+    """Python source of a function `operation`; segments between labels follow one another, or are jumped to."""
+    text = re.sub(r"//[^\n]*", "", ptx)
+    text = re.sub(r"^\s*\{|\}\s*$", "", text.strip())
+    segments: list[list[str]] = [[]]
+    labels: dict[str, int] = {}
+    for part in re.split(r"(?<=;)|(\b\w+:(?!:))", text):
+        part = (part or "").strip()
+        if part.endswith(":") and " " not in part:
+            segments.append([])
+            labels[part[:-1]] = len(segments) - 1
+        elif part.strip("; \n") and not part.startswith(".reg"):
+            segments[-1].append(part.rstrip(";").strip())
+            if re.search(r"\bbra\b", part):
+                segments.append([])
+    lines = [f"def operation({', '.join([*arrays, *ins])}):", "    at = 0"]
+    for number, segment in enumerate(segments):
+        lines.append(f"    if at <= {number}:")
+        body = [_statement(name, statement, labels) for statement in segment]
+        lines += [f"        {line}" for line in body or ["pass"]]
+    if outs:
+        lines.append(f"    return {outs[0] if len(outs) == 1 else ', '.join(outs)}")
+    return "\n".join(lines)
+
+
+def _statement(name: str, statement: str, labels: Mapping[str, int]) -> str:
+    found = _STATEMENT.fullmatch(statement)
+    if not found:
+        raise NotImplementedError(f"{name}: {statement!r}")
+    negated, guard, operation, rest = found.groups()
+    operands = [each.strip() for each in re.findall(r"\{[^}]*\}|\[[^\]]*\](?=\s*,|\s*$)|\$\w+\[\d+\]|[^,{}]+", rest)]
+    operands = [each for each in operands if each]
+    kind, *suffixes = operation.split(".")
+    guard = f"{'not ' if negated else ''}{guard}" if guard else ""
+    if kind == "bra":
+        return f"at = {labels[operands[0]]} if {guard or True} else at"
+    made = _instruction(kind, suffixes, operands)
+    if not made:
+        raise NotImplementedError(f"{name}: no emulation of {statement!r}")
+    return f"if {guard}: {made}" if guard else made
+
+
+def _names(operand: str) -> list[str]:
+    """Registers of {a, b}, or one operand."""
+    return [_name(each.strip()) for each in operand.strip("{}").split(",")]
+
+
+def _name(operand: str) -> str:
+    if re.fullmatch(r"0f[0-9A-Fa-f]{8}", operand):
+        return f"f32({struct.unpack('>f', bytes.fromhex(operand[2:]))[0]!r})".replace("inf", "float('inf')")
+    return operand.lstrip("$")
+
+
+def _address(operand: str) -> str:
+    base, _, offset = operand.strip("[]").partition("+")
+    return f"int({_name(base)}) + {offset or 0}"
+
+
+def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
+    names = [_name(each) for each in operands]
+    last = suffixes[-1] if suffixes else ""
+    if kind in ("ld", "st", "red"):
+        return _access(kind, suffixes, operands)
+    if kind == "mov":
+        return _move(operands)
+    if kind == "setp":
+        compare = _COMPARISONS[suffixes[0]]
+        a, b = (f"F({n})" if last == "f32" else f"int({n}) % 2**32" if last == "u32" else f"wide({n})" for n in names[1:3])
+        also = f" and {names[3]}" if suffixes[1] == "and" else ""
+        return f"{names[0]} = bool({a} {compare} {b}){also}"
+    if kind == "selp":
+        return f"{names[0]} = {names[1]} if {names[3]} else {names[2]}"
+    floats = [f"float(F({n}))" for n in names[1:]]
+    if last == "f32" and kind in ("fma", "add", "mul", "sub"):
+        formula = {"fma": "{0} * {1} + {2}", "add": "{0} + {1}", "mul": "{0} * {1}", "sub": "{0} - {1}"}[kind]
+        return f"{names[0]} = f32({formula.format(*floats)})" if len(floats) > 1 else ""
+    if last == "f32" and kind in ("max", "min"):
+        return f"{names[0]} = {kind}imum(F({names[1]}), F({names[2]}))"
+    if kind == "cvt":
+        return _conversion(suffixes, names)
+    if kind == "add":
+        return f"{names[0]} = (int({names[1]}) + int({names[2]})) & {_MASKS[last[1:]]}"
+    if kind == "mad":
+        factor = f"wide({names[1]})" if suffixes[0] == "wide" else f"int({names[1]})"
+        return f"{names[0]} = ({factor} * int({names[2]}) + int({names[3]})) & {_MASKS['64']}"
+    if kind == "shl":
+        return f"{names[0]} = (I({names[1]}) << {names[2]}) & {_MASKS['32']}"
+    if kind == "and" and last == "b32":
+        return f"{names[0]} = I({names[1]}) & {names[2]}"
+    return ""
+
+
+def _move(operands: list[str]) -> str:
+    to, source = operands
+    if to.startswith("{"):
+        low, high = _names(to)
+        return f"{low}, {high} = I({_name(source)}) & 0xFFFF, I({_name(source)}) >> 16"
+    if source.startswith("{"):
+        low, high = _names(source)
+        return f"{_name(to)} = H({low}) | H({high}) << 16"
+    return f"{_name(to)} = {_name(source)}"
+
+
+def _access(kind: str, suffixes: list[str], operands: list[str]) -> str:
+    nbytes = int(suffixes[-1][1:]) // 8
+    shared = "shared" in suffixes
+    if kind == "ld":
+        to = _names(operands[0])
+        loaded = f"{'shared' if shared else 'memory'}({_address(operands[1])}, {nbytes}, {len(to)})"
+        return f"{', '.join(to)}{',' if len(to) == 1 else ''} = {loaded}"
+    values = ", ".join(_names(operands[1]))
+    if kind == "red":
+        return f"red({_address(operands[0])}, {values})"
+    return f"{'store_shared' if shared else 'store'}({_address(operands[0])}, {nbytes}, {values})"
+
+
+def _conversion(suffixes: list[str], names: list[str]) -> str:
+    formats = {"f16": "float16", "bf16": "bfloat16"}
+    if suffixes[0] == "f32":
+        return f"{names[0]} = from_half({names[1]}, {formats[suffixes[1]]!r})"
+    target = suffixes[1]
+    if target.endswith("x2"):
+        dtype = formats[target[:-2]]
+        return f"{names[0]} = to_half({names[2]}, {dtype!r}) | to_half({names[1]}, {dtype!r}) << 16"
+    return f"{names[0]} = to_half({names[1]}, {formats[target]!r})"

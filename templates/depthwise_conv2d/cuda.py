@@ -1,0 +1,176 @@
+"""depthwise_conv2d on NVIDIA GPUs, y and dx: see docs/kernels/depthwise.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.depthwise_conv2d.cuda_pixels import Blocks, Rounds, build_kernel
+from schedsearch.templates.depthwise_conv2d.cuda_space import (
+    OTHER_REGISTERS,
+    REGISTERS,
+    STRIPS,
+    Estimate,
+    Shape,
+    candidates,
+    derived_of,
+    first_legal,
+    knobs_of,
+    rules_of,
+    size_problem,
+    threads_of,
+)
+from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.workload import Workload
+
+MOST_STRIDE_SUMS = 128  # of dx: a patch has a whole number of strides along both axes
+
+
+class DepthwiseConv2dCuda(Template):
+    """y and dx: a thread computes patches of pixels for a vector of channels, with all taps unrolled."""
+
+    name = "depthwise_conv2d_cuda"
+    version = 1
+    op = "depthwise_conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if workload.direction not in ("forward", "grad_input"):
+            return f"direction is {workload.direction}; allowed: forward, grad_input"
+        if problem := size_problem(workload, target):
+            return problem
+        shape = Shape.of(workload)
+        if (least := shape.rows.down * shape.columns.down) > MOST_STRIDE_SUMS:
+            return f"a gradient's patch has the strides' product, {least}, elements; allowed: up to {MOST_STRIDE_SUMS}"
+        return epilogue_problem(workload)
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        shape = Shape.of(workload)
+
+        def blocks(k: Columns) -> Any:
+            pixels = -(-shape.columns.targets // (k["columns"] * k["tile_w"])) * -(
+                -shape.rows.targets // (k["rows"] * k["strip"] * k["tile_h"])
+            )
+            return -(-shape.channels // (k["channels"] * k["vector"])) * pixels * shape.images
+
+        derived = {
+            **derived_of(shape),
+            "used_registers": lambda k: k["sums"] + shape.taps * k["vector"] + k["loaded_words"] + OTHER_REGISTERS,
+            "shared_bytes": lambda k: shape.filters * shape.rounds * shape.taps * k["channels"] * k["vector"] * 4,
+            "blocks": blocks,
+            "waves": lambda k: blocks(k) * k["threads"] / (target.sms * target.threads_per_sm),
+        }
+        knobs = [
+            *knobs_of(shape),
+            Knob("strip", STRIPS, "patches of a thread, one after the other down the image"),
+            Knob("border", ("test", "branch"), "test: every load is tested; branch: patches inside of the image are not"),
+        ]
+        strips = Constraint(
+            "a strip is less than twice as long as the image",
+            lambda k: (k["strip"] == 1) | (k["strip"] * k["rows"] * k["tile_h"] < 2 * shape.rows.targets),
+        )
+        return ConfigSpace(knobs, [*rules_of(shape, target), strips], derived)
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The patch with the least estimated time; see docs/kernels/depthwise.md."""
+        shape = Shape.of(workload)
+
+        def choices() -> Iterator[dict[str, Any]]:
+            for vector, tile_h, tile_w in sorted(candidates(shape), key=lambda each: _time(shape, target, *each)):
+                for threads in (256, 128, 64, 1):
+                    yield from _configurations(shape, target, vector, tile_h, tile_w, threads)
+
+        return first_legal(space, choices())
+
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """One pixel of one channel a thread."""
+        shape = Shape.of(workload)
+        tile_h, tile_w = shape.rows.down, shape.columns.down
+        return first_legal(
+            space,
+            (each for threads in (128, 1) for each in _configurations(shape, target, 1, tile_h, tile_w, threads)),
+        )
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        shape = Shape.of(workload)
+        patch = Patch.of(workload, config["tile_h"], config["tile_w"], shape.tap_h, shape.tap_w, config["vector"])
+        blocks = Blocks(
+            patch, shape.images, shape.channels, config["channels"], config["columns"], config["rows"], config["strip"]
+        )
+        rounds = Rounds(patch, shape.filters)
+        epilogue = Epilogue(workload, capability=target.compute_capability) if workload.direction == "forward" else None
+        source, to, weight = arrays_of(workload)
+        before = f"{to}_before"
+        step = KernelStep(
+            build_kernel(workload, blocks, rounds, epilogue, config["border"] == "branch"),
+            (
+                Pointer(source), Pointer(weight), Pointer(before, optional=not workload.accumulate), Pointer(to),
+                *(epilogue.params if epilogue else ()),
+            ),
+            Grid(blocks.count),
+            blocks.threads,
+            rounds.shared_bytes(blocks.block_channels),
+            min_blocks_per_sm=min_blocks(target, config),
+        )  # fmt: skip
+        read, written = patch.alignments
+        alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature} | {source: read, to: written}
+        if workload.accumulate:
+            alignments[before] = written
+        return KernelSource("cuda", "native", (step,), alignments=alignments)
+
+
+def min_blocks(target: Target, config: Config) -> int:
+    """Blocks that share a multiprocessor if a thread has the registers of the knob."""
+    threads = config["channels"] * config["columns"] * config["rows"]
+    fitting = min(target.registers_per_sm // (threads * config["registers"]), target.threads_per_sm // threads, 32)
+    return int(max(1, fitting))
+
+
+def _configurations(
+    shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int, threads: int
+) -> Iterator[dict[str, Any]]:
+    """Configurations with this patch, the best first."""
+    lanes, across, down = threads_of(shape, vector, tile_h, tile_w, threads)
+    strips = -(-shape.rows.targets // (down * tile_h))
+    others = -(-shape.channels // (lanes * vector)) * -(-shape.columns.targets // (across * tile_w)) * shape.images
+    fitting = [n for n in (4, 2, 1) if n == 1 or (strips % n == 0 and strips // n * others >= 8 * target.sms)]
+    for strip in fitting:
+        for registers in REGISTERS:
+            yield dict(
+                vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down,
+                registers=registers, strip=strip, border="branch" if tile_h * tile_w > 1 else "test",
+            )  # fmt: skip
+
+
+def _time(shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int) -> float:
+    """Estimated cycles: instructions over the multiprocessors, and what one patch takes from its first load on."""
+    window_h = shape.window(shape.rows, tile_h, shape.tap_h)
+    window_w = shape.window(shape.columns, tile_w, shape.tap_w)
+    words = window_h * window_w * vector
+    row_loads = window_w
+    if not shape.channels_last:
+        aligned = next(n for n in (8, 4, 2, 1) if n * shape.nbytes <= 16 and shape.columns.sources % n == 0)
+        row_loads = window_w / min(aligned, max(tile_w * shape.columns.up // shape.columns.down, 1)) + 1
+    products = tile_h * tile_w * vector * shape.taps / (shape.rows.down * shape.columns.down)
+    stores = tile_h * tile_w if shape.channels_last else tile_h * max(1.0, tile_w * shape.nbytes / 16)
+    loads = window_h * row_loads
+    one = Estimate(products, loads, words * (4 / shape.nbytes) / 2, stores).instructions
+    patches = (
+        -(-shape.rows.targets // tile_h) * -(-shape.columns.targets // tile_w) * (shape.channels // vector) * shape.images
+    )
+    apart = vector if shape.channels_last else tile_w * shape.columns.up / shape.columns.down  # elements, lane to lane
+    lines = max(1.0, apart * shape.nbytes / 4)  # of 128 bytes, that a load of a warp touches
+    registers = (
+        tile_h * tile_w * vector + shape.taps * vector + window_w * vector * (shape.nbytes // 2 + 1) + OTHER_REGISTERS
+    )
+    crowding = max(1.0, registers / 128) if registers <= 168 else 3.0  # fewer warps hide less of their loads' latency
+    issue, l1 = one / (128 * 0.6), loads * lines / 32
+    return float(patches * max(crowding * issue, l1) / target.sms + 2.5 * one)

@@ -1,0 +1,262 @@
+"""The kernels of y and dx: each thread computes patches of one column of the image, one below the other.
+
+A block has `channels` x `columns` x `rows` threads. In NHWC neighbouring threads have neighbouring vectors of channels, in
+NCHW neighbouring patches of a row; the windows of neighbours overlap, and L1 serves the overlap. The block first copies its
+channels' filters to shared memory as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.backend.ops import shared_base
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.depthwise_conv2d import patch_text
+from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of, filter_strides
+from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.workload import Workload
+
+SUM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the blocks of a kernel share the patches of all images.
+
+    Attributes:
+        patch: of a thread.
+        images, channels: of the targets.
+        lanes, across, down: threads of a block along the channels (each with a vector), columns and rows.
+        strip: patches that a thread computes, one below the other; those of the block's other rows of threads lie between.
+    """
+
+    patch: Patch
+    images: int
+    channels: int
+    lanes: int
+    across: int
+    down: int
+    strip: int
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.across * self.down
+
+    @property
+    def block_channels(self) -> int:
+        return self.lanes * self.patch.vector
+
+    @property
+    def channel_blocks(self) -> int:
+        return -(-self.channels // self.block_channels)
+
+    @property
+    def column_blocks(self) -> int:
+        return -(-self.patch.columns.targets // (self.across * self.patch.tile_w))
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.patch.rows.targets // (self.down * self.strip * self.patch.tile_h))
+
+    @property
+    def count(self) -> int:
+        return self.channel_blocks * self.column_blocks * self.row_blocks * self.images
+
+    def place(self) -> Callable[[Any], Any]:
+        """block -> (block of channels, of columns, of rows, image); channels first."""
+        channel_blocks, column_blocks, row_blocks = self.channel_blocks, self.column_blocks, self.row_blocks
+
+        def place_of(block: Any) -> Any:
+            pixels = types.uint32(block // types.uint32(channel_blocks))
+            rows = types.uint32(pixels // types.uint32(column_blocks))
+            image = types.uint32(rows // types.uint32(row_blocks))
+            return (
+                types.int32(block - pixels * channel_blocks),
+                types.int32(pixels - rows * column_blocks),
+                types.int32(rows - image * row_blocks),
+                types.int32(image),
+            )
+
+        return place_of
+
+    def thread_place(self) -> Callable[[Any], Any]:
+        """thread -> (lane, column, row) within the block."""
+        lanes, across, down = self.lanes, self.across, self.down
+
+        def channels_first(thread: Any) -> Any:
+            rest = types.uint32(thread // types.uint32(lanes))
+            row = types.uint32(rest // types.uint32(across))
+            return types.int32(thread - rest * lanes), types.int32(rest - row * across), types.int32(row)
+
+        def columns_first(thread: Any) -> Any:
+            rest = types.uint32(thread // types.uint32(across))
+            lane = types.uint32(rest // types.uint32(down))
+            return types.int32(lane), types.int32(thread - rest * across), types.int32(rest - lane * down)
+
+        return channels_first if self.patch.channels_last else columns_first
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The taps of a filter in blocks of `tap_h` x `tap_w`, which a patch unrolls; missing taps are zeros.
+
+    Attributes:
+        filters: of one target channel, each with a source channel of its own: the multiplier for dx, otherwise 1.
+    """
+
+    patch: Patch
+    filters: int
+
+    @property
+    def rows(self) -> int:
+        return -(-self.patch.rows.taps // self.patch.tap_h)
+
+    @property
+    def columns(self) -> int:
+        return -(-self.patch.columns.taps // self.patch.tap_w)
+
+    @property
+    def taps(self) -> int:
+        """Taps of a filter, with those that are missing."""
+        return self.rows * self.columns * self.patch.tap_h * self.patch.tap_w
+
+    def shared_bytes(self, block_channels: int) -> int:
+        return self.filters * self.taps * block_channels * SUM_BYTES
+
+
+def build_kernel(
+    workload: Workload, blocks: Blocks, rounds: Rounds, epilogue: Epilogue | None, branch: bool
+) -> Callable[..., None]:  # fmt: skip
+    """The kernel (source, weight, before, target, *epilogue operands) of y or dx.
+
+    `before` is dx_before, which is read if the workload accumulates.
+    """
+    patch, strip, down, blocks_across = blocks.patch, blocks.strip, blocks.down, blocks.across
+    source_name, target_name, _ = arrays_of(workload)
+    source_strides, target_strides = strides_of(workload, source_name), strides_of(workload, target_name)
+    element, out = dtype_of(workload.dtype).nbytes, workload.output.dtype
+    out_element = dtype_of(out).nbytes
+    source_image, source_channel = source_strides["N"].outer, source_strides["C"].outer
+    target_image, target_channel = target_strides["N"].outer, target_strides["C"].outer
+    target_row, target_column = patch.target
+    channels, vector, block_channels = blocks.channels, patch.vector, blocks.block_channels
+    filters, multiplier = rounds.filters, workload.multiplier
+    per_source = 1 if filters > 1 else multiplier  # target channels that read the same source channel
+    tile_h, tile_w, sums_count = patch.tile_h, patch.tile_w, patch.sums
+    row_targets, column_targets = patch.rows.targets, patch.columns.targets
+    row_sources, column_sources = patch.rows.sources, patch.columns.sources
+    row_up, row_down, column_up, column_down = patch.rows.up, patch.rows.down, patch.columns.up, patch.columns.down
+    rows_of_taps, columns_of_taps = rounds.rows, rounds.columns
+    next_row = patch.tap_h * patch.rows.tap_step // patch.rows.down  # sources from one round to the next
+    next_column = patch.tap_w * patch.columns.tap_step // patch.columns.down
+    round_bytes = patch.tap_h * patch.tap_w * block_channels * SUM_BYTES
+    first_row, last_row = min(patch.row_meetings, default=0), max(patch.row_meetings, default=0)
+    first_column, last_column = _reach(patch)
+
+    place, thread_place = blocks.place(), blocks.thread_place()
+    copy_filters = filter_copies(workload, blocks, rounds)
+    correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch)
+    finish = patch_text.finish(patch, epilogue, out, workload.accumulate)
+
+    def kernel(source: Any, weight: Any, before: Any, target: Any, *operands: Any) -> None:
+        shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
+        channel_block, column_block, row_block, image = place(types.uint32(cuda.blockIdx.x))
+        lane, own_column, own_row = thread_place(thread)
+        copy_filters(shared, weight, thread, types.int32(channel_block * block_channels))
+        cuda.syncthreads()
+        sums = cuda.local.array(sums_count, types.float32)
+        k = types.int32(channel_block * block_channels + lane * vector)
+        column = types.int32((column_block * blocks_across + own_column) * tile_w)
+        if (k < channels) & (column < column_targets):
+            weights = types.uint32(shared + types.uint32(lane * vector) * SUM_BYTES)
+            first_source = types.int64(types.int64(image) * source_image)
+            plane = types.int64(types.int64(image) * target_image + types.int64(k) * target_channel)
+            for step in range(types.int32(strip)):
+                row = types.int32(((row_block * strip + step) * down + own_row) * tile_h)
+                if row < row_targets:
+                    for i in range(sums_count):
+                        sums[i] = types.float32(0)
+                    for j in range(types.int32(filters)):
+                        channel = types.int64(types.int32(k // per_source) if filters == 1 else k * filters + j)
+                        at = types.uint64(source + types.uint64((first_source + channel * source_channel) * element))
+                        for a in range(types.int32(rows_of_taps)):
+                            for b in range(types.int32(columns_of_taps)):
+                                from_row = types.int32(row // row_down * row_up + a * next_row)
+                                from_column = types.int32(column // column_down * column_up + b * next_column)
+                                inside = (
+                                    (from_row + first_row >= 0)
+                                    & (from_row + last_row < row_sources)
+                                    & (from_column + first_column >= 0)
+                                    & (from_column + last_column < column_sources)
+                                )
+                                taps = types.uint32(weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes)
+                                correlate(sums, at, taps, from_row, from_column, types.int32(inside))
+                    place_in_y = types.int64(plane + types.int64(row) * target_row + types.int64(column) * target_column)
+                    finish(
+                        sums,
+                        types.uint64(target + types.uint64(plane * out_element)),
+                        types.uint64(before + types.uint64(plane * out_element)),
+                        row,
+                        column,
+                        k,
+                        place_in_y,
+                        *operands,
+                    )
+
+    return kernel
+
+
+def _reach(patch: Patch) -> tuple[int, int]:
+    """The first and the last column that a patch loads, relative to its first source."""
+    if patch.channels_last:
+        return min(patch.column_meetings, default=0), max(patch.column_meetings, default=0)
+    pieces = patch.source_pieces
+    return min((p.first for p in pieces), default=0), max((p.first + p.length - 1 for p in pieces), default=0)
+
+
+def filter_copies(workload: Workload, blocks: Blocks, rounds: Rounds) -> Callable[..., None]:
+    """`copy_filters(shared, weight, thread, first target channel)`: the filters of a block's channels as float32.
+
+    Shared memory has the axes (filter of a channel, round, tap, channel).
+    """
+    patch, filters = rounds.patch, rounds.filters
+    strides, element = filter_strides(workload), dtype_of(workload.dtype).nbytes
+    of_filter, of_row, of_column = (strides[axis].outer for axis in "OHW")
+    taps, block_channels, threads, channels = rounds.taps, blocks.block_channels, blocks.threads, blocks.channels
+    tap_h, tap_w, columns_of_taps = patch.tap_h, patch.tap_w, rounds.columns
+    all_taps_h, all_taps_w = patch.rows.taps, patch.columns.taps
+    count, taps_first = filters * taps * block_channels, of_filter > 1
+    fetch = patch_text.fetch_weight(workload.dtype)
+
+    def copy_filters(shared: Any, weight: Any, thread: Any, first: Any) -> None:
+        for number in range(types.int32(thread), types.int32(count), types.int32(threads)):
+            if taps_first:  # neighbours in memory
+                rest = types.uint32(types.uint32(number) // types.uint32(taps))
+                tap = types.uint32(number - rest * taps)
+                channel = types.uint32(rest // types.uint32(filters))
+                j = types.uint32(rest - channel * filters)
+            else:
+                channel = types.uint32(types.uint32(number) % types.uint32(block_channels))
+                rest = types.uint32(types.uint32(number) // types.uint32(block_channels))
+                tap = types.uint32(rest % types.uint32(taps))
+                j = types.uint32(rest // types.uint32(taps))
+            one_round = types.uint32(tap // types.uint32(tap_h * tap_w))
+            within = types.uint32(tap - one_round * (tap_h * tap_w))
+            row = types.uint32(one_round // columns_of_taps * tap_h + within // tap_w)
+            column = types.uint32(one_round % columns_of_taps * tap_w + within % tap_w)
+            k = types.int32(first + types.int32(channel))
+            inside = (k < channels) & (row < all_taps_h) & (column < all_taps_w)
+            offset = types.int64(
+                types.int64(k * filters + types.int32(j)) * of_filter
+                + types.int64(row) * of_row
+                + types.int64(column) * of_column
+            )
+            to = types.uint32(shared + ((j * taps + tap) * block_channels + channel) * SUM_BYTES)
+            fetch(to, types.uint64(weight + types.uint64(offset * element)), types.int32(inside))
+
+    return copy_filters

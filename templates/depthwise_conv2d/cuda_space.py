@@ -1,0 +1,244 @@
+"""Knobs, rules and defaults that the CUDA templates of depthwise_conv2d share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedsearch.config import Config
+from schedsearch.launch import MAX_BLOCK_THREADS, MAX_GRID_X
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Axis, arrays_of
+from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.workload import Workload
+
+LEAST_CAPABILITY = {"float32": (5, 0), "float16": (8, 0), "bfloat16": (8, 0)}  # of the conversions to pairs
+LARGEST_SIZE = 2**30  # of an axis: coordinates, and sums of two of them, stay within int32
+LARGEST_STEP_BYTES = 2**31 - 1  # from a patch's first source to its last
+MOST_UNROLLED_TAPS = 7  # along an axis; larger filters take several rounds
+MOST_PRODUCTS = 3072  # of a patch, so that the code stays in the instruction caches
+MOST_SUMS = 128
+OTHER_REGISTERS = 26  # addresses, coordinates, predicates
+REGISTERS = (64, 96, 128, 168, 255)
+
+TILES = (1, 2, 4, 8, 16)
+ACROSS = (1, 2, 4, 7, 8, 14, 16, 28, 32)
+DOWN = (1, 2, 4, 7, 8, 14, 16, 32)
+LANES = (1, 2, 4, 8, 16, 32, 64)
+STRIPS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the knobs depend on.
+
+    Attributes:
+        rows, columns: the two axes.
+        images, channels: of the targets.
+        nbytes: of an element.
+        channels_last: NHWC.
+        vectors: lengths of a thread's vector of channels.
+        tap_h, tap_w: taps that are unrolled.
+        filters: as in `Rounds`.
+    """
+
+    rows: Axis
+    columns: Axis
+    images: int
+    channels: int
+    nbytes: int
+    channels_last: bool
+    vectors: tuple[int, ...]
+    tap_h: int
+    tap_w: int
+    filters: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> Shape:
+        rows, columns = Axis.of(workload, 0), Axis.of(workload, 1)
+        nbytes = dtype_of(workload.dtype).nbytes
+        of_dx = workload.direction == "grad_input"
+        channels = workload.c if of_dx else workload.c * workload.multiplier
+        together = workload.layout == "NHWC" and workload.multiplier == 1
+        longest = math.gcd(channels, VECTOR_BYTES // nbytes) if together else 1
+        vectors = tuple(n for n in (1, 2, 4, 8) if n <= longest)
+        return cls(
+            rows, columns, workload.n, channels, nbytes, workload.layout == "NHWC", vectors,
+            unrolled(rows), unrolled(columns), workload.multiplier if of_dx else 1,
+        )  # fmt: skip
+
+    @property
+    def taps(self) -> int:
+        """Taps that are unrolled."""
+        return self.tap_h * self.tap_w
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a filter."""
+        return -(-self.rows.taps // self.tap_h) * -(-self.columns.taps // self.tap_w)
+
+    def products(self, k: Columns) -> Any:
+        """Of a patch in one round."""
+        return k["tile_h"] * k["tile_w"] * k["vector"] * self.taps // (self.rows.down * self.columns.down)
+
+    def window(self, axis: Axis, tile: Any, taps: int) -> Any:
+        """Sources of a patch along an axis, at most."""
+        dense = ((tile - 1) * axis.up + (taps - 1) * abs(axis.tap_step)) // axis.down + 1
+        return np.minimum(dense, -(-(tile * taps) // axis.down))
+
+
+def unrolled(axis: Axis) -> int:
+    """Taps of a round along an axis: as many as are unrolled, and so that rounds start at whole sources."""
+    if axis.taps <= MOST_UNROLLED_TAPS:
+        return axis.taps
+    unit = axis.down // math.gcd(axis.down, abs(axis.tap_step))
+    return min(axis.taps, max(MOST_UNROLLED_TAPS // unit, 1) * unit)
+
+
+def size_problem(workload: Workload, target: Target) -> str | None:
+    """Why no kernel can count the workload's sizes, or why the target cannot run it (one sentence), or None."""
+    least = LEAST_CAPABILITY[workload.dtype]
+    if target.compute_capability < least:
+        needed, found = (".".join(map(str, each)) for each in (least, target.compute_capability))
+        return f"{workload.dtype} needs compute capability {needed} or later, {target.name} has {found}"
+    shape = Shape.of(workload)
+    sizes = {"n": workload.n, "c * multiplier": workload.c * workload.multiplier}
+    for name, axis in (("h", shape.rows), ("w", shape.columns)):
+        reach = axis.taps * abs(axis.tap_step) + abs(axis.shift) + 64 * axis.up
+        sizes[f"{name} with padding and filter"] = max(axis.sources, axis.targets * axis.up) + reach
+    for name, size in sizes.items():
+        if size >= LARGEST_SIZE:
+            return f"{name} is {size}; allowed: less than 2**30, coordinates have 32 bits"
+    for name in arrays_of(workload)[:2]:
+        step = 64 * max(shape.rows.up, shape.rows.taps * abs(shape.rows.tap_step)) * strides_of(workload, name)["H"].outer
+        if step * shape.nbytes > LARGEST_STEP_BYTES:
+            return (
+                f"the rows of {name} reach over {step * shape.nbytes} bytes; allowed: less than 2**31, offsets have 32 bits"
+            )
+    return None
+
+
+def knobs_of(shape: Shape) -> list[Knob]:
+    unit_h, unit_w = shape.rows.down, shape.columns.down
+    return [
+        Knob("vector", shape.vectors, "channels of a thread, neighbours in memory"),
+        Knob("tile_h", tuple(unit_h * n for n in TILES[:4]), "rows of a patch, which a thread computes at once"),
+        Knob("tile_w", tuple(unit_w * n for n in TILES), "columns of a patch"),
+        Knob("channels", LANES, "threads of a block along the channels"),
+        Knob("columns", ACROSS, "threads of a block along the columns"),
+        Knob("rows", DOWN, "threads of a block along the rows"),
+        Knob("registers", REGISTERS, "most registers of a thread; fewer let more blocks share a multiprocessor"),
+    ]
+
+
+def rules_of(shape: Shape, target: Target) -> list[Constraint]:
+    unit_h, unit_w = shape.rows.down, shape.columns.down
+    return [
+        Constraint(f"threads per block <= {MAX_BLOCK_THREADS}", lambda k: k["threads"] <= MAX_BLOCK_THREADS),
+        Constraint(f"at most {MOST_PRODUCTS} products of a patch are unrolled", lambda k: k["products"] <= MOST_PRODUCTS),
+        Constraint(f"a patch has at most {MOST_SUMS} elements", lambda k: k["sums"] <= MOST_SUMS),
+        Constraint(
+            "registers (estimated) <= the knob, and those of a block <= a multiprocessor's",
+            lambda k: (
+                (k["used_registers"] <= k["registers"])
+                & (k["registers"] * k["threads"] <= target.registers_per_sm)
+            ),
+        ),
+        Constraint(
+            f"shared memory per block <= {target.shared_bytes_per_block} bytes",
+            lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
+        ),
+        Constraint(
+            "a patch, and a block, is less than twice as large as the image",
+            lambda k: (
+                _below_twice(k["tile_h"], unit_h, shape.rows.targets)
+                & _below_twice(k["tile_w"], unit_w, shape.columns.targets)
+                & _below_twice(k["columns"] * k["tile_w"], k["tile_w"], shape.columns.targets)
+                & _below_twice(k["rows"] * k["tile_h"], k["tile_h"], shape.rows.targets)
+                & _below_twice(k["channels"] * k["vector"], k["vector"], shape.channels)
+            ),
+        ),
+        Constraint(f"at most {MAX_GRID_X} blocks", lambda k: k["blocks"] <= MAX_GRID_X),
+    ]  # fmt: skip
+
+
+def _below_twice(tile: Any, least: Any, size: int) -> Any:
+    return (tile == least) | (tile < 2 * size)
+
+
+def derived_of(shape: Shape) -> dict[str, Callable[[Columns], Any]]:
+    def loaded_words(k: Columns) -> Any:
+        """Registers of the rows that are loaded ahead."""
+        row = shape.window(shape.columns, k["tile_w"], shape.tap_w) * k["vector"]
+        return row * shape.nbytes // 4 * 2 + row
+
+    return {
+        "threads": lambda k: k["channels"] * k["columns"] * k["rows"],
+        "sums": lambda k: k["tile_h"] * k["tile_w"] * k["vector"],
+        "products": shape.products,
+        "loaded_words": loaded_words,
+        "row_waste": lambda k: -(-shape.rows.targets // k["tile_h"]) * k["tile_h"] / shape.rows.targets,
+        "column_waste": lambda k: -(-shape.columns.targets // k["tile_w"]) * k["tile_w"] / shape.columns.targets,
+    }
+
+
+# ---- defaults
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a patch costs, in instructions of a thread; a thread's vector and tile only."""
+
+    products: float
+    loads: float
+    words: float
+    stores: float
+
+    @property
+    def instructions(self) -> float:
+        return self.products + 2 * self.loads + 2 * self.words + 3 * self.stores + 40
+
+
+def candidates(shape: Shape) -> Iterator[tuple[int, int, int]]:
+    """(vector, tile_h, tile_w) from which a default is chosen."""
+    heights = [shape.rows.down * n for n in (1, 2, 4, 8)]
+    widths = [shape.columns.down * n for n in (1, 2, 4, 8)]
+    yield from itertools.product(shape.vectors, heights, widths)
+
+
+def threads_of(shape: Shape, vector: int, tile_h: int, tile_w: int, threads: int) -> tuple[int, int, int]:
+    """(channels, columns, rows) of a block of up to `threads` threads: runs of 64 to 256 bytes, then a wide rectangle."""
+    lanes_needed = -(-shape.channels // vector)
+    across_needed = -(-shape.columns.targets // tile_w)
+    down_needed = -(-shape.rows.targets // tile_h)
+    lanes = 1
+    if shape.channels_last:
+        most = max(8, 128 // (vector * shape.nbytes))
+        lanes = max(n for n in LANES if n == 1 or (n <= most and n < 2 * lanes_needed))
+    across = _fewest(ACROSS, across_needed, threads // lanes)
+    down = _fewest(DOWN, down_needed, threads // (lanes * across))
+    while not shape.channels_last and lanes * 2 * across * down <= threads and lanes < lanes_needed and lanes < 64:
+        lanes *= 2
+    return lanes, across, down
+
+
+def _fewest(values: tuple[int, ...], needed: int, most: int) -> int:
+    """The value with the fewest idle threads over all blocks; the largest of these."""
+    fitting = [n for n in values if n == 1 or (n <= most and n < 2 * needed)]
+    return min(fitting, key=lambda n: (-(-needed // n) * n / needed > 1.15, -n))
+
+
+def first_legal(space: ConfigSpace, choices: Iterator[dict[str, Any]]) -> Config:
+    """The first legal configuration."""
+    for choice in choices:
+        config = Config(choice)
+        if not space.check(config):
+            return config
+    raise AssertionError("a space of depthwise_conv2d has a configuration with one thread per block")

@@ -1,0 +1,318 @@
+"""Device operations on a patch (`patches.Patch`), generated as PTX: correlate, add up products for dw, finish and store.
+
+All loops over the pixels and taps of a patch are unrolled in the text. NVVM would not unroll them: they exceed its budget.
+Loads are those of the non-coherent path, so that ptxas may move them up.
+
+Source: PTX ISA, "Data Movement: ld.global.nc", "Data Conversion: cvt", "Floating Point Instructions: fma".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from schedsearch.backend.ops import device_op
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.depthwise_conv2d.patches import Patch, Piece
+from schedsearch.templates.parts.epilogue import Epilogue
+
+WORD_BYTES = 4
+_VECTOR = {1: "", 2: ".v2", 4: ".v4"}
+ROWS_AHEAD = 2  # rows of sources whose loads come before the products of a row
+
+
+class Text:
+    """Lines of PTX with registers that are declared as they are asked for."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._counts: dict[str, int] = {}
+
+    def add(self, *lines: str) -> None:
+        self.lines += lines
+
+    def new(self, kind: str, count: int = 1) -> list[str]:
+        """New registers of a type: f32, b32, b16, b64 or pred."""
+        first = self._counts.get(kind, 0)
+        self._counts[kind] = first + count
+        return [f"{kind}_{first + i}" for i in range(count)]
+
+    def one(self, kind: str) -> str:
+        return self.new(kind)[0]
+
+    def block(self) -> str:
+        """The text, in braces that hold its registers and labels."""
+        declared = " ".join(f".reg .{kind} {kind}_<{count}>;" for kind, count in self._counts.items())
+        return "\n".join(["{ " + declared, *self.lines, "}"])
+
+    # ---- elements of 2 or 4 bytes and float32 registers
+
+    def load(self, address: str, dtype: str, count: int, inside: str = "") -> list[str]:
+        """Loads neighbours as float32; zeros where the predicate `inside` is false. Call `widen` on the result."""
+        guard = f"@{inside} " if inside else ""
+        nbytes = count * dtype_of(dtype).nbytes
+        registers = self.new("b32" if nbytes >= WORD_BYTES else "b16", max(nbytes // WORD_BYTES, 1))
+        if inside:
+            self.add(*(f"mov.{'b32' if nbytes >= WORD_BYTES else 'b16'} {register}, 0;" for register in registers))
+        kind, words = ("b32" if nbytes >= WORD_BYTES else "b16"), ", ".join(registers)
+        words = f"{{{words}}}" if len(registers) > 1 else words
+        self.add(f"{guard}ld.global.nc{_VECTOR[len(registers)]}.{kind} {words}, [{address}];")
+        return registers
+
+    def widen(self, registers: Sequence[str], dtype: str, count: int) -> list[str]:
+        """The float32 registers of loaded neighbours."""
+        if dtype == "float32":
+            return list(registers)
+        values = self.new("f32", count)
+        if dtype == "bfloat16":
+            self._widen_bfloat16(registers, values)
+            return values
+        halves = list(registers)
+        if count > 1:
+            halves = self.new("b16", count)
+            self.add(*(f"mov.b32 {{{halves[2 * i]}, {halves[2 * i + 1]}}}, {word};" for i, word in enumerate(registers)))
+        self.add(*(f"cvt.f32.f16 {value}, {half};" for value, half in zip(values, halves)))
+        return values
+
+    def _widen_bfloat16(self, registers: Sequence[str], values: Sequence[str]) -> None:
+        """A bfloat16 is the upper half of a float32."""
+        if len(values) == 1:
+            zero = self.one("b16")
+            self.add(f"mov.b16 {zero}, 0; mov.b32 {values[0]}, {{{zero}, {registers[0]}}};")
+        for i, word in enumerate(registers if len(values) > 1 else ()):
+            self.add(f"shl.b32 {values[2 * i]}, {word}, 16; and.b32 {values[2 * i + 1]}, {word}, 0xffff0000;")
+
+    def store(self, address: str, values: Sequence[str], dtype: str, inside: str) -> None:
+        """Stores float32 registers as neighbours, rounded to nearest even, where `inside` is true."""
+        words, kind = list(values), "f32"
+        if dtype_of(dtype).nbytes == 2:
+            name = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+            if len(values) == 1:
+                words, kind = [self.one("b16")], "b16"
+                self.add(f"cvt.rn.{name}.f32 {words[0]}, {values[0]};")
+            else:
+                words, kind = self.new("b32", len(values) // 2), "b32"
+                for word, low, high in zip(words, values[::2], values[1::2]):
+                    self.add(f"cvt.rn.{name}x2.f32 {word}, {high}, {low};")
+        group = f"{{{', '.join(words)}}}" if len(words) > 1 else words[0]
+        self.add(f"@{inside} st.global{_VECTOR[len(words)]}.{kind} [{address}], {group};")
+
+
+# ---- y and dx
+
+
+def correlate(patch: Patch, weight_pitch: int, branch: bool) -> Callable[..., None]:
+    """sums += sources * weights, one round of taps.
+
+    It takes (sums[patch.sums], source, weights, row, column, inside). `source` is the address of the plane, or of the
+    image's first pixel, at the thread's channel. (row, column) is the source of the patch's first target and the round's
+    first tap, without the axis's shift; both may be outside of the image. `weights` is the shared address of the round's
+    first tap: float32, channels side by side, taps `weight_pitch` bytes apart in rows of `patch.tap_w`. With `branch`,
+    patches with `inside` != 0 lie inside of the image as a whole, and their loads need no test.
+
+    The sums are those of (row, column, channel) in this order.
+    """
+    text = Text()
+    base = _source_address(text, patch)
+    weights: dict[int, list[str]] = {}
+    for tap in range(patch.tap_h * patch.tap_w):
+        weights[tap] = text.new("f32", patch.vector)
+        for i in range(0, patch.vector, 4):
+            group = weights[tap][i : i + 4]
+            names = f"{{{', '.join(group)}}}" if len(group) > 1 else group[0]
+            text.add(f"ld.shared{_VECTOR[len(group)]}.f32 {names}, [$weights+{tap * weight_pitch + WORD_BYTES * i}];")
+    if branch:
+        inside = text.one("pred")
+        text.add(f"setp.ne.s32 {inside}, $inside, 0; @{inside} bra whole;")
+    _correlate_rows(text, patch, base, weights, tested=True)
+    if branch:
+        text.add("bra done; whole:")
+        _correlate_rows(text, patch, base, weights, tested=False)
+        text.add("done:")
+    else:
+        text.add("// $inside")
+    return device_op(
+        "correlate", text.block(), inout={"sums": ("f32", patch.sums)},
+        ins={"source": "u64", "weights": "u32", "row": "i32", "column": "i32", "inside": "i32"},
+    )  # fmt: skip
+
+
+def _correlate_rows(text: Text, patch: Patch, base: str, weights: dict[int, list[str]], tested: bool) -> None:
+    rows = Rows(text, patch, base, tested)
+    for row, meetings in patch.row_meetings.items():
+        values = rows.take(row)
+        for target_row, tap_row in meetings:
+            for column, across in patch.column_meetings.items():
+                for target_column, tap_column in across:
+                    first = (target_row * patch.tile_w + target_column) * patch.vector
+                    taps = weights[tap_row * patch.tap_w + tap_column]
+                    for i in range(patch.vector):
+                        text.add(f"fma.rn.f32 $sums[{first + i}], {values[column][i]}, {taps[i]}, $sums[{first + i}];")
+
+
+class Rows:
+    """The rows of sources that a patch needs: loaded a few ahead, then widened.
+
+    Args:
+        base: register with the address of the source at (row, column).
+        tested: loads test whether they lie inside of the image.
+    """
+
+    def __init__(self, text: Text, patch: Patch, base: str, tested: bool) -> None:
+        self._text, self._patch, self._base, self._tested = text, patch, base, tested
+        self._waiting = list(patch.row_meetings)
+        self._loaded: dict[int, list[tuple[Piece, list[str]]]] = {}
+        wanted = patch.column_meetings
+        if patch.channels_last:
+            self._pieces: Sequence[Piece] = [Piece(column, 1) for column in wanted]
+        else:
+            self._pieces = patch.source_pieces
+        self._columns = [text.one("b32") for _ in self._pieces] if tested else []
+        for register, piece in zip(self._columns, self._pieces):
+            text.add(f"add.s32 {register}, $column, {piece.first};")
+
+    def take(self, row: int) -> dict[int, list[str]]:
+        """column -> float32 registers of its channels, in one row; rows are taken in order."""
+        while self._waiting and (row not in self._loaded or len(self._loaded) <= ROWS_AHEAD):
+            self._load(self._waiting.pop(0))
+        patch, found = self._patch, dict[int, list[str]]()
+        for piece, registers in self._loaded.pop(row):
+            count = patch.vector * piece.length
+            values = self._text.widen(registers, patch.dtype, count)
+            for i in range(piece.length):
+                found.setdefault(piece.first + i, values[i * patch.vector : (i + 1) * patch.vector])
+        return found
+
+    def _load(self, row: int) -> None:
+        text, patch = self._text, self._patch
+        row_inside = _test(text, "$row", row, patch.rows.sources) if self._tested else ""
+        loads = []
+        for number, piece in enumerate(self._pieces):
+            inside = ""
+            if self._tested:
+                inside = text.one("pred")
+                text.add(f"setp.lt.and.u32 {inside}, {self._columns[number]}, {patch.columns.sources}, {row_inside};")
+            offset = (row * patch.source[0] + piece.first * patch.source[1]) * patch.nbytes
+            loads.append((piece, text.load(f"{self._base}+{offset}", patch.dtype, patch.vector * piece.length, inside)))
+        self._loaded[row] = loads
+
+
+# ---- dw
+
+
+def add_products(patch: Patch) -> Callable[..., None]:
+    """sums += sources * targets: the part of one patch in the gradient of the filters.
+
+    It takes (sums[taps * vector], source, target, row, column, target_row, target_column): `source`, `row` and `column` are
+    those of `correlate`, `target` is the same address in dy, whose patch starts at (target_row, target_column).
+
+    The sums are those of (tap row, tap column, channel) in this order.
+    """
+    text = Text()
+    base = _source_address(text, patch)
+    to = _address(text, "$target", "$target_row", "$target_column", patch.target, patch.nbytes)
+    factors: dict[tuple[int, int], list[str]] = {}
+    moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
+    loaded = []
+    for row in range(patch.tile_h):
+        row_inside = _test(text, "$target_row", row, patch.rows.targets)
+        for piece in moved:
+            inside = _test(text, "$target_column", piece.first, patch.columns.targets, row_inside)
+            offset = (row * patch.target[0] + piece.first * patch.target[1]) * patch.nbytes
+            loaded.append((row, piece, text.load(f"{to}+{offset}", patch.dtype, patch.vector * piece.length, inside)))
+    rows = Rows(text, patch, base, tested=True)
+    for row, meetings in patch.row_meetings.items():
+        values = rows.take(row)
+        for target_row, piece, registers in loaded if not factors else ():
+            found = text.widen(registers, patch.dtype, patch.vector * piece.length)
+            for i in range(piece.length):
+                factors[target_row, piece.first + i] = found[i * patch.vector : (i + 1) * patch.vector]
+        for target_row, tap_row in meetings:
+            for column, across in patch.column_meetings.items():
+                for target_column, tap_column in across:
+                    first = (tap_row * patch.tap_w + tap_column) * patch.vector
+                    for i, factor in enumerate(factors[target_row, target_column]):
+                        text.add(f"fma.rn.f32 $sums[{first + i}], {values[column][i]}, {factor}, $sums[{first + i}];")
+    return device_op(
+        "add_products", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w * patch.vector)},
+        ins={"source": "u64", "target": "u64", **dict.fromkeys(("row", "column", "target_row", "target_column"), "i32")},
+    )  # fmt: skip
+
+
+# ---- the results of a patch
+
+
+def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: bool) -> Callable[..., None]:
+    """Applies the epilogue to the sums of a patch, or adds the gradient before, and stores what is inside of the image.
+
+    It takes (sums[patch.sums], target, before, row, column, k, offset, *operands): `target` and `before` are addresses of
+    the plane, or of the image's first pixel, at the thread's channel, (row, column) the patch's first target, k its channel
+    and offset (i64) the element offset of the plane or pixel in y. `before` is read if `accumulate`.
+    """
+    text = Text()
+    size = dtype_of(out_dtype).nbytes
+    to = _address(text, "$target", "$row", "$column", patch.target, size)
+    old = _address(text, "$before", "$row", "$column", patch.target, size) if accumulate else ""
+    ins: dict[str, str] = {
+        "target": "u64", "before": "u64", "row": "i32", "column": "i32", "k": "i32", "offset": "i64",
+    }  # fmt: skip
+    stages = epilogue.stages_of_patch(patch.vector, patch.target) if epilogue else None
+    if stages:
+        ins |= dict(stages.ins)
+        text.add(*stages.begin)
+    values = {
+        (row, column): [f"$sums[{(row * patch.tile_w + column) * patch.vector + i}]" for i in range(patch.vector)]
+        for row in range(patch.tile_h)
+        for column in range(patch.tile_w)
+    }
+    moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
+    for row in range(patch.tile_h):
+        row_inside = _test(text, "$row", row, patch.rows.targets)
+        for piece in moved:
+            inside = _test(text, "$column", piece.first, patch.columns.targets, row_inside)
+            results = []
+            for column in range(piece.first, piece.first + piece.length):
+                results += values[row, column]
+                if stages:
+                    text.add(*stages.of_pixel(values[row, column], row, column, inside))
+            offset = (row * patch.target[0] + piece.first * patch.target[1]) * size
+            if accumulate:
+                loaded = text.load(f"{old}+{offset}", out_dtype, len(results), inside)
+                for result, addend in zip(results, text.widen(loaded, out_dtype, len(results))):
+                    text.add(f"add.f32 {result}, {result}, {addend};")
+            text.store(f"{to}+{offset}", results, out_dtype, inside)
+    body = text.block()
+    unused = [f"${name}" for name in ins if f"${name}" not in body]
+    return device_op("finish", body + " // unused: " + " ".join(unused), inout={"sums": ("f32", patch.sums)}, ins=ins)
+
+
+def _source_address(text: Text, patch: Patch) -> str:
+    return _address(text, "$source", "$row", "$column", patch.source, patch.nbytes)
+
+
+def _address(text: Text, base: str, row: str, column: str, strides: tuple[int, int], nbytes: int) -> str:
+    """A register with the address of a place, whose coordinates may be negative."""
+    address = text.one("b64")
+    text.add(
+        f"mad.wide.s32 {address}, {row}, {strides[0] * nbytes}, {base};",
+        f"mad.wide.s32 {address}, {column}, {strides[1] * nbytes}, {address};",
+    )
+    return address
+
+
+def _test(text: Text, first: str, more: int, extent: int, also: str = "") -> str:
+    """A predicate: 0 <= first + more < extent, and `also`."""
+    at, inside = text.one("b32"), text.one("pred")
+    text.add(f"add.s32 {at}, {first}, {more};")
+    both = f"setp.lt.and.u32 {inside}, {at}, {extent}, {also};" if also else f"setp.lt.u32 {inside}, {at}, {extent};"
+    text.add(both)
+    return inside
+
+
+def fetch_weight(dtype: str) -> Callable[..., None]:
+    """Copies an element of the weight to shared memory as float32: (shared, address, inside); zero if `inside` is 0."""
+    text = Text()
+    inside = text.one("pred")
+    text.add(f"setp.ne.s32 {inside}, $inside, 0;")
+    value = text.widen(text.load("$address", dtype, 1, inside), dtype, 1)[0]
+    text.add(f"st.shared.b32 [$shared], {value};")
+    return device_op("fetch_weight", text.block(), ins={"shared": "u32", "address": "u64", "inside": "i32"})

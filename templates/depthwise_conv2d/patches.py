@@ -1,0 +1,183 @@
+"""What one thread of the CUDA kernels of depthwise_conv2d computes: a patch of pixels for a vector of channels.
+
+All directions are correlations along two axes. A *target* is a position of y (or of dx), a *source* one of the array that is
+read: x (or dy). Target t and tap a of the filter meet in the source
+
+    (t * up + a * tap_step + shift) / down        if that is a whole number
+
+- y and dw read x:  p * stride + a * dilation - padding.
+- dx reads dy: (h - a * dilation + padding) / stride.
+
+A patch starts at a multiple of its size. So the sources that its targets meet, relative to the first, are known when the
+kernel is built, also those of a gradient with a stride, whose taps differ from target to target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.window import output_hw
+from schedsearch.templates.parts.addressing import AxisStrides, strides_of
+from schedsearch.workload import Workload
+
+VECTOR_BYTES = 16  # of the longest load and store
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How targets, taps and sources meet along one axis; see above.
+
+    Attributes:
+        sources, targets: extents of the two arrays.
+        taps: of the filter.
+    """
+
+    sources: int
+    targets: int
+    taps: int
+    up: int
+    down: int
+    tap_step: int
+    shift: int
+
+    @classmethod
+    def of(cls, workload: Workload, axis: int) -> Axis:
+        """Along h (axis 0) or w (axis 1). For grad_weight the targets are those of dy."""
+        image, taps = (workload.h, workload.r) if axis == 0 else (workload.w, workload.s)
+        output = output_hw(workload.params)[axis]
+        stride, dilation, before = workload.stride[axis], workload.dilation[axis], workload.padding[axis]
+        if workload.direction == "grad_input":
+            return cls(output, image, taps, 1, stride, -dilation, before)
+        return cls(image, output, taps, stride, 1, dilation, -before)
+
+    def meetings(self, tile: int, taps: int) -> dict[int, list[tuple[int, int]]]:
+        """source - first source of the tile -> the pairs (target of the tile, tap) that meet there.
+
+        Args:
+            tile: targets of a patch, so that tile * up is a multiple of `down`.
+            taps: the first ones of the filter. Those from a tap A on meet A * tap_step / down further on.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        for target in range(tile):
+            for tap in range(taps):
+                source, rest = divmod(target * self.up + tap * self.tap_step + self.shift, self.down)
+                if not rest:
+                    found.setdefault(source, []).append((target, tap))
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbours along the columns of a plane that one access moves: `length` elements from `first` on."""
+
+    first: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The patch of one thread.
+
+    Attributes:
+        rows, columns: the two axes.
+        tile_h, tile_w: targets along them.
+        tap_h, tap_w: taps that are unrolled; a larger filter takes several rounds.
+        vector: channels, neighbours in memory if there are several.
+        dtype: of all arrays.
+        channels_last: NHWC; otherwise neighbours in memory are columns, and `vector` is 1.
+        source, target: strides in elements of rows and columns in the two arrays.
+    """
+
+    rows: Axis
+    columns: Axis
+    tile_h: int
+    tile_w: int
+    tap_h: int
+    tap_w: int
+    vector: int
+    dtype: str
+    channels_last: bool
+    source: tuple[int, int]
+    target: tuple[int, int]
+
+    @classmethod
+    def of(cls, workload: Workload, tile_h: int, tile_w: int, tap_h: int, tap_w: int, vector: int) -> Patch:
+        source, target = (_strides(workload, name) for name in arrays_of(workload)[:2])
+        axes = Axis.of(workload, 0), Axis.of(workload, 1)
+        channels_last = workload.layout == "NHWC"
+        return cls(*axes, tile_h, tile_w, tap_h, tap_w, vector, workload.dtype, channels_last, source, target)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an element."""
+        return dtype_of(self.dtype).nbytes
+
+    @property
+    def sums(self) -> int:
+        """Elements of the patch."""
+        return self.tile_h * self.tile_w * self.vector
+
+    @cached_property
+    def row_meetings(self) -> dict[int, list[tuple[int, int]]]:
+        return self.rows.meetings(self.tile_h, self.tap_h)
+
+    @cached_property
+    def column_meetings(self) -> dict[int, list[tuple[int, int]]]:
+        return self.columns.meetings(self.tile_w, self.tap_w)
+
+    @cached_property
+    def source_pieces(self) -> tuple[Piece, ...]:
+        """Accesses that load a row of sources of a plane; relative to the first source."""
+        axis, several = self.columns, self.tap_w < self.columns.taps
+        apart = 1 if several else self.tile_w * axis.up // axis.down
+        return pieces(self.column_meetings, math.gcd(axis.sources, apart), self.nbytes)
+
+    @cached_property
+    def target_pieces(self) -> tuple[Piece, ...]:
+        """Accesses that move a row of targets of a plane."""
+        return pieces(range(self.tile_w), math.gcd(self.columns.targets, self.tile_w), self.nbytes)
+
+    @property
+    def alignments(self) -> tuple[int, int]:
+        """Bytes of which the addresses of the source and target must be multiples."""
+        if self.channels_last:
+            return self.vector * self.nbytes, self.vector * self.nbytes
+        source, target = (max(piece.length for piece in each) for each in (self.source_pieces, self.target_pieces))
+        return source * self.nbytes, target * self.nbytes
+
+
+def arrays_of(workload: Workload) -> tuple[str, str, str]:
+    """Names of the source, the target and the filters; of grad_weight's targets, that is dy."""
+    return {
+        "forward": ("x", "y", "weight"), "grad_input": ("dy", "dx", "weight"), "grad_weight": ("x", "dy", "dw"),
+    }[workload.direction]  # fmt: skip
+
+
+def pieces(wanted: Iterable[int], aligned: int, element_bytes: int) -> tuple[Piece, ...]:
+    """The longest aligned accesses that cover some elements of a row, if at least half of their elements are wanted.
+
+    Each is a power of two that divides its start and `aligned`. So it lies inside or outside of a row as a whole if
+    `aligned` divides the row's length, and also the place of element 0.
+    """
+    left, found = sorted(wanted), []
+    lengths = [n for n in (1, 2, 4, 8) if n * element_bytes <= VECTOR_BYTES and aligned % n == 0]
+    while left:
+        reach = {n: sum(each < left[0] // n * n + n for each in left) for n in lengths}
+        length = max((n for n in lengths if 2 * reach[n] >= n), key=lambda n: (reach[n], -n))
+        found.append(Piece(left[0] // length * length, length))
+        left = left[reach[length] :]
+    return tuple(found)
+
+
+def _strides(workload: Workload, name: str) -> tuple[int, int]:
+    strides = strides_of(workload, name)
+    return strides["H"].outer, strides["W"].outer
+
+
+def filter_strides(workload: Workload) -> dict[str, AxisStrides]:
+    """Strides of the weight, or dw: O, H and W."""
+    return strides_of(workload, arrays_of(workload)[2])

@@ -1,0 +1,77 @@
+"""Helpers for the tests of the CUDA templates of depthwise_conv2d: kernels emulated, and run on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_support import run_on_cpu
+from depthwise_support import numpy_depthwise, small_integers
+
+from schedsearch.backend import compile_source
+from schedsearch.config import Config
+from schedsearch.ops.dtypes import dtype
+from schedsearch.target import PRESETS
+from schedsearch.template import Template
+from schedsearch.templates.depthwise_conv2d import cuda_pixels, patch_text
+from schedsearch.templates.parts import epilogue
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.ptx_emulator import PtxEmulator
+from schedsearch.workload import Workload
+
+H200 = PRESETS["h200"]
+SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 6.0}
+UNITS_IN_LAST_PLACE = {"float32": 2**-22, "float16": 2**-10, "bfloat16": 2**-7}
+KERNEL_MODULES = (cuda_pixels, patch_text, epilogue)
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, template: Template, workload: Workload, config: Config, seed: int = 0) -> None:
+    """Runs every step of a configuration thread by thread, its PTX too, and compares the output with the definition.
+
+    A gradient that is added to the one before is computed in place.
+    """
+    memory = Memory()
+    emulator = PtxEmulator(memory)
+    epilogue._operation.cache_clear()
+    emulator.stand_in(monkeypatch, *KERNEL_MODULES)
+    source = template.kernel(workload, H200, config)
+    epilogue._operation.cache_clear()
+    arrays = small_integers(workload, seed)
+    truth = numpy_depthwise(workload, arrays, SCALARS)
+    output = workload.output
+    poison = np.frombuffer(bytearray(b"\xff" * output.nbytes), dtype(output.dtype).storage).reshape(output.shape)
+    result = arrays.get(f"{output.name}_before", poison)
+    buffers = {name: memory.add(array) for name, array in arrays.items()}
+    buffers[output.name] = buffers.get(f"{output.name}_before") or memory.add(poison)
+    buffers |= {name: memory.add(np.full(size, 0xFF, np.uint8)) for name, size in source.workspaces.items()}
+    for step in source.steps:
+        emulator.run(step, buffers, sms=2, scalars=SCALARS)
+    assert_close(result, truth[output.name], workload, config)
+
+
+def run_on_device(device: Any, template: Template, workload: Workload, config: Config) -> None:
+    """The same on a GPU, without a gradient in place."""
+    arrays, output = small_integers(workload), workload.output
+    source = template.kernel(workload, device.target, config)
+    outputs = {output.name: (output.shape, dtype(output.dtype).storage)}
+    scalars = {each.name: SCALARS[each.name] for each in workload.scalars}
+    found = run_on_cpu(device, source, arrays, outputs, scalars)[output.name]
+    assert_close(found, numpy_depthwise(workload, arrays, SCALARS)[output.name], workload, config)
+
+
+def assert_close(found: Any, truth: Any, workload: Workload, config: Config) -> None:
+    from schedsearch.ops.dtypes import decode
+
+    name = workload.output.dtype
+    values = decode(np.ascontiguousarray(found).view(dtype(name).storage), name).astype(np.float64)
+    message = f"{workload.label} {dict(config)}"
+    np.testing.assert_allclose(values, truth, rtol=UNITS_IN_LAST_PLACE[name], atol=1e-6, err_msg=message)
+
+
+def assert_compiles(template: Template, workload: Workload, target: Any) -> None:
+    """The default compiles without spills or local memory."""
+    assert template.validate(workload, target) is None
+    config = template.default(workload, target, template.space(workload, target))
+    resources = compile_source(template.kernel(workload, target, config), target).resources
+    assert resources.local_bytes == resources.spill_bytes == 0, (workload.label, dict(config), resources)

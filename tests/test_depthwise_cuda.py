@@ -1,0 +1,176 @@
+"""The CUDA templates of depthwise_conv2d: emulated against the definition, compiled, and run on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from depthwise_cuda_support import H200, assert_compiles, emulate, run_on_device
+from depthwise_support import case_workloads, random_workload
+
+from schedsearch import Workload, depthwise_conv2d
+from schedsearch.device.detect import detect
+from schedsearch.target import PRESETS, Target
+from schedsearch.template import load_template
+from schedsearch.templates.depthwise_conv2d.patches import Axis, Patch, Piece, pieces
+from schedsearch.testing.template_contract import TemplateContract
+
+PIXELS = load_template("depthwise_conv2d_cuda")
+TEMPLATES = {"forward": PIXELS, "grad_input": PIXELS}
+DTYPES = ("float16", "float32", "bfloat16")
+TURING = Target("cuda", "Tesla T4", (7, 5), 40, 65536, 65536, 65536, 1024)
+
+
+def layer(c: int, size: int, kernel: int = 3, stride: int = 1, dilation: int = 1, **more: Any) -> Workload:
+    """A layer with the padding that keeps the size at stride 1."""
+    given: dict[str, Any] = dict(
+        n=32, c=c, h=size, w=size, r=kernel, s=kernel, stride=stride, dilation=dilation,
+        padding=(kernel - 1) * dilation // 2,
+    )  # fmt: skip
+    return depthwise_conv2d(**{**given, **more})
+
+
+class TestPixels(TemplateContract):
+    template, target, compiled = PIXELS, H200, 2
+    accepted = (
+        layer(128, 56, epilogue=("scale_shift", "relu")),
+        layer(512, 14, stride=2, direction="grad_input", dtype="float32", layout="NCHW", accumulate=True),
+    )
+    refused = (
+        (layer(64, 56, direction="grad_weight"), "direction"),
+        (layer(64, 300, stride=12, direction="grad_input"), "144"),
+        (layer(64, 56, n=2**30), "n is"),
+    )
+
+
+# ---- index maps
+
+
+def test_taps_meet_the_sources_of_the_definition() -> None:
+    workload = layer(4, 11, kernel=5, stride=2, dilation=3, direction="grad_input")
+    axis = Axis.of(workload, 0)
+    outputs = workload.definition.output_hw(workload.params)[0]  # type: ignore[attr-defined]
+    for first in range(0, 11, 4):
+        for source, meetings in axis.meetings(4, 5).items():
+            for target, tap in meetings:
+                assert (first // 2 + source) * 2 - 6 + tap * 3 == first + target  # h = p * stride - padding + tap * dilation
+        met = {(first // 2 + source, first + t, tap) for source, all_ in axis.meetings(4, 5).items() for t, tap in all_}
+        for p, tap in np.ndindex(outputs, 5):
+            h = p * 2 - 6 + tap * 3
+            assert (not first <= h < first + 4) or (p, h, tap) in met
+
+
+def test_pieces_are_aligned_and_cover_what_is_wanted() -> None:
+    assert pieces(range(-1, 9), 56, 2) == (Piece(-1, 1), Piece(0, 8), Piece(8, 1))
+    assert pieces(range(-1, 9), 14, 2) == (Piece(-1, 1), *(Piece(i, 2) for i in range(0, 8, 2)), Piece(8, 1))
+    assert pieces(range(-2, 6), 8, 4) == (Piece(-2, 2), Piece(0, 4), Piece(4, 2))
+    assert pieces((0, 4, 8), 8, 2) == (Piece(0, 1), Piece(4, 1), Piece(8, 1))
+    assert pieces(range(3), 7, 4) == (Piece(0, 1), Piece(1, 1), Piece(2, 1))
+
+
+def test_a_row_of_nchw_takes_few_loads() -> None:
+    patch = Patch.of(layer(64, 112, layout="NCHW"), 4, 8, 3, 3, 1)
+    assert [piece.length for piece in patch.source_pieces] == [1, 8, 1]
+    assert patch.alignments == (16, 16)
+
+
+# ---- emulated
+
+BORDERS: list[dict[str, Any]] = [
+    dict(n=1, c=4, h=7, w=6, r=3, s=3, padding=1),
+    dict(n=2, c=3, h=6, w=8, r=3, s=3, padding=1, layout="NCHW"),
+    dict(n=1, c=8, h=9, w=5, r=5, s=5, padding=2, stride=2, direction="grad_input", dtype="float32"),
+    dict(n=1, c=2, h=6, w=7, r=3, s=3, padding=2, dilation=2, layout="NCHW", direction="grad_input", accumulate=True),
+    dict(n=1, c=2, h=12, w=13, r=9, s=11, padding=(4, 5, 0, 1), layout="NCHW", dtype="float32"),
+    dict(n=1, c=2, h=15, w=8, r=9, s=8, padding=(4, 8), stride=2, dilation=(1, 3), direction="grad_input", dtype="float32"),
+]
+
+
+@pytest.mark.parametrize("shape", BORDERS, ids=str)
+def test_tested_and_untested_loads_give_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
+    workload = depthwise_conv2d(**shape)
+    space = PIXELS.space(workload, H200)
+    for border in ("test", "branch"):
+        config = space.restrict({"border": [border]}).sample(1, np.random.default_rng(1))[0]
+        emulate(monkeypatch, PIXELS, workload, config)
+    emulate(monkeypatch, PIXELS, workload, PIXELS.default(workload, H200, space))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("direction", TEMPLATES)
+def test_random_workloads_and_configurations_give_the_definition(
+    monkeypatch: pytest.MonkeyPatch, direction: str, seed: int
+) -> None:
+    rng, template = np.random.default_rng(seed), TEMPLATES[direction]
+    workload = random_workload(rng, direction=direction, dtype=DTYPES[seed % 3], n=2, c=int(rng.integers(1, 9)))
+    assert template.validate(workload, H200) is None
+    space = template.space(workload, H200)
+    emulate(monkeypatch, template, workload, space.sample(1, rng)[0], seed)
+
+
+# ---- compiled
+
+NO_SPILLS = [
+    (layer(64, 112, stride=2, epilogue=("scale_shift", "relu")), "h200"),
+    (layer(512, 14, layout="NCHW", dtype="float32"), "a100"),
+    (layer(256, 28, stride=2, direction="grad_input", dtype="float32"), "h200"),
+    (layer(144, 56, kernel=5, direction="grad_input", layout="NCHW"), "a100"),
+]
+
+
+@pytest.mark.parametrize(("workload", "card"), NO_SPILLS, ids=lambda each: getattr(each, "label", each))
+def test_the_default_compiles_without_spills(workload: Workload, card: str) -> None:
+    assert_compiles(TEMPLATES[workload.direction], workload, PRESETS[card])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_default_and_the_plain_configuration_are_legal(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workload = random_workload(rng, direction=("forward", "grad_input")[seed % 2], dtype=DTYPES[seed % 3])
+    workload = workload.replace(n=int(rng.choice((1, 32, 100_000))), h=workload.h * 7, w=workload.w * 9)
+    template = TEMPLATES[workload.direction]
+    for target in (H200, PRESETS["a100"], TURING):
+        if template.validate(workload, target):
+            assert target is TURING and workload.dtype != "float32"
+            continue
+        space = template.space(workload, target)
+        assert space.check(template.default(workload, target, space)) == []
+        plain = template.plain(workload, target, space)
+        assert plain is not None and space.check(plain) == []
+
+
+# ---- on the device
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Any]:
+    from schedsearch.device import open_device
+
+    opened = open_device(detect("cuda"))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", TEMPLATES)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_workloads_on_the_device(device: Any, direction: str, seed: int) -> None:
+    rng, template = np.random.default_rng(100 + seed), TEMPLATES[direction]
+    workload = random_workload(rng, direction=direction, dtype=DTYPES[seed % 3])
+    workload = workload.replace(h=workload.h + 9 * (seed % 4), w=workload.w + 11 * (seed % 3))
+    space = template.space(workload, device.target)
+    for config in (template.default(workload, device.target, space), *space.sample(2, rng)):
+        run_on_device(device, template, workload, config)
+
+
+@pytest.mark.gpu
+def test_the_operator_cases_on_the_device(device: Any, shared: Any) -> None:
+    for workload in (each for each in case_workloads(shared) if each.direction in TEMPLATES):
+        small = workload.replace(n=1, c=min(workload.c, 40))  # the same windows, in less time
+        template = TEMPLATES[workload.direction]
+        config = template.default(workload, device.target, template.space(workload, device.target))
+        if template.space(small, device.target).check(config):
+            config = template.default(small, device.target, template.space(small, device.target))
+        run_on_device(device, template, small, config)
