@@ -25,6 +25,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
         "conv2d_stem",
         "conv2d_unfold",
         "conv2d_tf32x3",
+        "conv2d_few_outputs",
         "conv2d_packed",
         "conv2d_mma",
         "conv2d_simt",

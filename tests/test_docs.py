@@ -143,7 +143,7 @@ _INTEGERS = (
 
 
 def spaces_of(template_name: str) -> list[ConfigSpace]:
-    """The knobs for some workloads that the template supports: convolutions with many channels, small groups, or three
+    """The knobs for some workloads that the template supports: convolutions with many channels, small groups, or few
     channels; changes of layout that transpose, and that copy."""
     template = load_template(template_name)
     target = CPU if template.kind == "cpu" else PRESETS["h200"]
@@ -160,10 +160,10 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         directions = [depthwise.replace(direction=each) for each in ("forward", "grad_input", "grad_weight", "grad_both")]
         return [template.space(workload, target) for workload in directions if template.validate(workload, target) is None]
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
-    others = [many.replace(groups=32), many.replace(c=3)]
+    others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
     others += [many.replace(dtype="float32")]
     others += [many.replace(layout="NCHW", weight_layout="OIHW")]
-    others += [Workload.conv2d(**{**many.params, **change}) for change in _INTEGERS]
+    others += [many.replace(**change) for change in _INTEGERS]
     taken = [w for w in (many, *others) if template.validate(w, target) is None]
     assert taken
     return [template.space(workload, target) for workload in taken]
