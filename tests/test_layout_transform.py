@@ -5,10 +5,7 @@ The expected values are those of `schedsearch.pack`, which test_packing.py compa
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -298,30 +295,3 @@ def test_a_gpu_moves_every_element(number: int) -> None:
 
     check_schedules(check, CUDA, workload, target, rng)
     gpu.close()
-
-
-# --- The benchmark ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    return importlib.import_module("layout_transform")
-
-
-def test_the_benchmark_times_each_layout_image_and_dtype(benchmark: ModuleType) -> None:
-    workloads = benchmark.chosen(benchmark.arguments(["--batch", "2"]))
-    assert len(workloads) == len(set(workloads)) == 5 * 5 * 3
-    assert {workload.n for workload in workloads} == {2}
-    assert all(CUDA.validate(workload, H200) is None for workload in workloads)
-    with pytest.raises(SystemExit):
-        benchmark.arguments(["--batch", "0"])
-
-
-def test_the_benchmark_shows_the_share_of_a_copy(benchmark: ModuleType) -> None:
-    first, second = benchmark.chosen(benchmark.arguments(["--batch", "1"]))[:2]
-    rows = [benchmark.row_of(first, 2.0, 1.0, 4.0), benchmark.row_of(second, 1.0, 2.0, None)]
-    lines = [line.split() for line in benchmark.table(rows).splitlines()]
-    assert lines[2][-5:] == ["2.0", "1.0", "50%", "4.0", str(round(2 * 64 * 56 * 56 / 2e3))]
-    assert lines[3][-4:] == ["1.0", "2.0", "200%", str(round(2 * 100 * 56 * 56 / 1e3))]
-    assert lines[4] == ["geometric", "mean", "100%"] and lines[5] == ["least", "50%"]
