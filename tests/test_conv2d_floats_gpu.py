@@ -27,6 +27,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**FLOAT8, "weight_dtype": "float8_e5m2", "epilogue": [{"dequantise": {"to": "bfloat16"}}, "residual", "relu"]},
     ),
     "E5M2, float32 out": ("conv2d_wgmma", {**FLOAT8, "dtype": "float8_e5m2", "out_dtype": "float32", "c": 512}),
+    "TF32, each pixel once": (
+        "conv2d_halo",
+        {**LAYER, "dtype": "float32", "precision": "tf32", "epilogue": ["bias", "residual"]},
+    ),
+    "TF32, merged groups": ("conv2d_halo", {**LAYER, "k": 80, "dtype": "float32", "precision": "tf32", "groups": 20}),
+    "E4M3 x E5M2, each pixel once": (
+        "conv2d_halo",
+        {**FLOAT8, "weight_dtype": "float8_e5m2", "epilogue": [{"dequantise": {"to": "bfloat16"}}, "residual", "relu"]},
+    ),
     "three products": ("conv2d_tf32x3", {**LAYER, "dtype": "float32", "epilogue": ["scale_shift", "leaky_relu"]}),
     "three products, 1x1": ("conv2d_tf32x3", {**LAYER, "dtype": "float32", "c": 12, "r": 1, "s": 1, "padding": 0}),
 }

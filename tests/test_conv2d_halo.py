@@ -122,7 +122,9 @@ class StandInEpilogue:
         return fuse
 
 
-def store_as_float32(memory: Memory, octets: int, tile: TileRows) -> Any:
+def store_as_float32(memory: Memory, octets: int, tile: TileRows, accumulator: str) -> Any:
+    assert accumulator == "float32"
+
     def store(acc: list[Any], y: int, channels: int, rows: int, columns: int, position: int, offset: int) -> None:
         for i in range(4 * octets):
             row, column = divmod(8 * (i // 4) + position + i % 2, tile.patch_w)
@@ -258,7 +260,7 @@ BASE = Workload.conv2d(n=1, h=28, w=28, c=64, k=64, r=3, s=3, padding=1)
     [
         (BASE, PRESETS["a100"], ["9.0", "8.0"]),
         (BASE, PRESETS["b200"], ["9.0", "10.0"]),
-        (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "float16"]),
+        (BASE.replace(dtype="float32", out_dtype="float32"), H200, ["float32", "allowed: tf32"]),
         (BASE.replace(layout="NCHW", weight_layout="OIHW"), H200, ["NCHW", "NHWC"]),
         (BASE.replace(weight_layout="OIHW"), H200, ["OIHW", "OHWI"]),
         (BASE.replace(r=1, s=1, padding=0), H200, ["1x1", "groups"]),

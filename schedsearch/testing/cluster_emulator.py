@@ -10,17 +10,11 @@ from typing import Any
 import numpy as np
 
 from schedsearch.testing.emulator import TYPES
-from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied
+from schedsearch.testing.hopper_emulator import HopperBlock, HopperEmulator, multiplied, swizzled
 
 Array = np.ndarray[Any, Any]
 MAPPED = 1 << 24  # addresses in other blocks' memory are multiples of this further on
 SWIZZLE_BYTES = {1: 128, 2: 64, 3: 32}  # by the code in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
-
-
-def swizzled(addresses: Array, width_bytes: int) -> Array:
-    """16-byte chunk ^= 128-byte line, modulo the chunks of the width."""
-    result: Array = addresses ^ (((addresses >> 7) & (width_bytes // 16 - 1)) << 4)
-    return result
 
 
 class ClusterEmulator(HopperEmulator):

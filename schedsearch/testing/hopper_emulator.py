@@ -24,9 +24,9 @@ Array = np.ndarray[Any, Any]
 WARPGROUP = 128
 
 
-def swizzled(addresses: Array) -> Array:
-    """The 128-byte swizzle: 16-byte chunk ^= 128-byte line, both modulo 8."""
-    result: Array = addresses ^ (((addresses >> 7) & 7) << 4)
+def swizzled(addresses: Array, width_bytes: int = 128) -> Array:
+    """16-byte chunk ^= 128-byte line, modulo the chunks of the width."""
+    result: Array = addresses ^ (((addresses >> 7) & (width_bytes // 16 - 1)) << 4)
     return result
 
 
@@ -145,8 +145,8 @@ class HopperEmulator(Emulator):
 
     def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
         param, array = tensor
-        assert param.box[0] * 2 == param.swizzle_bytes == 128 and shared % 128 == 0
-        box = np.zeros(self._edges(param)[::-1], np.float16)
+        assert param.box[0] * array.itemsize == param.swizzle_bytes == 128 and shared % 128 == 0
+        box = np.zeros(self._edges(param)[::-1], array.dtype)
         inside, at = self._box(param, array, coordinates)
         box[at] = array[inside]
         block = self.block
@@ -172,13 +172,13 @@ class HopperEmulator(Emulator):
 
     def tma_store_4d(self, tensor: Any, shared: int, *coordinates: int) -> None:
         param, array = tensor
-        assert param.box[0] * 2 == param.swizzle_bytes == 128 and shared % 128 == 0
-        size = int(np.prod(param.box)) * 2
-        chunks = swizzled(np.arange(size // 16) * 16 + int(shared)) // 16
+        assert param.box[0] * array.itemsize == param.swizzle_bytes in (64, 128) and shared % 128 == 0
+        size = int(np.prod(param.box)) * array.itemsize
+        chunks = swizzled(np.arange(size // 16) * 16 + int(shared), param.swizzle_bytes) // 16
         self._store(array, self._box(param, array, coordinates), chunks, param.box[::-1])
 
     def _store(self, array: Array, indices: tuple[Any, Any], chunks: Array, box: tuple[int, ...]) -> None:
-        """Copies a box of halves from `chunks` of shared memory to the place that `_box` gives."""
+        """Copies a box of elements from `chunks` of shared memory to the place that `_box` gives."""
         block, inside, at = self.block, *indices
         assert chunks.min() >= 0 and chunks.max() * 16 + 16 <= block.shared.nbytes
         store = Store()
@@ -270,6 +270,7 @@ class HopperEmulator(Emulator):
 
     stmatrix_x4_trans = _stmatrix_trans
     stmatrix_x2_trans = _stmatrix_trans
+    stmatrix_x1_trans = _stmatrix_trans
 
     def ldmatrix_trans(self, shared: int, matrices: int) -> list[int]:
         """The inverse of `_stmatrix_trans`: words of two neighbouring rows' values in column lane / 4."""

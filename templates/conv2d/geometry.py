@@ -9,6 +9,7 @@ Source: CUDA driver API, "Tensor Map Object Management", cuTensorMapEncodeIm2col
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,10 +192,25 @@ def merged_groups(workload: Workload) -> int:
     return min(fitting, key=lambda m: (-(-m * inputs // 32), -m), default=0)
 
 
-def problem(workload: Workload, target: Target, *, takes_groups: bool = False, every_format: bool = False) -> str | None:
-    """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None."""
+def problem(
+    workload: Workload,
+    target: Target,
+    *,
+    every_dtype: bool = False,
+    takes_blocks: bool = False,
+    takes_groups: bool = False,
+    staged: Sequence[str] | None = None,
+) -> str | None:
+    """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None.
+
+    Args:
+        every_dtype: takes TF32, integers and float8 too.
+        takes_blocks: takes NCHW[x]c, and stores through depth_to_space.
+        takes_groups: takes any groups; otherwise only those of integers whose rows of weights `weight_rows` can widen.
+        staged: as in `stages.epilogue_problem`.
+    """
     w = workload
-    dtypes = (*DTYPES, "float32", *INTEGERS, *FLOAT8) if every_format else DTYPES
+    dtypes = (*DTYPES, "float32", *INTEGERS, *FLOAT8) if every_dtype else DTYPES
     if target.compute_capability != (9, 0):
         got = ".".join(map(str, target.compute_capability))
         remedy = "; without it, convert x and weight to float16" if w.dtype in FLOAT8 else ""
@@ -205,17 +221,19 @@ def problem(workload: Workload, target: Target, *, takes_groups: bool = False, e
         return f"dtype is float32 with precision {w.precision}; allowed: tf32, as wgmma cuts factors to 10 stored bits"
     if reason := zero_point_problem(w):
         return reason
-    if reason := _layout_problem(w, takes_blocks=every_format):
+    if reason := _layout_problem(w, takes_blocks):
         return reason
     of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": CONVERTING}
-    if reason := epilogue_problem(w, shuffles=every_format, **(of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {})):
+    of_type = of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {}
+    if reason := epilogue_problem(w, staged=staged, shuffles=takes_blocks, **of_type):
         return reason
     if reason := _shuffle_problem(w):
         return reason
-    if w.groups != 1 and not takes_groups and w.dtype not in INTEGERS:
-        return f"groups is {w.groups}; allowed: 1"
-    if w.groups != 1 and w.dtype in INTEGERS and (reason := _group_problem(w)):
-        return reason
+    if w.groups != 1 and not takes_groups:
+        if w.dtype not in INTEGERS:
+            return f"groups is {w.groups}; allowed: 1"
+        if reason := _group_problem(w):
+            return reason
     y_bytes = dtype_of(w.out_dtype).nbytes
     for name, multiple in (("c", ALIGNMENT_BYTES // dtype_of(w.dtype).nbytes), ("k", max(8, ALIGNMENT_BYTES // y_bytes))):
         if w.params[name] % multiple:

@@ -12,33 +12,35 @@ import numpy as np
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
+from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.geometry import problem as wgmma_problem
 from schedsearch.templates.conv2d.halo_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.halo_sizes import (
-    CHUNK,
     MAX_BOX,
     MAX_ELEMENT_STRIDE,
     MAX_MERGED_TAPS,
     MAX_POSITIONS,
-    OCTET,
     WGMMA_CHANNELS,
     Geometry,
+    chunk_channels,
     derived_quantities,
     evaluate,
     loads_residual,
     mergeable,
     overhead_registers,
+    stages_y,
+    units,
     usable_tiles,
     weight_piece,
 )
 from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, pixel_map
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, ELEMENT_BYTES
-from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
+from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
 MAX_PIXELS = 2**31 - 1
@@ -50,7 +52,7 @@ BLOCKS_PER_SM = (1, 2, 3)
 
 
 class Conv2dHalo(Template):
-    """conv2d for compute capability 9.0, R * S > 1 or groups: fp16 or bf16 in, fp32 accumulation, fp16, bf16 or fp32 out."""
+    """conv2d for compute capability 9.0, R * S > 1 or groups: floats of 16 and 8 bits, TF32, int8 and uint8."""
 
     name = "conv2d_halo"
     version = 4
@@ -59,17 +61,23 @@ class Conv2dHalo(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
-        if reason := wgmma_problem(w, target, takes_groups=True) or epilogue_problem(w, staged=("residual",)):
+        if reason := wgmma_problem(w, target, every_dtype=True, takes_groups=True, staged=("residual",)):
             return reason
+        if w.zero_points:
+            return "x has a zero point; allowed: none; conv2d_wgmma corrects sums for it"
+        if loads_residual(w) and dtype_of(w.out_dtype).nbytes != 2:
+            return f"the residual has 16 bits and y is {w.out_dtype}; allowed: 16 bits both, or a residual of 32 bits"
         if w.r * w.s == 1 and w.groups == 1:
             return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups (one tap shares no pixels)"
         if max(w.stride) > MAX_ELEMENT_STRIDE:
             return f"stride is {w.stride}; allowed: 1 to {MAX_ELEMENT_STRIDE}, TMA's element strides"
         if not mergeable(w):
+            allowed = " and ".join(map(str, sorted({*units(w)})))
             return (
                 f"{w.groups} groups have {w.c // w.groups} input and {w.k // w.groups} output channels each, and "
-                f"{w.r * w.s} taps; allowed: multiples of {OCTET} channels, or with up to {MAX_MERGED_TAPS} taps those of "
-                f"which several groups make multiples of {OCTET}, up to {CHUNK}; conv2d_mma takes all"
+                f"{w.r * w.s} taps; allowed: multiples of {allowed} channels, or with up to {MAX_MERGED_TAPS} taps those of "
+                f"which several groups make such multiples, up to {chunk_channels(w)} and {WGMMA_CHANNELS}; "
+                "conv2d_mma takes all"
             )
         pixels = math.prod(w.output.shape[:3])
         if pixels > MAX_PIXELS - MAX_BOX**2:
@@ -88,6 +96,7 @@ class Conv2dHalo(Template):
         geometry, outputs = Geometry.of(workload, min(merges)), w.k // w.groups
         tiles = usable_tiles(w, target)
         least_positions = min(64, max(tiles.values()))
+        unit = Wgmma(w.dtype).column_unit
         channel_groups = math.ceil(outputs / WGMMA_CHANNELS)
         knobs = (
             Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
@@ -97,7 +106,7 @@ class Conv2dHalo(Template):
             Knob("row_groups", tuple(range(1, MAX_GROUPS + 1)), "warpgroups one below the other, or taking turns"),
             Knob("schedule", ("together", "in_turn"),
                  "row groups share a tile and its patch, or each takes the next tile: one stores while another multiplies"),
-            Knob("patches", PATCHES, "patches of x (tile and halo, 64 channels) that are loaded ahead or being multiplied"),
+            Knob("patches", PATCHES, "patches of x (tile and halo, 128 bytes of a pixel), loaded ahead or being multiplied"),
             Knob("weight_stages", WEIGHT_STAGES if 1 in merges else WEIGHT_STAGES[:1],
                  "taps of weights that are loaded ahead or being multiplied; 0: all weights stay in shared memory"),
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
@@ -106,7 +115,7 @@ class Conv2dHalo(Template):
         )  # fmt: skip
         constraints = (
             Constraint(
-                f"positions of a wgmma, ((tile_h - 1) * patch_w + tile_w) rounded up to 8, from {least_positions} "
+                f"positions of a wgmma, ((tile_h - 1) * patch_w + tile_w) rounded up to {unit}, from {least_positions} "
                 f"to {MAX_POSITIONS}",
                 lambda q: (q["positions"] >= least_positions) & (q["positions"] <= MAX_POSITIONS),
             ),
@@ -156,17 +165,18 @@ class Conv2dHalo(Template):
         epilogue_params = epilogue.params
         alignments = {**dict.fromkeys(("x", "weight", "y"), ALIGNMENT_BYTES), **epilogue.alignments}
         if geometry.merged > 1:
-            alignments["weight"] = weight_piece(workload) * ELEMENT_BYTES
-        if workload.out_dtype != "float32":
+            alignments["weight"] = weight_piece(workload) * dtype_of(workload.weight_dtype).nbytes
+        if stages_y(workload):
             output = pixel_map("y", workload, WGMMA_CHANNELS, plan.tile_w, 1, groups=geometry.groups)
         if loads_residual(workload):
             residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan.tile_w, 1, groups=geometry.groups)
             epilogue_params = tuple(residual if p == Pointer("residual") else p for p in epilogue_params)
             alignments["residual"] = ALIGNMENT_BYTES
-        image = pixel_map("x", workload, CHUNK, plan.patch_w, plan.patch_h, groups=geometry.groups, stride=workload.stride)
+        chunk = geometry.chunk
+        image = pixel_map("x", workload, chunk, plan.patch_w, plan.patch_h, groups=geometry.groups, stride=workload.stride)
         weights: Param = Pointer("weight")
         if geometry.merged == 1:
-            weights = filter_map(workload, plan.bn, CHUNK, L2_PROMOTION_BYTES)
+            weights = filter_map(workload, plan.bn, chunk, L2_PROMOTION_BYTES)
         grid = Grid(plan.tiles, plan.blocks_per_sm)
         if plan.column_blocks and plan.column_tiles > 1:  # the same number for each column, on any card
             grid = Grid(plan.column_tiles * plan.column_blocks)

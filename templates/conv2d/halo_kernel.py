@@ -29,11 +29,11 @@ from typing import Any
 from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
-from schedsearch.templates.conv2d.halo_sizes import CHUNK, WGMMA_CHANNELS, Geometry, Plan, loads_residual, weight_piece
+from schedsearch.templates.conv2d.halo_sizes import WGMMA_CHANNELS, Geometry, Plan, loads_residual, stages_y, weight_piece
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import gather, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, ELEMENT_BYTES, WARPGROUP
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
 
@@ -58,17 +58,19 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     weights_offset, y_offset, residual_offset = map(layout.offset, ("weights", "y", "residual_full"))
     patch_full_offset, patch_empty_offset = layout.offset("patch_full"), layout.offset("patch_empty")
     weight_full_offset, weight_empty_offset = layout.offset("weight_full"), layout.offset("weight_empty")
-    staged, staged_residual = workload.out_dtype != "float32", loads_residual(workload)
-    warpgroup_y_bytes = plan.positions * ROW_BYTES if staged and not in_turn else 0
+    staged, staged_residual = stages_y(workload), loads_residual(workload)
+    warpgroup_y_bytes = plan.positions * store.position_bytes(workload.out_dtype) if staged and not in_turn else 0
     row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup to the one below
 
-    load_patches, load_weights = _load_patches(workload, geometry, plan), _load_weights(geometry, plan)
+    load_patches, load_weights = _load_patches(workload, geometry, plan), _load_weights(workload, geometry, plan)
     merge_weights = _merge_weights(workload, geometry, plan, weights_offset)
     # Consumer warpgroups are numbered along a row of `warp_columns`, 64 output channels each.
     warpgroups, warp_columns, consumers = plan.warpgroups, plan.channel_groups, plan.warpgroups * WARPGROUP
-    accumulators = Wgmma.accumulators(plan.positions)
+    wgmma = Wgmma(workload.dtype)
+    accumulators, sum_type = wgmma.accumulators(plan.positions), wgmma.accumulator_type
     multiply_tile = _multiply_tile(workload, geometry, plan)
-    staging_offset, store_tile = store.transposed_offset, _store_tile(workload, geometry, plan, epilogue)
+    staging_offset = store.transposed_offset(workload.out_dtype)
+    store_tile = _store_tile(workload, geometry, plan, epilogue)
     residual_index = epilogue.index("residual")
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
@@ -116,7 +118,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
             if merged:
                 merge_weights(weight, shared, thread, own_column)
 
-            acc = cuda.local.array(accumulators, types.float32)
+            acc = cuda.local.array(accumulators, sum_type)
             if in_turn:
                 patch_full = types.uint32(patch_full + warp_row * (patches * BARRIER_BYTES))
             patch_parities = types.uint32(0)
@@ -171,7 +173,7 @@ def _releases_late(workload: Workload, geometry: Geometry, plan: Plan) -> bool:
 
 def _stages_in_place(workload: Workload, plan: Plan) -> bool:
     """Whether y is staged in the patch that it was computed from."""
-    return workload.out_dtype != "float32" and plan.turns > 1
+    return stages_y(workload) and plan.turns > 1
 
 
 def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., Any]:
@@ -187,7 +189,7 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
     take_weights, advance_weights = pipeline.consumer(plan.stages, phases="first" if resident else "all")
     tap_address, advance_tap = _tap_address(workload, geometry, plan), _advance_tap(workload.s)
     load_residual = _load_residual(geometry, plan)
-    wgmma = Wgmma(workload.dtype)
+    wgmma = Wgmma(workload.weight_dtype, workload.dtype)
     matrix = wgmma.matrix(ROW_BYTES)  # the swizzle depends on addresses only, so an operand may start at any row
     multiply, multiply_last = (wgmma.steps(positions, k_steps) for k_steps in geometry.k_steps)
     whole_chunks = chunks if geometry.k_steps[0] == geometry.k_steps[1] else chunks - 1
@@ -252,14 +254,15 @@ def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Ep
     """Epilogue and store of a warpgroup's part of a tile; returns where it staged y, and the residual's parity."""
     out_h, out_w, out_channels, outputs = geometry.out_h, geometry.out_w, workload.k, geometry.outputs
     tile_w, patch_bytes, octets = plan.tile_w, plan.patch_bytes, plan.positions // 8
-    staged, staged_residual = workload.out_dtype != "float32", loads_residual(workload)
+    staged, staged_residual, accumulator = stages_y(workload), loads_residual(workload), Wgmma(workload.dtype).accumulator
     late_release, in_place = _releases_late(workload, geometry, plan), _stages_in_place(workload, plan)
-    tile_rows = TileRows(plan.patch_w, out_w * out_channels, out_channels)
-    fuse, store_direct = epilogue.transposed(octets, tile_rows), store_transposed(octets, tile_rows)
+    channel_step, second = store.transposed_channels(workload.out_dtype)
+    tile_rows = TileRows(plan.patch_w, out_w * out_channels, out_channels, second)
+    fuse, store_direct = epilogue.transposed(octets, tile_rows), store_transposed(octets, tile_rows, accumulator)
     fused = not epilogue.identity
     load_residual = _load_residual(geometry, plan)
-    stage_y = store.stage_transposed(workload.out_dtype if staged else "float16", octets)
-    send_y = store.send_rows(geometry.groups > 1, plan.patch_w * ROW_BYTES)
+    stage_y = store.stage_transposed(workload.out_dtype if staged else "float16", octets, accumulator)
+    send_y = store.send_rows(geometry.groups > 1, plan.patch_w * store.position_bytes(workload.out_dtype))
     group_barrier = ptx.group_barrier(plan.warpgroups, WARPGROUP)
 
     def store_tile(  # type: ignore[no-untyped-def]
@@ -280,7 +283,7 @@ def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Ep
         if staged_residual:
             ptx.mbarrier_wait(residual_full, residual_parity)
             residual_parity = types.uint32(residual_parity ^ 1)
-        k = types.int32(channel + warp_channel + (lane >> 2))  # within its convolution group, then among all
+        k = types.int32(channel + warp_channel + (lane >> 2) * channel_step)  # within its convolution group, then among all
         channels_left, position = types.int32(outputs - k), types.int32((lane & 3) * 2)
         k = types.int32(k + conv_group * outputs)
         offset = types.int64(types.int64((image * out_h + row) * out_w + column) * out_channels + k)
@@ -338,7 +341,7 @@ def _tile_origin(geometry: Geometry, plan: Plan) -> Callable[..., Any]:
 def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., None]:
     """Loads the patches of all tiles of a block, chunk by chunk."""
     (stride_h, stride_w), (top, left) = workload.stride, workload.padding[:2]
-    chunks, patches, in_turn = geometry.chunks, plan.patches, plan.turns > 1
+    chunk_channels, chunks, patches, in_turn = geometry.chunk, geometry.chunks, plan.patches, plan.turns > 1
     tiles = plan.pixel_tiles if plan.weight_stages == 0 else plan.tiles
     loaded_bytes = geometry.phases * plan.patch_w * plan.patch_h * ROW_BYTES
     tile_origin = _tile_origin(geometry, plan)
@@ -357,7 +360,7 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
             row, column = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
             for chunk in range(chunks):
                 to, barrier = fill(shared, turn_full, empty, buffer, parity)
-                load_patch(x, to, chunk * CHUNK, conv_group, column, row, image, barrier)
+                load_patch(x, to, chunk * chunk_channels, conv_group, column, row, image, barrier)
                 buffer, parity = advance(buffer, parity)
             if in_turn:  # the next warpgroup's barriers
                 turn_full = types.uint32(turn_full + patches * BARRIER_BYTES)
@@ -368,8 +371,9 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
     return load_patches
 
 
-def _load_weights(geometry: Geometry, plan: Plan) -> Callable[..., None]:
+def _load_weights(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., None]:
     """Loads the weights: all of them once, or those of every tile."""
+    chunk_channels, load_filters = geometry.chunk, _load_filters(store.interleaved(workload.out_dtype))
     taps, chunks, outputs, resident = geometry.taps, geometry.chunks, geometry.outputs, plan.weight_stages == 0
     tiles = plan.pixel_tiles if resident else plan.tiles
     tile_origin = _tile_origin(geometry, plan)
@@ -387,11 +391,23 @@ def _load_weights(geometry: Geometry, plan: Plan) -> Callable[..., None]:
             for chunk in range(chunks):
                 for tap in range(taps):
                     to, barrier = fill(stages, full, empty, stage, parity)
-                    ptx.tma_load_3d(to, weight, chunk * CHUNK, tap, channel, barrier)
+                    load_filters(to, weight, chunk * chunk_channels, tap, channel, barrier)
                     stage, parity = advance(stage, parity)
             tile = types.int32(tiles if resident else tile + next_tile)
 
     return load_weights
+
+
+def _load_filters(interleaved: bool) -> Callable[..., None]:
+    """`load(to, weight, channel, tap, filter, barrier)`: a box of `maps.filter_map`."""
+
+    def load(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
+        ptx.tma_load_3d(to, weight, channel, tap, first, barrier)
+
+    def load_interleaved(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
+        ptx.tma_load_5d(to, weight, channel, tap, 0, 0, first >> 4, barrier)
+
+    return load_interleaved if interleaved else load
 
 
 def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_offset: int) -> Callable[..., None]:
@@ -401,8 +417,8 @@ def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_o
     """
     taps, stage_bytes, consumers = geometry.taps, plan.bn * ROW_BYTES, plan.warpgroups * WARPGROUP
     inputs, outputs = workload.c // workload.groups, workload.k // workload.groups
-    piece = weight_piece(workload)
-    piece_bytes = piece * ELEMENT_BYTES
+    piece, element_bytes = weight_piece(workload), Wgmma(workload.dtype).element_bytes
+    piece_bytes, row_of = piece * element_bytes, _row_of_output(store.interleaved(workload.out_dtype))
     tile_pieces = geometry.outputs * taps * inputs // piece
     copy, wait_copies = ptx.cp_async(piece_bytes), ptx.cp_async_wait(0)
     tap_chunks = geometry.outputs * ROW_BYTES // 16  # number of rows that are stored
@@ -422,15 +438,28 @@ def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_o
             output = types.uint32(weight_row // types.uint32(taps))
             tap = types.uint32(weight_row - output * types.uint32(taps))
             own_group = types.uint32(output // types.uint32(outputs))
-            byte = types.uint32((own_group * inputs + element - weight_row * types.uint32(inputs)) * ELEMENT_BYTES)
-            to = types.uint32(shared + weights_offset + tap * stage_bytes + output * ROW_BYTES)
-            copy(to + (byte ^ ((output & 7) << 4)), tile_weights + number * piece_bytes, piece_bytes)
+            byte = types.uint32((own_group * inputs + element - weight_row * types.uint32(inputs)) * element_bytes)
+            row = row_of(output)
+            to = types.uint32(shared + weights_offset + tap * stage_bytes + row * ROW_BYTES)
+            copy(to + (byte ^ ((row & 7) << 4)), tile_weights + number * piece_bytes, piece_bytes)
         ptx.cp_async_commit()
         wait_copies()
         ptx.fence_async_shared()
         all_consumers(0)
 
     return merge_weights
+
+
+def _row_of_output(interleaved: bool) -> Callable[[Any], Any]:
+    """`row(output)`: the row of wgmma's A that is an output channel; see `store.transposed_channels`."""
+
+    def same(output: Any) -> Any:
+        return output
+
+    def of_interleaved(output: Any) -> Any:
+        return types.uint32((output & ~types.uint32(15)) + ((output & 1) << 3) + ((output >> 1) & 7))
+
+    return of_interleaved if interleaved else same
 
 
 def _tap_address(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., Any]:

@@ -17,16 +17,15 @@ from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import hopper
-from schedsearch.templates.parts.hopper import BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
+from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.templates.parts.store import position_bytes
 from schedsearch.templates.parts.wgmma import K_BYTES, Wgmma
 from schedsearch.workload import Workload
 
 WGMMA_CHANNELS = hopper.WGMMA_M  # output channels of a wgmma
 MAX_POSITIONS = 256  # of a wgmma, its N
-CHUNK = 64  # input channels that a patch holds
-OCTET = 8  # channels of 16 bytes: TMA's unit
 MAX_BOX = 256  # of TMA, along each axis
 MAX_ELEMENT_STRIDE = 8  # of TMA
 MAX_MERGED_TAPS = 25  # most taps of a kernel whose merged weights stay in shared memory: 8 KiB per tap
@@ -49,7 +48,7 @@ class Geometry:
         period_h, period_w: taps after which a row or column of the kernel reads the same phase again.
         phases_h, phases_w: phases that the kernel reads, rows and columns of them.
         halo_h, halo_w: pixels of a phase that a tile depends on beyond its own size.
-        chunks: chunks of CHUNK input channels; the last one may have fewer.
+        chunk, chunks: input channels of a patch, 128 bytes of them, and the patches for all; the last one may have fewer.
         k_steps: wgmma steps along k of a whole chunk, and of the last.
     """
 
@@ -67,21 +66,22 @@ class Geometry:
     phases_w: int
     halo_h: int
     halo_w: int
+    chunk: int
     chunks: int
     k_steps: tuple[int, int]
 
     @classmethod
     def of(cls, workload: Workload, merged: int) -> Geometry:
         w = workload
-        groups = w.groups // merged
-        chunks, wgmma_k = math.ceil(w.c // groups / CHUNK), Wgmma(w.dtype).k
-        last = math.ceil((w.c // groups - (chunks - 1) * CHUNK) / wgmma_k)
+        groups, chunk = w.groups // merged, chunk_channels(w)
+        chunks, wgmma_k = math.ceil(w.c // groups / chunk), Wgmma(w.dtype).k
+        last = math.ceil((w.c // groups - (chunks - 1) * chunk) / wgmma_k)
         _, out_h, out_w, _ = w.output.shape
         period_h, period_w = (stride // math.gcd(stride, dilation) for stride, dilation in zip(w.stride, w.dilation))
         halo_h, halo_w = (w.r - 1) * w.dilation[0] // w.stride[0], (w.s - 1) * w.dilation[1] // w.stride[1]
         return cls(
             out_h, out_w, w.r * w.s, merged, groups, w.c // groups, w.k // groups, w.stride, period_h, period_w,
-            min(w.r, period_h), min(w.s, period_w), halo_h, halo_w, chunks, (CHUNK // wgmma_k, last),
+            min(w.r, period_h), min(w.s, period_w), halo_h, halo_w, chunk, chunks, (chunk // wgmma_k, last),
         )  # fmt: skip
 
     @property
@@ -89,36 +89,57 @@ class Geometry:
         return self.phases_h * self.phases_w
 
 
+def chunk_channels(workload: Workload) -> int:
+    """Input channels that a patch holds."""
+    return ROW_BYTES // dtype_of(workload.dtype).nbytes
+
+
+def units(workload: Workload) -> tuple[int, int]:
+    """Input and output channels of 16 bytes, TMA's unit; of the outputs at least the 8 of a store of 32-bit numbers."""
+    inputs, outputs = (ALIGNMENT_BYTES // dtype_of(dtype).nbytes for dtype in (workload.dtype, workload.out_dtype))
+    return inputs, max(8, outputs)
+
+
 def mergeable(workload: Workload) -> tuple[int, ...]:
     """The numbers of neighbouring groups that can be computed as one; 1 means each separately, () that none is possible.
 
-    TMA needs channels of a group in octets, and merged groups may fill a wgmma. Their weights must stay in shared memory.
+    TMA needs channels of a group in whole units. Merged groups may fill a wgmma; their weights must stay in shared memory.
     """
     w = workload
     inputs, outputs = w.c // w.groups, w.k // w.groups
+    input_unit, output_unit = units(w)
+    fills = min(chunk_channels(w) // inputs, WGMMA_CHANNELS // outputs) if w.r * w.s <= MAX_MERGED_TAPS else 1
     return tuple(
         merged
-        for merged in range(1, min(w.groups, CHUNK) + 1)
-        if w.groups % merged == 0
-        and merged * inputs % OCTET == merged * outputs % OCTET == 0
-        and (merged == 1 or (merged * max(inputs, outputs) <= CHUNK and w.r * w.s <= MAX_MERGED_TAPS))
+        for merged in range(1, max(1, min(w.groups, fills)) + 1)
+        if w.groups % merged == 0 and merged * inputs % input_unit == merged * outputs % output_unit == 0
     )
 
 
+def stages_y(workload: Workload) -> bool:
+    """Whether y goes through shared memory. Threads store 32-bit numbers directly from their registers."""
+    return dtype_of(workload.out_dtype).nbytes < 4
+
+
+def residual_bytes(workload: Workload) -> int:
+    """Bytes of an element of the residual; 0 if there is none."""
+    return sum(dtype_of(spec.dtype).nbytes for spec in workload.signature if spec.name == "residual")
+
+
 def loads_residual(workload: Workload) -> bool:
-    """Whether TMA loads a residual to the place where y will be staged. Threads read and store 32-bit values directly."""
-    return any(stage.name == "residual" for stage in workload.epilogue) and dtype_of(workload.out_dtype).nbytes == 2
+    """Whether TMA loads a residual of 16 bits to the place where y will be staged. Threads read 32-bit numbers directly."""
+    return residual_bytes(workload) == 2
 
 
 def overhead_registers(workload: Workload) -> int:
-    if any(stage.name == "residual" for stage in workload.epilogue) and not loads_residual(workload):
+    if residual_bytes(workload) == 4:
         return WIDE_RESIDUAL_REGISTERS
     return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
 
 
 def weight_piece(workload: Workload) -> int:
     """Merged weights that are neighbours both in memory and in shared memory, at most 16 bytes of them."""
-    return math.gcd(workload.c // workload.groups, OCTET)
+    return math.gcd(workload.c // workload.groups, units(workload)[0])
 
 
 def even_splits(size: int, most: int) -> list[int]:
@@ -152,11 +173,11 @@ def usable_tiles(workload: Workload, target: Target) -> dict[tuple[int, int], in
 def shared_layout(workload: Workload, q: Columns) -> SharedLayout:
     """Shared memory of a block: the patches, the stages of weights, y of each consumer warpgroup, the barriers.
 
-    All matrices are rows of 128 bytes, swizzled by address. A warpgroup in turn stages its y in the patch that it was
+    All operands are rows of 128 bytes, swizzled by address. A warpgroup in turn stages its y in the patch that it was
     computed from. The last positions may reach past the end of a patch: their columns are never stored.
     """
     in_turn, warpgroups = q["turns"] > 1, q["warpgroups"]
-    staged = 0 if dtype_of(workload.out_dtype).nbytes == 4 else ROW_BYTES
+    staged = position_bytes(workload.out_dtype) if stages_y(workload) else 0
     return SharedLayout.of(
         patches=q["patches"] * q["patch_bytes"],
         weights=q["stages"] * q["bn"] * ROW_BYTES,
@@ -181,8 +202,11 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     card = machine(target)
     fit = card.halo
 
-    def rounded(positions: Any) -> Any:
-        return -(-positions // SWIZZLE_ROWS) * SWIZZLE_ROWS
+    # Rows of staged y start at multiples of 128 bytes, because TMA needs that.
+    row_unit = max(1, ROW_BYTES // position_bytes(w.out_dtype))
+
+    def rounded(positions: Any, unit: int = SWIZZLE_ROWS) -> Any:
+        return -(-positions // unit) * unit
 
     def predicted_cycles(q: Columns) -> Any:
         """The busiest multiprocessor's time: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
@@ -196,8 +220,10 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         multiply = wgmmas * q["positions"] / 2
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * K_BYTES + loaded + 2 * stored
         tile = np.maximum(multiply, np.maximum(shared / card.shared_bytes_per_cycle, loaded / l2_rate))
-        store = stored / l2_rate + fit.tile_cycles
-        if any(stage.name == "residual" for stage in w.epilogue):
+        results = q["warpgroups"] / q["turns"] * WGMMA_CHANNELS * q["positions"]
+        convert = 0 if out_bytes > 1 else results / card.requantised_per_cycle
+        store = stored / l2_rate + fit.tile_cycles + convert
+        if residual_bytes(w):
             # The same number of bytes again; both are in flight during the multiplications.
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), fit.load_latency_cycles, 0)
         # Weights that stay are loaded while the first tile is multiplied; merged ones are written before. Blocks request the
@@ -212,7 +238,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
             np.maximum(tile, (tile + store + waiting) / q["turns"]),
             np.maximum(tile, latency) + waiting + store,
         )
-        waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * tile)
+        waves = q["waves"] * np.maximum(alone, q["blocks_per_sm"] * np.maximum(tile, convert))
         return card.launch_cycles + waves + fit.load_latency_cycles + first + np.where(in_turn, store, 0)
 
     def column_blocks(q: Columns) -> Any:
@@ -234,8 +260,8 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
         "turns": lambda q: np.where(q["schedule"] == "in_turn", q["row_groups"], 1),
         "block_rows": lambda q: q["tile_h"] * q["row_groups"] // q["turns"],
         "patch_h": lambda q: q["block_rows"] + geometry.halo_h,
-        "patch_w": lambda q: q["tile_w"] + geometry.halo_w,
-        "positions": lambda q: rounded((q["tile_h"] - 1) * q["patch_w"] + q["tile_w"]),
+        "patch_w": lambda q: rounded(q["tile_w"] + geometry.halo_w, row_unit),
+        "positions": lambda q: rounded((q["tile_h"] - 1) * q["patch_w"] + q["tile_w"], Wgmma(w.dtype).column_unit),
         "phase_bytes": lambda q: rounded(q["patch_h"] * q["patch_w"]) * ROW_BYTES,
         "patch_bytes": lambda q: geometry.phases * q["phase_bytes"],
         "stages": lambda q: np.where(q["weight_stages"] == 0, steps, q["weight_stages"]),

@@ -13,7 +13,7 @@ from schedsearch.templates.parts.hopper import ELEMENT_BYTES
 from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
 from schedsearch.workload import Workload
 
-ROW_BYTES = 128  # of a position in a patch, of an output channel in a stage of weights, of a position of staged y
+ROW_BYTES = 128  # of a position in a patch, and of an output channel in a stage of weights
 L2_PROMOTION_BYTES = 256  # for maps whose template has no knob for it
 
 
@@ -173,7 +173,8 @@ def pixel_map(
     groups: int = 1,
     stride: tuple[int, int] = (1, 1),
 ) -> TensorMap:
-    """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled.
+    """x, y or the residual as (channels, w, h, n), in boxes of `channels` x `width` x `height` of one image, swizzled
+    over their channels.
 
     With several groups the axes are (channels of a group, groups, w, h, n), so that a box ends in zeros and not in the next
     group's channels. A box has every `stride`-th pixel (vertical, horizontal).
@@ -189,7 +190,7 @@ def pixel_map(
         strides_bytes=(*(group * size,) * several, c * size, w * c * size, h * w * c * size),
         element_strides=(1, *(1,) * several, stride[1], stride[0], 1),
         box=(channels, *(1,) * several, width * stride[1], height * stride[0], 1),
-        swizzle_bytes=ROW_BYTES,
+        swizzle_bytes=channels * size,
         l2_promotion_bytes=L2_PROMOTION_BYTES,
     )
 

@@ -93,7 +93,7 @@ class Conv2dWgmma(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        return geometry.problem(workload, target, every_format=True) or Im2col.of(workload).problem(
+        return geometry.problem(workload, target, every_dtype=True, takes_blocks=True) or Im2col.of(workload).problem(
             max_tile_rows=GROUP_ROWS * max(GROUPS)
         )
 

@@ -160,7 +160,8 @@ def derived_quantities(
         load_alone = np.maximum(load, (fit.load_latency_cycles + late + load + 2 * multiply) / q["stages"])
         split = fit.cluster_cycles + q["bm"] * q["bn"] * 4 * (1 - 1 / q["split_k"]) / fit.cluster_bytes_per_cycle
         store = fit.tile_cycles + q["bm"] * q["bn"] / q["split_k"] * out_bytes / fit.store_bytes_per_cycle
-        store = store + np.where(q["split_k"] == 1, 0, split)
+        convert = 0 if out_bytes > 1 else q["bm"] * q["bn"] / q["split_k"] / card.requantised_per_cycle
+        store = store + np.where(q["split_k"] == 1, 0, split) + convert
         fill = fit.fill_cycles + late
         serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
         # Loads of a persistent block's next tile go on while this one is stored, and so, in turn, does multiplying.
@@ -169,7 +170,7 @@ def derived_quantities(
         persistent = q["grid"] == "persistent"
         alone = -(-blocks // neighbours) * np.where(persistent, overlapped, serial)
         alone = alone + np.where(persistent, fill + store, 0)
-        shared = blocks * q["block_steps"] * np.maximum(load, multiply) + fill + store
+        shared = blocks * np.maximum(q["block_steps"] * np.maximum(load, multiply), convert) + fill + store
         busy = np.maximum(alone, shared)
         # Memory is idle while all blocks start or store at once, as blocks with only one tile do.
         memory = memory_cycles + np.where(blocks == neighbours, fill + store, 0)

@@ -118,8 +118,8 @@ class Epilogue:
 
         It takes (accumulators[4 * octets], channels, rows, columns, position, staged, k, offset, *operands) and changes the
         accumulators in place. From each 8 positions the thread holds two neighbours in channel k, then the same two in
-        channel k + 8. `channels` (i32) counts the channels from k to the last; their operands are read once. `rows` and
-        `columns` (i32) count those of the tile that are inside of y. An operand like y
+        channel k + `tile.second`. `channels` (i32) counts the channels from k to the last; their operands are read once.
+        `rows` and `columns` (i32) count those of the tile that are inside of y. An operand like y
 
         - with 16 bits is read from shared memory, in the layout in which `stmatrix_x4_trans` stores y; `staged` is the
           lane's address for it;
@@ -193,11 +193,13 @@ class TileRows:
     Attributes:
         patch_w: positions per row, at most 256.
         row_elements, pixel_elements: elements of y from one row of pixels to the next, and from one pixel to the next.
+        second: channels from a thread's first to its second: 8, or 1 if rows are interleaved (`store.interleaved`).
     """
 
     patch_w: int
     row_elements: int
     pixel_elements: int
+    second: int = 8
 
 
 @dataclass(frozen=True)
@@ -483,24 +485,25 @@ def _transposed_operation(octets: int, tile: TileRows, plan: _Plan) -> Callable[
         "channels": "i32", "rows": "i32", "columns": "i32", "position": "i32", "staged": "u32", "k": "i32", "offset": "i64",
         **dict(plan.ins),
     }  # fmt: skip
-    lines = _transposed_lines(octets, tile, plan)
-    return device_op("epilogue_transposed", _naming_all(lines, ("acc", *ins)), inout={"acc": ("f32", 4 * octets)}, ins=ins)
+    lines, kind = _transposed_lines(octets, tile, plan), "i32" if plan.integer else "f32"
+    return device_op("epilogue_transposed", _naming_all(lines, ("acc", *ins)), inout={"acc": (kind, 4 * octets)}, ins=ins)
 
 
 def _transposed_lines(octets: int, tile: TileRows, plan: _Plan) -> list[str]:
-    vectors = [operand for operand in plan.arrays if operand.axes == "K"]
+    vectors, kind = [operand for operand in plan.arrays if operand.axes == "K"], "b32" if plan.integer else "f32"
     lines = [
         "{ .reg .pred inside, inside8, more, q, in_tile, valid; .reg .b64 at, first; .reg .b16 low, high, zero;",
         f".reg .b32 word, w<4>, p, row, column, stop;{plan.registers(4)}",
-        *(f".reg .f32 {operand.name}_0, {operand.name}_1;" for operand in vectors),
-        "setp.gt.s32 inside, $channels, 0; setp.gt.s32 inside8, $channels, 8; mov.b16 zero, 0;",
+        *(f".reg .{kind} {operand.name}_0, {operand.name}_1;" for operand in vectors),
+        f"setp.gt.s32 inside, $channels, 0; setp.gt.s32 inside8, $channels, {tile.second}; mov.b16 zero, 0;",
         f"mul.lo.s32 stop, $rows, {tile.patch_w};",
     ]
     for operand in vectors:
         lines.append(_address("at", operand))
         lines += _load([f"{operand.name}_0"], "inside", "at", operand.dtype)
-        lines += _load([f"{operand.name}_1"], "inside8", f"at+{8 * dtype_of(operand.dtype).nbytes}", operand.dtype)
-    lines += [_address("first", operand) for operand in plan.arrays if operand.axes == "y" and operand.dtype == "float32"]
+        second = tile.second * dtype_of(operand.dtype).nbytes
+        lines += _load([f"{operand.name}_1"], "inside8", f"at+{second}", operand.dtype)
+    lines += [_address("first", operand) for operand in plan.like_y if dtype_of(operand.dtype).nbytes == 4]
     for octet in range(octets):
         if octet % _BRANCH_OCTETS == 0:
             lines.append(f"setp.gt.s32 more, stop, {8 * octet}; @!more bra done;")
@@ -518,9 +521,9 @@ def _transposed_lines(octets: int, tile: TileRows, plan: _Plan) -> list[str]:
 
 
 def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtype: str) -> list[str]:
-    """Loads an operand like y into letter0 ... letter3: two neighbouring positions of channel k, then of channel k + 8."""
+    """Loads an operand like y into letter0 ... letter3: two neighbouring positions of a channel, then of the second one."""
     lines = []
-    if dtype != "float32":
+    if dtype_of(dtype).nbytes == 2:
         address, first = f"[$staged+{octet * _OCTET_BYTES}]", 2 * (octet % 2)
         load = "ldmatrix.sync.aligned.m8n8.{}.trans.shared.b16 {{{}}}, {};"
         if octet % 2 == 0:
@@ -535,7 +538,7 @@ def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtyp
         lines += _address_of_position(8 * octet + neighbour, tile)
         for half, channel in enumerate(("inside", "inside8")):
             lines.append(f"and.pred valid, in_tile, {channel};")
-            lines += _load([f"{letter}{2 * half + neighbour}"], "valid", f"at+{32 * half}", dtype)
+            lines += _load([f"{letter}{2 * half + neighbour}"], "valid", f"at+{4 * tile.second * half}", dtype)
     return lines
 
 
@@ -551,12 +554,13 @@ def _address_of_position(position: int, tile: TileRows) -> list[str]:
 
 
 @functools.cache
-def store_transposed(octets: int, tile: TileRows) -> Callable[..., Any]:
-    """Stores the accumulators of `Epilogue.transposed` as float32, in sectors of 32 bytes.
+def store_transposed(octets: int, tile: TileRows, accumulator: str = "float32") -> Callable[..., Any]:
+    """Stores the accumulators of `Epilogue.transposed`, 32 bits each, in sectors of 32 bytes.
 
-    It takes (accumulators[4 * octets], y, channels, rows, columns, position, offset): y is an address, all others are as
-    in `Epilogue.transposed`.
+    `accumulator` is the type of their registers; see `Epilogue.accumulator`. The operation takes (accumulators[4 * octets],
+    y, channels, rows, columns, position, offset): y is an address, all others are as in `Epilogue.transposed`.
     """
+    kind, stored = ("f32", "f32") if accumulator == "float32" else ("i32", "b32")
     lines = [
         "{ .reg .pred inside, inside8, more, in_tile, valid; .reg .b64 at, first; .reg .b32 p, row, column, stop;",
         "setp.gt.s32 inside, $channels, 0; setp.gt.s32 inside8, $channels, 8; mad.lo.s64 first, $offset, 4, $y;",
@@ -569,11 +573,11 @@ def store_transposed(octets: int, tile: TileRows) -> Callable[..., Any]:
             lines += _address_of_position(8 * octet + neighbour, tile)
             for half, channel in enumerate(("inside", "inside8")):
                 value = f"$acc[{4 * octet + 2 * half + neighbour}]"
-                lines.append(f"and.pred valid, in_tile, {channel}; @valid st.global.f32 [at+{32 * half}], {value};")
+                lines.append(f"and.pred valid, in_tile, {channel}; @valid st.global.{stored} [at+{32 * half}], {value};")
     return device_op(
         "store_transposed",
         "\n".join([*lines, "done: }"]),
-        inout={"acc": ("f32", 4 * octets)},
+        inout={"acc": (kind, 4 * octets)},
         ins={"y": "u64", "channels": "i32", "rows": "i32", "columns": "i32", "position": "i32", "offset": "i64"},
     )
 

@@ -104,6 +104,7 @@ class Machine:
         launch_cycles: from a kernel's end to the next one's first load in a chain of launches, and its last store.
         idle_sms: multiprocessors that clusters of 4 or 8 leave idle: a cluster must fit in a group (GPC) of 16 or 18.
         shared_bytes_per_cycle: rate of shared memory.
+        requantised_per_cycle: 8-bit results that are requantised: 128 threads issue an instruction, and each takes seven.
         im2col, halo, stem: constants of one template's prediction. They were fitted one after the other, so quantities of
         the
             same name have different values.
@@ -115,6 +116,7 @@ class Machine:
     launch_cycles: int
     idle_sms: int
     shared_bytes_per_cycle: int
+    requantised_per_cycle: float
     im2col: Im2colFit
     halo: HaloFit
     stem: StemFit
@@ -128,6 +130,7 @@ MACHINES: Mapping[str, Machine] = {
         launch_cycles=4200,
         idle_sms=8,
         shared_bytes_per_cycle=128,
+        requantised_per_cycle=18,
         # 4000 configurations of 75 layers from 7x7 to 300x300 pixels, and 1000 with split tiles of 13 layers. The
         # configuration that it would choose among the measured ones of a layer takes 1.04 to 1.05 times the fastest's time.
         im2col=Im2colFit(

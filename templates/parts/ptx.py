@@ -403,6 +403,11 @@ stmatrix_x4_trans = device_op(  # transposes each 8x8 matrix: a lane's two value
     "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$shared], {$a, $b, $c, $d};",
     ins={"shared": "u32", "a": "u32", "b": "u32", "c": "u32", "d": "u32"},
 )
+stmatrix_x1_trans = device_op(
+    "stmatrix_x1_trans",
+    "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [$shared], {$a};",
+    ins={"shared": "u32", "a": "u32"},
+)
 stmatrix_x2_trans = device_op(
     "stmatrix_x2_trans",
     "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$shared], {$a, $b};",

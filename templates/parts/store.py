@@ -341,28 +341,53 @@ def staged(
 
 
 # --- For kernels whose wgmma rows are channels and whose columns are positions of pixels --------------------------------
-POSITION_BYTES = 128  # of staged y: 64 channels of a position, swizzled: chunk of 8 channels ^= position % 8
+def position_bytes(out_dtype: str) -> int:
+    """Bytes of staged y for each position: 64 channels. Chunks of 16 bytes are swizzled over them, by address."""
+    return WGMMA_M * dtype_of(out_dtype).nbytes
 
 
-def transposed_offset(lane: Any, warp_channel: Any) -> Any:
-    """The lane's address for stmatrix, from the start of staged y: row lane % 8 of one of four matrices."""
-    warp_chunk = types.uint32(warp_channel >> 3)
-    matrix_row = types.uint32(lane & 7)
-    matrix_chunk = types.uint32(warp_chunk + ((lane >> 3) & 1))
-    return types.uint32(
-        (lane >> 4) * (SWIZZLE_ROWS * POSITION_BYTES) + matrix_row * POSITION_BYTES + ((matrix_chunk ^ matrix_row) << 4)
-    )
+def transposed_channels(out_dtype: str) -> tuple[int, int]:
+    """How channels lie in wgmma's rows: from a lane's first channel to that of lane + 4, and to its second channel.
+
+    Row r + 8 is channel r + 8. 8-bit outputs have `interleaved` rows: of every 16, rows r and r + 8 are channels 2 r and
+    2 r + 1, so that a thread holds two neighbours, 16 bits, which `stmatrix` moves.
+    """
+    return (2, 1) if interleaved(out_dtype) else (1, 8)
 
 
-def stage_transposed(out_dtype: str, octets: int) -> Callable[..., None]:
+def transposed_offset(out_dtype: str) -> Callable[[Any, Any], Any]:
+    """`offset(lane, warp_channel)`: the lane's address for stmatrix, from the start of staged y: a row of a matrix.
+
+    A matrix has 8 positions and 16 bytes of channels. Of 16-bit outputs, four matrices are 16 channels of 16 positions; of
+    8-bit ones, 16 channels of 32 positions.
+    """
+    size = position_bytes(out_dtype)
+
+    def offset_16_bits(lane: Any, warp_channel: Any) -> Any:
+        warp_chunk = types.uint32(warp_channel >> 3)
+        matrix_row = types.uint32(lane & 7)
+        matrix_chunk = types.uint32(warp_chunk + ((lane >> 3) & 1))
+        return types.uint32(
+            (lane >> 4) * (SWIZZLE_ROWS * size) + matrix_row * size + ((matrix_chunk ^ matrix_row) << 4)
+        )  # fmt: skip
+
+    def offset_8_bits(lane: Any, warp_channel: Any) -> Any:
+        return types.uint32(lane * size + (((warp_channel >> 4) ^ ((lane >> 1) & 3)) << 4))
+
+    return offset_8_bits if interleaved(out_dtype) else offset_16_bits
+
+
+def stage_transposed(out_dtype: str, octets: int, accumulator: str = "float32") -> Callable[..., None]:
     """`stage(values, address)`: packs `octets` times 8 positions to the place that `transposed_offset` gives."""
-    pack, last = ptx.pack_pair(out_dtype), 4 * octets - 4
-    odd = octets % 2 == 1
+    if interleaved(out_dtype):
+        return _stage_transposed_bytes(out_dtype, octets)
+    pack, last = ptx.pack_pair(out_dtype, accumulator), 4 * octets - 4
+    odd, octet_bytes = octets % 2 == 1, SWIZZLE_ROWS * position_bytes(out_dtype)
 
     def stage(values: Any, address: Any) -> None:
         for pair in range(octets // 2):
             ptx.stmatrix_x4_trans(
-                address + pair * (2 * SWIZZLE_ROWS * POSITION_BYTES),
+                address + pair * (2 * octet_bytes),
                 pack(values[8 * pair], values[8 * pair + 1]),
                 pack(values[8 * pair + 2], values[8 * pair + 3]),
                 pack(values[8 * pair + 4], values[8 * pair + 5]),
@@ -370,10 +395,39 @@ def stage_transposed(out_dtype: str, octets: int) -> Callable[..., None]:
             )
         if odd:
             ptx.stmatrix_x2_trans(
-                address + (octets - 1) * (SWIZZLE_ROWS * POSITION_BYTES),
+                address + (octets - 1) * octet_bytes,
                 pack(values[last], values[last + 1]),
                 pack(values[last + 2], values[last + 3]),
             )
+
+    return stage
+
+
+def _stage_transposed_bytes(out_dtype: str, octets: int) -> Callable[..., None]:
+    """The same for 8-bit outputs: an octet is one matrix of 8 positions and 8 pairs of channels."""
+    pack, octet_bytes = ptx.pack_bytes(out_dtype), SWIZZLE_ROWS * position_bytes(out_dtype)
+    fours, two, one = octets // 4, octets % 4 >= 2, octets % 2 == 1
+
+    def matrix(values: Any, octet: Any) -> Any:
+        at = 4 * octet
+        return pack(values[at], values[at + 2], values[at + 1], values[at + 3])
+
+    def stage(values: Any, address: Any) -> None:
+        for four in range(fours):
+            octet = 4 * four
+            ptx.stmatrix_x4_trans(
+                address + octet * octet_bytes,
+                matrix(values, octet),
+                matrix(values, octet + 1),
+                matrix(values, octet + 2),
+                matrix(values, octet + 3),
+            )
+        if two:
+            ptx.stmatrix_x2_trans(
+                address + 4 * fours * octet_bytes, matrix(values, 4 * fours), matrix(values, 4 * fours + 1)
+            )
+        if one:
+            ptx.stmatrix_x1_trans(address + (octets - 1) * octet_bytes, matrix(values, octets - 1))
 
     return stage
 

@@ -45,6 +45,11 @@ class Wgmma:
         return K_BYTES // self.element_bytes
 
     @property
+    def column_unit(self) -> int:
+        """Numbers of columns are multiples of this. Integers may also have 8 or 24, which no template uses."""
+        return 8 if self.accumulator == "float32" else 16
+
+    @property
     def accumulator(self) -> str:
         """The dtype of sums: int32 for integers, otherwise float32."""
         return "float32" if dtype_of(self.dtype).kind == "float" else "int32"
