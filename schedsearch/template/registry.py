@@ -32,6 +32,7 @@ BUILT_IN = {
     "conv2d_cpu_int8": "schedsearch.templates.conv2d.cpu_int8:Conv2dCpuInt8",
     "data_movement_cuda": "schedsearch.templates.data_movement.cuda:DataMovementCuda",
     "depthwise_conv2d_cuda": "schedsearch.templates.depthwise_conv2d.cuda:DepthwiseConv2dCuda",
+    "data_movement_cpu": "schedsearch.templates.data_movement.cpu:DataMovementCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

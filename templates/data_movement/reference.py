@@ -46,6 +46,8 @@ class DataMovementReference(Reference):
 
         boxes = op.movement(workload.params).boxes
         steps = [reference_step(target, moved(box), (Pointer(box.x), Pointer("y")), box.size) for box in boxes]
+        if not steps:  # y is empty
+            steps.append(reference_step(target, _nothing, (Pointer("x"), Pointer("y")), 1))
         return KernelSource(target.kind, "native", tuple(steps))
 
     def points(
@@ -63,6 +65,10 @@ class DataMovementReference(Reference):
             here = numbers == number
             values[here] = gather(arrays, argument, positions[here])
         return values if dtype(workload.dtype).is_float else values.astype(np.int64)
+
+
+def _nothing(x: Any, y: Any, start: Any, stop: Any) -> None:
+    pass
 
 
 def _definition(workload: Workload) -> DataMovement:

@@ -1,0 +1,162 @@
+"""What CPU kernels need to move data as fast as memory allows: elements of any size, runs, streams and transposed blocks.
+
+Addresses are a base, which does not change in a loop, and an offset in bytes, so that LLVM sees how accesses follow one
+another and can make vectors of them. Nothing needs an alignment. What is read and what is written never overlap; type-based
+alias analysis tells LLVM so.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I8, _I64 = ir.IntType(8), ir.IntType(64)
+_LINE_BYTES = 64
+
+
+def move_op(nbytes: int) -> Any:
+    """An operation `move(y, y_at, x, x_at)` that copies one element of `nbytes` bytes from x + x_at to y + y_at."""
+    kind = ir.IntType(8 * nbytes) if nbytes in (1, 2, 4, 8) else ir.VectorType(_I8, nbytes)
+
+    @intrinsic
+    def move(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, y_at, x, x_at = args
+            _store(builder, y, y_at, _load(builder, x, x_at, kind))
+            return context.get_dummy_value()
+
+        return types.void(y, types.int64, x, types.int64), generate
+
+    return move
+
+
+def fill_op(nbytes: int, bits: int) -> Any:
+    """An operation `fill(y, y_at)` that writes an element of `nbytes` (1, 2, 4 or 8) with these bits."""
+
+    @intrinsic
+    def fill(typing_context: Any, y: Any, y_at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _store(builder, args[0], args[1], ir.Constant(ir.IntType(8 * nbytes), bits))
+            return context.get_dummy_value()
+
+        return types.void(y, types.int64), generate
+
+    return fill
+
+
+@intrinsic
+def copy_run(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any, nbytes: Any) -> Any:
+    """Copies `nbytes` neighbours, as memcpy does."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, source = _at(builder, args[0], args[1]), _at(builder, args[2], args[3])
+        cgutils.raw_memcpy(builder, to, source, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(y, types.int64, x, types.int64, types.int64), generate
+
+
+@intrinsic
+def stream_line(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any) -> Any:
+    """Copies 64 bytes past the caches; y + y_at is a multiple of 64. `finish_streams` makes them visible."""
+    kind = ir.VectorType(_I64, _LINE_BYTES // 8)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _load(builder, args[2], args[3], kind)
+        pointer = builder.bitcast(_at(builder, args[0], args[1]), kind.as_pointer())
+        stored = builder.store(value, pointer, align=_LINE_BYTES)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(y, types.int64, x, types.int64), generate
+
+
+@intrinsic
+def finish_streams(typing_context: Any) -> Any:
+    """Waits until what `stream_line` wrote is visible to other threads: x86 does not order such stores by itself."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if platform.machine() in ("x86_64", "AMD64"):
+            fence = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse.sfence")
+            builder.call(fence, [])
+        else:
+            builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def transpose_op(nbytes: int, size: int) -> Any:
+    """An operation `transpose(y, y_at, x, x_at, x_row, y_row)` on a block of `size` x `size` elements, in registers.
+
+    Row i of x, `size` neighbours at x_at + i * x_row, becomes column i of y, whose rows are at y_at + j * y_row.
+
+    Args:
+        nbytes: of an element: 1, 2, 4 or 8.
+        size: a power of two.
+    """
+    vector = ir.VectorType(ir.IntType(8 * nbytes), size)
+
+    @intrinsic
+    def transpose(typing_context: Any, y: Any, y_at: Any, x: Any, x_at: Any, x_row: Any, y_row: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, y_at, x, x_at, x_row, y_row = args
+            rows = [_load(builder, x, _plus(builder, x_at, x_row, i), vector) for i in range(size)]
+            for j, column in enumerate(_transposed(builder, rows)):
+                _store(builder, y, _plus(builder, y_at, y_row, j), column)
+            return context.get_dummy_value()
+
+        return types.void(y, types.int64, x, types.int64, types.int64, types.int64), generate
+
+    return transpose
+
+
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """The columns of a square of vectors. Each round interleaves two vectors that are half of the square apart.
+
+    After one round the rows of the upper half alternate with those of the lower one; after log2(size) rounds each vector is
+    a column.
+    """
+    size = len(rows)
+    word = ir.IntType(32)
+    low = [word(i // 2 + i % 2 * size) for i in range(size)]
+    high = [word(size // 2 + i // 2 + i % 2 * size) for i in range(size)]
+    masks = [ir.Constant(ir.VectorType(word, size), places) for places in (low, high)]
+    for _ in range(size.bit_length() - 1):
+        half = size // 2
+        rows = [builder.shuffle_vector(rows[i], rows[i + half], mask) for i in range(half) for mask in masks]
+    return rows
+
+
+def _plus(builder: Any, at: Any, step: Any, times: int) -> Any:
+    return builder.add(at, builder.mul(step, _I64(times)))
+
+
+def _at(builder: Any, base: Any, offset: Any) -> Any:
+    return builder.gep(builder.inttoptr(base, _I8.as_pointer()), [offset], inbounds=True)
+
+
+def _load(builder: Any, base: Any, offset: Any, kind: ir.Type) -> Any:
+    value = builder.load(builder.bitcast(_at(builder, base, offset), kind.as_pointer()))
+    value.align = 1
+    return _tagged(builder, value, "read")
+
+
+def _store(builder: Any, base: Any, offset: Any, value: Any) -> None:
+    stored = builder.store(value, builder.bitcast(_at(builder, base, offset), value.type.as_pointer()))
+    stored.align = 1
+    _tagged(builder, stored, "written")
+
+
+def _tagged(builder: Any, access: Any, role: str) -> Any:
+    """Marks an access for type-based alias analysis: what is read is of another type than what is written."""
+    module = builder.module
+    root = module.add_metadata(["schedsearch moves"])
+    kind = module.add_metadata([role, root, _I64(0)])
+    access.set_metadata("tbaa", module.add_metadata([kind, kind, _I64(0)]))
+    return access
