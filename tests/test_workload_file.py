@@ -24,8 +24,9 @@ from schedsearch.ops import STAGES, Parameter, StageKind, operator, operator_nam
 from schedsearch.ops.registry import BUILT_IN
 from schedsearch.reading import open_input
 from schedsearch.target import PRESETS, Target
+from schedsearch.task import Task
 from schedsearch.workload import Workload, as_python
-from schedsearch.workload_file import WorkloadFile, WorkloadFileError, json_schema, load, parse, parse_duration_s
+from schedsearch.workload_file import WorkloadFile, WorkloadFileError, dump, json_schema, load, parse, parse_duration_s
 from schedsearch.workload_file.limits import MAX_FILE_BYTES
 from schedsearch.workload_file.schema import sizes
 from schedsearch.workload_file.yaml_source import YamlSource
@@ -807,3 +808,19 @@ class TestDocumentation:
         with pytest.raises(WorkloadFileError) as caught:
             parse(text, "net.yaml")
         assert caught.value.render() == shown[1].rstrip()
+
+
+# --- Writing ------------------------------------------------------------------------------------------------------------
+def test_what_is_written_is_read_as_the_same_tasks() -> None:
+    tasks = (
+        Task(Workload.conv2d(n=1, h=8, w=8, c=16, k=16, r=3, s=3, padding=[0, 1, 2, 3], stride=2), 2.5, name="a: b # c"),
+        Task(Workload.conv2d(n=1, h=8, w=8, c=16, k=16, r=1, s=1, dtype="int8", epilogue=[{"requantise": {"to": "uint8"}}])),
+        Task(
+            Workload("transpose", {"x": [2, 3, 4], "permutation": [2, 0, 1], "dtype": "int8"}),
+            restrict={"tile_x_bytes": (128,), "loads": ("async", "registers")},
+            templates=("layout_transform_cuda",),
+        ),
+    )
+    assert parse(dump(tasks, comment="two lines\nof comment")).tasks == tasks
+    with pytest.raises(ValueError, match="at least one task"):
+        dump([])

@@ -22,6 +22,7 @@ from schedsearch.text import MESSAGE_LIMIT, shortened
 
 # In the order of `--help`.
 COMMANDS = {
+    "extract": "schedsearch.cli.extract:extract",
     "tune": "schedsearch.cli.tune:tune",
     "space": "schedsearch.cli.inspect:space",
     "templates": "schedsearch.cli.inspect:templates",

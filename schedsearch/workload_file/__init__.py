@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from schedsearch.workload_file.reader import WorkloadFile, load, parse
 from schedsearch.workload_file.schema import Budget, MeasureOptions, TunerChoice, json_schema, parse_duration_s
+from schedsearch.workload_file.writer import dump
 from schedsearch.workload_file.yaml_source import WorkloadFileError
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "TunerChoice",
     "WorkloadFile",
     "WorkloadFileError",
+    "dump",
     "json_schema",
     "load",
     "parse",

@@ -1,0 +1,77 @@
+"""`schedsearch extract`: the layers of a model file as a workload file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.errors import UsageError
+
+_SHAPE = re.compile(r"(.+)=([1-9][0-9]*(?:,[1-9][0-9]*)*)")
+
+
+def _shapes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[int]]:
+    found = {}
+    for text in texts:
+        match = _SHAPE.fullmatch(text)
+        if not match:
+            raise click.BadParameter(f"{text!r}; allowed: INPUT=EXTENT,..., e.g. input=1,3,224,224")
+        found[match[1]] = [int(extent) for extent in match[2].split(",")]
+    return found
+
+
+@click.command()
+@click.argument("model", metavar="MODEL.onnx", type=click.Path(dir_okay=False))
+@click.option("--output", "-o", metavar="FILE", help="Workload file to write; default, and '-': standard output.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16", "float32"]),
+    help="Format of layers in floating point; default: the model's own.",
+)
+@click.option(
+    "--layout", "layouts", metavar="LAYOUT", multiple=True, default=("NHWC",), show_default=True,
+    help="Of images: NHWC, NCHW, NCHW32c ...; may be given several times.",
+)  # fmt: skip
+@click.option(
+    "--shape",
+    "shapes",
+    metavar="INPUT=N,...",
+    multiple=True,
+    callback=_shapes,
+    help="Shape of an input with dynamic extents.",
+)
+def extract(
+    model: str, output: str | None, dtype: str | None, layouts: tuple[str, ...], shapes: dict[str, list[int]]
+) -> None:
+    """Write every distinct layer of an ONNX model as a task of a workload file, with how often it occurs as its weight.
+
+    Layers are convolutions with what can be fused into them, depth_to_space, space_to_depth and transposes. Other nodes are
+    listed on standard error.
+    """
+    from schedsearch.network.layers import extract as layers_of
+    from schedsearch.network.model import listed, read_model
+    from schedsearch.records.output import new_file
+    from schedsearch.workload_file import dump
+
+    found = layers_of(read_model(model, shapes), dtype=dtype, layouts=layouts)
+    tasks = found.tasks()
+    others = [f"{op} {len(names)}" for op, names in sorted(found.others.items())]
+    if not tasks:
+        raise UsageError(f"{model} has no layer that schedsearch has an operator for; its nodes are {listed(others)}")
+    comment = (
+        f"Layers of {Path(model).name}: {len(tasks)} distinct ones of {len(found.layers)}. weight: how often each occurs."
+    )
+    text = dump(tasks, comment=comment)
+    if output in (None, "-"):
+        render.say(text.rstrip("\n"))
+    else:
+        assert output is not None
+        with new_file(Path(output)) as file:
+            file.write(text.encode())
+    flops = sum(task.weight * task.workload.flops for task in tasks) / len(layouts)
+    render.note(f"{render.counted(len(found.layers), 'layer')}, {len(tasks)} distinct tasks, {flops / 1e9:.4g} GFLOP")
+    if others:
+        render.note(f"left out: {', '.join(others)}")

@@ -1,0 +1,164 @@
+"""ONNX files as graphs in which every shape is known and nothing is left that a compiler would fold.
+
+The graph is an `onnx_ir.Model`. Constants are folded, batch norms and constant pads are part of the convolution that they
+belong to, and chains of relu and clip are one of them, by onnxscript's optimiser and rewrite rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedsearch.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+EXTRA = 'ONNX files need the extra `network`: pip install "schedsearch[network]"'
+OLDEST_OPSET = 7  # the first without the legacy broadcasting of element-wise operators
+_MOST_NAMES = 5  # of a list in a message
+
+
+class ModelError(UsageError):
+    """A model file cannot be read, or its graph cannot be compiled."""
+
+
+def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
+    """The simplified graph of an ONNX file.
+
+    Args:
+        path: a file in ONNX's binary format. Weights may lie in files beside it.
+        shapes: input -> its shape, for inputs with dynamic dimensions.
+
+    Raises:
+        ModelError: the file is missing, truncated or no ONNX model, its opset is unknown, weights are missing or lie outside
+            of its folder, the graph is empty or has a cycle, an input is unknown, has a dynamic dimension or another rank,
+            or onnx, onnx-ir or onnxscript is not installed.
+    """
+    try:
+        import onnx_ir as ir
+        import onnxscript  # noqa: F401  (imported here so that it is missed before any work)
+    except ImportError as error:
+        raise ModelError(f"{EXTRA} ({error})") from error
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(f"{path} is not a file; give an ONNX model, e.g. model.onnx")
+    try:
+        model = ir.load(path)
+    except Exception as error:  # protobuf's errors have no common base, and a damaged graph can break any rule
+        raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}") from error
+    _check_opset(model, path)
+    _check_weights(model, path)
+    if not len(model.graph):
+        raise ModelError(f"{path} has no nodes; there is nothing to compile")
+    try:
+        model.graph.sort()
+    except ValueError as error:
+        raise ModelError(f"{path}: the graph has a cycle") from error
+    _fix_shapes(model, shapes or {}, path)
+    return _simplified(model)
+
+
+def _check_opset(model: ir.Model, path: Path) -> None:
+    import onnx
+
+    newest = onnx.defs.onnx_opset_version()
+    opset = model.opset_imports.get("")
+    if opset is None or not OLDEST_OPSET <= opset <= newest:
+        got = "has no opset of ONNX" if opset is None else f"needs opset {opset}"
+        raise ModelError(f"{path} {got}; allowed: {OLDEST_OPSET} to {newest}, those of the installed onnx")
+
+
+def _check_weights(model: ir.Model, path: Path) -> None:
+    import onnx_ir as ir
+
+    folder = path.resolve().parent
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        place = (folder / tensor.location).resolve()
+        if not place.is_relative_to(folder):
+            raise ModelError(f"{path}: weight {name!r} is in {str(tensor.location)!r}, outside of the model's folder")
+        needed = (tensor.offset or 0) + (tensor.length or 0)
+        size = place.stat().st_size if place.is_file() else -1
+        if size < needed:
+            got = "does not exist" if size < 0 else f"has {size} bytes"
+            raise ModelError(f"{path}: weight {name!r} needs {needed} bytes of {str(tensor.location)!r}, which {got}")
+
+
+def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Gives every input a shape without symbols."""
+    import onnx_ir as ir
+
+    inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
+    for name, given in shapes.items():
+        if name not in inputs:
+            raise ModelError(f"{path} has no input {name!r}{did_you_mean(name, inputs)}; it has {', '.join(inputs)}")
+        declared = inputs[name].shape
+        if any(extent < 1 for extent in given):
+            raise ModelError(f"the shape of {name!r} is {list(given)}; allowed: extents of at least 1")
+        fixed = [None if declared is None or not isinstance(each, int) else each for each in declared or given]
+        if len(fixed) != len(given) or any(old not in (None, new) for old, new in zip(fixed, given)):
+            raise ModelError(f"{path}: input {name!r} is {declared}; the shape {list(given)} does not fit")
+        inputs[name].shape = ir.Shape(given)
+    dynamic = [
+        f"{name} {value.shape or 'of unknown rank'}"
+        for name, value in inputs.items()
+        if value.shape is None or not value.shape.is_static()
+    ]
+    if dynamic:
+        raise ModelError(
+            f"{path} has inputs with dynamic dimensions: {'; '.join(dynamic)}. Shapes must be fixed; give them, "
+            f"e.g. --shape {dynamic[0].split()[0]}=1,3,224,224"
+        )
+
+
+def _simplified(model: ir.Model) -> ir.Model:
+    import onnxscript.optimizer
+    from onnxscript.rewriter import rewrite
+    from onnxscript.rewriter.rules import common
+
+    rules = (
+        common.fuse_batchnorm_into_conv_rule,
+        common.normalize_pad_format_conv_rule,
+        common.fuse_pad_into_conv_rule,
+        common.successive_clip_rule,
+        common.successive_clip_relu_rule,
+        common.successive_relu_clip_rule,
+        common.successive_relu_rule,
+    )
+    names = {weight.name: node.name for node in model.graph if (weight := _weight(node))}
+    with _quiet():
+        onnxscript.optimizer.optimize(model)
+        model = rewrite(model, pattern_rewrite_rules=rules)
+    for node in model.graph:  # rules make new nodes, whose names say nothing
+        if weight := _weight(node):
+            node.name = names.get(weight.name, node.name)
+    return model
+
+
+def _weight(node: ir.Node) -> ir.Value | None:
+    """The weight of a convolution."""
+    return node.inputs[1] if node.op_type.startswith("Conv") and len(node.inputs) > 1 else None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """onnxscript reports rules that do not apply as warnings."""
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a message, the first few of many."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
