@@ -40,7 +40,7 @@ MAX_BYTES = 150_000
 PICTURES = (
     ("dashboard-overview", "overview", 1360, 960, "light", ""),
     ("dashboard-task", "task", 1440, 1060, "light", ""),
-    ("dashboard-knobs", "task", 1440, 560, "dark", "What made it better?"),
+    ("dashboard-knobs", "task", 1440, 620, "dark", "What made it better?"),
     ("dashboard-model", "task", 1440, 640, "light", "Can I trust the model?"),
     ("dashboard-phone", "task", 360, 760, "dark", ""),
 )
@@ -123,6 +123,8 @@ def take(browser: Any, report: str, out: Path) -> None:
             page.wait_for_selector("main[data-page=task]")
         if heading:
             page.get_by_role("heading", name=heading).evaluate("heading => window.scrollTo(0, heading.offsetTop - 24)")
+        if kind == "task":
+            page.get_by_text("Boosted trees, trained on").wait_for()  # the model's importance comes later
         page.wait_for_timeout(500)
         file = out / f"{name}.png"
         page.screenshot(path=file)

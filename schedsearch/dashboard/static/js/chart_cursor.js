@@ -95,5 +95,6 @@ export class ChartCursor {
     this.index = next;
     this.tell();
     this.mark(next);
+    this.words.scrollIntoView({ block: "nearest" });
   }
 }

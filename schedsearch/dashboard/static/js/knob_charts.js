@@ -157,7 +157,7 @@ function drawImportance(chart, effects, losses, choose) {
       if (shown.some((effect) => effect.knob === name)) choose(name);
     },
     option: (colors, hidden) => ({
-      grid: plotGrid(colors, { top: colors.fontPx * 0.5 }),
+      grid: plotGrid(colors, { top: colors.fontPx * 0.5, right: colors.fontPx * 3.5 }),
       xAxis: numberAxis(colors, { name: losses ? "share lost" : "share explained", zero: true, format: formatPercent }),
       yAxis: nameAxis(colors, { names: shown.map((effect) => effect.knob), vertical: true, inverse: true, axisLabel: nameLabel(colors) }),
       tooltip: tooltip(colors, {
@@ -172,6 +172,7 @@ function drawImportance(chart, effects, losses, choose) {
         barMaxWidth: colors.fontPx * 0.9,
         barGap: "15%",
         itemStyle: { color: colors.series[index], borderRadius: [0, 2, 2, 0] },
+        label: { show: true, position: "right", color: colors.muted, fontSize: colors.fontPx * 0.85, formatter: ({ value }) => formatPercent(value) },
         data: hidden.has(bar.name) ? [] : shown.map((effect) => Math.max(0, share(effect, bar) ?? 0)),
       })),
     }),

@@ -1,6 +1,6 @@
 // A task: one section for each question that its reader has.
 
-import { el, emptyNote, facts, replaceChildren, section } from "./dom.js";
+import { copyBox, el, emptyNote, facts, replaceChildren, section } from "./dom.js";
 import { deviceName, formatCount, formatDuration, formatPercent, formatRate, formatRatio, formatTime, formatValue, plural, significant } from "./format.js";
 import { knobCharts } from "./knob_charts.js";
 import { modelStateChart, predictionChart } from "./model_charts.js";
@@ -10,7 +10,7 @@ import { progressChart } from "./progress_chart.js";
 import { raceChart } from "./race_chart.js";
 import { routeTo } from "./router.js";
 import { dataTable } from "./table.js";
-import { configText, trialKey } from "./trials.js";
+import { configText, trialConfig, trialKey } from "./trials.js";
 
 export const taskPage = {
   title: "Task",
@@ -21,6 +21,7 @@ export const taskPage = {
 function makeTask({ source }) {
   const head = el("div", { class: "head" });
   const numbers = el("div");
+  const best = el("div", { class: "stack tight" });
   const notices = el("div", { class: "stack tight" });
   const templates = el("div");
   const failures = failureTable();
@@ -43,6 +44,7 @@ function makeTask({ source }) {
     { class: "page" },
     head,
     numbers,
+    best,
     notices,
     section("Is it still getting better?", charts.progress.element),
     section("Which finalist won?", el("div", { class: "charts" }, charts.race.element, templates)),
@@ -63,6 +65,7 @@ function makeTask({ source }) {
     show([task]) {
       showHead(head, task);
       replaceChildren(numbers, taskFacts(task.row));
+      replaceChildren(best, bestConfiguration(task));
       showNotices(notices, task);
       replaceChildren(templates, templateTable(task.row));
       for (const chart of Object.values(charts)) chart.show(task);
@@ -126,6 +129,18 @@ function taskFacts(row) {
     ["Last improved", row.since_improvement_trials === null ? "never" : `${plural(row.since_improvement_trials, "trial")} ago`, row.since_improvement_s === null ? null : `${formatDuration(row.since_improvement_s)} of tuning`],
     ["Time spent", formatDuration(row.seconds)],
   ]);
+}
+
+/** The configuration of the best trial, to copy, and the way to its page. */
+function bestConfiguration(task) {
+  const { row, trials, database } = task;
+  const position = trials.id.indexOf(row.best_id);
+  if (row.best_id === null || position < 0) return null;
+  const pairs = trialConfig(task, position);
+  return [
+    el("p", {}, "The best: ", el("a", { href: routeTo("trial", [trialKey(database, row.best_id)]), data: { key: "best" } }, `record ${row.best_id}`), pairs.length ? ", of this configuration:" : "."),
+    pairs.length ? copyBox(JSON.stringify(Object.fromEntries(pairs)), "best configuration") : null,
+  ];
 }
 
 function showNotices(notices, { row, notes, sampled, total, trials }) {
