@@ -33,10 +33,11 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
         "conv2d_cpu_int8",
     )
 } | {
-    f"{op}_{kind}": f"{op}.{kind}" for op, kind in (
-        ("depthwise_conv2d", "cuda"), ("layout_transform", "cuda"), ("layout_transform", "cpu"),
-    )
-}  # fmt: skip
+    "depthwise_conv2d_cuda": "depthwise_conv2d.cuda",
+    "depthwise_conv2d_dw_cuda": "depthwise_conv2d.cuda_dw",
+    "layout_transform_cuda": "layout_transform.cuda",
+    "layout_transform_cpu": "layout_transform.cpu",
+}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from schedsearch.templates.depthwise_conv2d.patches import Axis, Patch, Piece, p
 from schedsearch.testing.template_contract import TemplateContract
 
 PIXELS = load_template("depthwise_conv2d_cuda")
-TEMPLATES = {"forward": PIXELS, "grad_input": PIXELS}
+FILTERS = load_template("depthwise_conv2d_dw_cuda")
+TEMPLATES = {"forward": PIXELS, "grad_input": PIXELS, "grad_weight": FILTERS}
 DTYPES = ("float16", "float32", "bfloat16")
 TURING = Target("cuda", "Tesla T4", (7, 5), 40, 65536, 65536, 65536, 1024)
 
@@ -43,6 +46,15 @@ class TestPixels(TemplateContract):
         (layer(64, 300, stride=12, direction="grad_input"), "144"),
         (layer(64, 56, n=2**30), "n is"),
     )
+
+
+class TestFilters(TemplateContract):
+    template, target, compiled = FILTERS, H200, 2
+    accepted = (
+        layer(128, 56, direction="grad_weight", deterministic=True),
+        layer(512, 14, stride=2, direction="grad_weight", dtype="float32", layout="NCHW", accumulate=True),
+    )
+    refused = ((layer(64, 56), "direction"), (layer(64, 9000, n=60_000, direction="grad_weight"), "tiles"))
 
 
 # ---- index maps
@@ -98,6 +110,29 @@ def test_tested_and_untested_loads_give_the_definition(monkeypatch: pytest.Monke
     emulate(monkeypatch, PIXELS, workload, PIXELS.default(workload, H200, space))
 
 
+FILTER_SHAPES: list[dict[str, Any]] = [
+    dict(n=3, c=4, h=7, w=6, r=3, s=3, padding=1),
+    dict(n=2, c=3, h=6, w=8, r=3, s=3, padding=1, layout="NCHW", accumulate=True, dtype="float32"),
+    dict(n=1, c=2, h=12, w=13, r=9, s=8, padding=4, multiplier=2, weight_layout="HWOI", accumulate=True),
+]
+
+
+@pytest.mark.parametrize("combine", ["workspace", "atomic"])
+@pytest.mark.parametrize("shape", FILTER_SHAPES, ids=str)
+def test_splits_add_up_in_both_ways(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], combine: str) -> None:
+    workload = depthwise_conv2d(**shape, direction="grad_weight")
+    space = FILTERS.space(workload, H200)
+    small = {"tile_h": [1, 2], "tile_w": [1, 2], "rows": [1, 2], "columns": [1, 2]}
+    for splits in (2, 8):
+        several = space.restrict({**small, "splits": [splits], "combine": [combine]})
+        emulate(monkeypatch, FILTERS, workload, several.sample(1, np.random.default_rng(splits))[0])
+
+
+def test_a_deterministic_workload_has_no_atomics() -> None:
+    space = FILTERS.space(layer(64, 28, direction="grad_weight", deterministic=True), H200)
+    assert [knob.values for knob in space.knobs if knob.name == "combine"] == [("workspace",)]
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("direction", TEMPLATES)
 def test_random_workloads_and_configurations_give_the_definition(
@@ -117,6 +152,8 @@ NO_SPILLS = [
     (layer(512, 14, layout="NCHW", dtype="float32"), "a100"),
     (layer(256, 28, stride=2, direction="grad_input", dtype="float32"), "h200"),
     (layer(144, 56, kernel=5, direction="grad_input", layout="NCHW"), "a100"),
+    (layer(128, 56, direction="grad_weight"), "h200"),
+    (layer(144, 56, kernel=5, direction="grad_weight", layout="NCHW", dtype="float32"), "a100"),
 ]
 
 
@@ -128,7 +165,9 @@ def test_the_default_compiles_without_spills(workload: Workload, card: str) -> N
 @pytest.mark.parametrize("seed", range(40))
 def test_the_default_and_the_plain_configuration_are_legal(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    workload = random_workload(rng, direction=("forward", "grad_input")[seed % 2], dtype=DTYPES[seed % 3])
+    workload = random_workload(
+        rng, direction=("forward", "grad_input", "grad_weight")[seed // 2 % 3], dtype=DTYPES[seed % 3]
+    )
     workload = workload.replace(n=int(rng.choice((1, 32, 100_000))), h=workload.h * 7, w=workload.w * 9)
     template = TEMPLATES[workload.direction]
     for target in (H200, PRESETS["a100"], TURING):
@@ -139,6 +178,29 @@ def test_the_default_and_the_plain_configuration_are_legal(seed: int) -> None:
         assert space.check(template.default(workload, target, space)) == []
         plain = template.plain(workload, target, space)
         assert plain is not None and space.check(plain) == []
+
+
+# ---- the benchmark
+
+
+def test_the_benchmark_has_every_layer_of_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    program = importlib.import_module("depthwise")
+    assert len(program.chosen(program.arguments([]))) == 3 * 2 * 2 * (3 * 9 + 7)
+    few = program.chosen(program.arguments(["--batch", "32", "--direction", "grad_input", "--only", "d4", "--limit", "1"]))
+    assert [workload.label for workload in few] == ["depthwise_conv2d 32x28x28x512 3x3 p4 d4 grad_input f16 NHWC"]
+    row = {"label": "a", "us": 2.0, "torch_us": 5.0, "copy_us": 1.8, "variant": "channels_last cudnn"}
+    line = program.table([row]).splitlines()[2]
+    assert line.split() == [
+        "a",
+        "2.00",
+        "5.00",
+        "2.50",
+        "1.80",
+        "90%",
+        "channels_last",
+        "cudnn",
+    ]
 
 
 # ---- on the device

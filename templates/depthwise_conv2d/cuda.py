@@ -13,15 +13,15 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.depthwise_conv2d.cuda_pixels import Blocks, Rounds, build_kernel
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
-    OTHER_REGISTERS,
     REGISTERS,
     STRIPS,
-    Estimate,
     Shape,
     candidates,
     derived_of,
     first_legal,
     knobs_of,
+    min_blocks,
+    patch_time,
     rules_of,
     size_problem,
     threads_of,
@@ -63,7 +63,6 @@ class DepthwiseConv2dCuda(Template):
 
         derived = {
             **derived_of(shape),
-            "used_registers": lambda k: k["sums"] + shape.taps * k["vector"] + k["loaded_words"] + OTHER_REGISTERS,
             "shared_bytes": lambda k: shape.filters * shape.rounds * shape.taps * k["channels"] * k["vector"] * 4,
             "blocks": blocks,
             "waves": lambda k: blocks(k) * k["threads"] / (target.sms * target.threads_per_sm),
@@ -84,7 +83,7 @@ class DepthwiseConv2dCuda(Template):
         shape = Shape.of(workload)
 
         def choices() -> Iterator[dict[str, Any]]:
-            for vector, tile_h, tile_w in sorted(candidates(shape), key=lambda each: _time(shape, target, *each)):
+            for vector, tile_h, tile_w in sorted(candidates(shape), key=lambda each: patch_time(shape, target, *each)):
                 for threads in (256, 128, 64, 1):
                     yield from _configurations(shape, target, vector, tile_h, tile_w, threads)
 
@@ -127,13 +126,6 @@ class DepthwiseConv2dCuda(Template):
         return KernelSource("cuda", "native", (step,), alignments=alignments)
 
 
-def min_blocks(target: Target, config: Config) -> int:
-    """Blocks that share a multiprocessor if a thread has the registers of the knob."""
-    threads = config["channels"] * config["columns"] * config["rows"]
-    fitting = min(target.registers_per_sm // (threads * config["registers"]), target.threads_per_sm // threads, 32)
-    return int(max(1, fitting))
-
-
 def _configurations(
     shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int, threads: int
 ) -> Iterator[dict[str, Any]]:
@@ -148,29 +140,3 @@ def _configurations(
                 vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down,
                 registers=registers, strip=strip, border="branch" if tile_h * tile_w > 1 else "test",
             )  # fmt: skip
-
-
-def _time(shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int) -> float:
-    """Estimated cycles: instructions over the multiprocessors, and what one patch takes from its first load on."""
-    window_h = shape.window(shape.rows, tile_h, shape.tap_h)
-    window_w = shape.window(shape.columns, tile_w, shape.tap_w)
-    words = window_h * window_w * vector
-    row_loads = window_w
-    if not shape.channels_last:
-        aligned = next(n for n in (8, 4, 2, 1) if n * shape.nbytes <= 16 and shape.columns.sources % n == 0)
-        row_loads = window_w / min(aligned, max(tile_w * shape.columns.up // shape.columns.down, 1)) + 1
-    products = tile_h * tile_w * vector * shape.taps / (shape.rows.down * shape.columns.down)
-    stores = tile_h * tile_w if shape.channels_last else tile_h * max(1.0, tile_w * shape.nbytes / 16)
-    loads = window_h * row_loads
-    one = Estimate(products, loads, words * (4 / shape.nbytes) / 2, stores).instructions
-    patches = (
-        -(-shape.rows.targets // tile_h) * -(-shape.columns.targets // tile_w) * (shape.channels // vector) * shape.images
-    )
-    apart = vector if shape.channels_last else tile_w * shape.columns.up / shape.columns.down  # elements, lane to lane
-    lines = max(1.0, apart * shape.nbytes / 4)  # of 128 bytes, that a load of a warp touches
-    registers = (
-        tile_h * tile_w * vector + shape.taps * vector + window_w * vector * (shape.nbytes // 2 + 1) + OTHER_REGISTERS
-    )
-    crowding = max(1.0, registers / 128) if registers <= 168 else 3.0  # fewer warps hide less of their loads' latency
-    issue, l1 = one / (128 * 0.6), loads * lines / 32
-    return float(patches * max(crowding * issue, l1) / target.sms + 2.5 * one)

@@ -184,6 +184,9 @@ def derived_of(shape: Shape) -> dict[str, Callable[[Columns], Any]]:
         "sums": lambda k: k["tile_h"] * k["tile_w"] * k["vector"],
         "products": shape.products,
         "loaded_words": loaded_words,
+        "used_registers": lambda k: (
+            k["tile_h"] * k["tile_w"] * k["vector"] + shape.taps * k["vector"] + loaded_words(k) + OTHER_REGISTERS
+        ),
         "row_waste": lambda k: -(-shape.rows.targets // k["tile_h"]) * k["tile_h"] / shape.rows.targets,
         "column_waste": lambda k: -(-shape.columns.targets // k["tile_w"]) * k["tile_w"] / shape.columns.targets,
     }
@@ -192,25 +195,44 @@ def derived_of(shape: Shape) -> dict[str, Callable[[Columns], Any]]:
 # ---- defaults
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a patch costs, in instructions of a thread; a thread's vector and tile only."""
-
-    products: float
-    loads: float
-    words: float
-    stores: float
-
-    @property
-    def instructions(self) -> float:
-        return self.products + 2 * self.loads + 2 * self.words + 3 * self.stores + 40
-
-
 def candidates(shape: Shape) -> Iterator[tuple[int, int, int]]:
     """(vector, tile_h, tile_w) from which a default is chosen."""
     heights = [shape.rows.down * n for n in (1, 2, 4, 8)]
     widths = [shape.columns.down * n for n in (1, 2, 4, 8)]
     yield from itertools.product(shape.vectors, heights, widths)
+
+
+def patch_time(shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int) -> float:
+    """Estimated cycles: instructions over the multiprocessors, and what one patch takes from its first load on."""
+    window_h = shape.window(shape.rows, tile_h, shape.tap_h)
+    window_w = shape.window(shape.columns, tile_w, shape.tap_w)
+    words = window_h * window_w * vector
+    row_loads = window_w
+    if not shape.channels_last:
+        aligned = next(n for n in (8, 4, 2, 1) if n * shape.nbytes <= 16 and shape.columns.sources % n == 0)
+        row_loads = window_w / min(aligned, max(tile_w * shape.columns.up // shape.columns.down, 1)) + 1
+    products = tile_h * tile_w * vector * shape.taps / (shape.rows.down * shape.columns.down)
+    stores = tile_h * tile_w if shape.channels_last else tile_h * max(1.0, tile_w * shape.nbytes / 16)
+    loads = window_h * row_loads
+    one = products + 2 * loads + words * 4 / shape.nbytes + 3 * stores + 40
+    patches = (
+        -(-shape.rows.targets // tile_h) * -(-shape.columns.targets // tile_w) * (shape.channels // vector) * shape.images
+    )
+    apart = vector if shape.channels_last else tile_w * shape.columns.up / shape.columns.down  # elements, lane to lane
+    lines = max(1.0, apart * shape.nbytes / 4)  # of 128 bytes, that a load of a warp touches
+    registers = (
+        tile_h * tile_w * vector + shape.taps * vector + window_w * vector * (shape.nbytes // 2 + 1) + OTHER_REGISTERS
+    )
+    crowding = max(1.0, registers / 128) if registers <= 168 else 3.0  # fewer warps hide less of their loads' latency
+    issue, l1 = one / (128 * 0.6), loads * lines / 32
+    return float(patches * max(crowding * issue, l1) / target.sms + 2.5 * one)
+
+
+def min_blocks(target: Target, config: Config) -> int:
+    """Blocks that share a multiprocessor if a thread has the registers of the knob."""
+    threads = config["channels"] * config["columns"] * config["rows"]
+    fitting = min(target.registers_per_sm // (threads * config["registers"]), target.threads_per_sm // threads, 32)
+    return int(max(1, fitting))
 
 
 def threads_of(shape: Shape, vector: int, tile_h: int, tile_w: int, threads: int) -> tuple[int, int, int]:

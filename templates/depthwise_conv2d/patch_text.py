@@ -9,6 +9,7 @@ Source: PTX ISA, "Data Movement: ld.global.nc", "Data Conversion: cvt", "Floatin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -316,3 +317,47 @@ def fetch_weight(dtype: str) -> Callable[..., None]:
     value = text.widen(text.load("$address", dtype, 1, inside), dtype, 1)[0]
     text.add(f"st.shared.b32 [$shared], {value};")
     return device_op("fetch_weight", text.block(), ins={"shared": "u32", "address": "u64", "inside": "i32"})
+
+
+def store_sums(count: int, pitch: int) -> Callable[..., None]:
+    """Writes `count` sums to shared memory, `pitch` bytes apart: (sums[count], shared)."""
+    lines = [f"st.shared.f32 [$shared+{i * pitch}], $sums[{i}];" for i in range(count)]
+    return device_op("store_sums", "\n".join(lines), inout={"sums": ("f32", count)}, ins={"shared": "u32"})
+
+
+def write_gradient(dtype: str, accumulate: bool) -> Callable[..., None]:
+    """Stores one element of dw, with the gradient before added if `accumulate`: (address, before, value)."""
+    text = Text()
+    value, always = text.one("f32"), text.one("pred")
+    text.add(f"mov.f32 {value}, $value; setp.eq.u64 {always}, $address, $address;")
+    if accumulate:
+        (old,) = text.widen(text.load("$before", dtype, 1), dtype, 1)
+        text.add(f"add.f32 {value}, {value}, {old};")
+    text.store("$address", [value], dtype, always)
+    text.add("// $before")
+    return device_op("write_gradient", text.block(), ins={"address": "u64", "before": "u64", "value": "f32"})
+
+
+SUMMED_AT_ONCE = 8
+
+
+def add_strided(stride_bytes: int) -> Callable[..., Any]:
+    """The sum of the first `count` of 8 float32 that are `stride_bytes` apart, in order, and `total`: (address, count,
+    total)."""
+    text = Text()
+    values = text.new("f32", SUMMED_AT_ONCE)
+    for i, value in enumerate(values):
+        inside = text.one("pred")
+        text.add(f"setp.gt.s32 {inside}, $count, {i}; mov.f32 {value}, 0f00000000;")
+        text.add(f"@{inside} ld.global.nc.f32 {value}, [$address+{i * stride_bytes}];")
+    total = text.one("f32")
+    text.add(f"mov.f32 {total}, $total;", *(f"add.f32 {total}, {total}, {value};" for value in values))
+    text.add(f"mov.f32 $sum, {total};")
+    return device_op(
+        "add_strided", text.block(), ins={"address": "u64", "count": "i32", "total": "f32"}, outs={"sum": "f32"}
+    )
+
+
+def add_to_global() -> Callable[..., None]:
+    """Adds to a float32 in global memory, in no order: (address, value). PTX ISA, "red"."""
+    return device_op("add_to_global", "red.global.add.f32 [$address], $value;", ins={"address": "u64", "value": "f32"})

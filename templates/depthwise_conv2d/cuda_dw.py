@@ -1,0 +1,171 @@
+"""depthwise_conv2d on NVIDIA GPUs, dw: see docs/kernels/depthwise.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.depthwise_conv2d.cuda_pixels import SUM_BYTES, Blocks, Rounds
+from schedsearch.templates.depthwise_conv2d.cuda_space import (
+    LARGEST_SIZE,
+    REGISTERS,
+    Shape,
+    candidates,
+    derived_of,
+    first_legal,
+    knobs_of,
+    min_blocks,
+    patch_time,
+    rules_of,
+    size_problem,
+    threads_of,
+)
+from schedsearch.templates.depthwise_conv2d.cuda_weight import (
+    REDUCE_THREADS,
+    Reduction,
+    build_kernel,
+    build_reduce,
+    build_start,
+)
+from schedsearch.templates.depthwise_conv2d.patches import Patch
+from schedsearch.workload import Workload
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SUMS = "filter_sums"
+TILE = 64  # pixels along each side of what a block covers at once, if it is large
+
+
+class DepthwiseConv2dDwCuda(Template):
+    """dw: blocks add up the products of patches of dy and x; a second kernel, or atomics, add up the blocks' results."""
+
+    name = "depthwise_conv2d_dw_cuda"
+    version = 1
+    op = "depthwise_conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if workload.direction != "grad_weight":
+            return f"direction is {workload.direction}; allowed: grad_weight"
+        if problem := size_problem(workload, target):
+            return problem
+        shape = Shape.of(workload)
+        units = shape.images * -(-shape.rows.targets // TILE) * -(-shape.columns.targets // TILE)
+        if units >= LARGEST_SIZE:
+            return f"dy has {units} tiles of {TILE} x {TILE} pixels; allowed: less than 2**30, blocks count them in 32 bits"
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        shape = Shape.of(workload)
+
+        def units(k: Columns) -> Any:
+            across = -(-shape.columns.targets // (k["columns"] * k["tile_w"]))
+            return across * -(-shape.rows.targets // (k["rows"] * k["tile_h"])) * shape.images
+
+        def shared_bytes(k: Columns) -> Any:
+            block_sums = shape.taps * k["vector"] * k["channels"]
+            threads = k["channels"] * k["columns"] * k["rows"]
+            parts = np.maximum(1, np.minimum(threads // block_sums, k["columns"] * k["rows"]))
+            return (shape.taps * k["vector"] * threads + block_sums * parts) * SUM_BYTES
+
+        derived = {
+            **derived_of(shape),
+            "units": units,
+            "shared_bytes": shared_bytes,
+            "blocks": lambda k: -(-shape.channels // (k["channels"] * k["vector"])) * shape.rounds * k["splits"],
+            "waves": lambda k: k["blocks"] * k["threads"] / (target.sms * target.threads_per_sm),
+            "patches": lambda k: k["units"] / k["splits"],
+        }
+        combine = ("workspace",) if workload.deterministic else ("workspace", "atomic")
+        knobs = [
+            *knobs_of(shape),
+            Knob("splits", SPLITS, "blocks that share channels; each adds up a part of the images"),
+            Knob(
+                "combine", combine,
+                "workspace: a second kernel adds up the results of splits in order; atomic: they add to one result",
+            ),
+        ]  # fmt: skip
+        rules = [
+            *rules_of(shape, target),
+            Constraint("a split has at least one patch of each thread", lambda k: k["splits"] <= k["units"]),
+            Constraint("fewer than 2**30 parts of the images", lambda k: k["units"] < LARGEST_SIZE),
+            Constraint("one split needs no atomics", lambda k: (k["splits"] > 1) | (k["combine"] == "workspace")),
+        ]
+        return ConfigSpace(knobs, rules, derived)
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The patch with the least estimated time, and splits for two blocks on each multiprocessor."""
+        shape = Shape.of(workload)
+
+        def choices() -> Iterator[dict[str, Any]]:
+            for each in sorted(candidates(shape), key=lambda each: patch_time(shape, target, *each)):
+                for threads in (256, 128, 64, 1):
+                    yield from _configurations(shape, target, *each, threads)
+
+        return first_legal(space, choices())
+
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """One pixel of one channel at a time."""
+        shape = Shape.of(workload)
+        return first_legal(
+            space, (each for threads in (128, 1) for each in _configurations(shape, target, 1, 1, 1, threads))
+        )
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        reduction = reduction_of(workload, config)
+        blocks, element = reduction.blocks, dtype_of(workload.dtype).nbytes
+        before = Pointer("dw_before", optional=not workload.accumulate)
+        alone, in_place = reduction.splits == 1, reduction.atomic and workload.dtype == "float32"
+        out = Pointer("dw" if alone or in_place else SUMS)
+        steps, workspaces = [], {}
+        if out.buffer == SUMS:
+            workspaces[SUMS] = (1 if reduction.atomic else reduction.splits) * reduction.filter_elements * SUM_BYTES
+        if reduction.atomic:
+            start = build_start(workload, reduction.filter_elements)
+            grid = Grid(-(-reduction.filter_elements // REDUCE_THREADS))
+            steps.append(KernelStep(start, (before, out), grid, REDUCE_THREADS))
+        steps.append(
+            KernelStep(
+                build_kernel(workload, reduction), (Pointer("x"), Pointer("dy"), before, out), Grid(reduction.count),
+                blocks.threads, reduction.shared_bytes, min_blocks_per_sm=min_blocks(target, config),
+            )
+        )  # fmt: skip
+        if out.buffer == SUMS:
+            reduce = build_reduce(workload, reduction)
+            parameters = (out, before, Pointer("dw"))
+            shared = REDUCE_THREADS * SUM_BYTES
+            steps.append(KernelStep(reduce, parameters, Grid(reduction.reduce_blocks), REDUCE_THREADS, shared))
+        of_x, of_dy = blocks.patch.alignments
+        alignments = {arg.name: element for arg in (*workload.signature, workload.output)} | {"x": of_x, "dy": of_dy}
+        return KernelSource("cuda", "native", tuple(steps), workspaces, alignments)
+
+
+def reduction_of(workload: Workload, config: Config) -> Reduction:
+    """How the sums of one configuration come together."""
+    shape = Shape.of(workload)
+    patch = Patch.of(workload, config["tile_h"], config["tile_w"], shape.tap_h, shape.tap_w, config["vector"])
+    blocks = Blocks(patch, shape.images, shape.channels, config["channels"], config["columns"], config["rows"], strip=1)
+    return Reduction(blocks, Rounds(patch, filters=1), config["splits"], config["combine"] == "atomic")
+
+
+def _configurations(
+    shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int, threads: int
+) -> Iterator[dict[str, Any]]:
+    """Configurations with this patch, the best first."""
+    lanes, across, down = threads_of(shape, vector, tile_h, tile_w, threads)
+    others = -(-shape.channels // (lanes * vector)) * shape.rounds
+    units = -(-shape.columns.targets // (across * tile_w)) * -(-shape.rows.targets // (down * tile_h)) * shape.images
+    wanted = max(1, 512 * target.sms // (lanes * across * down) // others)
+    splits = max(n for n in SPLITS if n == 1 or (n <= units and n <= 1.5 * wanted))
+    for registers in REGISTERS:
+        yield dict(
+            vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down, registers=registers,
+            splits=splits, combine="workspace",
+        )  # fmt: skip
