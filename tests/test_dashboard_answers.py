@@ -472,3 +472,14 @@ def test_a_copy_beside_has_keys_that_stay_the_same(sample: Path, tmp_path: Path)
     with answers_of(sample) as one, answers_of(tmp_path / "copy.db") as other:
         assert one.task_keys() == other.task_keys()
         assert one.get("overview")["sides"][0]["key"] == "0"
+
+
+def test_the_tasks_of_a_replaced_database_are_announced_once(tmp_path: Path) -> None:
+    answers = Answers([str(sample_database(tmp_path / "a.db", trials=20))])
+    answers.refresh()
+    gone = {f"task/{key}" for key in answers.task_keys()}
+    Store.open(tmp_path / "b.db").close()
+    (tmp_path / "b.db").replace(tmp_path / "a.db")
+    assert gone and gone <= set(answers.refresh())
+    assert answers.refresh() == []
+    answers.close()

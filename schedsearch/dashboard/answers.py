@@ -79,6 +79,9 @@ class Answers:
                     if self._rows_seen.get(key) != progress.rows:
                         self._rows_seen[key] = progress.rows
                         paths.append(f"task/{key}")
+            for key in set(self._rows_seen).difference(self.task_keys()):  # of a database that was replaced
+                del self._rows_seen[key]
+                paths.append(f"task/{key}")
             return paths
 
     def body(self, path: str, query: Mapping[str, str] | None = None) -> bytes:

@@ -6,6 +6,8 @@ import pytest
 from browser_support import READY_MS, Watched, served
 from dashboard_support import add_trials, sample_database
 
+from schedsearch.records.store import Store
+
 pytestmark = pytest.mark.browser
 
 PROMPT_MS = 5000  # a second is the aim; a machine that runs other tests beside may take longer
@@ -55,6 +57,19 @@ def test_a_chart_keeps_its_zoom_its_hidden_series_and_its_canvas(tmp_path, watch
         assert page.evaluate(series) == drawn
         assert page.evaluate("window.canvas === document.querySelector('.plot canvas')")
         assert watched.problems == []
+
+
+def test_a_page_says_when_its_task_is_gone_with_the_database(tmp_path, watch):
+    path = sample_database(tmp_path / "a.db", trials=20)
+    other = Store.open(tmp_path / "other.db")
+    other.close()
+    with served(path) as root:
+        page = watch(root).go("#/")
+        page.wait_for_function("() => document.querySelector('#connection').textContent === 'Live'")
+        page.locator("td.task a").first.click()
+        page.wait_for_selector("main[data-page=task]")
+        (tmp_path / "other.db").replace(path)
+        page.get_by_text("there is no task").wait_for(timeout=READY_MS)
 
 
 def test_a_page_says_when_its_server_is_gone_and_comes_back_by_itself(tmp_path, watch):

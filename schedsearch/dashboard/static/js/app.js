@@ -59,7 +59,8 @@ async function load(page, route, paths, moved) {
   try {
     answers = await Promise.all(paths.map((path) => source.get(path)));
   } catch (problem) {
-    if (turn === wanted && moved) showProblem("This page has no data", problem.message);
+    // What a page showed stays while its server is gone. If the server says that there is no such thing any more, the page says so.
+    if (turn === wanted && (moved || problem.final)) showProblem("This page has no data", problem.message);
     return;
   }
   if (turn !== wanted) return;

@@ -132,7 +132,7 @@ function budgetShares(run, { tasks }) {
   const shown = parts.slice(0, 7);
   const rest = parts.slice(7).reduce((sum, part) => sum + part.share, 0);
   if (rest > 0) shown.push({ label: `${parts.length - 7} others`, share: rest });
-  const why = "seconds of tuning. Tasks share the trials by the square roots of their weights; a template far behind the leader of its task gets few.";
+  const why = "Shares are of the seconds of tuning. Tasks share the trials by the square roots of their weights; a template far behind the leader of its task gets few.";
   return shareBar("Where the budget goes, and why", shown, why);
 }
 

@@ -1,7 +1,12 @@
 // Where the data comes from: the server that sent this page, or the data inside this file.
 
-/** An answer that is not there: `message` says why, in words for the reader. */
-export class NoAnswer extends Error {}
+/** An answer that is not there: `message` says why, in words for the reader. `final`: asking again would not help. */
+export class NoAnswer extends Error {
+  constructor(message, { final = true } = {}) {
+    super(message);
+    this.final = final;
+  }
+}
 
 /** The source of this page: { live, get(path), watch(listener) }. */
 export async function openSource(boot, packed) {
@@ -34,7 +39,7 @@ async function fetchAnswer(path) {
   try {
     response = await fetch(`api/${path}`, { headers: { Accept: "application/json" }, cache: "no-cache" });
   } catch {
-    throw new NoAnswer("The server does not answer. Start `schedsearch dashboard` again; this page reconnects by itself.");
+    throw new NoAnswer("The server does not answer. Start `schedsearch dashboard` again; this page reconnects by itself.", { final: false });
   }
   if (response.ok) return response.json();
   let message = `The server answered ${response.status}.`;

@@ -144,7 +144,7 @@ function bestConfiguration(task) {
 }
 
 function showNotices(notices, { row, notes, sampled, total, trials }) {
-  const words = notes.map((note) => el("p", { class: "notice" }, note));
+  const words = notes.filter((note) => note !== row.problem).map((note) => el("p", { class: "notice" }, note));
   if (row.problem) words.unshift(el("p", { class: "problem" }, row.problem));
   if (sampled && notes.length === 0) words.push(el("p", { class: "notice" }, `The charts show ${formatCount(trials.id.length)} of ${plural(total, "trial")}; all figures are of all trials.`));
   notices.hidden = words.length === 0;

@@ -76,7 +76,7 @@ function trialFacts(trial) {
     ["Registers", built ? formatCount(trial.registers) : null, "a thread"],
     ["Shared memory", built ? formatBytes(trial.shared_bytes) : null, "a block"],
     ["Spills", built ? formatBytes(trial.spill_bytes) : null, built && trial.local_bytes ? `${formatBytes(trial.local_bytes)} local` : null],
-    ["Occupancy", formatPercent(trial.occupancy), trial.blocks_per_sm === null ? trial.occupancy_note : `${plural(trial.blocks_per_sm, "block")} of ${plural(trial.block_threads, "thread")} a multiprocessor`],
+    ["Occupancy", built ? formatPercent(trial.occupancy) : null, trial.blocks_per_sm === null ? trial.occupancy_note : `${plural(trial.blocks_per_sm, "block")} of ${plural(trial.block_threads, "thread")} a multiprocessor`],
     ["Code", built ? formatBytes(trial.code_bytes) : null],
     ["Build and run", formatDuration(trial.build_s + trial.run_s), `${formatDuration(trial.build_s)} and ${formatDuration(trial.run_s)}`],
   ].filter(([, value]) => value !== null));
