@@ -226,8 +226,8 @@ def main() -> None:
     for workload in workloads:
         rows.append(compare(workload, options, l2_bytes))
         print("  ".join(map(str, line_of(rows[-1]))), flush=True)
+        common.write(options.out, {"rows": rows, "trials": options.trials, "seed": options.seed})
         torch.cuda.empty_cache()
-    common.write(options.out, {"rows": rows, "trials": options.trials, "seed": options.seed})
     print(table(rows))
 
 
