@@ -21,7 +21,7 @@ from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelStep
 from schedsearch.templates.data_movement.move import Move
-from schedsearch.templates.data_movement.staged_kernel import staged_kernel, tile_count
+from schedsearch.templates.data_movement.staged_kernel import Schedule, staged_kernel, tile_count
 from schedsearch.templates.data_movement.staging import CHUNK_BYTES, Staging
 from schedsearch.templates.layout_transform.kernels import copy_items, copy_kernel
 from schedsearch.templates.layout_transform.permutation import Factor as CopiedFactor
@@ -113,6 +113,7 @@ class Mover:
             Knob(
                 "loads", ways, "async: cp.async from x to shared memory; registers: all loads of a thread, then its stores"
             ),
+            Knob("buffers", (1, 2), "tiles in shared memory: with 2 the next is loaded while one is stored"),
             _STORES,
             Knob("along", ("x", "y"), "neighbouring tiles follow one another along this array"),
         )
@@ -134,15 +135,21 @@ class Mover:
                 lambda k: (k["loads"] == "async") | (k["thread_loads"] * max(self.load_bytes // 4, 1) <= MAX_HELD_WORDS),
             ),
             Constraint(
+                "two buffers need a block that loops over tiles, and cp.async",
+                lambda k: (k["buffers"] == 1) | ((k["blocks_per_sm"] > 0) & (k["loads"] == "async")),
+            ),
+            Constraint(
                 "the blocks of a multiprocessor fit",
                 lambda k: (
-                    (k["blocks_per_sm"] * k["threads"] <= target.threads_per_sm)
+                    (k["shared_bytes"] <= target.shared_bytes_per_block)
+                    & (k["blocks_per_sm"] * k["threads"] <= target.threads_per_sm)
                     & (k["blocks_per_sm"] * k["shared_bytes"] <= target.shared_bytes_per_sm)
                 ),
             ),
         )
         derived: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "shared_bytes": of_tile(lambda s: s.shared_bytes),
+            "buffer_bytes": of_tile(lambda s: s.shared_bytes),
+            "shared_bytes": lambda k: k["buffer_bytes"] * k["buffers"],
             "tile_loads": of_tile(lambda s: s.loads),
             "tile_bytes": of_tile(lambda s: math.prod(s.tile) * element),
             "x_run_bytes": of_tile(lambda s: s.x_span_bytes),
@@ -171,6 +178,7 @@ class Mover:
                 threads=threads,
                 blocks_per_sm=0,
                 loads=_values(space, "loads")[0],
+                buffers=1,
                 stores="default",
                 along="y",
             )
@@ -203,14 +211,16 @@ class Mover:
             grid = Grid(copy_items(permutation, *shape), config["blocks_per_sm"])
             return KernelStep(function, (Pointer(x), Pointer(y)), grid, threads)
         staging = self._staging(self.tiles[config["tile"]], config["store_bytes"])
-        function = staged_kernel(staging, threads, config["along"] == "y", config["loads"] == "async", streaming)
+        buffers = config["buffers"]
+        schedule = Schedule(threads, config["along"] == "y", config["loads"] == "async", buffers, streaming)
+        function = staged_kernel(staging, schedule)
         grid = Grid(tile_count(staging), config["blocks_per_sm"])
         return KernelStep(
             function,
             (Pointer(x), Pointer(y)),
             grid,
             threads,
-            dynamic_shared_bytes=staging.shared_bytes,
+            dynamic_shared_bytes=buffers * staging.shared_bytes,
             min_blocks_per_sm=max(_THREADS_PER_SM // threads, 1),
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numba import cuda, types
@@ -30,109 +31,180 @@ def tile_count(s: Staging) -> int:
     return math.prod(s.tiles)
 
 
-def staged_kernel(s: Staging, threads: int, along_y: bool, late: bool, streaming: bool) -> Callable[..., None]:
-    """The kernel (x, y); x and y aligned to `s.load_bytes` and `s.store_bytes`.
+@dataclass(frozen=True)
+class Schedule:
+    """How blocks share and run the tiles.
 
-    Its blocks have `threads` threads and `s.shared_bytes` bytes of shared memory, and share `tile_count(s)` tiles.
-
-    Args:
+    Attributes:
+        threads: of a block.
         along_y: neighbouring tiles follow one another in the order of y, not of x.
         late: cp.async instead of loads to registers.
+        buffers: tiles in shared memory: with 2 the next tile is loaded (by cp.async) while one is stored.
         streaming: lines of y leave the caches first.
     """
-    p, element = s.p, s.p.element_bytes
-    tiles = tile_count(s)
-    load_bytes, store_bytes = s.load_bytes, s.store_bytes
-    tile_x, tile_y = _tile_offsets(s, along_y)
-    # loads
-    loads, x_chunks, pitch, x_bytes = s.loads, s.x_chunks, s.pitch, p.x_bytes
-    turns = -(-loads // threads)
-    load_words = moves.words_of(load_bytes)
-    held_words = 1 if late else turns * load_words
-    row_x, read_row, span = _load_limits(s, along_y)
-    shift_x, swizzle = _distance(load_bytes, s.x_unit), _swizzle(s.swizzle)
-    clips = s.x_unit < load_bytes or bool(p.ragged) or s.backwards or x_bytes % load_bytes > 0
-    exact_loads = loads % threads == 0
-    load, keep = moves.load_global(load_bytes), moves.store_shared(load_bytes)
-    copy_late = ptx.cp_async(load_bytes if late else CHUNK_BYTES)
-    wait = ptx.cp_async_wait(0)
-    # stores
-    stores, y_chunks = s.stores, s.y_chunks
-    store_turns, exact_stores = -(-stores // threads), stores % threads == 0
-    row_y, written_row, run_end = _store_limits(s, along_y)
-    vector, vector_words = store_bytes // element, moves.words_of(store_bytes)
-    shift_y = _distance(store_bytes, s.y_unit)
-    collect, in_parts = _collector(s, along_y), s.partial_vectors
-    store, store_one = moves.store_global(store_bytes, streaming), moves.store_global(element, streaming)
-    one_of, whole = _element_of(element), (1 << vector) - 1
-    one_words = moves.words_of(element)
+
+    threads: int
+    along_y: bool
+    late: bool
+    buffers: int
+    streaming: bool
+
+
+def staged_kernel(s: Staging, schedule: Schedule) -> Callable[..., None]:
+    """The kernel (x, y); x and y aligned to `s.load_bytes` and `s.store_bytes`.
+
+    Its blocks have `schedule.threads` threads and `schedule.buffers * s.shared_bytes` bytes of shared memory, and share
+    `tile_count(s)` tiles.
+    """
+    tiles, late, ahead, tile_bytes = tile_count(s), schedule.late, schedule.buffers > 1, s.shared_bytes
+    held_words = 1 if late else -(-s.loads // schedule.threads) * moves.words_of(s.load_bytes)
+    found_words, one_words = moves.words_of(s.store_bytes), moves.words_of(s.p.element_bytes)
+    load_tile = _tile_copier(s, schedule) if late else _tile_loader(s, schedule)
+    store_tile = _tile_storer(s, schedule)
+    wait_for_all, wait_for_one = ptx.cp_async_wait(0), ptx.cp_async_wait(1)
 
     def move(x, y) -> None:  # type: ignore[no-untyped-def]
         held = cuda.local.array(held_words, types.uint32)
-        found = cuda.local.array(vector_words, types.uint32)
+        found = cuda.local.array(found_words, types.uint32)
         one = cuda.local.array(one_words, types.uint32)
-        shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
-        for number in range(types.int32(cuda.blockIdx.x), tiles, types.int32(cuda.gridDim.x)):
-            tile = types.uint32(number)
-            x_at, y_at = tile_x(tile), tile_y(tile)
-            for i in range(turns):
-                load_number = types.uint32(thread + types.uint32(i * threads))
-                row = types.uint32(load_number // types.uint32(x_chunks))
-                at = types.int32(types.int32(load_number - row * types.uint32(x_chunks)) * load_bytes)
-                from_row = types.int64(x_at + row_x(row))
-                shift = shift_x(from_row)
-                first_byte, last_byte = span(tile)
-                valid = read_row(tile, row) & (at < shift + last_byte) & (at + load_bytes > shift + first_byte)
-                from_byte = types.int64(from_row - types.int64(shift) + types.int64(at))
-                count = types.int32(load_bytes)
-                if clips:
-                    valid = valid & (from_byte >= 0) & (from_byte < x_bytes)
-                    count = types.int32(min(types.int64(load_bytes), types.int64(x_bytes) - from_byte))
-                if not valid:
-                    count = types.int32(0)
-                if late:
-                    if exact_loads or load_number < loads:
-                        place = types.uint32(shared + types.uint32(swizzle(types.int32(row * pitch + at))))
-                        copy_late(place, types.uint64(x + from_byte), count)
-                elif exact_loads or load_number < loads:
-                    load(held, i * load_words, types.uint64(x + from_byte), count)
-            if late:
+        shared, thread = types.uint32(shared_base()), types.uint32(cuda.threadIdx.x)
+        first, step = types.int32(cuda.blockIdx.x), types.int32(cuda.gridDim.x)
+        here = types.uint32(0)
+        if ahead:
+            if first < tiles:
+                load_tile(held, x, types.uint32(first), shared, thread)
+            ptx.cp_async_commit()
+        for number in range(first, tiles, step):
+            if ahead:
+                following = types.int64(number) + types.int64(step)
+                if following < tiles:
+                    load_tile(held, x, types.uint32(following), types.uint32(shared + tile_bytes - here), thread)
                 ptx.cp_async_commit()
-                wait()
+                wait_for_one()
             else:
-                for i in range(turns):
-                    load_number = types.uint32(thread + types.uint32(i * threads))
-                    row = types.uint32(load_number // types.uint32(x_chunks))
-                    at = types.int32(types.int32(load_number - row * types.uint32(x_chunks)) * load_bytes)
-                    if exact_loads or load_number < loads:
-                        keep(
-                            held, i * load_words, types.uint32(shared + types.uint32(swizzle(types.int32(row * pitch + at))))
-                        )
+                load_tile(held, x, types.uint32(number), shared, thread)
+                if late:
+                    ptx.cp_async_commit()
+                    wait_for_all()
             cuda.syncthreads()
-            for i in range(store_turns):
-                item = types.uint32(thread + types.uint32(i * threads))
-                row = types.uint32(item // types.uint32(y_chunks))
-                chunk = types.int32(item - row * types.uint32(y_chunks))
-                to_row = types.int64(y_at + row_y(row))
-                shift = shift_y(to_row)
-                first = types.int32(chunk * vector - types.int32(types.uint32(shift) // types.uint32(element)))
-                to_byte = types.int64(to_row - types.int64(shift) + types.int64(chunk * store_bytes))
-                end = run_end(tile)
-                if (exact_stores or item < stores) and written_row(tile, row) and first < end:
-                    mask = collect(found, one, tile, row, first, end, x_at, shared)
-                    if in_parts:
-                        if mask == whole:
-                            store(found, 0, types.uint64(y + to_byte))
-                        else:
-                            for j in range(vector):
-                                if mask >> j & 1:
-                                    one_of(one, found, j)
-                                    store_one(one, 0, types.uint64(y + types.uint64(to_byte + j * element)))
-                    else:
-                        store(found, 0, types.uint64(y + to_byte))
+            store_tile(found, one, y, types.uint32(number), types.uint32(shared + here), thread)
             cuda.syncthreads()
+            if ahead:
+                here = types.uint32(tile_bytes - here)
 
     return move
+
+
+# ---- loads of a tile
+
+
+def _chunk_of(s: Staging, along_y: bool) -> Callable[[Any, Any], Any]:
+    """`chunk(tile, number)`: of a load its place in shared memory, the byte of x, and how many bytes are read there."""
+    load_bytes, x_chunks, pitch, x_bytes = s.load_bytes, s.x_chunks, s.pitch, s.p.x_bytes
+    tile_x, _ = _tile_offsets(s, along_y)
+    row_x, read_row, span = _load_limits(s, along_y)
+    shift_of, swizzle = _distance(load_bytes, s.x_unit), _swizzle(s.swizzle)
+    clips = s.x_unit < load_bytes or bool(s.p.ragged) or s.backwards or x_bytes % load_bytes > 0
+
+    def chunk(tile: Any, number: Any) -> Any:
+        row = types.uint32(number // types.uint32(x_chunks))
+        at = types.int32(types.int32(number - row * types.uint32(x_chunks)) * load_bytes)
+        from_row = types.int64(tile_x(tile) + row_x(row))
+        shift = shift_of(from_row)
+        first_byte, last_byte = span(tile)
+        valid = read_row(tile, row) & (at < shift + last_byte) & (at + load_bytes > shift + first_byte)
+        from_byte = types.int64(from_row - types.int64(shift) + types.int64(at))
+        count = types.int32(load_bytes)
+        if clips:
+            valid = valid & (from_byte >= 0) & (from_byte < x_bytes)
+            count = types.int32(min(types.int64(load_bytes), types.int64(x_bytes) - from_byte))
+        if not valid:
+            count = types.int32(0)
+        return types.uint32(swizzle(types.int32(row * pitch + at))), from_byte, count
+
+    return chunk
+
+
+def _tile_copier(s: Staging, schedule: Schedule) -> Callable[..., None]:
+    """`load_tile(held, x, tile, shared, thread)` by cp.async; it does not wait."""
+    chunk, threads, loads = _chunk_of(s, schedule.along_y), schedule.threads, s.loads
+    turns, exact, copy = -(-loads // threads), loads % threads == 0, ptx.cp_async(s.load_bytes)
+
+    def load_tile(held: Any, x: Any, tile: Any, shared: Any, thread: Any) -> None:
+        for i in range(turns):
+            number = types.uint32(thread + types.uint32(i * threads))
+            if exact or number < loads:
+                place, from_byte, count = chunk(tile, number)
+                copy(types.uint32(shared + place), types.uint64(x + from_byte), count)
+
+    return load_tile
+
+
+def _tile_loader(s: Staging, schedule: Schedule) -> Callable[..., None]:
+    """`load_tile(held, x, tile, shared, thread)`: all loads of a thread to `held`, then its stores to shared memory."""
+    chunk, threads, loads = _chunk_of(s, schedule.along_y), schedule.threads, s.loads
+    turns, exact, words = -(-loads // threads), loads % threads == 0, moves.words_of(s.load_bytes)
+    load, keep = moves.load_global(s.load_bytes), moves.store_shared(s.load_bytes)
+
+    def load_tile(held: Any, x: Any, tile: Any, shared: Any, thread: Any) -> None:
+        for i in range(turns):
+            number = types.uint32(thread + types.uint32(i * threads))
+            if exact or number < loads:
+                _, from_byte, count = chunk(tile, number)
+                load(held, i * words, types.uint64(x + from_byte), count)
+        for i in range(turns):
+            number = types.uint32(thread + types.uint32(i * threads))
+            if exact or number < loads:
+                place, _, _ = chunk(tile, number)
+                keep(held, i * words, types.uint32(shared + place))
+
+    return load_tile
+
+
+# ---- stores of a tile
+
+
+def _tile_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
+    """`store_tile(found, one, y, tile, shared, thread)`."""
+    element, store_bytes, threads, stores, y_chunks = (
+        s.p.element_bytes,
+        s.store_bytes,
+        schedule.threads,
+        s.stores,
+        s.y_chunks,
+    )
+    turns, exact = -(-stores // threads), stores % threads == 0
+    tile_x, tile_y = _tile_offsets(s, schedule.along_y)
+    row_y, written_row, run_end = _store_limits(s, schedule.along_y)
+    shift_of, vector, in_parts = _distance(store_bytes, s.y_unit), store_bytes // element, s.partial_vectors
+    collect, one_of, whole = _collector(s, schedule.along_y), _element_of(element), (1 << vector) - 1
+    store, store_one = (moves.store_global(nbytes, schedule.streaming) for nbytes in (store_bytes, element))
+
+    def store_tile(found: Any, one: Any, y: Any, tile: Any, shared: Any, thread: Any) -> None:
+        x_at, y_at = tile_x(tile), tile_y(tile)
+        for i in range(turns):
+            item = types.uint32(thread + types.uint32(i * threads))
+            row = types.uint32(item // types.uint32(y_chunks))
+            chunk = types.int32(item - row * types.uint32(y_chunks))
+            to_row = types.int64(y_at + row_y(row))
+            shift = shift_of(to_row)
+            first = types.int32(chunk * vector - types.int32(types.uint32(shift) // types.uint32(element)))
+            to_byte = types.int64(to_row - types.int64(shift) + types.int64(chunk * store_bytes))
+            end = run_end(tile)
+            if (exact or item < stores) and written_row(tile, row) and first < end:
+                mask = collect(found, one, tile, row, first, end, x_at, shared)
+                if in_parts:
+                    if mask == whole:
+                        store(found, 0, types.uint64(y + to_byte))
+                    else:
+                        for j in range(vector):
+                            if mask >> j & 1:
+                                one_of(one, found, j)
+                                store_one(one, 0, types.uint64(y + types.uint64(to_byte + j * element)))
+                else:
+                    store(found, 0, types.uint64(y + to_byte))
+
+    return store_tile
 
 
 # ---- sums over the digits of a number
