@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depthwise_cuda_support import H200, assert_compiles, emulate, run_on_device
+from depthwise_cuda_support import H200, KERNEL_MODULES, assert_compiles, emulate, run_on_device
 from depthwise_support import case_workloads, random_workload
 
 from schedsearch import Workload, depthwise_conv2d
@@ -17,6 +17,8 @@ from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import load_template
 from schedsearch.templates.depthwise_conv2d.patches import Axis, Patch, Piece, pieces
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.testing.template_contract import TemplateContract
 
 PIXELS = load_template("depthwise_conv2d_cuda")
@@ -131,6 +133,37 @@ def test_splits_add_up_in_both_ways(monkeypatch: pytest.MonkeyPatch, shape: dict
 def test_a_deterministic_workload_has_no_atomics() -> None:
     space = FILTERS.space(layer(64, 28, direction="grad_weight", deterministic=True), H200)
     assert [knob.values for knob in space.knobs if knob.name == "combine"] == [("workspace",)]
+
+
+class FarMemory(Memory):
+    """Zeros everywhere; it notes how far writes to one buffer go."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start, self.touched = start, set[int]()
+
+    def at(self, address: int, nbytes: int) -> Any:
+        self.touched.add(int(address) - self.start)
+        return np.zeros(nbytes, np.uint8)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_the_last_block_of_more_than_2_to_the_32_elements_is_where_it_belongs(
+    monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    workload = depthwise_conv2d(n=70_000, c=64, h=32, w=32, r=1, s=1, layout=layout)
+    assert PIXELS.validate(workload, H200) is None
+    memory = FarMemory(start=1 << 45)
+    emulator = PtxEmulator(memory)
+    emulator.stand_in(monkeypatch, *KERNEL_MODULES)
+    config = PIXELS.space(workload, H200).restrict({"rows": [1], "columns": [1, 2]}).sample(1, np.random.default_rng(0))[0]
+    (step,) = PIXELS.kernel(workload, H200, config).steps
+    x, weight, y = 1 << 50, 1 << 51, memory.start
+    emulator.run_blocks(step, [x, weight, 0, y, *[0] * (len(step.params) - 4)], [step.grid.blocks(132) - 1])
+    written = [offset for offset in memory.touched if 0 <= offset < 1 << 49]
+    in_image = [offset % (64 * 32 * 32 * 2) for offset in written]
+    assert {offset // (64 * 32 * 32 * 2) for offset in written} == {69_999}
+    assert max(in_image) + 16 >= 64 * 32 * 32 * 2
 
 
 @pytest.mark.parametrize("seed", range(12))

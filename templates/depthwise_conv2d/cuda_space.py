@@ -116,12 +116,12 @@ def size_problem(workload: Workload, target: Target) -> str | None:
     for name, size in sizes.items():
         if size >= LARGEST_SIZE:
             return f"{name} is {size}; allowed: less than 2**30, coordinates have 32 bits"
-    for name in arrays_of(workload)[:2]:
-        step = 64 * max(shape.rows.up, shape.rows.taps * abs(shape.rows.tap_step)) * strides_of(workload, name)["H"].outer
-        if step * shape.nbytes > LARGEST_STEP_BYTES:
-            return (
-                f"the rows of {name} reach over {step * shape.nbytes} bytes; allowed: less than 2**31, offsets have 32 bits"
-            )
+    rows = shape.rows
+    most_rows = (8 * rows.up + shape.tap_h * abs(rows.tap_step) + abs(rows.shift), 8 * rows.down)
+    for name, count in zip(arrays_of(workload), most_rows):
+        step = count * strides_of(workload, name)["H"].outer * shape.nbytes
+        if step > LARGEST_STEP_BYTES:
+            return f"the rows of {name} that a patch needs reach over {step} bytes; allowed: less than 2**31"
     return None
 
 
