@@ -108,8 +108,8 @@ class BiasInMemory:
     def __init__(self, memory: Memory, columns: int) -> None:
         self.memory, self.columns = memory, columns
 
-    def fragments(self, octets: int, row_elements: int, interleaved: bool, order: Any = None) -> Any:
-        assert not interleaved and row_elements == 8 * self.columns
+    def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any = None, order: Any = None) -> Any:
+        assert not interleaved and blocks is None and row_elements == 8 * self.columns
         order = order or epilogue.ChannelOrder(8 * octets, 1, 0)
 
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, bias: int, *_: Any) -> None:

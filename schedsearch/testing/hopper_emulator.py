@@ -172,7 +172,7 @@ class HopperEmulator(Emulator):
 
     def tma_store_4d(self, tensor: Any, shared: int, *coordinates: int) -> None:
         param, array = tensor
-        assert param.box[0] * array.itemsize == param.swizzle_bytes in (64, 128) and shared % 128 == 0
+        assert param.box[0] * array.itemsize == param.swizzle_bytes in (32, 64, 128) and shared % 128 == 0
         size = int(np.prod(param.box)) * array.itemsize
         chunks = swizzled(np.arange(size // 16) * 16 + int(shared), param.swizzle_bytes) // 16
         self._store(array, self._box(param, array, coordinates), chunks, param.box[::-1])

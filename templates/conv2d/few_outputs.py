@@ -326,7 +326,7 @@ def prefetch_row(workload: Workload, plan: Plan) -> Callable[..., None]:
 def store(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
     """`store(sums, y, image, row, column, quarter, operands)`: the epilogue and the store of the window's first slot."""
     tile, k, out_w = plan.tile, workload.k, CONV2D.output_hw(workload.params)[1]
-    strides, shuffle = strides_of(workload, "y"), shuffled_offset(workload)
+    strides = strides_of(workload, "y")
     of_image, of_channel, of_row, of_pixel = (strides[axis].outer for axis in "NCHW")
     out_bytes, write = dtype_of(workload.out_dtype).nbytes, row_mma.store_element(workload.out_dtype)
     single = epilogue.single
@@ -336,10 +336,14 @@ def store(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., N
         in_row = types.int64(column) * of_pixel + types.int64(channel) * of_channel
         return types.int64(image) * of_image + types.int64(row) * of_row + in_row
 
-    def shuffled(image: Any, row: Any, column: Any, channel: Any) -> Any:
-        return shuffle(image, types.uint32(row) * types.uint32(out_w) + types.uint32(column), channel)
+    offset_of = in_layout
+    if (shuffle := shuffled_offset(workload)) is not None:
+        offset_in_y = shuffle
 
-    offset_of = in_layout if shuffle is None else shuffled
+        def shuffled(image: Any, row: Any, column: Any, channel: Any) -> Any:
+            return offset_in_y(image, types.uint32(row) * types.uint32(out_w) + types.uint32(column), channel)
+
+        offset_of = shuffled
 
     def store_row(sums: Any, y: Any, image: Any, row: Any, column: Any, quarter: Any, operands: Any) -> None:
         for part in range(parts):  # 8 pixels

@@ -146,10 +146,8 @@ class Im2col:
 
     @property
     def order(self) -> ChannelOrder | None:
-        """The output channels of the columns, if those of a pixel of y are neighbours and their channels are not."""
-        if self.shuffle is None or self.shuffle.mode != "CRD" or self.shuffle.block == 1:
-            return None
-        return ChannelOrder(self.shuffle.out_channels, self.shuffle.pixels, 1)
+        """The output channels of the columns if they are not the columns' numbers."""
+        return channel_order(self.shuffle)
 
     def fits(self, rows_past_end: int) -> bool:
         """Whether tiles that end this far past the last row of each image have 32-bit coordinates."""
@@ -177,6 +175,13 @@ class Im2col:
         return None
 
 
+def channel_order(shuffle: PixelShuffle | None) -> ChannelOrder | None:
+    """The order of output channels in which those of one pixel of y are neighbours; None if they are so anyway."""
+    if shuffle is None or shuffle.mode != "CRD" or shuffle.block == 1:
+        return None
+    return ChannelOrder(shuffle.out_channels, shuffle.pixels, 1)
+
+
 def merged_groups(workload: Workload) -> int:
     """How many neighbouring groups of small integers a kernel takes as one, with zero weights between them.
 
@@ -199,13 +204,15 @@ def problem(
     every_dtype: bool = False,
     takes_blocks: bool = False,
     takes_groups: bool = False,
+    shuffles: bool = False,
     staged: Sequence[str] | None = None,
 ) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None.
 
     Args:
         every_dtype: takes TF32, integers and float8 too.
-        takes_blocks: takes NCHW[x]c, and stores through depth_to_space.
+        takes_blocks: takes NCHW[x]c.
+        shuffles: stores through depth_to_space.
         takes_groups: takes any groups; otherwise only those of integers whose rows of weights `weight_rows` can widen.
         staged: as in `stages.epilogue_problem`.
     """
@@ -225,7 +232,7 @@ def problem(
         return reason
     of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": CONVERTING}
     of_type = of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {}
-    if reason := epilogue_problem(w, staged=staged, shuffles=takes_blocks, **of_type):
+    if reason := epilogue_problem(w, staged=staged, shuffles=shuffles, **of_type):
         return reason
     if reason := _shuffle_problem(w):
         return reason

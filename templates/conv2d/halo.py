@@ -13,9 +13,11 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.stages import pixel_shuffle
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.geometry import problem as wgmma_problem
 from schedsearch.templates.conv2d.halo_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.halo_sizes import (
@@ -31,12 +33,14 @@ from schedsearch.templates.conv2d.halo_sizes import (
     loads_residual,
     mergeable,
     overhead_registers,
+    shuffle_problem,
     stages_y,
+    store_segment,
     units,
     usable_tiles,
     weight_piece,
 )
-from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, pixel_map
+from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, ordered_filter_map, pixel_map, shuffled_map
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
@@ -61,12 +65,14 @@ class Conv2dHalo(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
-        if reason := wgmma_problem(w, target, every_dtype=True, takes_groups=True, staged=("residual",)):
+        if reason := wgmma_problem(w, target, every_dtype=True, takes_groups=True, shuffles=True, staged=("residual",)):
             return reason
         if w.zero_points:
             return "x has a zero point; allowed: none; conv2d_wgmma corrects sums for it"
         if loads_residual(w) and dtype_of(w.out_dtype).nbytes != 2:
             return f"the residual has 16 bits and y is {w.out_dtype}; allowed: 16 bits both, or a residual of 32 bits"
+        if reason := shuffle_problem(w):
+            return reason
         if w.r * w.s == 1 and w.groups == 1:
             return "the kernel is 1x1 and groups is 1; allowed: larger kernels, or groups (one tap shares no pixels)"
         if max(w.stride) > MAX_ELEMENT_STRIDE:
@@ -161,6 +167,7 @@ class Conv2dHalo(Template):
         plan = evaluate(workload, target, config)
         geometry = Geometry.of(workload, plan.merged)
         epilogue = Epilogue(workload)
+        shuffle = pixel_shuffle(workload.epilogue, workload.k)
         output: Param = Pointer("y")
         epilogue_params = epilogue.params
         alignments = {**dict.fromkeys(("x", "weight", "y"), ALIGNMENT_BYTES), **epilogue.alignments}
@@ -168,6 +175,8 @@ class Conv2dHalo(Template):
             alignments["weight"] = weight_piece(workload) * dtype_of(workload.weight_dtype).nbytes
         if stages_y(workload):
             output = pixel_map("y", workload, WGMMA_CHANNELS, plan.tile_w, 1, groups=geometry.groups)
+            if shuffle:
+                output = shuffled_map(workload, shuffle, geometry.out_w, store_segment(workload), plan.tile_w)
         if loads_residual(workload):
             residual = pixel_map("residual", workload, WGMMA_CHANNELS, plan.tile_w, 1, groups=geometry.groups)
             epilogue_params = tuple(residual if p == Pointer("residual") else p for p in epilogue_params)
@@ -177,6 +186,8 @@ class Conv2dHalo(Template):
         weights: Param = Pointer("weight")
         if geometry.merged == 1:
             weights = filter_map(workload, plan.bn, chunk, L2_PROMOTION_BYTES)
+            if order := channel_order(shuffle):
+                weights = ordered_filter_map(workload, order, plan.bn, chunk, L2_PROMOTION_BYTES)
         grid = Grid(plan.tiles, plan.blocks_per_sm)
         if plan.column_blocks and plan.column_tiles > 1:  # the same number for each column, on any card
             grid = Grid(plan.column_tiles * plan.column_blocks)

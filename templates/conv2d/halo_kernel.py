@@ -29,7 +29,17 @@ from typing import Any
 from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
-from schedsearch.templates.conv2d.halo_sizes import WGMMA_CHANNELS, Geometry, Plan, loads_residual, stages_y, weight_piece
+from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.templates.conv2d.geometry import channel_order
+from schedsearch.templates.conv2d.halo_sizes import (
+    WGMMA_CHANNELS,
+    Geometry,
+    Plan,
+    loads_residual,
+    stages_y,
+    store_segment,
+    weight_piece,
+)
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import gather, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
@@ -70,6 +80,8 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     accumulators, sum_type = wgmma.accumulators(plan.positions), wgmma.accumulator_type
     multiply_tile = _multiply_tile(workload, geometry, plan)
     staging_offset = store.transposed_offset(workload.out_dtype)
+    if pixel_shuffle(workload.epilogue, workload.k):
+        staging_offset = store.segment_offset(store_segment(workload), plan.positions)
     store_tile = _store_tile(workload, geometry, plan, epilogue)
     residual_index = epilogue.index("residual")
 
@@ -257,12 +269,18 @@ def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Ep
     staged, staged_residual, accumulator = stages_y(workload), loads_residual(workload), Wgmma(workload.dtype).accumulator
     late_release, in_place = _releases_late(workload, geometry, plan), _stages_in_place(workload, plan)
     channel_step, second = store.transposed_channels(workload.out_dtype)
-    tile_rows = TileRows(plan.patch_w, out_w * out_channels, out_channels, second)
+    shuffle, segment = pixel_shuffle(workload.epilogue, workload.k), store_segment(workload)
+    order = channel_order(shuffle)
+    channel_of, step = (order.channel(), order.step) if order else (_same, 1)
+    tile_rows = TileRows(plan.patch_w, out_w * out_channels, out_channels, second, step)
     fuse, store_direct = epilogue.transposed(octets, tile_rows), store_transposed(octets, tile_rows, accumulator)
     fused = not epilogue.identity
     load_residual = _load_residual(geometry, plan)
-    stage_y = store.stage_transposed(workload.out_dtype if staged else "float16", octets, accumulator)
+    stage_y = store.stage_transposed(workload.out_dtype if staged else "float16", octets, accumulator, segment)
     send_y = store.send_rows(geometry.groups > 1, plan.patch_w * store.position_bytes(workload.out_dtype))
+    if shuffle:
+        run = out_channels // shuffle.block
+        send_y = store.send_segments(segment, plan.positions, plan.patch_w, out_h, out_channels, run)
     group_barrier = ptx.group_barrier(plan.warpgroups, WARPGROUP)
 
     def store_tile(  # type: ignore[no-untyped-def]
@@ -289,7 +307,7 @@ def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Ep
         offset = types.int64(types.int64((image * out_h + row) * out_w + column) * out_channels + k)
         if fused:
             fuse(
-                acc, channels_left, rows_left, columns_left, position, staged_y + matrix_offset, k, offset,
+                acc, channels_left, rows_left, columns_left, position, staged_y + matrix_offset, channel_of(k), offset,
                 *operands,
             )  # fmt: skip
         if staged:
@@ -373,7 +391,7 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
 
 def _load_weights(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., None]:
     """Loads the weights: all of them once, or those of every tile."""
-    chunk_channels, load_filters = geometry.chunk, _load_filters(store.interleaved(workload.out_dtype))
+    chunk_channels, load_filters = geometry.chunk, _load_filters(workload)
     taps, chunks, outputs, resident = geometry.taps, geometry.chunks, geometry.outputs, plan.weight_stages == 0
     tiles = plan.pixel_tiles if resident else plan.tiles
     tile_origin = _tile_origin(geometry, plan)
@@ -398,8 +416,15 @@ def _load_weights(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
     return load_weights
 
 
-def _load_filters(interleaved: bool) -> Callable[..., None]:
-    """`load(to, weight, channel, tap, filter, barrier)`: a box of `maps.filter_map`."""
+def _same(channel: Any) -> Any:
+    """The channel of a row if rows are channels."""
+    return channel
+
+
+def _load_filters(workload: Workload) -> Callable[..., None]:
+    """`load(to, weight, channel, tap, filter, barrier)`: a box of `maps.filter_map`, or of `ordered_filter_map`."""
+    order = channel_order(pixel_shuffle(workload.epilogue, workload.k))
+    block = order.block if order else 1
 
     def load(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
         ptx.tma_load_3d(to, weight, channel, tap, first, barrier)
@@ -407,7 +432,13 @@ def _load_filters(interleaved: bool) -> Callable[..., None]:
     def load_interleaved(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
         ptx.tma_load_5d(to, weight, channel, tap, 0, 0, first >> 4, barrier)
 
-    return load_interleaved if interleaved else load
+    def load_ordered(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
+        number = types.int32(types.uint32(first) // types.uint32(block))
+        ptx.tma_load_4d(to, weight, channel, tap, types.int32(first - number * block), number, barrier)
+
+    if order:
+        return load_ordered
+    return load_interleaved if store.interleaved(workload.out_dtype) else load
 
 
 def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_offset: int) -> Callable[..., None]:

@@ -12,14 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.stages import pixel_shuffle
 from schedsearch.space import Columns
 from schedsearch.target import Target
+from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
+from schedsearch.templates.parts.stages import shuffled_residual_problem
 from schedsearch.templates.parts.store import position_bytes
 from schedsearch.templates.parts.wgmma import K_BYTES, Wgmma
 from schedsearch.workload import Workload
@@ -76,7 +80,7 @@ class Geometry:
         groups, chunk = w.groups // merged, chunk_channels(w)
         chunks, wgmma_k = math.ceil(w.c // groups / chunk), Wgmma(w.dtype).k
         last = math.ceil((w.c // groups - (chunks - 1) * chunk) / wgmma_k)
-        _, out_h, out_w, _ = w.output.shape
+        out_h, out_w = CONV2D.output_hw(w.params)
         period_h, period_w = (stride // math.gcd(stride, dilation) for stride, dilation in zip(w.stride, w.dilation))
         halo_h, halo_w = (w.r - 1) * w.dilation[0] // w.stride[0], (w.s - 1) * w.dilation[1] // w.stride[1]
         return cls(
@@ -119,6 +123,28 @@ def mergeable(workload: Workload) -> tuple[int, ...]:
 def stages_y(workload: Workload) -> bool:
     """Whether y goes through shared memory. Threads store 32-bit numbers directly from their registers."""
     return dtype_of(workload.out_dtype).nbytes < 4
+
+
+def store_segment(workload: Workload) -> int:
+    """Output channels of a position that one TMA store takes, and that staged y has in a row."""
+    shuffle = pixel_shuffle(workload.epilogue, workload.k)
+    return math.gcd(WGMMA_CHANNELS, workload.k // shuffle.block) if shuffle else WGMMA_CHANNELS
+
+
+def shuffle_problem(workload: Workload) -> str | None:
+    """Why y cannot be stored through depth_to_space, beyond the limits of TMA, or None."""
+    w = workload
+    shuffle = pixel_shuffle(w.epilogue, w.k)
+    if shuffle is None:
+        return None
+    if w.groups != 1 or dtype_of(w.out_dtype).nbytes != 2:
+        return f"depth_to_space of {w.out_dtype} in {w.groups} groups; allowed: outputs of 16 bits, one group"
+    if store_segment(w) % 16:
+        return f"k / block of depth_to_space is {w.k // shuffle.block}; allowed: multiples of 16"
+    order = channel_order(shuffle)
+    if order is not None and (order.block % 16 or (WGMMA_CHANNELS % order.block and order.block % WGMMA_CHANNELS)):
+        return f"k / block**2 of depth_to_space in mode CRD is {order.block}; allowed: 16, 32 and multiples of 64"
+    return shuffled_residual_problem(w)
 
 
 def residual_bytes(workload: Workload) -> int:
@@ -203,7 +229,7 @@ def derived_quantities(workload: Workload, target: Target) -> dict[str, Callable
     fit = card.halo
 
     # Rows of staged y start at multiples of 128 bytes, because TMA needs that.
-    row_unit = max(1, ROW_BYTES // position_bytes(w.out_dtype))
+    row_unit = max(1, ROW_BYTES // (store_segment(w) * dtype_of(w.out_dtype).nbytes))
 
     def rounded(positions: Any, unit: int = SWIZZLE_ROWS) -> Any:
         return -(-positions // unit) * unit

@@ -7,6 +7,7 @@ import math
 from schedsearch.launch import TensorMap
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.parts.epilogue import ChannelOrder
 from schedsearch.templates.parts.hopper import ELEMENT_BYTES
@@ -132,7 +133,7 @@ def output_map(workload: Workload, output: Output, segment: int, rows: int) -> T
     """
     size = dtype_of(workload.out_dtype).nbytes
     if isinstance(output, ShuffledOutput):
-        return _shuffled_output_map(workload, output, segment, rows)
+        return shuffled_map(workload, output.shuffle, output.out_w, segment, rows)
     row = output.block * size
     slices = math.prod(workload.output.shape) // (output.rows * output.block)
     several = not output.plain
@@ -147,18 +148,23 @@ def output_map(workload: Workload, output: Output, segment: int, rows: int) -> T
     )
 
 
-def _shuffled_output_map(workload: Workload, output: ShuffledOutput, segment: int, rows: int) -> TensorMap:
-    """y as the four axes of `store.ShuffledOutput`."""
+def shuffled_map(workload: Workload, shuffle: PixelShuffle, out_w: int, segment: int, pixels: int) -> TensorMap:
+    """y as the four axes of `store.ShuffledOutput`, in boxes of `segment` channels of `pixels` pixels of a row.
+
+    Args:
+        out_w: pixels of a row before depth_to_space.
+    """
     size = dtype_of(workload.out_dtype).nbytes
-    pixel = output.run * size
-    line = output.out_w * pixel
+    run = shuffle.channels // shuffle.block
+    line = out_w * run * size
+    lines = math.prod(workload.output.shape) // (out_w * shuffle.channels)
     return TensorMap(
         "y",
         workload.out_dtype,
-        dims=(output.run, output.out_w, output.pixels, output.rows // output.out_w),
-        strides_bytes=(pixel, line, output.pixels * line),
+        dims=(run, out_w, shuffle.block, lines),
+        strides_bytes=(run * size, line, shuffle.block * line),
         element_strides=(1, 1, 1, 1),
-        box=(segment, rows, 1, 1),
+        box=(segment, pixels, 1, 1),
         swizzle_bytes=segment * size if segment * size > 16 else 0,
     )
 

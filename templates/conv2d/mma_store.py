@@ -81,12 +81,13 @@ def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
         n = count(m // out_pixels)
         return types.int64(n) * image_elements + types.int64(m - n * out_pixels) * pixel_elements + channel_of(k)
 
-    def shuffled(m: Any, k: Any) -> Any:
-        n = count(m // out_pixels)
-        return shuffle(n, m - n * out_pixels, k)
+    if (shuffle := shuffled_offset(workload)) is not None:
+        offset_in_y = shuffle
 
-    shuffle = shuffled_offset(workload)
-    if shuffle is not None:
+        def shuffled(m: Any, k: Any) -> Any:
+            n = count(m // out_pixels)
+            return offset_in_y(n, m - n * out_pixels, k)
+
         return shuffled
     return in_rows if workload.output_layout == "NHWC" else in_blocks
 

@@ -93,9 +93,8 @@ class Conv2dWgmma(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        return geometry.problem(workload, target, every_dtype=True, takes_blocks=True) or Im2col.of(workload).problem(
-            max_tile_rows=GROUP_ROWS * max(GROUPS)
-        )
+        reason = geometry.problem(workload, target, every_dtype=True, takes_blocks=True, shuffles=True)
+        return reason or Im2col.of(workload).problem(max_tile_rows=GROUP_ROWS * max(GROUPS))
 
     def space(self, workload: Workload, target: Target, gemm: Im2col | None = None) -> ConfigSpace:
         """The configurations; x and y lie in memory as `gemm` says, or else as the workload's layout says."""
@@ -284,8 +283,8 @@ def build_kernel(
     interleaved = store.interleaved(workload.out_dtype)
     first_pair = output.fragment(4 if interleaved else 2)
     correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
-    channel_of, in_order = (gemm.order.channel(), {"order": gemm.order}) if gemm.order else (_same, {})
-    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_blocks(output), **in_order)
+    channel_of = gemm.order.channel() if gemm.order else _same
+    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_layout_of(gemm, output))
     if staged:
         begin_store, store_part = store.staged(
             output, workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups, wgmma.accumulator
@@ -400,8 +399,10 @@ def _same(column: Any) -> Any:
     return column
 
 
-def _blocks(output: store.Output) -> tuple[tuple[int, int], ...]:
-    """The last argument of `Epilogue.fragments` if columns lie in blocks."""
+def _layout_of(gemm: Im2col, output: store.Output) -> tuple[Any, ...]:
+    """The last arguments of `Epilogue.fragments` if columns lie in blocks, or are not in the order of channels."""
+    if gemm.order:
+        return None, gemm.order
     return () if output.block == output.columns else ((output.block, output.block_elements),)
 
 

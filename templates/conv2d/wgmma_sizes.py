@@ -68,7 +68,7 @@ def output_of(gemm: Im2col, bm: int) -> Output:
     y, padded = gemm.y, math.ceil(gemm.image_rows / bm) * bm
     steps = (y.image_step, y.block_step) if gemm.images > 1 else (0, 1)
     sizes = gemm.columns, gemm.images, gemm.image_rows, padded, y.size, *steps
-    return ShuffledOutput(*sizes, gemm.out_w, gemm.shuffle.block) if gemm.shuffle else Output(*sizes)
+    return ShuffledOutput(*sizes, gemm.shuffle, gemm.out_w) if gemm.shuffle else Output(*sizes)
 
 
 def staged_bytes(workload: Workload) -> int:

@@ -194,12 +194,14 @@ class TileRows:
         patch_w: positions per row, at most 256.
         row_elements, pixel_elements: elements of y from one row of pixels to the next, and from one pixel to the next.
         second: channels from a thread's first to its second: 8, or 1 if rows are interleaved (`store.interleaved`).
+        step: distance of neighbouring channels in operands of a channel (`ChannelOrder.step`).
     """
 
     patch_w: int
     row_elements: int
     pixel_elements: int
     second: int = 8
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -501,7 +503,7 @@ def _transposed_lines(octets: int, tile: TileRows, plan: _Plan) -> list[str]:
     for operand in vectors:
         lines.append(_address("at", operand))
         lines += _load([f"{operand.name}_0"], "inside", "at", operand.dtype)
-        second = tile.second * dtype_of(operand.dtype).nbytes
+        second = tile.second * tile.step * dtype_of(operand.dtype).nbytes
         lines += _load([f"{operand.name}_1"], "inside8", f"at+{second}", operand.dtype)
     lines += [_address("first", operand) for operand in plan.like_y if dtype_of(operand.dtype).nbytes == 4]
     for octet in range(octets):

@@ -16,6 +16,7 @@ from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.hopper import SWIZZLE_ROWS, WARPGROUP, WGMMA_M
 
@@ -164,20 +165,15 @@ class ShuffledOutput(Output):
     is clipped to the row of the image that it starts in.
 
     Attributes:
-        out_w: pixels of a row of an image before depth_to_space.
-        pixels: pixels of a block along each axis.
+        shuffle: the depth_to_space.
+        out_w: pixels of a row of an image before it.
     """
 
+    shuffle: PixelShuffle
     out_w: int
-    pixels: int
-
-    @property
-    def run(self) -> int:
-        """Columns that are neighbours in y."""
-        return self.columns // self.pixels
 
     def send(self) -> Callable[..., None]:
-        run, out_w = self.run, self.out_w
+        run, out_w = self.columns // self.shuffle.block, self.out_w
 
         def send(y: Any, staged: Any, column: Any, row: Any) -> None:
             of_block = types.int32(types.uint32(column) // types.uint32(run))
@@ -377,12 +373,34 @@ def transposed_offset(out_dtype: str) -> Callable[[Any, Any], Any]:
     return offset_8_bits if interleaved(out_dtype) else offset_16_bits
 
 
-def stage_transposed(out_dtype: str, octets: int, accumulator: str = "float32") -> Callable[..., None]:
-    """`stage(values, address)`: packs `octets` times 8 positions to the place that `transposed_offset` gives."""
+def segment_offset(segment: int, positions: int) -> Callable[[Any, Any], Any]:
+    """As `transposed_offset` for 16 bits, if the 64 channels of `positions` positions are staged in parts.
+
+    A part has all positions of `segment` channels (16, 32 or 64), whose chunks are swizzled over its rows.
+    """
+    size = segment * 2
+    chunks = size // 16
+
+    def offset(lane: Any, warp_channel: Any) -> Any:
+        part = types.uint32(types.uint32(warp_channel) // types.uint32(segment))
+        matrix_row = types.uint32(lane & 7)
+        chunk = types.uint32(((warp_channel >> 3) & (chunks - 1)) + ((lane >> 3) & 1))
+        flip = types.uint32((matrix_row * size >> 7) & (chunks - 1))
+        first = types.uint32(part * (positions * size) + (lane >> 4) * (SWIZZLE_ROWS * size))
+        return types.uint32(first + matrix_row * size + ((chunk ^ flip) << 4))
+
+    return offset
+
+
+def stage_transposed(
+    out_dtype: str, octets: int, accumulator: str = "float32", segment: int = WGMMA_M
+) -> Callable[..., None]:
+    """`stage(values, address)`: packs `octets` times 8 positions to the place that `transposed_offset` gives, or
+    `segment_offset` with `segment` channels of 16 bits."""
     if interleaved(out_dtype):
         return _stage_transposed_bytes(out_dtype, octets)
     pack, last = ptx.pack_pair(out_dtype, accumulator), 4 * octets - 4
-    odd, octet_bytes = octets % 2 == 1, SWIZZLE_ROWS * position_bytes(out_dtype)
+    odd, octet_bytes = octets % 2 == 1, SWIZZLE_ROWS * segment * dtype_of(out_dtype).nbytes
 
     def stage(values: Any, address: Any) -> None:
         for pair in range(octets // 2):
@@ -447,3 +465,30 @@ def send_rows(grouped: bool, row_bytes: int) -> Callable[..., None]:
             ptx.tma_store_5d(y, at, channel, conv_group, column, row + tile_row, image)
 
     return send_of_group if grouped else send
+
+
+def send_segments(
+    segment: int, positions: int, row_positions: int, out_h: int, channels: int, run: int
+) -> Callable[..., None]:
+    """The same as `send_rows` through depth_to_space: `y` has the four axes of `ShuffledOutput`.
+
+    Args:
+        segment, positions: as in `segment_offset`.
+        row_positions: positions of a row of pixels.
+        out_h: rows of an image before depth_to_space.
+        channels: before depth_to_space.
+        run: those that are neighbours in y; a multiple of `segment`.
+    """
+    part_bytes, row_bytes, parts = positions * segment * 2, row_positions * segment * 2, WGMMA_M // segment
+
+    def send(y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any) -> None:
+        for part in range(parts):
+            first = types.int32(channel + part * segment)
+            if first < channels:
+                of_block = types.int32(types.uint32(first) // types.uint32(run))
+                within = types.int32(first - of_block * run)
+                for tile_row in range(rows):
+                    at = types.uint32(staged + part * part_bytes + tile_row * row_bytes)
+                    ptx.tma_store_4d(y, at, within, column, of_block, types.int32(image * out_h + row + tile_row))
+
+    return send
