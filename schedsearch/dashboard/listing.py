@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,7 +64,8 @@ def records_view(
     place = _PLACES[sort]
     found.sort(key=lambda row: row[place] or 0, reverse=descending)
     found.sort(key=lambda row: row[place] is None)
-    return RecordsView(total, offset, tuple(shown_tasks), _columns(found[offset : offset + limit]), tuple(notes))
+    paths = {source.key: shlex.quote(source.path) for source in sources}
+    return RecordsView(total, offset, tuple(shown_tasks), _columns(found[offset : offset + limit]), tuple(notes), paths)
 
 
 def _wanted(source: Source, query: Mapping[str, str]) -> Wanted | None:

@@ -1,5 +1,7 @@
 """Every page, live and offline from one file: drawn, accessible, readable at any width, asking nobody else."""
 
+import re
+
 import pytest
 from browser_support import READY_MS, Watched, all_pages, served
 from dashboard_support import sample_database
@@ -175,6 +177,9 @@ def test_records_are_filtered_and_sorted(roots, watch):
     page.get_by_label("Outcome").select_option("all failures")
     assert "ok" not in page.locator("tbody tr td:nth-child(3)").all_inner_texts()
     page.get_by_label("Outcome").select_option("ok")
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    page.get_by_role("button", name="Copy the command").first.click()
+    assert re.fullmatch(r"schedsearch records show \d+ --db \S+\.db", page.evaluate("window.copied"))
     page.locator("th button", has_text="Time").click()
     first = page.locator("tbody tr td:nth-child(2)").first.inner_text()
     page.locator("th button", has_text="Time").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schedsearch.dashboard.views.overview import TaskRow
@@ -31,6 +32,9 @@ class RecordsView:
     Without a query the path `records` gives the newest 1,000 (all of them in a report). Live, the query narrows and sorts:
     task=KEY, template=NAME, outcome=NAME (or `failed`), run=ID, text=WORDS (in config or message), sort=time_ns|at_s|id,
     descending=0|1, offset=N, limit=N (at most 5,000).
+
+    Attributes:
+        shell_paths: `DatabaseRow.key` -> the path of the database, quoted for commands to copy.
     """
 
     total: int
@@ -38,3 +42,4 @@ class RecordsView:
     tasks: tuple[TaskRow, ...]
     records: RecordColumns
     notes: tuple[str, ...]
+    shell_paths: Mapping[str, str]

@@ -123,7 +123,7 @@ function matches(row, chosen, words) {
 }
 
 /** Rows of the columns of a RecordsView. */
-export function recordRows({ records, tasks }) {
+export function recordRows({ records, tasks, shell_paths: paths }) {
   return records.id.map((id, index) => {
     const task = tasks[records.task[index]];
     return {
@@ -137,6 +137,7 @@ export function recordRows({ records, tasks }) {
       race: records.race[index],
       config: records.config[index],
       message: records.message[index],
+      command: `schedsearch records show ${id} --db ${paths[task.database]}`,
       at_s: records.at_s[index],
     };
   });
@@ -153,13 +154,22 @@ function recordColumns() {
     },
     { label: "Task", value: (row) => row.task },
     { label: "Template", value: (row) => row.template },
-    { label: "Config, message", className: "config", value: (row) => row.config, show: (row) => [row.config, row.message ? el("div", {}, el("small", {}, row.message)) : null, copyButton(row.config)] },
+    { label: "Config, message", className: "config", value: (row) => row.config, show: configCell },
     { label: "Measured", value: (row) => row.at_s, show: (row) => formatMoment(row.at_s) },
   ];
 }
 
-function copyButton(text) {
-  const button = el("button", { type: "button", class: "link", "aria-label": "Copy the configuration" }, "copy");
+function configCell(row) {
+  return [
+    row.config,
+    copyButton("copy", "Copy the configuration", row.config),
+    copyButton("command", "Copy the command that shows this record", row.command),
+    row.message ? el("div", {}, el("small", {}, row.message)) : null,
+  ];
+}
+
+function copyButton(words, label, text) {
+  const button = el("button", { type: "button", class: "link", "aria-label": label }, words);
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(text);

@@ -121,7 +121,7 @@ function repetitionChart() {
       chart.show({
         summary: `${plural(times.length, "repetition")} from ${formatTime(low)} to ${formatTime(high)}, median ${formatTime(median)}.`,
         option: (colors) => ({
-          xAxis: numberAxis(colors, { name: "repetition", format: formatCount, min: 0.5, max: times.length + 0.5, minInterval: 1, interval: Math.max(1, Math.ceil(times.length / 10)), axisLabel: { show: false } }),
+          xAxis: numberAxis(colors, { name: "repetition", nameGap: colors.fontPx * 0.8, format: formatCount, min: 0.5, max: times.length + 0.5, minInterval: 1, interval: Math.max(1, Math.ceil(times.length / 10)), axisLabel: { show: false } }),
           yAxis: timeAxis(colors, { name: "time", low, high, vertical: true }),
           tooltip: tooltip(colors, { trigger: "item", formatter: ({ value }) => (value ? lines(`repetition ${value[0]}`, formatTime(value[1], 4)) : "") }),
           series: [
