@@ -8,6 +8,7 @@ from typing import Any
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.data_movement import DataMovement
+from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.movement import Movement
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
@@ -67,14 +68,17 @@ class DataMovementCpu(Template):
         return ConfigSpace(knobs)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """Tiles of 64 x 64 elements, the largest blocks, and streams where y is larger than caches are. All cores."""
-        values = {knob.name: knob.values for knob in space.knobs}
+        """Tiles of 64 elements along the shorter run by up to 1024, blocks with rows of 16 bytes or 8 elements, and streams
+        where y is larger than caches are. All cores.
+        """
+        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        long_x = values["tile_x"][-1] > values["tile_y"][-1]
         streams = workload.output.nbytes >= _STREAMED_BYTES and "streaming" in values["stores"]
         return Config(
-            tile_x=_nearest(values["tile_x"], 64),
-            tile_y=_nearest(values["tile_y"], 64),
+            tile_x=_nearest(values["tile_x"], TILES[-1] if long_x else 64),
+            tile_y=_nearest(values["tile_y"], 64 if long_x else TILES[-1]),
             item_bytes=1 << 16 if streams else 1 << 14,
-            block=values["block"][-1],
+            block=_nearest(values["block"], 16 if dtype(workload.dtype).nbytes == 1 else 8),
             along="y",
             stores="streaming" if streams else "default",
             threads=values["threads"][-1],

@@ -1,0 +1,112 @@
+"""ONNX's own node cases of Transpose, DepthToSpace, SpaceToDepth, Slice, Concat and Pad, by their movements and on the CPU.
+
+Cases of Pad with another mode than constant are refused by name, as there is no such parameter.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_support import run_on_cpu as run
+from test_data_movement import defined, moved
+
+import schedsearch
+from schedsearch import Workload, concat, depth_to_space, pad, space_to_depth, strided_slice, transpose
+from schedsearch.device.cpu import CpuDevice
+from schedsearch.templates.data_movement.cpu import DataMovementCpu
+
+onnx = pytest.importorskip("onnx", reason="needs onnx")
+
+MODULES = ("concat", "depthtospace", "pad", "slice", "spacetodepth", "transpose")
+CPU = DataMovementCpu()
+
+
+def cases() -> dict[str, Any]:
+    """The cases of these operators by name. Other modules of cases stay out: to build all of them takes ten seconds."""
+    from onnx.backend.test import loader
+
+    def some(package: Any) -> None:
+        for name in MODULES:
+            importlib.import_module(f"{package.__name__}.{name}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "import_recursive", some)
+        return {
+            case.name: case
+            for case in loader.load_model_tests(kind="node")
+            if case.model.graph.node[0].op_type.lower() in MODULES
+        }
+
+
+CASES = cases()
+COMPILED = {  # the others differ in numbers only
+    "test_concat_3d_axis_1", "test_constant_pad_axes", "test_depthtospace_crd_mode_example", "test_slice_neg_steps",
+    "test_spacetodepth_dcr_mode_example", "test_transpose_all_permutations_4",
+}  # fmt: skip
+OTHER_MODES = {"test_edge_pad", "test_reflect_pad", "test_wrap_pad"}
+
+
+def workload_of(case: Any, arrays: list[Any]) -> Workload:
+    """The case's only node as a workload."""
+    node = case.model.graph.node[0]
+    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    x = arrays[0]
+    dtype = str(x.dtype)
+    inputs = [array.tolist() for array in arrays[1:]]
+    if node.op_type == "Transpose":
+        return transpose(x=x.shape, permutation=given.get("perm", list(range(x.ndim))[::-1]), dtype=dtype)
+    if node.op_type in ("DepthToSpace", "SpaceToDepth"):
+        make = depth_to_space if node.op_type == "DepthToSpace" else space_to_depth
+        n, c, h, w = x.shape
+        return make(n=n, c=c, h=h, w=w, block=given["blocksize"], mode=given.get("mode", b"DCR").decode(), dtype=dtype)
+    if node.op_type == "Slice":
+        begin, end, *rest = inputs
+        return strided_slice(x=x.shape, begin=begin, end=end, **dict(zip(("axes", "strides"), rest)), dtype=dtype)
+    if node.op_type == "Concat":
+        return concat(x=[array.shape for array in arrays], axis=given["axis"], dtype=dtype)
+    pads, value, *axes = inputs
+    before, after = np.reshape(pads, (2, -1)).tolist()
+    return pad(x=x.shape, before=before, after=after, value=value, axes=axes[0] if axes else (), dtype=dtype)
+
+
+def array_of(value: Any) -> Any:
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CpuDevice]:
+    opened = CpuDevice(schedsearch.detect("cpu"))
+    yield opened
+    opened.close()
+
+
+def test_all_operators_have_cases() -> None:
+    ops = {case.model.graph.node[0].op_type.lower() for case in CASES.values()}
+    assert ops == set(MODULES)
+    assert set(CASES) > OTHER_MODES
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - OTHER_MODES))
+def test_a_case_of_onnx(device: CpuDevice, name: str) -> None:
+    case = CASES[name]
+    ((inputs, outputs),) = case.data_sets
+    *arrays, expected = (array_of(each) for each in (*inputs, *outputs))
+    workload = workload_of(case, arrays)
+    assert workload.output.shape == expected.shape
+    bits = f"u{expected.itemsize}"
+    given = {
+        spec.name: np.ascontiguousarray(array).view(bits).reshape(array.shape)
+        for spec, array in zip(workload.signature, arrays)
+    }
+    wanted = np.ascontiguousarray(expected).view(bits).reshape(expected.shape)
+    np.testing.assert_array_equal(moved(workload, given), wanted)
+    np.testing.assert_array_equal(defined(workload, given), wanted)
+    if name in COMPILED:
+        space = CPU.space(workload, device.target)
+        source = CPU.kernel(workload, device.target, CPU.default(workload, device.target, space))
+        found = run(device, source, given, {"y": (wanted.shape, wanted.dtype)})["y"]
+        np.testing.assert_array_equal(found, wanted)
