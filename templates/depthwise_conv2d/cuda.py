@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -26,7 +28,7 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     size_problem,
     threads_of,
 )
-from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of
+from schedsearch.templates.depthwise_conv2d.patches import Patch, arrays_of, filter_pieces
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
@@ -63,13 +65,20 @@ class DepthwiseConv2dCuda(Template):
 
         derived = {
             **derived_of(shape),
-            "shared_bytes": lambda k: shape.filters * shape.rounds * shape.taps * k["channels"] * k["vector"] * 4,
+            "shared_bytes": lambda k: np.where(
+                k["filters"] == "direct", 0, shape.filters * shape.rounds * shape.taps * k["channels"] * k["vector"] * 4
+            ),
             "blocks": blocks,
             "waves": lambda k: blocks(k) * k["threads"] / (target.sms * target.threads_per_sm),
         }
         knobs = [
             *knobs_of(shape),
             Knob("strip", STRIPS, "patches of a thread, one after the other down the image"),
+            Knob(
+                "filters",
+                ("shared", "direct") if shape.filters * shape.rounds == 1 else ("shared",),
+                "shared: a block copies its filters to shared memory first; direct: each thread reads its own",
+            ),
             Knob("border", ("test", "branch"), "test: every load is tested; branch: patches inside of the image are not"),
         ]
         strips = Constraint(
@@ -84,8 +93,10 @@ class DepthwiseConv2dCuda(Template):
 
         def choices() -> Iterator[dict[str, Any]]:
             for vector, tile_h, tile_w in sorted(candidates(shape), key=lambda each: patch_time(shape, target, *each)):
-                for threads in (256, 128, 64, 1):
-                    yield from _configurations(shape, target, vector, tile_h, tile_w, threads)
+                threads = shape.patches(vector, tile_h, tile_w)
+                few = next((n for n in (256, 128) if threads >= 2 * n * target.sms), 64)  # so that blocks are not
+                for most in (few, 256, 128, 64, 1):
+                    yield from _configurations(shape, target, vector, tile_h, tile_w, most)
 
         return first_legal(space, choices())
 
@@ -107,22 +118,25 @@ class DepthwiseConv2dCuda(Template):
         rounds = Rounds(patch, shape.filters)
         epilogue = Epilogue(workload, capability=target.compute_capability) if workload.direction == "forward" else None
         source, to, weight = arrays_of(workload)
-        before = f"{to}_before"
+        before, direct = f"{to}_before", config["filters"] == "direct"
         step = KernelStep(
-            build_kernel(workload, blocks, rounds, epilogue, config["border"] == "branch"),
+            build_kernel(workload, blocks, rounds, epilogue, config["border"] == "branch", direct),
             (
                 Pointer(source), Pointer(weight), Pointer(before, optional=not workload.accumulate), Pointer(to),
                 *(epilogue.params if epilogue else ()),
             ),
             Grid(blocks.count),
             blocks.threads,
-            rounds.shared_bytes(blocks.block_channels),
+            0 if direct else rounds.shared_bytes(blocks.block_channels),
             min_blocks_per_sm=min_blocks(target, config),
         )  # fmt: skip
         read, written = patch.alignments
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature} | {source: read, to: written}
         if workload.accumulate:
             alignments[before] = written
+        if direct:
+            neighbours = patch.vector if workload.weight_layout in ("HWOI", "HWIO") else filter_pieces(patch)[0].length
+            alignments[weight] = neighbours * patch.nbytes
         return KernelSource("cuda", "native", (step,), alignments=alignments)
 
 
@@ -134,9 +148,12 @@ def _configurations(
     strips = -(-shape.rows.targets // (down * tile_h))
     others = -(-shape.channels // (lanes * vector)) * -(-shape.columns.targets // (across * tile_w)) * shape.images
     fitting = [n for n in (4, 2, 1) if n == 1 or (strips % n == 0 and strips // n * others >= 8 * target.sms)]
+    # The copy of the filters delays a block's first load; blocks that follow others hide it, and share the copy.
+    short = strips * others <= 4 * target.sms and shape.filters * shape.rounds == 1
     for strip in fitting:
         for registers in REGISTERS:
             yield dict(
                 vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down,
-                registers=registers, strip=strip, border="branch" if tile_h * tile_w > 1 else "test",
+                registers=registers, strip=strip, filters="direct" if short else "shared",
+                border="branch" if tile_h * tile_w > 1 else "test",
             )  # fmt: skip

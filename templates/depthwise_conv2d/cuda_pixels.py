@@ -130,11 +130,15 @@ class Rounds:
 
 
 def build_kernel(
-    workload: Workload, blocks: Blocks, rounds: Rounds, epilogue: Epilogue | None, branch: bool
+    workload: Workload, blocks: Blocks, rounds: Rounds, epilogue: Epilogue | None, branch: bool, direct: bool
 ) -> Callable[..., None]:  # fmt: skip
     """The kernel (source, weight, before, target, *epilogue operands) of y or dx.
 
     `before` is dx_before, which is read if the workload accumulates.
+
+    Args:
+        branch: patches inside of the image have code of their own.
+        direct: threads read their filters from global memory, not from shared memory. Needs a single round.
     """
     patch, strip, down, blocks_across = blocks.patch, blocks.strip, blocks.down, blocks.across
     source_name, target_name, _ = arrays_of(workload)
@@ -160,20 +164,26 @@ def build_kernel(
 
     place, thread_place = blocks.place(), blocks.thread_place()
     copy_filters = filter_copies(workload, blocks, rounds)
-    correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch)
+    of_filter, of_tap_row, of_tap_column = (filter_strides(workload)[axis].outer for axis in "OHW")
+    filter_steps = (of_filter, of_tap_row, of_tap_column) if direct else None
+    correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch, filter_steps)
     finish = patch_text.finish(patch, epilogue, out, workload.accumulate)
 
     def kernel(source: Any, weight: Any, before: Any, target: Any, *operands: Any) -> None:
         shared, thread = shared_base(), types.uint32(cuda.threadIdx.x)
         channel_block, column_block, row_block, image = place(types.uint32(cuda.blockIdx.x))
         lane, own_column, own_row = thread_place(thread)
-        copy_filters(shared, weight, thread, types.int32(channel_block * block_channels))
-        cuda.syncthreads()
+        if not direct:
+            copy_filters(shared, weight, thread, types.int32(channel_block * block_channels))
+            cuda.syncthreads()
         sums = cuda.local.array(sums_count, types.float32)
         k = types.int32(channel_block * block_channels + lane * vector)
         column = types.int32((column_block * blocks_across + own_column) * tile_w)
         if (k < channels) & (column < column_targets):
-            weights = types.uint32(shared + types.uint32(lane * vector) * SUM_BYTES)
+            if direct:
+                weights = types.uint64(weight + types.uint64(types.int64(k) * (of_filter * element)))
+            else:
+                weights = types.uint32(shared + types.uint32(lane * vector) * SUM_BYTES)
             first_source = types.int64(types.int64(image) * source_image)
             plane = types.int64(types.int64(image) * target_image + types.int64(k) * target_channel)
             for step in range(types.int32(strip)):
@@ -194,7 +204,12 @@ def build_kernel(
                                     & (from_column + first_column >= 0)
                                     & (from_column + last_column < column_sources)
                                 )
-                                taps = types.uint32(weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes)
+                                if direct:
+                                    taps = weights
+                                else:
+                                    taps = types.uint32(
+                                        weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes
+                                    )
                                 correlate(sums, at, taps, from_row, from_column, types.int32(inside))
                     place_in_y = types.int64(plane + types.int64(row) * target_row + types.int64(column) * target_column)
                     finish(

@@ -84,6 +84,11 @@ class Shape:
         """Rounds of a filter."""
         return -(-self.rows.taps // self.tap_h) * -(-self.columns.taps // self.tap_w)
 
+    def patches(self, vector: int, tile_h: int, tile_w: int) -> int:
+        """Patches of all images."""
+        rows, columns = -(-self.rows.targets // tile_h), -(-self.columns.targets // tile_w)
+        return rows * columns * -(-self.channels // vector) * self.images
+
     def products(self, k: Columns) -> Any:
         """Of a patch in one round."""
         return k["tile_h"] * k["tile_w"] * k["vector"] * self.taps // (self.rows.down * self.columns.down)
@@ -215,9 +220,7 @@ def patch_time(shape: Shape, target: Target, vector: int, tile_h: int, tile_w: i
     stores = tile_h * tile_w if shape.channels_last else tile_h * max(1.0, tile_w * shape.nbytes / 16)
     loads = window_h * row_loads
     one = products + 2 * loads + words * 4 / shape.nbytes + 3 * stores + 40
-    patches = (
-        -(-shape.rows.targets // tile_h) * -(-shape.columns.targets // tile_w) * (shape.channels // vector) * shape.images
-    )
+    patches = shape.patches(vector, tile_h, tile_w)
     apart = vector if shape.channels_last else tile_w * shape.columns.up / shape.columns.down  # elements, lane to lane
     lines = max(1.0, apart * shape.nbytes / 4)  # of 128 bytes, that a load of a warp touches
     registers = (

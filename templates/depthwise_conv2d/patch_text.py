@@ -13,7 +13,7 @@ from typing import Any
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.depthwise_conv2d.patches import Patch, Piece
+from schedsearch.templates.depthwise_conv2d.patches import Patch, Piece, filter_pieces
 from schedsearch.templates.parts.epilogue import Epilogue
 
 WORD_BYTES = 4
@@ -101,7 +101,9 @@ class Text:
 # ---- y and dx
 
 
-def correlate(patch: Patch, weight_pitch: int, branch: bool) -> Callable[..., None]:
+def correlate(
+    patch: Patch, weight_pitch: int, branch: bool, filter_steps: tuple[int, int, int] | None = None
+) -> Callable[..., None]:
     """sums += sources * weights, one round of taps.
 
     It takes (sums[patch.sums], source, weights, row, column, inside). `source` is the address of the plane, or of the
@@ -110,17 +112,17 @@ def correlate(patch: Patch, weight_pitch: int, branch: bool) -> Callable[..., No
     first tap: float32, channels side by side, taps `weight_pitch` bytes apart in rows of `patch.tap_w`. With `branch`,
     patches with `inside` != 0 lie inside of the image as a whole, and their loads need no test.
 
+    With `filter_steps`, the elements from a filter, row and column of the weight to the next, `weights` is the global
+    address of the thread's first filter instead, and the round has all taps.
+
     The sums are those of (row, column, channel) in this order.
     """
     text = Text()
     base = _source_address(text, patch)
-    weights: dict[int, list[str]] = {}
-    for tap in range(patch.tap_h * patch.tap_w):
-        weights[tap] = text.new("f32", patch.vector)
-        for i in range(0, patch.vector, 4):
-            group = weights[tap][i : i + 4]
-            names = f"{{{', '.join(group)}}}" if len(group) > 1 else group[0]
-            text.add(f"ld.shared{_VECTOR[len(group)]}.f32 {names}, [$weights+{tap * weight_pitch + WORD_BYTES * i}];")
+    if filter_steps:
+        weights = _filters(text, patch, filter_steps)
+    else:
+        weights = _shared_filters(text, patch, weight_pitch)
     if branch:
         inside = text.one("pred")
         text.add(f"setp.ne.s32 {inside}, $inside, 0; @{inside} bra whole;")
@@ -133,8 +135,41 @@ def correlate(patch: Patch, weight_pitch: int, branch: bool) -> Callable[..., No
         text.add("// $inside")
     return device_op(
         "correlate", text.block(), inout={"sums": ("f32", patch.sums)},
-        ins={"source": "u64", "weights": "u32", "row": "i32", "column": "i32", "inside": "i32"},
+        ins={
+            "source": "u64", "weights": "u64" if filter_steps else "u32", "row": "i32", "column": "i32", "inside": "i32",
+        },
     )  # fmt: skip
+
+
+def _shared_filters(text: Text, patch: Patch, pitch: int) -> dict[int, list[str]]:
+    """tap -> registers of its weights, one for each channel."""
+    weights = {}
+    for tap in range(patch.tap_h * patch.tap_w):
+        weights[tap] = text.new("f32", patch.vector)
+        for i in range(0, patch.vector, 4):
+            group = weights[tap][i : i + 4]
+            names = f"{{{', '.join(group)}}}" if len(group) > 1 else group[0]
+            text.add(f"ld.shared{_VECTOR[len(group)]}.f32 {names}, [$weights+{tap * pitch + WORD_BYTES * i}];")
+    return weights
+
+
+def _filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int, list[str]]:
+    """The same from global memory, where the elements of the thread's filters, or of a tap, are neighbours."""
+    of_filter, of_row, of_column = steps
+    taps = [(row, column) for row in range(patch.tap_h) for column in range(patch.tap_w)]
+    if of_filter == 1:
+        return {
+            number: text.widen(
+                text.load(f"$weights+{(row * of_row + column * of_column) * patch.nbytes}", patch.dtype, patch.vector),
+                patch.dtype, patch.vector,
+            )
+            for number, (row, column) in enumerate(taps)
+        }  # fmt: skip
+    elements: list[str] = []
+    for piece in filter_pieces(patch):
+        loaded = text.load(f"$weights+{piece.first * patch.nbytes}", patch.dtype, piece.length)
+        elements += text.widen(loaded, patch.dtype, piece.length)
+    return {tap: elements[tap :: len(taps)] for tap in range(len(taps))}
 
 
 def _correlate_rows(text: Text, patch: Patch, base: str, weights: dict[int, list[str]], tested: bool) -> None:

@@ -173,6 +173,12 @@ def pieces(wanted: Iterable[int], aligned: int, element_bytes: int) -> tuple[Pie
     return tuple(found)
 
 
+def filter_pieces(patch: Patch) -> tuple[Piece, ...]:
+    """Accesses to the filters of a thread, which lie one after the other, the taps of each side by side."""
+    elements = patch.vector * patch.tap_h * patch.tap_w
+    return pieces(range(elements), elements, patch.nbytes)
+
+
 def _strides(workload: Workload, name: str) -> tuple[int, int]:
     strides = strides_of(workload, name)
     return strides["H"].outer, strides["W"].outer
