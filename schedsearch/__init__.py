@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from schedsearch.ops.pad import pad
     from schedsearch.ops.strided_slice import strided_slice
     from schedsearch.ops.transpose import transpose
+    from schedsearch.own.decorator import Tunable, tunable
+    from schedsearch.own.deployed import own_kernel
     from schedsearch.runtime import Kernel, KernelCache
     from schedsearch.runtime.deploy import compile, explain
     from schedsearch.session import plan_tasks
@@ -83,6 +85,7 @@ _HOMES = {
     "Target": "schedsearch.target",
     "Task": "schedsearch.task",
     "Template": "schedsearch.template",
+    "Tunable": "schedsearch.own.decorator",
     "UnknownOperatorError": "schedsearch.errors",
     "UnsupportedError": "schedsearch.errors",
     "UntrustedDatabaseError": "schedsearch.errors",
@@ -99,12 +102,14 @@ _HOMES = {
     "explain": "schedsearch.runtime",
     "layout_transform": "schedsearch.ops.layout_transform",
     "load_templates": "schedsearch.template",
+    "own_kernel": "schedsearch.own.deployed",
     "pack": "schedsearch.ops.packing",
     "pad": "schedsearch.ops.pad",
     "plan_tasks": "schedsearch.session",
     "space_to_depth": "schedsearch.ops.depth_to_space",
     "strided_slice": "schedsearch.ops.strided_slice",
     "transpose": "schedsearch.ops.transpose",
+    "tunable": "schedsearch.own.decorator",
     "tune": "schedsearch.session",
     "unpack": "schedsearch.ops.packing",
 }
@@ -133,6 +138,7 @@ __all__ = [
     "Target",
     "Task",
     "Template",
+    "Tunable",
     "UnknownOperatorError",
     "UnsupportedError",
     "UntrustedDatabaseError",
@@ -149,12 +155,14 @@ __all__ = [
     "explain",
     "layout_transform",
     "load_templates",
+    "own_kernel",
     "pack",
     "pad",
     "plan_tasks",
     "space_to_depth",
     "strided_slice",
     "transpose",
+    "tunable",
     "tune",
     "unpack",
 ]

@@ -10,21 +10,41 @@ from __future__ import annotations
 
 import json
 import math
+import struct
+import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from schedsearch import launch_rules
 from schedsearch.errors import PlanError, did_you_mean
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, TENSOR_MAP_BYTES, shown
+from schedsearch.launch_rules import MAX_BLOCK_THREADS, MAX_GRID_X, SCALAR_FORMATS, TENSOR_MAP_BYTES, shown
+from schedsearch.ops.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
 __all__ = [
-    "MAX_BLOCK_THREADS", "MAX_GRID_X", "TENSOR_MAP_ALIGNMENT", "TENSOR_MAP_BYTES", "Artifact", "Float32", "Grid", "Int32",
-    "Int64", "LaunchPlan", "Param", "Pointer", "Scalar", "Step", "TensorMap",
+    "MAX_BLOCK_THREADS",
+    "MAX_GRID_X",
+    "TENSOR_MAP_ALIGNMENT",
+    "TENSOR_MAP_BYTES",
+    "Artifact",
+    "Float32",
+    "Grid",
+    "Int32",
+    "Int64",
+    "LaunchPlan",
+    "Literal",
+    "NumbaArray",
+    "Number",
+    "Param",
+    "Pointer",
+    "Scalar",
+    "Step",
+    "TensorMap",
+    "number_bits",
 ]  # fmt: skip
 
 TENSOR_MAP_ALIGNMENT = 64
@@ -40,34 +60,85 @@ class Pointer:
     """
 
     buffer: str
-    kind: Literal["pointer"] = "pointer"
+    kind: typing.Literal["pointer"] = "pointer"
     optional: bool = False
 
 
 @dataclass(frozen=True)
 class Int32:
     value: int
-    kind: Literal["i32"] = "i32"
+    kind: typing.Literal["i32"] = "i32"
 
 
 @dataclass(frozen=True)
 class Int64:
     value: int
-    kind: Literal["i64"] = "i64"
+    kind: typing.Literal["i64"] = "i64"
 
 
 @dataclass(frozen=True)
 class Float32:
     value: float
-    kind: Literal["f32"] = "f32"
+    kind: typing.Literal["f32"] = "f32"
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A float32 given at call time; `name` is one of the workload's `scalars`."""
+    """A number given at call time; `name` is one of the workload's `scalars`. `dtype` is a key of `SCALAR_FORMATS`."""
 
     name: str
-    kind: Literal["scalar"] = "scalar"
+    kind: typing.Literal["scalar"] = "scalar"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of any format that a kernel takes as a scalar; `dtype` is a key of `SCALAR_FORMATS`."""
+
+    value: int | float | bool
+    dtype: str
+    kind: typing.Literal["number"] = "number"
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A constant of the kernel: Numba compiles the value into the code. The parameter exists, but the kernel ignores it."""
+
+    value: int | bool
+    kind: typing.Literal["literal"] = "literal"
+
+
+@dataclass(frozen=True)
+class NumbaArray:
+    """An array as Numba passes it: no meminfo, no parent, number of items, item size, address, shape, strides.
+
+    Every part is a parameter of eight bytes. The kernel gets shape and strides at run time.
+    """
+
+    buffer: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    kind: typing.Literal["array"] = "array"
+
+    @property
+    def words(self) -> tuple[int | None, ...]:
+        """The parameters in order; None is the address."""
+        return (0, 0, math.prod(self.shape), DTYPES[self.dtype].nbytes, None, *self.shape, *self.strides_bytes)
+
+    @property
+    def layout(self) -> typing.Literal["C", "F", "A"]:
+        """Numba's word for the order of the elements: as in C, as in Fortran, or any."""
+        extents = [(extent, stride) for extent, stride in zip(self.shape, self.strides_bytes) if extent != 1]
+        for name, axes in (("C", extents[::-1]), ("F", extents)):
+            step = DTYPES[self.dtype].nbytes
+            for extent, stride in axes:
+                if stride != step:
+                    break
+                step *= extent
+            else:
+                return "C" if name == "C" else "F"
+        return "A"
 
 
 @dataclass(frozen=True)
@@ -93,14 +164,14 @@ class TensorMap:
     pixels_per_column: int = 0
     swizzle_bytes: int = 0
     l2_promotion_bytes: int = 0
-    kind: Literal["tensor_map"] = "tensor_map"
+    kind: typing.Literal["tensor_map"] = "tensor_map"
 
     @property
     def is_im2col(self) -> bool:
         return not self.box
 
 
-Param = Pointer | Int32 | Int64 | Float32 | Scalar | TensorMap
+Param = Pointer | Int32 | Int64 | Float32 | Scalar | TensorMap | Number | Literal | NumbaArray
 _PARAM_TYPES: dict[str, type] = {
     "pointer": Pointer,
     "i32": Int32,
@@ -108,7 +179,20 @@ _PARAM_TYPES: dict[str, type] = {
     "f32": Float32,
     "scalar": Scalar,
     "tensor_map": TensorMap,
+    "number": Number,
+    "literal": Literal,
+    "array": NumbaArray,
 }
+
+
+BUFFER_PARAMS = (Pointer, TensorMap, NumbaArray)
+
+
+def number_bits(value: float, dtype: str) -> int:
+    """The bits of a number in one of `SCALAR_FORMATS`, as an integer; raises struct.error if the format cannot hold it."""
+    code = SCALAR_FORMATS[dtype]
+    number = float(value) if code in "fd" else int(value)
+    return int.from_bytes(struct.pack(f"<{code}", number), "little")
 
 
 @dataclass(frozen=True)
@@ -118,11 +202,13 @@ class Grid:
     With `blocks_per_sm` the grid is persistent: min(work_items, sms * blocks_per_sm) blocks loop over the work items,
     computed for the card at hand. Otherwise each work item has a block of its own. A cluster rounds the grid up to a
     multiple of its size. A persistent grid is rounded down instead, and is no larger than the card runs at once. The grid
-    uses x only, so the sole limit is 2**31-1.
+    uses x only, so the sole limit is 2**31-1, unless `shape` gives its extents along x, y and z, whose product is
+    `work_items`.
     """
 
     work_items: int
     blocks_per_sm: int = 0
+    shape: tuple[int, ...] = ()
 
     def blocks(self, sms: int, cluster: int = 1) -> int:
         """Blocks on a device with `sms` multiprocessors. Raises ValueError beyond 2**31-1 blocks."""
@@ -141,6 +227,9 @@ class Step:
     Attributes:
         constant: the step reads constant arguments (`ArgSpec.constant`) and workspaces of other constant steps only, and no
             later step changes what it writes. With the same constants it need not run again: see `Kernel.prepare`.
+        block_shape: extents of the block along x, y and z, whose product is `block_threads`; empty if it uses x only.
+        restores: the step copies its first buffer, an argument, to its second, an output that later steps update in place.
+            It is left out where both are the same memory.
     """
 
     entry: str
@@ -150,11 +239,13 @@ class Step:
     dynamic_shared_bytes: int = 0
     cluster: int = 1
     constant: bool = False
+    block_shape: tuple[int, ...] = ()
+    restores: bool = False
 
     @property
     def buffers(self) -> tuple[str, ...]:
         """Names of the buffers that the step reads or writes, in the order of its parameters."""
-        return tuple(dict.fromkeys(param.buffer for param in self.params if isinstance(param, Pointer | TensorMap)))
+        return tuple(dict.fromkeys(param.buffer for param in self.params if isinstance(param, BUFFER_PARAMS)))
 
 
 @dataclass(frozen=True)
@@ -168,7 +259,7 @@ class LaunchPlan:
         alignments: buffer -> its address must be a multiple of this many bytes (1 unless named).
     """
 
-    kind: Literal["cuda", "cpu"]
+    kind: typing.Literal["cuda", "cpu"]
     arch: str
     steps: tuple[Step, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
@@ -191,7 +282,10 @@ class LaunchPlan:
     def to_json(self) -> str:
         """Canonical JSON without fields at their default, so that a field that is added later changes no identity."""
         data = _without_defaults(self)
-        data["steps"] = [_without_defaults(step) | {"params": [_param_json(p) for p in step.params]} for step in self.steps]
+        data["steps"] = [
+            _without_defaults(step) | {"grid": _grid_json(step.grid), "params": [_param_json(p) for p in step.params]}
+            for step in self.steps
+        ]
         return canonical_json(data)
 
     @classmethod
@@ -232,10 +326,20 @@ def _without_defaults(value: LaunchPlan | Step) -> dict[str, Any]:
 
 
 def _param_json(param: Param) -> dict[str, Any]:
-    """All fields except an `optional` that has its default: plans were stored before that field existed."""
+    """All fields except those at their default that were added later: `Pointer.optional` and `Scalar.dtype`."""
     data = asdict(param)
     if not data.get("optional", True):
         del data["optional"]
+    if isinstance(param, Scalar) and param.dtype == "float32":
+        del data["dtype"]
+    return data
+
+
+def _grid_json(grid: Grid) -> dict[str, Any]:
+    """All fields except a `shape` that has its default."""
+    data = asdict(grid)
+    if not grid.shape:
+        del data["shape"]
     return data
 
 
@@ -286,7 +390,9 @@ def _list(value: Any, where: str) -> list[Any]:
 
 def _step(step: Any, where: str) -> Step:
     data = _fields(step, Step, where, older=("weight_only",))
-    grid = Grid(**_fields(data["grid"], Grid, f"{where}, grid"))
+    extents = _fields(data["grid"], Grid, f"{where}, grid")
+    grid = Grid(**extents | {"shape": tuple(_list(extents.get("shape", []), f"{where}, grid, shape"))})
+    data["block_shape"] = tuple(_list(data.get("block_shape", []), f"{where}, block_shape"))
     params = _list(data["params"], f"{where}, params")
     data |= {"grid": grid, "params": tuple(_param(each, f"{where}, parameter {n}") for n, each in enumerate(params))}
     if data.pop("weight_only", False):  # the earlier name, for steps that read nothing but the weight

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.ops.dtypes import DTYPES
 
 if TYPE_CHECKING:
-    from schedsearch.launch import Grid, LaunchPlan, Step, TensorMap
+    from schedsearch.launch import Grid, LaunchPlan, NumbaArray, Number, Step, TensorMap
     from schedsearch.workload import Workload
 
 MAX_GRID_X = 2**31 - 1
+MAX_GRID_YZ = 2**16 - 1
 MAX_BLOCK_THREADS = 1024
+MAX_BLOCK_Z = 64
 MAX_BLOCKS_PER_SM = 32
 MAX_CLUSTER = 16
 MAX_SHARED_BYTES = 227 << 10
@@ -38,10 +41,21 @@ MAX_WORKSPACE_BYTES = 1 << 40
 MAX_ALIGNMENT = 1 << 16
 MAX_WORK_ITEMS = 1 << 48  # the CPU multiplies it by the number of threads, in 64 bits
 
-_PARAM_BYTES = {"pointer": 8, "i32": 4, "i64": 8, "f32": 4, "scalar": 4, "tensor_map": TENSOR_MAP_BYTES}
+MAX_RANK = 8
+# Number format of a scalar -> its code in the module struct.
+SCALAR_FORMATS = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
+    "uint64": "Q", "float32": "f", "float64": "d",
+}  # fmt: skip
+
+_PARAM_BYTES = {
+    "pointer": 8, "i32": 4, "i64": 8, "f32": 4, "scalar": 8, "tensor_map": TENSOR_MAP_BYTES, "number": 8, "literal": 8,
+    "array": 8 * (5 + 2 * MAX_RANK),
+}  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _ARCH = {"cuda": re.compile(r"sm_[0-9]{2,4}[a-z]?"), "cpu": re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")}
 _LARGEST_FLOAT32 = (2**24 - 1) * 2.0**104
+_LARGEST_FLOAT64 = sys.float_info.max
 _CORNERS = {3: 2**15, 4: 2**7, 5: 2**4}  # rank -> an im2col corner is in [-limit, limit)
 
 
@@ -94,7 +108,15 @@ def _step(step: Step, kind: str) -> Iterator[str]:
     cluster_problems = list(_whole("cluster", step.cluster, 1, MAX_CLUSTER if cuda else 1))
     yield from cluster_problems
     yield from _flag("constant", step.constant)
+    yield from _flag("restores", step.restores)
+    if step.restores and sum(param.kind in ("pointer", "array") for param in step.params) != 2:
+        yield "it restores, but it does not have two buffers: an argument and an output"
     yield from _grid(step.grid, cuda, 1 if cluster_problems else step.cluster)
+    yield from _shape("grid.shape", step.grid.shape, (MAX_GRID_X, MAX_GRID_YZ, MAX_GRID_YZ), step.grid.work_items, cuda)
+    limits = MAX_BLOCK_THREADS, MAX_BLOCK_THREADS, MAX_BLOCK_Z
+    yield from _shape("block_shape", step.block_shape, limits, step.block_threads, cuda)
+    if step.grid.shape and (step.cluster != 1 or step.grid.blocks_per_sm):
+        yield "a grid with a shape is neither persistent nor in clusters"
     nbytes = sum(_PARAM_BYTES.get(param.kind, 0) for param in step.params)
     if nbytes > MAX_PARAM_BYTES:
         yield f"{nbytes} bytes of parameters; allowed: up to {MAX_PARAM_BYTES}"
@@ -113,6 +135,19 @@ def _grid(grid: Grid, cuda: bool, cluster: int) -> Iterator[str]:
             yield f"a grid of {blocks} blocks is not possible; allowed: 1 to {MAX_GRID_X} along x"
 
 
+def _shape(what: str, shape: tuple[Any, ...], limits: tuple[int, ...], product: Any, cuda: bool) -> Iterator[str]:
+    """The rules of extents along x, y and z; none are allowed, too."""
+    if not shape:
+        return
+    if not cuda or len(shape) != len(limits):
+        yield f"{what} has {len(shape)} numbers; allowed: {f'none or {len(limits)}' if cuda else 'none on a CPU'}"
+        return
+    wrong = [text for n, limit in enumerate(limits) for text in _whole(f"{what}[{n}]", shape[n], 1, limit)]
+    yield from wrong
+    if not wrong and math.prod(shape) != product:
+        yield f"{what} {shape} has the product {math.prod(shape)}; allowed: {shown(product)}, as the total says"
+
+
 def _param(param: Any, cuda: bool) -> Iterator[str]:
     if param.kind == "pointer":
         yield from _name("buffer", param.buffer)
@@ -125,10 +160,54 @@ def _param(param: Any, cuda: bool) -> Iterator[str]:
             yield f"value is {shown(param.value)}; allowed: a finite float32"
     elif param.kind == "scalar":
         yield from _name("name", param.name)
+        yield from _scalar_format(param.dtype)
+    elif param.kind == "number":
+        yield from _number(param)
+    elif param.kind == "literal":
+        if type(param.value) is not bool:
+            yield from _whole("value", param.value, -(2**63), 2**63 - 1)
+    elif param.kind == "array":
+        yield from _array(param)
     elif not cuda:
         yield "a CPU kernel takes no tensor map"
     else:
         yield from _tensor_map(param)
+
+
+def _scalar_format(dtype: Any) -> Iterator[str]:
+    if not isinstance(dtype, str) or dtype not in SCALAR_FORMATS:
+        yield f"dtype is {shown(dtype)}; allowed: {', '.join(SCALAR_FORMATS)}"
+
+
+def _number(param: Number) -> Iterator[str]:
+    wrong = list(_scalar_format(param.dtype))
+    yield from wrong
+    if wrong:
+        return
+    if param.dtype.startswith("float"):
+        largest = _LARGEST_FLOAT32 if param.dtype == "float32" else _LARGEST_FLOAT64
+        if type(param.value) not in (int, float) or not abs(param.value) <= largest:
+            yield f"value is {shown(param.value)}; allowed: a finite {param.dtype}"
+    elif param.dtype == "bool":
+        yield from _flag("value", param.value)
+    else:
+        bits, signed = int(param.dtype.removeprefix("u").removeprefix("int")), not param.dtype.startswith("u")
+        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+        yield from _whole("value", param.value, low, high)
+
+
+def _array(param: NumbaArray) -> Iterator[str]:
+    yield from _name("buffer", param.buffer)
+    if not isinstance(param.dtype, str) or param.dtype not in DTYPES:
+        yield f"dtype is {shown(param.dtype)}; allowed: {', '.join(DTYPES)}"
+        return
+    if not 1 <= len(param.shape) <= MAX_RANK or len(param.strides_bytes) != len(param.shape):
+        yield (
+            f"an array of {len(param.shape)} dimensions with {len(param.strides_bytes)} strides; allowed: 1 to {MAX_RANK}, "
+            "a stride for each"
+        )
+    yield from _wholes("shape", param.shape, 1, 2**40)
+    yield from _wholes("strides_bytes", param.strides_bytes, 0, 2**43, multiple=DTYPES[param.dtype].nbytes)
 
 
 def _tensor_map(param: TensorMap) -> Iterator[str]:
@@ -175,7 +254,7 @@ def _tensor_map(param: TensorMap) -> Iterator[str]:
 
 def _misfits(plan: LaunchPlan, workload: Workload) -> Iterator[str]:
     arguments = {spec.name: spec.nbytes for spec in (*workload.signature, *workload.outputs)}
-    scalars = [scalar.name for scalar in workload.scalars]
+    scalars = {scalar.name: scalar.dtype for scalar in workload.scalars}
     if shadowed := sorted(arguments.keys() & plan.workspaces.keys()):
         yield f"the workspace {shadowed[0]!r} has the name of an argument"
     nbytes = {**plan.workspaces, **arguments}
@@ -184,13 +263,16 @@ def _misfits(plan: LaunchPlan, workload: Workload) -> Iterator[str]:
         for param in step.params:
             if param.kind == "scalar" and param.name not in scalars:
                 yield f"step {number} takes a scalar {param.name!r}; {workload.op} has {', '.join(scalars) or 'none'}"
+            elif param.kind == "scalar" and param.dtype != scalars[param.name]:
+                yield f"step {number} takes {param.name} as {param.dtype}; {workload.op} has it as {scalars[param.name]}"
             elif param.kind == "pointer" and param.optional and param.buffer not in nbytes:
                 optional.add(param.buffer)
-            elif param.kind in ("pointer", "tensor_map") and param.buffer not in nbytes:
+            elif param.kind in ("pointer", "tensor_map", "array") and param.buffer not in nbytes:
                 yield f"step {number} takes a buffer {param.buffer!r}; the workload and the plan have {', '.join(nbytes)}"
-            elif param.kind == "tensor_map" and (reach := _reach(param)) > nbytes[param.buffer]:
+            elif param.kind in ("tensor_map", "array") and (reach := _reach(param)) > nbytes[param.buffer]:
+                what = "a tensor map" if param.kind == "tensor_map" else "an array"
                 yield (
-                    f"step {number} has a tensor map that reaches {reach} bytes into {param.buffer}, which has "
+                    f"step {number} has {what} that reaches {reach} bytes into {param.buffer}, which has "
                     f"{nbytes[param.buffer]}"
                 )
     for name in plan.alignments:
@@ -203,8 +285,10 @@ def _misfits(plan: LaunchPlan, workload: Workload) -> Iterator[str]:
         )
 
 
-def _reach(param: TensorMap) -> int:
-    """Bytes from the address of a tensor map to the end of its last element."""
+def _reach(param: TensorMap | NumbaArray) -> int:
+    """Bytes from the address of a tensor map or an array to the end of its last element."""
+    if param.kind == "array":
+        return DTYPES[param.dtype].nbytes + sum((n - 1) * step for n, step in zip(param.shape, param.strides_bytes))
     steps = (DTYPES[param.dtype].nbytes, *param.strides_bytes)
     return steps[0] + sum((extent - 1) * step for extent, step in zip(param.dims, steps))
 

@@ -159,7 +159,15 @@ class Workload:
         return f"Workload({self.json})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Workload, (self.op, dict(self.params))
+        return _received, (self.op, dict(self.params), self.definition.carried(self.params))
+
+
+def _received(op: str, params: Mapping[str, Any], carried: bytes | None) -> Workload:
+    """A workload that another process sent, with what its operator sent along."""
+    workload = Workload(op, params)
+    if carried is not None:
+        workload.definition.receive(workload.params, carried)
+    return workload
 
 
 def as_python(workload: Workload) -> tuple[str, str]:
@@ -194,4 +202,6 @@ def distance(one: Workload, other: Workload) -> float:
 
 
 def _flat(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    if not isinstance(value, tuple):
+        return (value,)
+    return tuple(each for item in value for each in _flat(item))

@@ -15,9 +15,10 @@ from numba import cuda, types
 
 from schedsearch.backend import CompileError, compile_source, front_end, sharing
 from schedsearch.backend.build_cache import BuildCache
-from schedsearch.backend.cuda import _compile_to_ptx, _signature
+from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.backend.front_end import _front_end
 from schedsearch.backend.ops import device_op
+from schedsearch.backend.signatures import signature
 from schedsearch.launch import Grid, Param, Pointer, Scalar
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep, Template, load_reference
@@ -203,7 +204,7 @@ def keys() -> list[str]:
         workload = Workload.conv2d(n=2, h=24, w=24, c=channels, k=64, r=3, s=3, padding=1, epilogue=["bias", "relu"])
         for step in template.kernel(workload, H200, template.default(workload, H200, template.space(workload, H200))).steps:
             assert step.shaped_by is not None
-            shape, _ = front_end._take_apart(step.function, _signature(step), (9, 0), (128, 1), step.shaped_by)
+            shape, _ = front_end._take_apart(step.function, signature(step), (9, 0), (128, 1), step.shaped_by)
             key = front_end._key(shape)
             assert key is not None and key.lasting
             found.append(key.digest)

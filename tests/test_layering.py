@@ -47,6 +47,7 @@ LAYERS = {
     "schedsearch.tuner": 3,
     "schedsearch.workload_file": 3,
     "schedsearch.measure": 4,
+    "schedsearch.own": 5,
     "schedsearch.replay": 5,
     "schedsearch.runtime": 5,
     "schedsearch.session": 5,

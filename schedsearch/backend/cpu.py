@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
-import inspect
 import io
 import json
 import time
@@ -26,7 +25,8 @@ from schedsearch.backend.base import BuildResult, CompileError
 from schedsearch.backend.inlining import inlining
 from schedsearch.backend.kernel_identity import UnidentifiedError, digest
 from schedsearch.backend.sharing import Key, piece
-from schedsearch.launch import Artifact, LaunchPlan, Step
+from schedsearch.backend.signatures import signature
+from schedsearch.launch import Artifact, LaunchPlan, Step, TensorMap
 from schedsearch.measurement import Resources
 from schedsearch.template import KernelSource, KernelStep
 
@@ -66,7 +66,7 @@ def compile_cpu(source: KernelSource) -> BuildResult:
         steps.append(
             Step(
                 entry, step.params, step.grid, step.block_threads,
-                dynamic_shared_bytes=step.dynamic_shared_bytes, constant=step.constant,
+                dynamic_shared_bytes=step.dynamic_shared_bytes, constant=step.constant, restores=step.restores,
             )
         )  # fmt: skip
     plan = LaunchPlan(
@@ -105,20 +105,9 @@ def _key(step: KernelStep, entry: str) -> Key | None:
 def _signature(step: KernelStep) -> tuple[Any, ...]:
     from numba import types
 
-    kinds = {
-        "pointer": types.uint64,
-        "i32": types.int32,
-        "i64": types.int64,
-        "f32": types.float32,
-        "scalar": types.float32,
-    }
-    unknown = [param.kind for param in step.params if param.kind not in kinds]
-    if unknown:
-        raise CompileError(f"a CPU kernel takes no {unknown[0]} parameter; allowed: {', '.join(kinds)}")
-    code, given = step.function.__code__, tuple(kinds[param.kind] for param in step.params)
-    if code.co_flags & inspect.CO_VARARGS:
-        given = (*given[: code.co_argcount], types.Tuple(given[code.co_argcount :]))
-    return (*given, types.int64, types.int64)
+    if any(isinstance(param, TensorMap) for param in step.params):
+        raise CompileError("a CPU kernel takes no tensor_map parameter; pass a Pointer")
+    return (*signature(step), types.int64, types.int64)
 
 
 def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], entry: str) -> str:

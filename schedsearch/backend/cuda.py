@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import re
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.backend.base import BuildResult, CompileError, RejectedError
 from schedsearch.backend.elf import static_shared_bytes
+from schedsearch.backend.signatures import signature
 from schedsearch.errors import UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import (
@@ -59,9 +59,12 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     made = [_ptx(step, entry, arch) for step, entry in zip(source.steps, entries)]
     texts = [ptx.text for ptx in made]
     steps = tuple(
-        Step(entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant)
+        Step(
+            entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant,
+            step.block_shape, step.restores,
+        )
         for step, entry in zip(source.steps, entries)
-    )
+    )  # fmt: skip
     plan = LaunchPlan("cuda", arch, steps, dict(source.workspaces), dict(source.alignments))
     code, log = _link(texts, arch)
     resources = _resources(log, source, code)
@@ -146,7 +149,7 @@ def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
         raise ValueError(f"arch {arch!r} is not one of the form sm_90a")
     bounds = step.block_threads, step.min_blocks_per_sm
     try:
-        made = compile_to_ptx(step.function, _signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by)
+        made = compile_to_ptx(step.function, signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by)
     except Exception as error:  # any exception of a compiler is the candidate's failure
         raise CompileError(f"{type(error).__name__}: {error}") from error
     ptx = made.text.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
@@ -155,24 +158,6 @@ def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
         directives = rf"\1\n.explicitcluster\n.reqnctapercluster {step.cluster}, 1, 1"
         ptx = re.sub(r"(\.maxntid [^\n]*)", directives, ptx, count=1)
     return dataclasses.replace(made, text=_tensor_map_params(_stable_names(ptx, entry), entry, step))
-
-
-def _signature(step: KernelStep) -> tuple[Any, ...]:
-    from numba import types
-
-    by_kind = {
-        "pointer": types.uint64,
-        "tensor_map": types.uint64,
-        "i32": types.int32,
-        "i64": types.int64,
-        "f32": types.float32,
-        "scalar": types.float32,
-    }
-    code = step.function.__code__
-    kinds = [by_kind[param.kind] for param in step.params]
-    if not code.co_flags & inspect.CO_VARARGS:
-        return tuple(kinds)
-    return (*kinds[: code.co_argcount], types.Tuple(tuple(kinds[code.co_argcount :])))
 
 
 def _stable_names(ptx: str, entry: str) -> str:

@@ -17,15 +17,16 @@ Processes share Numba's results with other processes of their run and with later
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
+from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 from numba import types
-from numba.cuda import compiler
+from numba.cuda import compiler, dispatcher
 from numba.cuda.core.callconv import CUDACallConv
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.cudadrv import nvvm
@@ -281,6 +282,17 @@ def _opened(function: Any, parts: tuple[Any, ...], prefix: str) -> Any:
     return opened
 
 
+@contextlib.contextmanager
+def _device_functions_for(cc: tuple[int, int]) -> Iterator[None]:
+    """Numba compiles decorated device functions, and its own overloads, for the GPU at hand. There need not be one here."""
+    own = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = own
+
+
 def _lower(function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launch_bounds: tuple[Any, Any]) -> str:
     """A kernel's LLVM modules.
 
@@ -291,7 +303,7 @@ def _lower(function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launc
     flags.error_model = "numpy"
     flags.compute_capability = cc
     context = cuda_target.target_context
-    with global_compiler_lock, numba_target_override():
+    with global_compiler_lock, numba_target_override(), _device_functions_for(cc):
         result = compiler.compile_extra(
             cuda_target.typing_context, context, function, signature, None, flags, {},
             pipeline_class=_Compiler, call_conv=CUDACallConv(context), abi_info={},

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from schedsearch.errors import ArgumentError, DeviceError
-from schedsearch.launch import Artifact, LaunchPlan, Pointer, Step, TensorMap
+from schedsearch.launch import BUFFER_PARAMS, Artifact, LaunchPlan, Pointer, Step
 from schedsearch.target import Target
 
 
@@ -146,7 +146,7 @@ def place_buffers(
         DeviceError: there is no memory for workspaces.
     """
     known = {**(prepared.addresses if prepared else {}), **buffers}
-    params = [param for step in steps for param in step.params if isinstance(param, Pointer | TensorMap)]
+    params = [param for step in steps for param in step.params if isinstance(param, BUFFER_PARAMS)]
     known |= workspaces.take(dict.fromkeys(param.buffer for param in params if param.buffer not in known))
     for param in params:
         if param.buffer not in known:
@@ -166,6 +166,16 @@ def check_alignment(plan: LaunchPlan, name: str, address: int) -> None:
             f"{name} is at an address that is not a multiple of {alignment} bytes (remainder {address % alignment}); "
             "pass an array that starts at its allocation, or copy it"
         )
+
+
+def needed_steps(steps: Sequence[Step], buffers: Mapping[str, int]) -> tuple[int, ...]:
+    """The numbers of the steps that have something to do: those that restore an argument do not where it is the output."""
+
+    def in_place(step: Step) -> bool:
+        source, output = step.buffers
+        return source in buffers and buffers[source] == buffers.get(output)
+
+    return tuple(number for number, step in enumerate(steps) if not (step.restores and in_place(step)))
 
 
 def split_steps(plan: LaunchPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -13,19 +13,31 @@ import functools
 import io
 import json
 import mmap
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 
 from llvmlite import binding as llvm
 
-from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
+from schedsearch.device import Workspaces, check_alignment, needed_steps, place_buffers, split_steps
 from schedsearch.device.cpu_pool import Pool, barrier_address, target_machine
 from schedsearch.device.memory import bytes_at
 from schedsearch.device.objects import check_elf
 from schedsearch.errors import ArgumentError, DeviceError
-from schedsearch.launch import Artifact, Float32, Int32, Int64, Pointer, Scalar, Step
+from schedsearch.launch import (
+    Artifact,
+    Float32,
+    Int32,
+    Int64,
+    Literal,
+    NumbaArray,
+    Number,
+    Param,
+    Pointer,
+    Scalar,
+    Step,
+    number_bits,
+)
 from schedsearch.target import Target
 
 # The argument block, in 64-bit words: the status, the barrier's counter on a cache line of its own, and the parameters.
@@ -94,13 +106,26 @@ class CpuKernel:
         self.artifact = artifact
         self._pool = pool
         self._all = _Chain(artifact, plan.steps, pool)
+        self._in_place: dict[tuple[int, ...], _Chain] = {}
         self._device = device
         self.workspaces = Workspaces(device, plan.workspaces)
 
     def bind(
         self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
     ) -> BoundCpuKernel:
-        return BoundCpuKernel(self, self._all if prepared is None else self._not_constant, buffers, scalars, prepared)
+        return BoundCpuKernel(
+            self, self._chain(buffers) if prepared is None else self._not_constant, buffers, scalars, prepared
+        )
+
+    def _chain(self, buffers: Mapping[str, int]) -> _Chain:
+        """The code of the steps that have something to do."""
+        steps = self.artifact.plan.steps
+        needed = needed_steps(steps, buffers)
+        if len(needed) == len(steps):
+            return self._all
+        if needed not in self._in_place:
+            self._in_place[needed] = _Chain(self.artifact, [steps[number] for number in needed], self._pool)
+        return self._in_place[needed]
 
     def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
         plan = self.artifact.plan
@@ -150,18 +175,28 @@ class BoundCpuKernel:
         self._kernel, self._chain, self._prepared = kernel, chain, prepared  # keeps the code and the workspaces
         self._plan = kernel.artifact.plan
         addresses = place_buffers(self._plan, chain.steps, buffers, kernel.workspaces, prepared)
-        self._words = (ctypes.c_uint64 * (_FIRST_PARAM_WORD + len(chain.params)))()
+        self._words = (ctypes.c_uint64 * (_FIRST_PARAM_WORD + sum(map(_word_count, chain.params))))()
         self._pointers: dict[str, list[int]] = {}
-        self._scalars: dict[str, list[int]] = {}
-        for word, param in enumerate(chain.params, _FIRST_PARAM_WORD):
+        self._scalars: dict[str, list[tuple[int, str]]] = {}
+        word = _FIRST_PARAM_WORD
+        for param in chain.params:
             if isinstance(param, Pointer):
                 self._pointers.setdefault(param.buffer, []).append(word)
+            elif isinstance(param, NumbaArray):
+                for place, value in enumerate(param.words, word):
+                    if value is None:
+                        self._pointers.setdefault(param.buffer, []).append(place)
+                    else:
+                        self._words[place] = value
             elif isinstance(param, Scalar):
-                self._scalars.setdefault(param.name, []).append(word)
-            elif isinstance(param, (Int32, Int64)):
+                self._scalars.setdefault(param.name, []).append((word, param.dtype))
+            elif isinstance(param, (Int32, Int64, Literal)):
                 self._words[word] = param.value & 0xFFFF_FFFF_FFFF_FFFF
             elif isinstance(param, Float32):
-                self._words[word] = _float_bits(param.value)
+                self._words[word] = number_bits(param.value, "float32")
+            elif isinstance(param, Number):
+                self._words[word] = number_bits(param.value, param.dtype)
+            word += _word_count(param)
         for name in self._pointers:
             self.set_pointer(name, addresses[name])
         for name in self._scalars:
@@ -194,8 +229,8 @@ class BoundCpuKernel:
             self._words[word] = address
 
     def set_scalar(self, name: str, value: float) -> None:
-        for word in self._scalars.get(name, ()):
-            self._words[word] = _float_bits(value)
+        for word, dtype in self._scalars.get(name, ()):
+            self._words[word] = number_bits(value, dtype)
 
 
 @functools.cache
@@ -249,7 +284,24 @@ def _objects(artifact: Artifact, entries: Sequence[str]) -> list[bytes]:
     return objects
 
 
-_LLVM_TYPES = {"pointer": "i64", "i32": "i32", "i64": "i64", "f32": "float", "scalar": "float"}
+_LLVM_TYPES = {"pointer": "i64", "i32": "i32", "i64": "i64", "f32": "float"}
+_LLVM_FORMATS = {"float32": "float", "float64": "double", "bool": "i8"}
+
+
+def _word_count(param: Param) -> int:
+    """64-bit words of a parameter in the argument block."""
+    return len(param.words) if isinstance(param, NumbaArray) else 1
+
+
+def _llvm_types(param: Param) -> list[str]:
+    """The LLVM types of the values that a function gets for a parameter."""
+    if isinstance(param, NumbaArray):
+        return ["ptr", "ptr", "i64", "i64", "ptr"] + ["i64"] * (len(param.words) - 5)
+    if isinstance(param, Literal):
+        return ["i8" if isinstance(param.value, bool) else "i64"]
+    if isinstance(param, Scalar | Number):
+        return [_LLVM_FORMATS.get(param.dtype) or f"i{param.dtype.removeprefix('u').removeprefix('int')}"]
+    return [_LLVM_TYPES[param.kind]]
 
 
 def _run_ir(steps: Sequence[Step], threads: int) -> str:
@@ -262,7 +314,7 @@ def _run_ir(steps: Sequence[Step], threads: int) -> str:
     declarations = []
     word = _FIRST_PARAM_WORD
     for number, step in enumerate(steps):
-        kinds = [_LLVM_TYPES[param.kind] for param in step.params]
+        kinds = [kind for param in step.params for kind in _llvm_types(param)]
         declarations.append(f"declare i32 @{step.entry}({', '.join(['ptr', 'ptr', *kinds, 'i64', 'i64'])})")
         lines += [
             f"  %start{number} = call i64 @share(i64 %thread, i64 {step.grid.work_items}, i64 {step.block_threads})",
@@ -303,7 +355,3 @@ define internal i64 @share(i64 %thread, i64 %items, i64 %threads) alwaysinline {
   ret i64 %start
 }
 """
-
-
-def _float_bits(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])

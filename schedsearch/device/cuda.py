@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from schedsearch.device import Workspaces, check_alignment, place_buffers, split_steps
+from schedsearch.device import Workspaces, check_alignment, needed_steps, place_buffers, split_steps
 from schedsearch.device.objects import check_elf
 from schedsearch.errors import ArgumentError, DeviceError
-from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, Step, TensorMap
+from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, Step, TensorMap, number_bits
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 
@@ -300,7 +300,7 @@ class CudaKernel:
         self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
     ) -> CudaBoundKernel:
         plan = self.artifact.plan
-        steps = tuple(range(len(plan.steps))) if prepared is None else split_steps(plan)[1]
+        steps = needed_steps(plan.steps, buffers) if prepared is None else split_steps(plan)[1]
         return CudaBoundKernel(self, buffers, scalars, steps, prepared)
 
     def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
@@ -364,7 +364,7 @@ class CudaBoundKernel:
         self._replace_address = _libcuda().cuTensorMapReplaceAddress
         self._pointers: dict[str, list[ctypes.c_uint64]] = {}
         self._maps: dict[str, list[int]] = {}
-        self._scalars: dict[str, list[ctypes.c_float]] = {}
+        self._scalars: dict[str, list[tuple[ctypes.c_uint64, str]]] = {}
         self._keep: list[Any] = []
         addresses = place_buffers(plan, [plan.steps[number] for number in steps], buffers, kernel.workspaces, prepared)
         with device.current():
@@ -376,33 +376,45 @@ class CudaBoundKernel:
     def _pack(
         self, function: Any, step: Step, addresses: Mapping[str, int], scalars: Mapping[str, float], target: Target
     ) -> _Launch:
-        values = [self._pack_param(param, addresses, scalars) for param in step.params]
+        values = [value for param in step.params for value in self._pack_param(param, addresses, scalars)]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
         blocks = step.grid.blocks(target.sms, step.cluster)
-        config = _LaunchConfig(blocks, 1, 1, step.block_threads, 1, 1, step.dynamic_shared_bytes)
+        grid = step.grid.shape or (blocks, 1, 1)
+        config = _LaunchConfig(*grid, *(step.block_shape or (step.block_threads, 1, 1)), step.dynamic_shared_bytes)
         if step.grid.blocks_per_sm and step.cluster > 1:
             config.grid_x = min(blocks, step.cluster * _clusters_at_once(function, config))
         self._keep += [values, pointers]
         return config, ctypes.byref(config), ctypes.c_void_p(int(function)), ctypes.byref(pointers)
 
-    def _pack_param(self, param: Any, addresses: Mapping[str, int], scalars: Mapping[str, float]) -> Any:
+    def _pack_param(self, param: Any, addresses: Mapping[str, int], scalars: Mapping[str, float]) -> list[Any]:
+        """The values whose addresses the driver gets for a parameter: one, or several for an array."""
         if param.kind == "pointer":
-            pointer = ctypes.c_uint64(addresses[param.buffer])
-            self._pointers.setdefault(param.buffer, []).append(pointer)
-            return pointer
+            return [self._pack_pointer(param.buffer, addresses)]
+        if param.kind == "array":
+            return [
+                self._pack_pointer(param.buffer, addresses) if word is None else ctypes.c_int64(word) for word in param.words
+            ]
         if param.kind == "tensor_map":
             storage = _aligned_storage(TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT)
             encoded = _encode(param, addresses[param.buffer])
             ctypes.memmove(storage, encoded.getPtr(), TENSOR_MAP_BYTES)
             self._maps.setdefault(param.buffer, []).append(ctypes.addressof(storage))
-            return storage
+            return [storage]
         if param.kind == "scalar":
             if param.name not in scalars:
                 raise ArgumentError(f"no value for the scalar {param.name!r}; given: {', '.join(scalars) or 'none'}")
-            scalar = ctypes.c_float(scalars[param.name])
-            self._scalars.setdefault(param.name, []).append(scalar)
-            return scalar
-        return {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}[param.kind](param.value)
+            scalar = ctypes.c_uint64(number_bits(scalars[param.name], param.dtype))  # the driver reads as much as it needs
+            self._scalars.setdefault(param.name, []).append((scalar, param.dtype))
+            return [scalar]
+        if param.kind == "number":
+            return [ctypes.c_uint64(number_bits(param.value, param.dtype))]
+        kinds = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float, "literal": ctypes.c_int64}
+        return [kinds[param.kind](param.value)]
+
+    def _pack_pointer(self, buffer: str, addresses: Mapping[str, int]) -> Any:
+        pointer = ctypes.c_uint64(addresses[buffer])
+        self._pointers.setdefault(buffer, []).append(pointer)
+        return pointer
 
     def launch(self, stream: int = 0) -> None:
         for launch in self._launches:
@@ -437,8 +449,8 @@ class CudaBoundKernel:
                 _raise("cuTensorMapReplaceAddress", code)
 
     def set_scalar(self, name: str, value: float) -> None:
-        for scalar in self._scalars.get(name, ()):
-            scalar.value = value
+        for scalar, dtype in self._scalars.get(name, ()):
+            scalar.value = number_bits(value, dtype)
 
 
 def _clusters_at_once(function: Any, config: _LaunchConfig) -> int:

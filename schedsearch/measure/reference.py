@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from schedsearch.launch import Artifact, Pointer, Scalar
 from schedsearch.measure.inputs import Array
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
-from schedsearch.ops.registry import BUILT_IN, ENTRY_POINT_GROUP
+from schedsearch.ops.registry import BUILT_IN, ENTRY_POINT_GROUP, OF_DECORATORS
 from schedsearch.plugins import offers
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference, load_reference, magnitude_of
@@ -55,6 +55,25 @@ class CheckedReference:
         except Exception as error:  # any exception of a compiler
             raise self.failure(f"its kernel does not compile: {error}") from error
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether the reference is a kernel and answers for single elements; otherwise it answers for whole arrays."""
+        return self._reference is None or self._reference.pointwise
+
+    def whole(
+        self,
+        arrays: Mapping[str, Array],
+        scalars: Mapping[str, float],
+        run: Callable[[KernelSource], Mapping[str, Array]],
+        target: Target,
+    ) -> Mapping[str, Array]:
+        """The truth about whole outputs; see `Reference.truths`."""
+        try:
+            assert self._reference is not None
+            return self._reference.truths(self._workload, arrays, scalars, run, target)
+        except Exception as error:
+            raise self.failure(f"it raised {_last_line(error)}") from error
+
     def points(self, arrays: Mapping[str, Array], scalars: Mapping[str, float], indices: Array, output: str) -> Array:
         """The truth at single elements: float64 for a float output, int64 for an integer one; shape (len(indices),)."""
         spec = next(spec for spec in self._workload.outputs if spec.name == output)
@@ -92,6 +111,8 @@ class CheckedReference:
         text = f"the reference of {op} ({self._workload.definition.reference}) cannot judge {label}: {what}"
         if op in BUILT_IN:
             return RuntimeError(f"{text}; this is a bug of schedsearch")
+        if op in OF_DECORATORS:
+            return OperatorError(f"the reference of {label} cannot judge it: {what}; correct `reference=` of the decorator")
         packages = [offer.package for offer in offers(ENTRY_POINT_GROUP).get(op, ())]
         return OperatorError(f"{text}; correct it in {packages[0] if packages else op}, see docs/operators.md")
 

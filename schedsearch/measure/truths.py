@@ -6,11 +6,17 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from schedsearch.backend import compile_source
 from schedsearch.device import Device
 from schedsearch.measure.compare import CodeCache, Tolerance, Truth
+from schedsearch.measure.inputs import Array
 from schedsearch.measure.reference import CheckedReference, is_rounded
+from schedsearch.ops import ArgSpec
 from schedsearch.ops.checks import FP32_ROUNDOFF
-from schedsearch.template import magnitude_of
+from schedsearch.ops.dtypes import decode, dtype
+from schedsearch.template import KernelSource, magnitude_of
 from schedsearch.workload import Workload
 
 ALIGNMENT = 256
@@ -83,6 +89,9 @@ class Truths(Mapping[str, Truth]):
             RuntimeError: schedsearch's own reference does.
         """
         reference = CheckedReference(self._workload)
+        if not reference.pointwise:
+            self._compute_whole(reference, code, inputs, scalars)
+            return
         artifact = code.get(f"reference {self._workload.id}", lambda: reference.artifact(self._device.target))
         addresses = {spec.name: inputs[spec.name] for spec in self._workload.signature}
         for name, truth in self.items():
@@ -93,6 +102,39 @@ class Truths(Mapping[str, Truth]):
             self._device.synchronize()
         finally:
             kernel.close()
+
+    def _compute_whole(
+        self, reference: CheckedReference, code: CodeCache, inputs: Mapping[str, int], scalars: Mapping[str, float]
+    ) -> None:
+        """Gets the truth about whole outputs from a reference that works on arrays in the host's memory."""
+        workload, device = self._workload, self._device
+
+        def fetch(spec: ArgSpec, address: int) -> Array:
+            raw = np.empty(spec.nbytes, np.uint8)
+            device.copy_out(raw.data, address)
+            return decode(raw.view(dtype(spec.dtype).storage), spec.dtype).reshape(spec.shape)
+
+        def run(source: KernelSource) -> dict[str, Array]:
+            artifact = code.get(f"reference {workload.id}", lambda: compile_source(source, device.target).artifact)
+            addresses = {spec.name: inputs[spec.name] for spec in workload.signature}
+            kernel = device.load(artifact)
+            try:  # an output takes at most the eight bytes an element that its truth has
+                kernel.bind({**addresses, **{name: truth.address for name, truth in self.items()}}, scalars).launch()
+                device.synchronize()
+            finally:
+                kernel.close()
+            return {spec.name: fetch(spec, self[spec.name].address) for spec in workload.outputs}
+
+        arrays = {spec.name: fetch(spec, inputs[spec.name]) for spec in workload.signature}
+        found = reference.whole(arrays, scalars, run, device.target)
+        for name, truth in self.items():
+            numbers = np.ascontiguousarray(found[name].reshape(-1), truth.number)
+            device.copy_in(truth.address, numbers.view(np.uint8).data)
+            if truth.tolerance is not None:
+                finite = np.abs(numbers[np.isfinite(numbers)])
+                magnitude = np.full(numbers.size, finite.max(initial=0.0))
+                device.copy_in(truth.magnitude, magnitude.view(np.uint8).data)
+        device.synchronize()
 
     def __getitem__(self, output: str) -> Truth:
         return self._truths[output]

@@ -93,15 +93,17 @@ class ArgSpec:
 
 @dataclass(frozen=True)
 class ScalarSpec:
-    """A float32 that is given at call time.
+    """A number that is given at call time.
 
     Attributes:
+        dtype: its format, a key of `schedsearch.launch_rules.SCALAR_FORMATS`.
         number: integer format that the value must belong to, as a zero point does; "": any float32.
     """
 
     name: str
     default: float
     number: str = ""
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,17 @@ class Op(ABC):
             spread: standard deviation of the sums that the check inputs lead to.
         """
         return {scalar.name: scalar.default for scalar in self.scalars(params)}
+
+    def carried(self, params: Mapping[str, Any]) -> bytes | None:
+        """What other processes of a run must get with a workload beyond its parameters; None, as by default: nothing.
+
+        It is no part of the workload's identity, and is never stored.
+        """
+        return None
+
+    def receive(self, params: Mapping[str, Any], carried: bytes) -> None:
+        """Takes what `carried` returned in the process that sent the workload."""
+        raise NotImplementedError(f"operator {self.name} carries something that it cannot receive")
 
     def label(self, params: Mapping[str, Any]) -> str:
         """A short text for tables. By default it has the name and each parameter that differs from its default."""

@@ -27,6 +27,7 @@ BUILT_IN = {
     "pad": "schedsearch.ops.pad:PAD",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
+OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`
 
 
 def operator(name: str) -> Op:
@@ -36,7 +37,7 @@ def operator(name: str) -> Op:
         UnknownOperatorError: no operator has this name, its package cannot be imported or breaks the contract of `Op`, or
             several packages claim the name. The message says what to do.
     """
-    location = BUILT_IN.get(name) or RECORDED_ONLY.get(name)
+    location = BUILT_IN.get(name) or RECORDED_ONLY.get(name) or OF_DECORATORS.get(name)
     if location is not None:
         return _built_in(location)
     claims = offers(ENTRY_POINT_GROUP).get(name)
@@ -53,7 +54,7 @@ def operator(name: str) -> Op:
 
 def operator_names() -> list[str]:
     """The names that a workload's `op` may have, built-in ones first. Imports nothing, so that some may prove unusable."""
-    installed = (name for name in offers(ENTRY_POINT_GROUP) if name not in RECORDED_ONLY)
+    installed = (name for name in offers(ENTRY_POINT_GROUP) if name not in RECORDED_ONLY and name not in OF_DECORATORS)
     return list(dict.fromkeys([*BUILT_IN, *installed]))
 
 
@@ -63,7 +64,7 @@ def operators() -> tuple[dict[str, Op], tuple[str, ...]]:
     problems = [
         f"operator {name!r} is built in; the one of {claims[0]} is not used and needs another name"
         for name, claims in offers(ENTRY_POINT_GROUP).items()
-        if name in BUILT_IN or name in RECORDED_ONLY
+        if name in BUILT_IN or name in RECORDED_ONLY or name in OF_DECORATORS
     ]
     for name in operator_names():
         try:

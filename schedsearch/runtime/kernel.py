@@ -140,6 +140,14 @@ class Kernel:
         results = tuple(array for array, _ in outputs.values())
         return Step(bound, lambda stream: raw_stream(stream, library, device), results, tuple(arguments.values()))
 
+    def bind_addresses(self, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> BoundKernel:
+        """Packs the argument block from addresses that the caller has checked, for call protocols other than this class's.
+
+        Raises:
+            ArgumentError: an address or a scalar is missing, or an address lacks the alignment that the plan requires.
+        """
+        return self._loaded.bind(buffers, scalars)
+
     def prepare(self, *, stream: Any = None, **named: Any) -> Prepared:
         """Repacks constant arguments (weights, scales, biases) once, for many calls.
 

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.config import Config
-from schedsearch.launch import Float32, Grid, Int32, Int64, Pointer, Scalar, TensorMap
+from schedsearch.launch import Float32, Grid, Int32, Int64, Literal, NumbaArray, Number, Pointer, Scalar, TensorMap
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template.contract import Reference, Template, magnitude_of
@@ -33,6 +33,9 @@ __all__ = [
     "KernelSource",
     "KernelStep",
     "Knob",
+    "Literal",
+    "NumbaArray",
+    "Number",
     "Pointer",
     "Reference",
     "Scalar",

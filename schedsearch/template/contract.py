@@ -8,7 +8,7 @@ verifies its kernels belongs to the operator, not to the template: see `Referenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from schedsearch.config import Config
@@ -76,7 +76,32 @@ class Reference(ABC):
 
     It is computed twice: by a naive kernel for all elements, and in NumPy for a few random ones. Both must agree.
     `schedsearch.templates.parts.reference` has the parts that such kernels share; docs/operators.md shows one.
+
+    Attributes:
+        pointwise: False if `truths` gives the truth, and `points` is never called.
     """
+
+    pointwise: ClassVar[bool] = True
+
+    def truths(
+        self,
+        workload: Workload,
+        arrays: Mapping[str, Any],
+        scalars: Mapping[str, float],
+        run: Callable[[KernelSource], Mapping[str, Any]],
+        target: Target,
+    ) -> Mapping[str, Any]:
+        """The truth about whole outputs, if the reference is not `pointwise`.
+
+        Args:
+            arrays: as in `points`.
+            run: launches a kernel of the workload on the same arrays; returns output -> array in its shape in memory.
+
+        Returns:
+            Output -> array of numbers in its shape in memory. Kernels may differ from the truth by rounding errors relative
+            to the largest number of the output.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def kernel(self, workload: Workload, target: Target) -> KernelSource:

@@ -36,6 +36,8 @@ BUILT_IN = {
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
+    "own_kernel_cuda": "schedsearch.templates.own_kernel.templates:OwnKernelCuda",
+    "own_kernel_cpu": "schedsearch.templates.own_kernel.templates:OwnKernelCpu",
 }
 
 

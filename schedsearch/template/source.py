@@ -14,8 +14,9 @@ class KernelStep:
     """One Python function to compile, and how to launch it.
 
     `function` takes one argument per entry of `params`: u64 for a Pointer or TensorMap (the address of the map), i32, i64,
-    f32. An `optional` `Pointer` is 0 if the workload lacks the buffer. A last argument `*operands` receives all
-    further params as a tuple. On the CPU two more i64 follow: the half-open range [start, stop) of work items to compute
+    f32, an array of Numba for a NumbaArray, a number of its format for a Scalar or a Number, and a constant for a Literal.
+    An `optional` `Pointer` is 0 if the workload lacks the buffer. A last argument `*operands` receives all further params
+    as a tuple. On the CPU two more i64 follow: the half-open range [start, stop) of work items to compute
     (they are keyword arguments if there are `*operands`). The device divides the work items evenly among `block_threads`
     threads. Knobs are closure constants.
 
@@ -42,6 +43,8 @@ class KernelStep:
     min_blocks_per_sm: int = 1
     constant: bool = False
     shaped_by: frozenset[str] | None = None
+    block_shape: tuple[int, ...] = ()
+    restores: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""Runs an element-wise Numba-CUDA kernel on the CPU, thread by thread of its grid.
+
+The kernel is compiled into a loop over the threads of the grid. The names of `numba.cuda` that it uses become operations:
+`cuda.grid` and `cuda.gridsize` read the number of the thread from the stack of the loop, and `cuda.atomic.add` is an atomic
+instruction. All other names are refused, because threads of a block do not run side by side here.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import sys
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from schedsearch.backend.inlining import inner_codes
+
+ALLOWED = ("grid", "gridsize", "atomic")
+_WORD = ir.IntType(64)
+_SLOT = "schedsearch_thread"
+
+
+def walked(function: Callable[..., None], parameters: tuple[str, ...], threads: tuple[int, int, int]) -> Callable[..., None]:
+    """The CPU kernel that computes a half-open range of the threads of a grid.
+
+    Args:
+        function: takes the parameters by position.
+        parameters: their names.
+        threads: of the whole grid along x, y and z.
+    """
+    body = FunctionType(
+        function.__code__,
+        {name: _stand_in(threads) if _is_cuda(value) else value for name, value in function.__globals__.items()},
+        function.__name__,
+        None,
+        tuple(function.__closure__ or ()) or None,
+    )
+    names = ", ".join(parameters)
+    text = (
+        f"def make(body, enter):\n  def walk({names}, start, stop):\n    for thread in range(start, stop):\n"
+        f"      enter(thread)\n      body({names})\n  return walk\n"
+    )
+    module: dict[str, Any] = {"__name__": __name__}
+    exec(text, module)
+    made: Callable[..., None] = module["make"](body, _enter)
+    made.__name__ = function.__name__
+    return made
+
+
+def refused_names(function: Callable[..., None]) -> list[str]:
+    """The names of `numba.cuda` that the kernel uses and a CPU cannot stand in for."""
+    code = function.__code__
+    found = set()
+    for each in (code, *inner_codes(code)):
+        instructions = list(dis.get_instructions(each))
+        for first, second in itertools.pairwise(instructions):
+            is_global = first.opname == "LOAD_GLOBAL" and _is_cuda(function.__globals__.get(first.argval))
+            if is_global and second.opname in ("LOAD_ATTR", "LOAD_METHOD") and second.argval not in ALLOWED:
+                found.add(second.argval)
+    return sorted(found)
+
+
+def _is_cuda(value: Any) -> bool:
+    return isinstance(value, ModuleType) and value is sys.modules.get("numba.cuda")
+
+
+def _slot(builder: Any) -> Any:
+    """The thread's number on the stack of the function that is being compiled."""
+    for instruction in builder.function.entry_basic_block.instructions:
+        if isinstance(instruction, ir.AllocaInstr) and instruction.name.startswith(_SLOT):
+            return instruction
+    return cgutils.alloca_once(builder, _WORD, name=_SLOT)
+
+
+@intrinsic
+def _enter(typing_context: Any, thread: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[0], _slot(builder))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def _stand_in(threads: tuple[int, int, int]) -> ModuleType:
+    @intrinsic
+    def grid(typing_context: Any, ndim: Any) -> Any:
+        return _places(ndim, lambda builder: _position(builder, threads))
+
+    @intrinsic
+    def gridsize(typing_context: Any, ndim: Any) -> Any:
+        return _places(ndim, lambda builder: [_WORD(extent) for extent in threads])
+
+    cuda, atomic = ModuleType("cuda_on_a_cpu"), ModuleType("cuda_atomic_on_a_cpu")
+    atomic.__dict__.update(add=_atomic_add)
+    cuda.__dict__.update(grid=grid, gridsize=gridsize, atomic=atomic)
+    return cuda
+
+
+def _places(ndim: Any, values: Callable[[Any], list[Any]]) -> Any:
+    """Signature and code of an operation that returns one int64, or a tuple of two or three."""
+    if not isinstance(ndim, types.IntegerLiteral) or ndim.literal_value not in (1, 2, 3):
+        return None
+    count = ndim.literal_value
+    result = types.int64 if count == 1 else types.UniTuple(types.int64, count)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = values(builder)[:count]
+        return found[0] if count == 1 else context.make_tuple(builder, result, found)
+
+    return result(ndim), generate
+
+
+def _position(builder: Any, threads: tuple[int, int, int]) -> list[Any]:
+    rest, found = builder.load(_slot(builder)), []
+    for place, extent in enumerate(threads):
+        if all(other == 1 for other in threads[place + 1 :]):
+            found += [rest] + [_WORD(0)] * (2 - place)
+            return found
+        found.append(builder.urem(rest, _WORD(extent)))
+        rest = builder.udiv(rest, _WORD(extent))
+    return found
+
+
+@intrinsic
+def _atomic_add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    if not isinstance(array, types.Array):
+        return None
+    indices = index if isinstance(index, types.UniTuple) else types.UniTuple(types.intp, 1)
+    element = array.dtype
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        view = context.make_array(array)(context, builder, args[0])
+        given = cgutils.unpack_tuple(builder, args[1]) if isinstance(signature.args[1], types.UniTuple) else [args[1]]
+        kinds = indices.dtype if isinstance(signature.args[1], types.UniTuple) else signature.args[1]
+        places = [context.cast(builder, each, kinds, types.intp) for each in given]
+        address = cgutils.get_item_pointer(context, builder, array, view, places, wraparound=False)
+        operation = "fadd" if isinstance(element, types.Float) else "add"
+        return builder.atomic_rmw(operation, address, args[2], "monotonic")
+
+    own = index if isinstance(index, types.UniTuple) else types.intp
+    return element(array, own, element), generate

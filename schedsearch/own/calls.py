@@ -1,0 +1,181 @@
+"""Calls of a user's kernel: each signature is resolved once, and a repeated call only compares and launches."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from schedsearch.device import BoundKernel
+from schedsearch.errors import ArgumentError
+from schedsearch.own.arguments import Given, addresses, check_overlaps, device_of, scalar_values
+from schedsearch.runtime.cache import KernelCache
+from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.streams import current_stream, raw_stream
+from schedsearch.workload import Workload
+
+
+class Launches:
+    """The kernels of one database, by device, and the last call of each signature.
+
+    Args:
+        read: turns the arguments of a call into `Given`s.
+        workload: the workload of some `Given`s.
+        allow: the rungs of deployment that may serve; see `schedsearch.compile`.
+    """
+
+    def __init__(
+        self,
+        db: str | os.PathLike[str],
+        read: Callable[[tuple[Any, ...]], list[Given]],
+        workload: Callable[[Sequence[Given]], Workload],
+        allow: Sequence[str],
+    ) -> None:
+        self._db, self._read, self._workload, self._allow = db, read, workload, tuple(allow)
+        self._lock = threading.Lock()
+        self._caches: dict[str, KernelCache] = {}
+        self._ready: dict[tuple[Any, ...], _Ready] = {}
+        self._recent: _Ready | None = None
+
+    def call(self, args: tuple[Any, ...], stream: Any) -> None:
+        with self._lock:
+            recent = self._recent
+            if recent is None or not recent.takes(args):
+                recent = self._find(args)
+            recent.launch(stream)
+
+    def bind(self, args: tuple[Any, ...]) -> BoundCall:
+        with self._lock:
+            given = self._read(args)
+            kernel, device = self._kernel(given)
+            bound = kernel.bind_addresses(addresses(given), scalar_values(given))
+            return BoundCall(bound, args, _library(given), device, kernel)
+
+    def kernel(self, given: Sequence[Given]) -> Kernel:
+        """The kernel that serves a call with such arguments."""
+        with self._lock:
+            return self._kernel(given)[0]
+
+    def forget(self) -> None:
+        """Looks everything up again: the database has new records."""
+        with self._lock:
+            self._ready.clear()
+            self._recent = None
+
+    def close(self) -> None:
+        """Unloads all kernels."""
+        self.forget()
+        while self._caches:
+            self._caches.popitem()[1].close()
+
+    def _find(self, args: tuple[Any, ...]) -> _Ready:
+        given = self._read(args)
+        key = tuple((each.argument, each.view.device, each.view.library) if each.view else each.argument for each in given)
+        ready = self._ready.get(key)
+        if ready is None:
+            kernel, device = self._kernel(given)
+            bound = kernel.bind_addresses(addresses(given), scalar_values(given))
+            ready = self._ready[key] = _Ready(bound, _library(given), device)
+        else:
+            check_overlaps(given)
+        ready.rebind(args, given)
+        self._recent = ready
+        return ready
+
+    def _kernel(self, given: Sequence[Given]) -> tuple[Kernel, tuple[str, int]]:
+        check_overlaps(given)
+        device = device_of(given)
+        target = "cpu" if device[0] == "cpu" else f"cuda:{device[1]}"
+        if target not in self._caches:
+            self._caches[target] = KernelCache(self._db, target, allow=self._allow)
+        return self._caches[target].kernel(self._workload(given)), device
+
+
+class BoundCall:
+    """A launch with everything packed; it keeps the arrays alive. A CUDA graph can capture it.
+
+    Attributes:
+        kernel: what it launches; `kernel.provenance` says where it comes from.
+    """
+
+    __slots__ = ("_arrays", "_device", "_launch", "_library", "kernel")
+
+    def __init__(self, bound: BoundKernel, args: Any, library: str, device: tuple[str, int], kernel: Kernel) -> None:
+        self._launch, self._arrays, self._library, self._device = bound.launch, args, library, device
+        self.kernel = kernel
+
+    def __call__(self, stream: Any = None) -> None:
+        """Enqueues the kernel on a stream: an integer handle, or a torch or CuPy stream; default: the current one."""
+        self._launch(stream if type(stream) is int else raw_stream(stream, self._library, self._device))
+
+
+class _Ready:
+    """A bound kernel for one signature, and what the arrays of the last call looked like."""
+
+    def __init__(self, bound: BoundKernel, library: str, device: tuple[str, int]) -> None:
+        self._bound, self._library, self._device = bound, library, device
+        self._current = current_stream(library, device)
+        self._last: list[_Last] = []
+
+    def rebind(self, args: tuple[Any, ...], given: Sequence[Given]) -> None:
+        """Binds the arrays and numbers of a call that was checked."""
+        self._last = [_Last(value, each) for value, each in zip(args, given)]
+        for name, address in addresses(given).items():
+            self._bound.set_pointer(name, address)
+        for name, number in scalar_values(given).items():
+            self._bound.set_scalar(name, number)
+
+    def takes(self, args: tuple[Any, ...]) -> bool:
+        """Whether the arguments are those of the last call: the same arrays, unchanged, with the same numbers."""
+        if len(args) != len(self._last):
+            return False
+        for value, last in zip(args, self._last):
+            if type(value) is not last.kind:
+                return False
+            if last.is_torch:
+                if (
+                    value.data_ptr() != last.pointer
+                    or value.dtype is not last.dtype
+                    or value.shape != last.shape
+                    or value.stride() != last.strides
+                    or value.get_device() != last.ordinal
+                ):
+                    return False
+            elif last.scalar:
+                if last.role == "scalar":
+                    if value != last.value:
+                        self._bound.set_scalar(last.name, value)
+                        last.value = value
+                elif value != last.value:
+                    return False
+            elif value is not last.value or value.shape != last.shape or value.strides != last.strides:
+                return False
+        return True
+
+    def launch(self, stream: Any) -> None:
+        self._bound.launch(self._current() if stream is None else raw_stream(stream, self._library, self._device))
+
+
+class _Last:
+    """One argument of the last call: attributes that are cheap to compare."""
+
+    __slots__ = ("dtype", "is_torch", "kind", "name", "ordinal", "pointer", "role", "scalar", "shape", "strides", "value")
+
+    def __init__(self, value: Any, given: Given) -> None:
+        self.kind, self.name, self.role = type(value), given.argument.name, given.argument.role
+        self.scalar = given.view is None
+        self.is_torch = given.view is not None and given.view.library == "torch"
+        self.value = None if self.is_torch else value
+        self.shape: Any = getattr(value, "shape", None)
+        self.strides: Any = value.stride() if self.is_torch else getattr(value, "strides", None)
+        self.dtype: Any = getattr(value, "dtype", None)
+        self.pointer = given.view.address if given.view is not None else 0
+        self.ordinal = value.get_device() if self.is_torch else 0
+
+
+def _library(given: Sequence[Given]) -> str:
+    for each in given:
+        if each.view is not None:
+            return each.view.library
+    raise ArgumentError("no arrays given")

@@ -1,0 +1,466 @@
+"""`schedsearch.tunable`: from a decorated function to records, calls and deployment, on the CPU and compiled for the GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import schedsearch
+from schedsearch.backend import compile_source
+from schedsearch.backend.code_identity import code_digest
+from schedsearch.errors import ArgumentError, NoRecordError, PlanError, UsageError, WorkloadError
+from schedsearch.launch import Grid, LaunchPlan, Literal, NumbaArray, Number, Pointer, Scalar, Step
+from schedsearch.ops.own_kernel import Argument, arguments_of, contiguous, parameters_of
+from schedsearch.target import PRESETS
+from schedsearch.template import load_template
+from schedsearch.templates.own_kernel.rules import predicate
+from schedsearch.workload import Workload, distance
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples" / "own_kernel").glob("*.py"))
+FACTOR = 2
+
+
+def example(name: str) -> Any:
+    """A module of examples/own_kernel."""
+    spec = importlib.util.spec_from_file_location(f"own_{name}", ROOT / "examples" / "own_kernel" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as for an imported module
+    spec.loader.exec_module(module)
+    return module
+
+
+def declared(function: Any = None, **changes: Any) -> Any:
+    """A tunable that multiplies by FACTOR, or that `function` computes, with other arguments of the decorator."""
+
+    def times(x, y, *, per):  # type: ignore[no-untyped-def]
+        first = cuda.grid(1) * per
+        for j in range(per):
+            if first + j < x.size:
+                y[first + j] = FACTOR * x[first + j]
+
+    given: dict[str, Any] = {
+        "knobs": {"threads": (64, 128), "per": (1, 2, 4)},
+        "block": lambda k: k.threads,
+        "grid": lambda x, k: -(-x.size // (k.threads * k.per)),
+        "outputs": ["y"],
+        "reference": lambda x: FACTOR * x,
+    }
+    return schedsearch.tunable(**{**given, **changes})(function or times)
+
+
+# ---- identity
+
+
+def digest_of(source: str, name: str = "kernel", **names: Any) -> str:
+    scope = dict(names)
+    exec(source, scope)
+    return code_digest([scope[name]])
+
+
+def test_comments_docstrings_and_names_of_locals_do_not_change_the_identity() -> None:
+    plain = digest_of("def kernel(x):\n    a = x[0]\n    x[1] = a + 1")
+    assert digest_of("\n\ndef kernel(x):\n    'A docstring.'\n    b = x[0]  # a comment\n    x[1] = b + 1") == plain
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("def kernel(x):\n    a = x[0]\n    x[1] = a + 2", {}),
+        ("def kernel(x):\n    a = x[0]\n    x[1] = a - 1", {}),
+        ("def kernel(x):\n    a = x[0]\n    x[1] = a + N", {"N": 1}),
+        ("def kernel(x):\n    a = x[0]\n    x[1] = a + N", {"N": 2}),
+        ("def kernel(x):\n    a = x[0]\n    x[1] = a + N", {"N": 1.0}),
+        ("def inner(a):\n    return a + 1\ndef kernel(x):\n    a = x[0]\n    x[1] = inner(a)", {}),
+        ("def inner(a):\n    return a + 3\ndef kernel(x):\n    a = x[0]\n    x[1] = inner(a)", {}),
+        ("def make(n):\n    def kernel(x):\n        x[1] = x[0] + n\n    return kernel\nkernel = make(1)", {}),
+        ("def make(n):\n    def kernel(x):\n        x[1] = x[0] + n\n    return kernel\nkernel = make(2)", {}),
+    ],
+)
+def test_every_edit_and_every_captured_value_changes_the_identity(source: str, names: dict[str, Any]) -> None:
+    others = [digest_of("def kernel(x):\n    a = x[0]\n    x[1] = a + 1")]
+    others += [
+        digest_of("def kernel(x):\n    a = x[0]\n    x[1] = a + N", N=value)
+        for value in (1, 2, 1.0)
+        if names != {"N": value}
+    ]
+    assert digest_of(source, **names) not in others
+
+
+def test_two_kernels_that_capture_other_numbers_are_two_workloads() -> None:
+    def made(n: int) -> Any:
+        def plus(x, y, *, per):  # type: ignore[no-untyped-def]
+            i = cuda.grid(1)
+            if i < x.size * per:
+                y[i] = x[i] + n
+
+        return declared(plus, knobs={"threads": (64,), "per": (1,)})
+
+    shapes = "8:float32", "8:float32"
+    assert made(1).workload(*shapes) == made(1).workload(*shapes)
+    assert made(1).workload(*shapes) != made(2).workload(*shapes)
+
+
+def test_the_launch_and_the_reference_belong_to_the_identity() -> None:
+    codes = [
+        declared().definition.code,
+        declared(grid=lambda x, k: -(-x.size // (k.threads * k.per)) + 1).definition.code,
+        declared(block=64, knobs={"per": (1, 2)}, grid=lambda x, k: x.size).definition.code,
+        declared(reference=lambda x: 3 * x).definition.code,
+    ]
+    assert len(set(codes)) == len(codes)
+    assert declared().definition.code == codes[0]
+
+
+# ---- workloads
+
+
+def test_a_workload_describes_the_call() -> None:
+    a = Argument("a", "float32", "in", (4, 6), (1, 4))  # transposed
+    n = Argument("n", "int32", "fixed", value=-7)
+    c = Argument("c", "float64", "inout", (5,), (1,))
+    params = parameters_of("f", "0" * 16, [a, n, c], "default")
+    workload = Workload.from_json(Workload("own_kernel", params).json)
+    assert arguments_of(workload.params) == (a, n, c)
+    assert [(spec.name, spec.shape) for spec in workload.signature] == [("a", (6, 4)), ("c", (5,))]
+    assert [(spec.name, spec.shape) for spec in workload.outputs] == [("c_after", (5,))]
+    assert workload.label == "f a=4x6:f32s n=-7 c=5:f64"
+
+
+def test_workloads_of_near_shapes_are_near() -> None:
+    kernel = declared()
+    sizes = [kernel.workload(f"{n}:float32", f"{n}:float32") for n in (1000, 2000, 64000)]
+    assert distance(sizes[0], sizes[1]) < distance(sizes[0], sizes[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"arguments": ("x:float32:in",)}, "sizes"),
+        ({"arguments": ("x:float32:in", "y:floa32:out")}, "dtype"),
+        ({"arguments": ("x:float32:in", "y:float32")}, "name:dtype:role"),
+        ({"arguments": ("x:float32:in", "y:float32:in")}, "output"),
+        ({"strides": ((1,), (2,))}, "gaps"),
+        ({"sizes": ((8,), (0,))}, "shape"),
+    ],
+)
+def test_impossible_workloads_are_refused(changes: dict[str, Any], word: str) -> None:
+    shape = (8,)
+    arguments = [Argument("x", "float32", "in", shape, contiguous(shape)), Argument("y", "float32", "out", shape, (1,))]
+    params = parameters_of("f", "0" * 16, arguments, "default")
+    with pytest.raises(WorkloadError, match=word):
+        Workload("own_kernel", {**params, **changes})
+
+
+# ---- launch plans
+
+
+def test_a_numba_array_is_data_and_keeps_its_form() -> None:
+    array = NumbaArray("x", "float32", (3, 5), (20, 4))
+    assert array.words == (0, 0, 15, 4, None, 3, 5, 20, 4)
+    layouts = {(20, 4): "C", (4, 12): "F", (40, 4): "A"}
+    assert {strides: NumbaArray("x", "float32", (3, 5), strides).layout for strides in layouts} == layouts
+    params = (array, Number(True, "bool"), Literal(3), Scalar("a", dtype="float64"), Scalar("b"))
+    step = Step("kernel_0", params, Grid(6, shape=(3, 2, 1)), 64, block_shape=(8, 8, 1))
+    plan = LaunchPlan("cuda", "sm_90", (step,))
+    assert LaunchPlan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"grid": Grid(6, shape=(3, 3, 1))}, "product"),
+        ({"grid": Grid(70000, shape=(1, 70000, 1))}, "65535"),
+        ({"block_shape": (4, 4, 4)}, "block_shape"),
+        ({"params": (NumbaArray("x", "float32", (3,), (3,)),)}, "multiples of 4"),
+        ({"params": (Number(300, "uint8"),)}, "255"),
+        ({"params": (Pointer("x"),), "restores": True}, "two buffers"),
+    ],
+)
+def test_plans_that_cannot_be_launched_are_refused(change: dict[str, Any], word: str) -> None:
+    step = Step(**{"entry": "kernel_0", "params": (), "grid": Grid(6), "block_threads": 32, **change})
+    with pytest.raises(PlanError, match=word):
+        LaunchPlan("cuda", "sm_90", (step,)).check()
+
+
+def test_an_array_that_reaches_beyond_its_buffer_is_refused() -> None:
+    workload = declared().workload("8:float32", "8:float32")
+    step = Step("kernel_0", (NumbaArray("x", "float32", (9,), (4,)),), Grid(1), 32)
+    with pytest.raises(PlanError, match="an array that reaches 36 bytes into x, which has 32"):
+        LaunchPlan("cuda", "sm_90", (step,)).check(workload)
+
+
+# ---- rules
+
+
+def test_rules_hold_for_columns_as_for_numbers() -> None:
+    rng = np.random.default_rng(0)
+    columns = {"a": rng.integers(1, 9, 50), "b": rng.integers(1, 9, 50)}
+    for rule in ("a * b <= 16", "1 < a < b or not b % 2", "max(a, b) == a and a != 3", "(a if a > b else b) > 4"):
+        expected = [bool(eval(rule, {"a": int(a), "b": int(b)})) for a, b in zip(columns["a"], columns["b"])]
+        assert predicate(rule, ("a", "b"))(columns).tolist() == expected
+
+
+# ---- bad input
+
+
+def writes_x(x, y, *, per):  # type: ignore[no-untyped-def]
+    x[0] = per
+    y[0] = x[0]
+
+
+def has_no_such_knob(x, y):  # type: ignore[no-untyped-def]
+    y[0] = x[0]
+
+
+def ignores_its_knob(x, y, *, per):  # type: ignore[no-untyped-def]
+    y[0] = x[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "words"),
+    [
+        (None, {"knobs": {"threads": (64,), "perr": (1,)}}, ["per", "did you mean 'perr'"]),
+        (has_no_such_knob, {"knobs": {"threads": (64,), "per": (1,)}, "grid": 1}, ["'per'", "neither"]),
+        (ignores_its_knob, {"knobs": {"threads": (64,), "per": (1,)}, "grid": 1}, ["'per'", "not used"]),
+        (None, {"rules": ["thread <= 64"]}, ["'thread'", "did you mean 'threads'"]),
+        (None, {"rules": ["threads <="]}, ["not an expression"]),
+        (None, {"rules": ["threads > 64"]}, ["default", "threads > 64"]),
+        (None, {"outputs": ["z"]}, ["no argument 'z'"]),
+        (None, {"outputs": []}, ["names no outputs"]),
+        (writes_x, {}, ["writes x", "inplace="]),
+        (None, {"grid": lambda xx, k: 1}, ["grid takes 'xx'"]),
+        (None, {"default": {"threads": 96}}, ["96", "64, 128"]),
+        (None, {"knobs": {}}, ["has no knobs"]),
+        (lambda x, y, *args: None, {}, ["*args"]),
+    ],
+)
+def test_the_decorator_says_what_is_wrong(function: Any, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        declared(function, **changes)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"grid": lambda x: 0}, ["grid", "0 along x"]),
+        ({"grid": lambda x: 2**31}, ["2147483648", "2147483647"]),
+        ({"grid": lambda x: (1, 70000)}, ["along y", "65535", "fold"]),
+        ({"grid": lambda x: x.rank}, ["grid raised AttributeError"]),
+        ({"block": lambda k: 2048}, ["2048", "1024"]),
+        ({"block": lambda k: (64, 64)}, ["4096 threads"]),
+    ],
+)
+def test_a_launch_that_is_impossible_is_refused_before_a_trial(changes: dict[str, Any], words: list[str]) -> None:
+    kernel = declared(**changes)
+    with pytest.raises(UsageError) as caught:
+        kernel.tune("64:float32", "64:float32", target="cpu", trials=1, db="unused.db")
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_arguments_that_a_kernel_cannot_take_are_refused(tmp_path: Path) -> None:
+    kernel = declared(db=tmp_path / "own.db")
+    x = np.zeros(64, np.float32)
+    readonly = np.zeros(64, np.float32)
+    readonly.flags.writeable = False
+    for args, word in (
+        ((x,), "takes 2 arguments"),
+        ((x, x), "overlaps"),
+        ((x, readonly), "read-only"),
+        ((x, np.zeros(128, np.float32)[::2]), "no gaps"),
+        ((x[::-1], x.copy()), "below zero"),
+        ((x.astype(complex), x), "complex128"),
+        (((1, 2), x), "tuple"),
+        ((np.zeros(4, [("a", np.float32)]), x), "record array"),
+        ((np.zeros(0, np.float32), x), "shape"),
+    ):
+        with pytest.raises((ArgumentError, UsageError), match=word):
+            kernel(*args)
+
+
+def test_a_kernel_of_blocks_is_refused_on_a_cpu() -> None:
+    module = example("matmul")
+    with pytest.raises(schedsearch.UnsupportedError, match=r"cuda\.(shared|syncthreads|threadIdx).*tune it on a GPU"):
+        module.matmul.tune(*module.SHAPES, target="cpu", trials=1, db="unused.db")
+
+
+# ---- compiled for the GPU
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_compiles_for_a_gpu(name: str) -> None:
+    module, target = example(name), PRESETS["h200"]
+    workload, template = getattr(module, name).workload(*module.SHAPES), load_template("own_kernel_cuda")
+    assert template.validate(workload, target) is None
+    config = template.default(workload, target, template.space(workload, target))
+    built = compile_source(template.kernel(workload, target, config), target)
+    built.artifact.plan.check(workload)
+    assert built.resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_needs_at_most_15_lines_beyond_the_kernel(name: str) -> None:
+    lines = (ROOT / "examples" / "own_kernel" / f"{name}.py").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("@schedsearch.tunable"))
+    stop = next(number for number, line in enumerate(lines[start:]) if line.startswith("def "))
+    assert stop <= 15
+
+
+def test_knobs_are_constants_of_the_code() -> None:
+    """The product of the documentation sums a tile with 16 or 8 fused multiply-adds, as its knob says."""
+    from schedsearch.backend.cuda import _compile_to_ptx
+
+    module, target = example("matmul"), PRESETS["h200"]
+    workload, template = module.matmul.workload(*module.SHAPES), load_template("own_kernel_cuda")
+    for tile in (8, 16):
+        config = schedsearch.Config(tile=tile, unroll=False)
+        (step,) = template.kernel(workload, target, config).steps
+        assert _compile_to_ptx(step, "kernel_0", "sm_90").count("fma.rn.f32") == tile
+
+
+# ---- on the CPU, end to end
+
+SCRIPT = """
+import json, sys
+import numpy as np
+from numba import cuda
+import schedsearch
+
+SHIFT = 1
+
+def helper(value, factor):
+    return factor * value + SHIFT
+
+
+@schedsearch.tunable(
+    knobs={"threads": (64, 128), "per": (1, 4)},
+    block=lambda k: k.threads, grid=lambda x, k: (-(-x.shape[1] // (k.threads * k.per)), x.shape[0]),
+    outputs=["y"], inplace=["count"], db=sys.argv[1],
+    reference=lambda x, a, count: (a * x + SHIFT, count + np.isfinite(x).sum(axis=1)))
+def affine(x, a, y, count, *, per):
+    first, row = cuda.grid(2)
+    for j in range(per):
+        column = first * per + j
+        if column < x.shape[1]:
+            y[row, column] = helper(x[row, column], a)
+            cuda.atomic.add(count, row, 1)
+
+
+x = np.random.default_rng(0).standard_normal((300, 40)).astype(np.float32).T
+y, count = np.zeros((40, 300), np.float32), np.zeros(40, np.int32)
+summary = affine.tune(x, 2.5, y, count, trials=4)
+affine(x, 2.5, y, count)
+np.testing.assert_allclose(y, 2.5 * x + 1, rtol=1e-5, atol=1e-6)
+np.testing.assert_array_equal(count, 300)
+affine(x, -1.0, y, count)
+np.testing.assert_allclose(y, 1 - x, rtol=1e-5, atol=1e-6)
+np.testing.assert_array_equal(count, 600)
+step = affine.bind(x, 0.5, y, count)
+step()
+np.testing.assert_array_equal(count, 900)
+other = np.ones((7, 5), np.float32)
+affine(other, 3.0, y[:7, :5].copy(), count[:7].copy())
+print(json.dumps({"outcomes": {str(k): v for k, v in summary.tasks[0].outcomes.items()}, "rung": step.kernel.rung,
+                  "code": affine.definition.code}))
+"""
+
+DEPLOYED = """
+import sys
+
+
+class NoNumba:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numba", "numba_cuda"):
+            raise ImportError(f"{name} is not installed")
+
+
+sys.meta_path.insert(0, NoNumba())
+import numpy as np
+import schedsearch
+
+kernel = schedsearch.own_kernel("affine", sys.argv[1])
+x = np.random.default_rng(1).standard_normal((300, 40)).astype(np.float32).T
+y, count = np.zeros((40, 300), np.float32), np.zeros(40, np.int32)
+kernel(x, 2.0, y, count)
+np.testing.assert_allclose(y, 2 * x + 1, rtol=1e-5, atol=1e-6)
+np.testing.assert_array_equal(count, 300)
+try:
+    kernel(x[:10], 2.0, y[:10], count[:10])
+except schedsearch.NoRecordError as error:
+    print(error)
+"""
+
+
+def run(script: Path, *args: object) -> str:
+    done = subprocess.run([sys.executable, script, *map(str, args)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A database that a script without a `__main__` guard made, and what the script printed."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "script.py").write_text(SCRIPT)
+    printed = run(folder / "script.py", folder / "own.db")
+    return folder / "own.db", json.loads(printed)
+
+
+def test_a_script_tunes_calls_and_binds_its_kernel_on_a_cpu(tuned: tuple[Path, dict[str, Any]]) -> None:
+    assert tuned[1]["outcomes"] == {"ok": 3}  # with per=4 both numbers of threads give one grid, and equal code
+    assert tuned[1]["rung"] == "exact"
+
+
+def test_it_is_deployed_where_numba_cannot_be_imported(tuned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "deployed.py").write_text(DEPLOYED)
+    assert "there is no record of affine x=10x300:f32s" in run(tmp_path / "deployed.py", tuned[0])
+
+
+def test_deployment_by_name_says_what_the_database_has(tuned: tuple[Path, dict[str, Any]]) -> None:
+    with pytest.raises(NoRecordError, match="did you mean 'affine'"):
+        schedsearch.own_kernel("afine", tuned[0])
+    with pytest.raises(UsageError, match=tuned[1]["code"]):
+        schedsearch.own_kernel("affine", tuned[0], code="0000")
+    assert [each.verified_by for each in schedsearch.own_kernel("affine", tuned[0]).workloads] == ["reference"]
+
+
+def test_without_a_reference_the_default_configuration_is_the_truth(tmp_path: Path) -> None:
+    def wrong_for_four(x, y, *, per):  # type: ignore[no-untyped-def]
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] = x[i] + (1 if per == 4 else 0)
+
+    knobs = {"threads": (64,), "per": (1, 2, 4)}
+    kernel = declared(wrong_for_four, knobs=knobs, grid=lambda x, k: -(-x.size // k.threads), reference=None)
+    summary = kernel.tune("1000:float32", "1000:float32", target="cpu", trials=3, db=tmp_path / "own.db")
+    outcomes = {str(name): count for name, count in summary.tasks[0].outcomes.items()}
+    assert outcomes == {"ok": 2, "wrong_answer": 1}
+    assert summary.tasks[0].workload.verified_by == "default"
+
+
+@pytest.mark.parametrize(
+    ("reference", "word"),
+    [
+        (lambda x: x[:-1], "shape"),
+        (lambda x: (x, x), "2 arrays"),
+    ],
+)
+def test_a_wrong_reference_is_reported_as_such(tmp_path: Path, reference: Any, word: str) -> None:
+    kernel = declared(reference=reference)
+    summary_or_error = ""
+    try:
+        summary = kernel.tune("64:float32", "64:float32", target="cpu", trials=1, db=tmp_path / "own.db")
+        summary_or_error = summary.tasks[0].problem
+    except schedsearch.SchedsearchError as error:
+        summary_or_error = str(error)
+    assert word in summary_or_error and "reference=" in summary_or_error
