@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import cuda
+from page_support import Page
 
 import schedsearch
 from schedsearch.backend import compile_source
@@ -464,3 +465,16 @@ def test_a_wrong_reference_is_reported_as_such(tmp_path: Path, reference: Any, w
     except schedsearch.SchedsearchError as error:
         summary_or_error = str(error)
     assert word in summary_or_error and "reference=" in summary_or_error
+
+
+def test_the_page_leads_from_a_kernel_to_its_deployment(tmp_path: Path) -> None:
+    files = Page("own-kernels.md").files()
+    assert list(files) == ["kernels.py", "tune.py", "use.py", "deploy.py"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for name in ("tune.py", "use.py", "deploy.py"):
+        if name == "deploy.py":
+            (tmp_path / "kernels.py").unlink()
+        done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[0.")

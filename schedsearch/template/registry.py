@@ -36,9 +36,14 @@ BUILT_IN = {
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
+}
+
+# Templates of kernels that `schedsearch.tunable` decorates; their knobs are the kernel's.
+OF_DECORATORS = {
     "own_kernel_cuda": "schedsearch.templates.own_kernel.templates:OwnKernelCuda",
     "own_kernel_cpu": "schedsearch.templates.own_kernel.templates:OwnKernelCpu",
 }
+_OWN = BUILT_IN | OF_DECORATORS
 
 
 class TemplateSet(Mapping[str, Template]):
@@ -116,8 +121,8 @@ def load_template(name: str) -> Template:
         UsageError: the name is unknown; or the package that offers it cannot be imported, breaks the contract of `Template`,
             serves an operator that is not installed, or claims the same name as another package.
     """
-    if name in BUILT_IN:
-        return _built_in(BUILT_IN[name])  # type: ignore[no-any-return]
+    if name in _OWN:
+        return _built_in(_OWN[name])  # type: ignore[no-any-return]
     claims = offers(ENTRY_POINT_GROUP).get(name)
     if claims is None:
         known = template_names()
@@ -139,7 +144,7 @@ def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
     problems = {
         name: f"template {name!r} is built in; the one of {claims[0]} is not used and needs another name"
         for name, claims in offers(ENTRY_POINT_GROUP).items()
-        if name in BUILT_IN
+        if name in _OWN
     }
     for name in template_names():
         try:
@@ -151,7 +156,7 @@ def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
 
 def template_names() -> list[str]:
     """All names, built-in ones first. Imports nothing, so that an installed one may prove unusable."""
-    return list(dict.fromkeys([*BUILT_IN, *offers(ENTRY_POINT_GROUP)]))
+    return list(dict.fromkeys([*_OWN, *offers(ENTRY_POINT_GROUP)]))
 
 
 def load_reference(op: str) -> Reference:
