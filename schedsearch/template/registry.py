@@ -34,6 +34,7 @@ BUILT_IN = {
     "depthwise_conv2d_cuda": "schedsearch.templates.depthwise_conv2d.cuda:DepthwiseConv2dCuda",
     "data_movement_cpu": "schedsearch.templates.data_movement.cpu:DataMovementCpu",
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
+    "depthwise_conv2d_cpu": "schedsearch.templates.depthwise_conv2d.cpu:DepthwiseConv2dCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

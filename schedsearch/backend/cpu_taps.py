@@ -1,0 +1,222 @@
+"""Register tiles for CPU kernels that sum a few taps of an image, and memory on the stack.
+
+A tap is a place in memory at a fixed distance from where a vector of results begins, with a weight. Distances are constants
+of the machine code, so a tap costs one load and one fused multiply-add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from schedsearch.backend.cpu_ops import load_vector, splat
+
+_F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+
+def stack_memory(nbytes: int) -> Any:
+    """An operation `memory() -> address` of `nbytes` bytes on the stack, aligned to 64; the same ones in every call."""
+
+    @intrinsic
+    def memory(typing_context: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            with builder.goto_entry_block():  # Numba's alloca_once would store zeros, as one value that LLVM takes apart
+                found = builder.alloca(ir.ArrayType(_I8, nbytes))
+            found.align = 64
+            return builder.ptrtoint(found, _I64)
+
+        return types.int64(), generate
+
+    return memory
+
+
+@dataclass(frozen=True)
+class MoveOps:
+    """Copies of `lanes` neighbouring numbers between an array of any float format and float32. Addresses are integers.
+
+    Attributes:
+        fetch: `fetch(array, numbers)`: from the array's format to float32.
+        put: `put(numbers, array)`: from float32, rounded half to even.
+    """
+
+    fetch: Any
+    put: Any
+
+
+def move_ops(dtype: str, lanes: int) -> MoveOps:
+    """Operations for arrays of float32, float16 or bfloat16."""
+    stored: ir.Type = {"float32": _F32, "float16": ir.HalfType(), "bfloat16": ir.IntType(16)}[dtype]
+    memory, vector, words = (ir.VectorType(kind, lanes) for kind in (stored, _F32, _I32))
+
+    def constant(value: int) -> Any:
+        return ir.Constant(words, [value] * lanes)
+
+    def load(builder: Any, address: Any, kind: ir.VectorType, alignment: int) -> Any:
+        return load_vector(builder, address, 0, kind, alignment)
+
+    @intrinsic
+    def fetch(typing_context: Any, array: Any, numbers: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = load(builder, args[0], memory, 4 if dtype == "float32" else 2)
+            if dtype == "float16":
+                value = builder.fpext(value, vector)
+            elif dtype == "bfloat16":
+                value = builder.bitcast(builder.shl(builder.zext(value, words), constant(16)), vector)
+            _store_vector(builder, args[1], 0, value)
+            return context.get_dummy_value()
+
+        return types.void(array, numbers), generate
+
+    @intrinsic
+    def put(typing_context: Any, numbers: Any, array: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = load(builder, args[0], vector, 4)
+            if dtype == "float16":
+                value = builder.fptrunc(value, memory)
+            elif dtype == "bfloat16":
+                bits = builder.bitcast(value, words)
+                odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+                rounded = builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), odd), constant(16))
+                is_nan = builder.fcmp_unordered("uno", value, value)  # the carry of a NaN could be zero
+                value = builder.trunc(builder.select(is_nan, constant(0x7FC0), rounded), memory)
+            builder.store(value, _pointer(builder, args[1], 0, memory)).align = 4 if dtype == "float32" else 2
+            return context.get_dummy_value()
+
+        return types.void(numbers, array), generate
+
+    return MoveOps(fetch, put)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Attributes:
+    weight: index of its weight.
+    offset: float32 elements from the place that belongs to a result.
+    """
+
+    weight: int
+    offset: int
+
+
+def correlate_op(
+    taps: Sequence[Tap], lanes: int, vectors: int, tiles: int, *, x_step: int, broadcast: bool, more: bool
+) -> Any:
+    """An operation `correlate(x, y, weights)` on addresses, for `tiles * vectors` vectors of `lanes` float32.
+
+    The vector number i of y becomes the sum over taps of x[i * x_step + tap.offset] * weight. `vectors` of them are computed
+    together, so that their additions overlap.
+
+    Args:
+        x_step: float32 elements between what neighbouring vectors read. Those of y follow one another.
+        broadcast: a weight is one float32 for all lanes; otherwise it is a vector.
+        more: adds the sums to what is at y.
+    """
+    vector = ir.VectorType(_F32, lanes)
+
+    @intrinsic
+    def correlate(typing_context: Any, x: Any, y: Any, weights: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            fma = _fma(builder, vector)
+            if broadcast:
+                factors = [splat(builder, load_vector(builder, args[2], 4 * tap.weight, _F32), vector) for tap in taps]
+            else:
+                factors = [load_vector(builder, args[2], 4 * lanes * tap.weight, vector) for tap in taps]
+            with cgutils.for_range(builder, _I64(tiles)) as loop:
+                image = builder.add(args[0], builder.mul(loop.index, _I64(4 * vectors * x_step)))
+                result = builder.add(args[1], builder.mul(loop.index, _I64(4 * vectors * lanes)))
+                sums = [
+                    load_vector(builder, result, 4 * lanes * i, vector) if more else ir.Constant(vector, None)
+                    for i in range(vectors)
+                ]
+                for tap, factor in zip(taps, factors):
+                    for i in range(vectors):
+                        value = load_vector(builder, image, 4 * (i * x_step + tap.offset), vector)
+                        sums[i] = builder.call(fma, [value, factor, sums[i]])
+                for i, value in enumerate(sums):
+                    _store_vector(builder, result, 4 * lanes * i, value)
+            return context.get_dummy_value()
+
+        return types.void(x, y, weights), generate
+
+    return correlate
+
+
+def reduce_op(taps: Sequence[Tap], lanes: int, full: int, part: int, *, x_steps: tuple[int, int], dy_row: int) -> Any:
+    """An operation `reduce(x, dy, sums, rows)`, for three addresses and a number of rows.
+
+    It adds the sum over all places of x[place + tap.offset] * dy[place] to the vector of `lanes` float32 at
+    sums[tap.weight]. A row has `full` vectors of dy, and then one of which only the first `part` lanes are read.
+
+    Args:
+        x_steps: float32 elements of x from row to row, and from vector to vector. dy_row: of dy, from row to row.
+    """
+    vector = ir.VectorType(_F32, lanes)
+
+    @intrinsic
+    def reduce(typing_context: Any, x: Any, dy: Any, sums: Any, rows: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            fma = _fma(builder, vector)
+            totals = [cgutils.alloca_once(builder, vector) for _ in taps]
+            for total in totals:
+                builder.store(ir.Constant(vector, None), total)
+
+            def add_products(image: Any, gradient: Any, count: int) -> None:
+                factor = _load_part(builder, gradient, 0, vector, count)
+                for tap, total in zip(taps, totals):
+                    value = _load_part(builder, image, 4 * tap.offset, vector, count)
+                    builder.store(builder.call(fma, [value, factor, builder.load(total)]), total)
+
+            rows = context.cast(builder, args[3], signature.args[3], types.int64)
+            with cgutils.for_range(builder, rows) as row:
+                image = builder.add(args[0], builder.mul(row.index, _I64(4 * x_steps[0])))
+                gradient = builder.add(args[1], builder.mul(row.index, _I64(4 * dy_row)))
+                with cgutils.for_range(builder, _I64(full)) as loop:
+                    add_products(
+                        builder.add(image, builder.mul(loop.index, _I64(4 * x_steps[1]))),
+                        builder.add(gradient, builder.mul(loop.index, _I64(4 * lanes))),
+                        lanes,
+                    )
+                if part:
+                    add_products(
+                        builder.add(image, _I64(4 * full * x_steps[1])), builder.add(gradient, _I64(4 * full * lanes)), part
+                    )
+            for tap, total in zip(taps, totals):
+                before = load_vector(builder, args[2], 4 * lanes * tap.weight, vector)
+                _store_vector(builder, args[2], 4 * lanes * tap.weight, builder.fadd(before, builder.load(total)))
+            return context.get_dummy_value()
+
+        return types.void(x, dy, sums, rows), generate
+
+    return reduce
+
+
+def _fma(builder: Any, vector: ir.VectorType) -> Any:
+    kind = ir.FunctionType(vector, [vector] * 3)
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{vector.count}f32")
+
+
+def _pointer(builder: Any, base: Any, offset_bytes: int, kind: ir.Type) -> Any:
+    pointer = builder.gep(builder.inttoptr(base, _I8.as_pointer()), [_I64(offset_bytes)])
+    return builder.bitcast(pointer, kind.as_pointer())
+
+
+def _store_vector(builder: Any, base: Any, offset_bytes: int, value: Any) -> None:
+    builder.store(value, _pointer(builder, base, offset_bytes, value.type)).align = 4
+
+
+def _load_part(builder: Any, base: Any, offset_bytes: int, vector: ir.VectorType, part: int) -> Any:
+    """The first `part` lanes; the others are zero, and their memory is not read."""
+    if part == vector.count:
+        return load_vector(builder, base, offset_bytes, vector)
+    mask = ir.VectorType(ir.IntType(1), vector.count)
+    kind = ir.FunctionType(vector, [vector.as_pointer(), _I32, mask, vector])
+    load = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.v{vector.count}f32.p0")
+    lanes = ir.Constant(mask, [int(lane < part) for lane in range(vector.count)])
+    pointer = _pointer(builder, base, offset_bytes, vector)
+    return builder.call(load, [pointer, _I32(4), lanes, ir.Constant(vector, None)])
