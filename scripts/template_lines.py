@@ -36,6 +36,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "depthwise_conv2d_cuda": "depthwise_conv2d.cuda",
     "depthwise_conv2d_dw_cuda": "depthwise_conv2d.cuda_dw",
     "data_movement_cuda": "data_movement.cuda",
+    "data_movement_cpu": "data_movement.cpu",
     "depthwise_conv2d_cpu": "depthwise_conv2d.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
