@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv2d_numpy import check_schedules
 from depthwise_cuda_support import H200, KERNEL_MODULES, assert_compiles, emulate, run_on_device
 from depthwise_support import case_workloads, random_workload
 
@@ -255,9 +256,7 @@ def test_random_workloads_on_the_device(device: Any, direction: str, seed: int) 
     rng, template = np.random.default_rng(100 + seed), TEMPLATES[direction]
     workload = random_workload(rng, direction=direction, dtype=DTYPES[seed % 3])
     workload = workload.replace(h=workload.h + 9 * (seed % 4), w=workload.w + 11 * (seed % 3))
-    space = template.space(workload, device.target)
-    for config in (template.default(workload, device.target, space), *space.sample(2, rng)):
-        run_on_device(device, template, workload, config)
+    check_schedules(lambda config: run_on_device(device, template, workload, config), template, workload, device.target, rng)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,8 @@
 
 `PtxEmulator.device_op` takes the place of `schedsearch.backend.ops.device_op` in a module that generates text. It translates
 the text to a Python function once, and the emulated threads call it. The instructions are those of kernels on CUDA cores:
-moves, loads, stores, comparisons, float32 arithmetic, conversions to and from 16 bits, and forward branches.
+moves, loads, stores, comparisons, float32 arithmetic, conversions to and from 16 bits, and forward branches. A vote is that
+of one thread, so it suits kernels that compute the same on both sides of the branch.
 """
 
 from __future__ import annotations
@@ -193,6 +194,10 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         a, b = (f"F({n})" if last == "f32" else f"int({n}) % 2**32" if last == "u32" else f"wide({n})" for n in names[1:3])
         also = f" and {names[3]}" if suffixes[1] == "and" else ""
         return f"{names[0]} = bool({a} {compare} {b}){also}"
+    if kind == "activemask":
+        return f"{names[0]} = 0"
+    if kind == "vote":  # of one thread: kernels may take either branch
+        return f"{names[0]} = {names[1]}"
     if kind == "selp":
         return f"{names[0]} = {names[1]} if {names[3]} else {names[2]}"
     floats = [f"float(F({n}))" for n in names[1:]]

@@ -147,7 +147,10 @@ def _configurations(
     lanes, across, down = threads_of(shape, vector, tile_h, tile_w, threads)
     strips = -(-shape.rows.targets // (down * tile_h))
     others = -(-shape.channels // (lanes * vector)) * -(-shape.columns.targets // (across * tile_w)) * shape.images
-    fitting = [n for n in (4, 2, 1) if n == 1 or (strips % n == 0 and strips // n * others >= 8 * target.sms)]
+    # Patches one below the other share rows in L1: with dilation most of their windows.
+    overlap = shape.window(shape.rows, tile_h, shape.tap_h) * shape.rows.down / (tile_h * shape.rows.up)
+    least_blocks = (3 if overlap >= 1.75 else 8) * target.sms
+    fitting = [n for n in (4, 2, 1) if n == 1 or (strips % n == 0 and strips // n * others >= least_blocks)]
     # The copy of the filters delays a block's first load; blocks that follow others hide it, and share the copy.
     short = strips * others <= 4 * target.sms and shape.filters * shape.rounds == 1
     for strip in fitting:
@@ -155,5 +158,5 @@ def _configurations(
             yield dict(
                 vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down,
                 registers=registers, strip=strip, filters="direct" if short else "shared",
-                border="branch" if tile_h * tile_w > 1 else "test",
+                border="branch" if shape.channels_last and tile_h * tile_w > 1 else "test",
             )  # fmt: skip

@@ -219,16 +219,30 @@ def patch_time(shape: Shape, target: Target, vector: int, tile_h: int, tile_w: i
     products = tile_h * tile_w * vector * shape.taps / (shape.rows.down * shape.columns.down)
     stores = tile_h * tile_w if shape.channels_last else tile_h * max(1.0, tile_w * shape.nbytes / 16)
     loads = window_h * row_loads
-    one = products + 2 * loads + words * 4 / shape.nbytes + 3 * stores + 40
+    one = products + 3 * loads + words * 4 / shape.nbytes + 3 * stores + 40
     patches = shape.patches(vector, tile_h, tile_w)
-    apart = vector if shape.channels_last else tile_w * shape.columns.up / shape.columns.down  # elements, lane to lane
-    lines = max(1.0, apart * shape.nbytes / 4)  # of 128 bytes, that a load of a warp touches
+    lines = _lines(shape, vector, tile_h, tile_w)
     registers = (
         tile_h * tile_w * vector + shape.taps * vector + window_w * vector * (shape.nbytes // 2 + 1) + OTHER_REGISTERS
     )
     crowding = max(1.0, registers / 128) if registers <= 168 else 3.0  # fewer warps hide less of their loads' latency
     issue, l1 = one / (128 * 0.6), loads * lines / 32
     return float(patches * max(crowding * issue, l1) / target.sms + 2.5 * one)
+
+
+def _lines(shape: Shape, vector: int, tile_h: int, tile_w: int) -> int:
+    """Lines of 128 bytes that a load of a warp touches: each is an access to L1."""
+    if shape.channels_last:
+        return max(1, vector * shape.nbytes // 4)
+    _, across, down = threads_of(shape, vector, tile_h, tile_w, 256)
+    rows, columns = shape.rows, shape.columns
+    touched = set()
+    for thread in range(32):
+        plane, row = divmod(thread // across, down)
+        element = (plane * rows.sources + row * tile_h * rows.up // rows.down) * columns.sources
+        element += thread % across * tile_w * columns.up // columns.down
+        touched.add(element * shape.nbytes // 128)
+    return len(touched)
 
 
 def min_blocks(target: Target, config: Config) -> int:
@@ -257,7 +271,7 @@ def threads_of(shape: Shape, vector: int, tile_h: int, tile_w: int, threads: int
 def _fewest(values: tuple[int, ...], needed: int, most: int) -> int:
     """The value with the fewest idle threads over all blocks; the largest of these."""
     fitting = [n for n in values if n == 1 or (n <= most and n < 2 * needed)]
-    return min(fitting, key=lambda n: (-(-needed // n) * n / needed > 1.15, -n))
+    return min(fitting, key=lambda n: (round(-(-needed // n) * n / needed, 1), -n))
 
 
 def first_legal(space: ConfigSpace, choices: Iterator[dict[str, Any]]) -> Config:

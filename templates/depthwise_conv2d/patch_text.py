@@ -110,7 +110,8 @@ def correlate(
     image's first pixel, at the thread's channel. (row, column) is the source of the patch's first target and the round's
     first tap, without the axis's shift; both may be outside of the image. `weights` is the shared address of the round's
     first tap: float32, channels side by side, taps `weight_pitch` bytes apart in rows of `patch.tap_w`. With `branch`,
-    patches with `inside` != 0 lie inside of the image as a whole, and their loads need no test.
+    patches with `inside` != 0 lie inside of the image as a whole, and their loads need no test; a warp with other patches
+    too tests them all, because it would otherwise run both codes.
 
     With `filter_steps`, the elements from a filter, row and column of the weight to the next, `weights` is the global
     address of the thread's first filter instead, and the round has all taps.
@@ -124,8 +125,9 @@ def correlate(
     else:
         weights = _shared_filters(text, patch, weight_pitch)
     if branch:
-        inside = text.one("pred")
-        text.add(f"setp.ne.s32 {inside}, $inside, 0; @{inside} bra whole;")
+        inside, active = text.one("pred"), text.one("b32")
+        text.add(f"setp.ne.s32 {inside}, $inside, 0; activemask.b32 {active};")
+        text.add(f"vote.sync.all.pred {inside}, {inside}, {active}; @{inside} bra whole;")
     _correlate_rows(text, patch, base, weights, tested=True)
     if branch:
         text.add("bra done; whole:")
