@@ -211,6 +211,24 @@ def test_rules_hold_for_columns_as_for_numbers() -> None:
         assert predicate(rule, ("a", "b"))(columns).tolist() == expected
 
 
+# ---- numbers to verify with
+
+
+def test_integers_are_drawn_from_the_range_of_the_given_arrays() -> None:
+    def take(x, at, y, *, per):  # type: ignore[no-untyped-def]
+        i = cuda.grid(1) * per
+        if i < at.size:
+            y[i] = x[at[i]]
+
+    kernel = declared(take, grid=lambda at, k: -(-at.size // k.threads), reference=lambda x, at: x[at])
+    x, at = np.zeros(50, np.float32), np.array([3, 49, 7], np.int32)
+    with pytest.raises(UsageError, match="target"):
+        kernel.tune(x, at, np.zeros(3, np.float32), target="a toaster", trials=1)
+    workload = kernel.workload(x, at, np.zeros(3, np.float32))
+    assert workload.definition.check_inputs(workload.params)["at"].values == range(3, 50)
+    assert workload.signature[1].below == 50  # the timing's numbers lie in [0, 50)
+
+
 # ---- bad input
 
 

@@ -166,7 +166,7 @@ class _Last:
         self.kind, self.name, self.role = type(value), given.argument.name, given.argument.role
         self.scalar = given.view is None
         self.is_torch = given.view is not None and given.view.library == "torch"
-        self.value = None if self.is_torch else value
+        self.value: Any = None if self.is_torch else value
         self.shape: Any = getattr(value, "shape", None)
         self.strides: Any = value.stride() if self.is_torch else getattr(value, "strides", None)
         self.dtype: Any = getattr(value, "dtype", None)

@@ -275,7 +275,7 @@ class Tunable:
                 self.definition.scalars[argument.name] = each.value
             elif argument.role == "in" and each.view is not None and not dtype_of(argument.dtype).is_float:
                 found = integer_range(value)
-                self.definition.measured |= {} if found is None else {argument.name: found}
+                self.definition.measured.update({} if found is None else {argument.name: found})
 
     def __repr__(self) -> str:
         return f"<tunable {self.definition.name}, knobs {', '.join(self.definition.knobs)}>"
