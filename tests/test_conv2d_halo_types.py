@@ -24,7 +24,7 @@ from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import evaluate
-from schedsearch.templates.parts import gather, pipeline, store, walk, wgmma
+from schedsearch.templates.parts import addressing, gather, pipeline, store, walk, wgmma, zero_points
 from schedsearch.templates.parts.epilogue import TileRows
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.testing.emulator import Memory
@@ -52,11 +52,12 @@ class Stages:
 
     alignments: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, arrays: Mapping[str, Array], outputs: int, workload: Workload) -> None:
+    def __init__(self, arrays: Mapping[str, Array], outputs: int, workload: Workload, further: Any = ()) -> None:
         self.arrays, self.outputs, self.workload = arrays, outputs, workload
         self.identity = not workload.epilogue
         operands = epilogue_operands(workload)
-        self.params, self.names = tuple(each.param for each in operands), [each.name for each in operands]
+        self.params = (*(each.param for each in operands), *further)
+        self.names = [*(each.name for each in operands), *(each.buffer for each in further)]
 
     def index(self, name: str) -> int:
         return self.names.index(name)
@@ -126,6 +127,15 @@ EMULATED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "int8, merged single channels": (
         {**GROUPS, "c": 32, "k": 32, "groups": 32, "s": 1, "padding": (1, 0, 1, 0), "epilogue": ["requantise"]},
         {**MERGED, "merged": 16}, 3),
+    "zero point, every border of rows and columns, strided": (
+        {**SMALL, "h": 7, "zero_points": ["x"], "padding": (2, 1, 1, 3), "stride": (1, 2), "weight_dtype": "uint8"},
+        {**TOGETHER, "tile_h": 3, "tile_w": 3}, 2),
+    "zero point, uint8 to int8, in turn, tiles with and without borders": (
+        {**SMALL, "n": 1, "h": 7, "dtype": "uint8", "zero_points": ["x"], "weight_dtype": "int8", "epilogue": REQUANTISED},
+        {**IN_TURN, "tile_h": 2, "tile_w": 3}, 2),
+    "zero point, a kernel larger than the image, groups": (
+        {**SMALL, "h": 3, "w": 3, "r": 5, "s": 4, "dilation": (1, 2), "padding": (4, 5, 3, 2), "c": 64, "k": 64,
+         "groups": 2, "zero_points": ["x"]}, {**TOGETHER, "tile_h": 4, "tile_w": 4, "merged": 1}, 1),
     "sums, groups of 48 channels as they are": (
         {**SMALL, "n": 1, "c": 96, "k": 96, "groups": 2, "r": 1, "padding": (0, 1, 0, 1)}, TOGETHER, 2),
 }  # fmt: skip
@@ -138,7 +148,7 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late:
     w, memory = conv2d(**params), Memory()
     assert TEMPLATE.validate(w, H200) is None
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, kernel_module, gather, pipeline, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, kernel_module, addressing, gather, pipeline, store, walk, wgmma, zero_points)
     arrays = integer_model.arguments(w)
     outputs = w.k // w.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", functools.partial(Stages, arrays, outputs))
@@ -146,15 +156,18 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late:
     y = np.zeros(w.output.shape, w.output.dtype)
     tensors = {**arrays, "y": y}
     pointers = {name: memory.add(array) for name, array in tensors.items() if name != "x"}
-    (step,) = TEMPLATE.kernel(w, dataclasses.replace(H200, sms=sms), Config(config)).steps
+    source = TEMPLATE.kernel(w, dataclasses.replace(H200, sms=sms), Config(config))
+    workspaces = {name: np.full(nbytes, 0x55, np.uint8) for name, nbytes in source.workspaces.items()}
+    pointers |= {name: memory.add(array) for name, array in workspaces.items()}
     views = {
         param.buffer: np.lib.stride_tricks.as_strided(
             tensors[param.buffer], param.dims[::-1], (*param.strides_bytes[::-1], tensors[param.buffer].itemsize)
         )
-        for param in step.params
+        for param in source.steps[-1].params
         if param.kind == "tensor_map"
     }
-    emulator.run(step, pointers, sms, views, integer_model.SCALARS)
+    for step in source.steps:
+        emulator.run(step, pointers, sms, views, integer_model.SCALARS)
     np.testing.assert_array_equal(y, integer_model.expected(w, arrays))
 
 
@@ -173,8 +186,8 @@ COMPILED: dict[str, tuple[dict[str, Any], int]] = {
         {**INT8, **SMALLER, "stride": 2, "epilogue": ["bias", {"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
         IGMMA,
     ),
-    "merged groups, quantised again": (
-        {**INT8, **SMALLER, "groups": 32, "epilogue": ["dequantise", "residual", "quantise"]},
+    "zero point, merged groups, quantised again": (
+        {**INT8, **SMALLER, "groups": 32, "zero_points": ["x"], "epilogue": ["dequantise", "residual", "quantise"]},
         IGMMA,
     ),
     "float8": (
@@ -203,7 +216,7 @@ def test_kernels_multiply_on_tensor_cores_without_local_memory(case: str) -> Non
     [
         ({"dtype": "int8", "c": 24}, "c is 24; allowed: multiples of 16"),
         ({"dtype": "int8", "k": 24, "epilogue": ["requantise"]}, "k is 24; allowed: multiples of 16"),
-        ({"dtype": "int8", "zero_points": ["x"]}, "x has a zero point"),
+        ({"dtype": "int8", "zero_points": ["x", "weight"]}, "weight has a zero point"),
         (
             {"dtype": "int8", "layout": "NCHW32c"},
             "layout and weight_layout are NCHW32c and OIHW32o32i; allowed: NHWC and OHWI",
@@ -260,7 +273,7 @@ def test_random_integer_convolutions_are_exact(seed: int) -> None:
             n=pick(1, 2, 5), h=int(rng.integers(5, 40)), w=int(rng.integers(5, 40)),
             c=groups * pick(1, 4, 8, 16, 64, 144), k=groups * pick(1, 4, 8, 16, 64, 144), r=r, s=s,
             stride=pick(1, 1, 2, (2, 1)), padding=tuple(int(p) for p in rng.integers(0, 4, 4)), dilation=pick(1, 1, 2),
-            groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"),
+            groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"), zero_points=pick([], ["x"]),
             epilogue=[*(stage for stage in ("bias", "residual", "relu", "clip") if rng.random() < 0.4), *ends],
         )  # fmt: skip
         if TEMPLATE.validate(w, target) is None:

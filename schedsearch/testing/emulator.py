@@ -175,6 +175,7 @@ class Emulator:
         """
         stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base, "ptx": self, "cluster": self}
         stand_ins |= {"correct_fragments": self.correct_fragments, "correct_values": self.correct_values}
+        stand_ins["correct_transposed"] = self.correct_transposed
         for module in modules:
             for name, stand_in in stand_ins.items():
                 if hasattr(module, name):
@@ -317,6 +318,23 @@ class Emulator:
                         for number, zero_sum in enumerate(zero_sums):
                             place_in_octets = 4 * (number % step) + number // step if interleaved else number
                             acc[4 * octet + 2 * row + place_in_octets] -= round(zero_point) * zero_sum
+
+        return correct
+
+    def correct_transposed(self, octets: int, tile: Any, of_rows: Any, of_columns: Any, k_all: int) -> Callable[..., None]:
+        """See `parts.zero_points`: each octet has two neighbouring positions of two channels."""
+
+        def correct(
+            acc: list[int], channels: int, rows: int, columns: int, position: int, row: int, column: int, k: int,
+            table: int, zero_point: float,
+        ) -> None:  # fmt: skip
+            for number in range(4 * octets):
+                down, right = divmod(8 * (number // 4) + position + number % 2, tile.patch_w)
+                second = number // 2 % 2 * tile.second
+                if down < rows and right < columns and second < channels:
+                    place = of_rows.of_position(row + down) * of_columns.count + of_columns.of_position(column + right)
+                    (zero_sum,) = self._zero_sums(table, place * k_all + k + second, 1)
+                    acc[number] -= round(zero_point) * zero_sum
 
         return correct
 

@@ -45,6 +45,7 @@ from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES
 from schedsearch.templates.parts.wgmma import Wgmma
+from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
 
 MAX_PIXELS = 2**31 - 1
@@ -67,8 +68,6 @@ class Conv2dHalo(Template):
         w = workload
         if reason := wgmma_problem(w, target, every_dtype=True, takes_groups=True, shuffles=True, staged=("residual",)):
             return reason
-        if w.zero_points:
-            return "x has a zero point; allowed: none; conv2d_wgmma corrects sums for it"
         if loads_residual(w) and dtype_of(w.out_dtype).nbytes != 2:
             return f"the residual has 16 bits and y is {w.out_dtype}; allowed: 16 bits both, or a residual of 32 bits"
         if reason := shuffle_problem(w):
@@ -166,7 +165,8 @@ class Conv2dHalo(Template):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)
         geometry = Geometry.of(workload, plan.merged)
-        epilogue = Epilogue(workload)
+        zero = ZeroPoint.of(workload)
+        epilogue = Epilogue(workload, zero.params) if zero else Epilogue(workload)
         shuffle = pixel_shuffle(workload.epilogue, workload.k)
         output: Param = Pointer("y")
         epilogue_params = epilogue.params
@@ -192,7 +192,7 @@ class Conv2dHalo(Template):
         if plan.column_blocks and plan.column_tiles > 1:  # the same number for each column, on any card
             grid = Grid(plan.column_tiles * plan.column_blocks)
         step = KernelStep(
-            build_kernel(workload, plan, epilogue),
+            build_kernel(workload, plan, epilogue, zero),
             (image, weights, output, *epilogue_params),
             grid,
             plan.threads,
@@ -200,4 +200,6 @@ class Conv2dHalo(Template):
             min_blocks_per_sm=plan.blocks_per_sm,
             shaped_by=SHAPED_BY,
         )
-        return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
+        if zero is None:
+            return KernelSource("cuda", "sm_90a", (step,), alignments=alignments)
+        return KernelSource("cuda", "sm_90a", (zero.step(), step), zero.workspaces, {**alignments, **zero.alignments})

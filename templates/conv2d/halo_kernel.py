@@ -45,6 +45,7 @@ from schedsearch.templates.parts import gather, pipeline, ptx, store, walk
 from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.wgmma import Wgmma
+from schedsearch.templates.parts.zero_points import ZeroPoint, no_transposed_correction
 from schedsearch.workload import Workload
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
@@ -54,7 +55,7 @@ SHAPED_BY = frozenset(
 )  # fmt: skip
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable[..., None]:
+def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
     """The kernel function of one configuration."""
     geometry, layout = Geometry.of(workload, plan.merged), plan.shared
     chunks, patches, stages, turns = geometry.chunks, plan.patches, plan.stages, plan.turns
@@ -82,7 +83,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     staging_offset = store.transposed_offset(workload.out_dtype)
     if pixel_shuffle(workload.epilogue, workload.k):
         staging_offset = store.segment_offset(store_segment(workload), plan.positions)
-    store_tile = _store_tile(workload, geometry, plan, epilogue)
+    store_tile = _store_tile(workload, geometry, plan, epilogue, zero)
     residual_index = epilogue.index("residual")
 
     def kernel(xmap, weight, y, *operands) -> None:  # type: ignore[no-untyped-def]
@@ -262,7 +263,9 @@ def _multiply_tile(workload: Workload, geometry: Geometry, plan: Plan) -> Callab
     return multiply_tile
 
 
-def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Epilogue) -> Callable[..., Any]:
+def _store_tile(
+    workload: Workload, geometry: Geometry, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+) -> Callable[..., Any]:
     """Epilogue and store of a warpgroup's part of a tile; returns where it staged y, and the residual's parity."""
     out_h, out_w, out_channels, outputs = geometry.out_h, geometry.out_w, workload.k, geometry.outputs
     tile_w, patch_bytes, octets = plan.tile_w, plan.patch_bytes, plan.positions // 8
@@ -274,6 +277,7 @@ def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Ep
     channel_of, step = (order.channel(), order.step) if order else (_same, 1)
     tile_rows = TileRows(plan.patch_w, out_w * out_channels, out_channels, second, step)
     fuse, store_direct = epilogue.transposed(octets, tile_rows), store_transposed(octets, tile_rows, accumulator)
+    correct = zero.transposed_correction(epilogue, octets, tile_rows) if zero else no_transposed_correction
     fused = not epilogue.identity
     load_residual = _load_residual(geometry, plan)
     stage_y = store.stage_transposed(workload.out_dtype if staged else "float16", octets, accumulator, segment)
@@ -305,6 +309,7 @@ def _store_tile(workload: Workload, geometry: Geometry, plan: Plan, epilogue: Ep
         channels_left, position = types.int32(outputs - k), types.int32((lane & 3) * 2)
         k = types.int32(k + conv_group * outputs)
         offset = types.int64(types.int64((image * out_h + row) * out_w + column) * out_channels + k)
+        correct(acc, channels_left, rows_left, columns_left, position, row, column, channel_of(k), operands)
         if fused:
             fuse(
                 acc, channels_left, rows_left, columns_left, position, staged_y + matrix_offset, channel_of(k), offset,

@@ -544,12 +544,19 @@ def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtyp
     return lines
 
 
-def _address_of_position(position: int, tile: TileRows) -> list[str]:
-    """Computes the address `at` of 32-bit values at the thread's `position` from `first`, and whether it is `in_tile`."""
+def row_and_column(position: int, tile: TileRows) -> list[str]:
+    """Computes the `row` and `column` of the thread's `position` in a tile, and whether it is `in_tile`; changes `p`."""
     return [
         f"add.s32 p, $position, {position}; mul.lo.s32 row, p, {-(-(2**_DIVISION_BITS) // tile.patch_w)};",
         f"shr.u32 row, row, {_DIVISION_BITS}; mad.lo.s32 column, row, {-tile.patch_w}, p;",
         "setp.lt.s32 in_tile, row, $rows; setp.lt.and.s32 in_tile, column, $columns, in_tile;",
+    ]
+
+
+def _address_of_position(position: int, tile: TileRows) -> list[str]:
+    """Computes the address `at` of 32-bit values at the thread's `position` from `first`, and whether it is `in_tile`."""
+    return [
+        *row_and_column(position, tile),
         f"cvt.s64.s32 at, row; mad.lo.s64 at, at, {4 * tile.row_elements}, first;",
         f"mad.wide.s32 at, column, {4 * tile.pixel_elements}, at;",
     ]

@@ -14,7 +14,8 @@ A template
 1. asks `zero_point_problem` in `validate`, and makes `ZeroPoint.of(workload)`, which is None if x has no zero point;
 2. gives `Epilogue` its `params`, puts `step()` before its own step and merges `workspaces` and `alignments`;
 3. captures `correction(...)`, which corrects a thread's fragment of a wgmma tile before `Epilogue.fragments`; or
-   `values(...)`, which corrects the sums of a few channels before `Epilogue.pair` or `single`, and `places()`.
+   `transposed_correction(...)` before `Epilogue.transposed`; or `values(...)`, which corrects the sums of a few channels
+   before `Epilogue.pair` or `single`, and `places()`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from schedsearch.ops.layout import Layout
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import AxisStrides
-from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.epilogue import Epilogue, TileRows, row_and_column
 from schedsearch.workload import Workload
 
 TABLE = "x_zero_sums"  # the workspace
@@ -191,6 +192,22 @@ class ZeroPoint:
 
         return correct_sums
 
+    def transposed_correction(self, epilogue: Epilogue, octets: int, tile: TileRows) -> Callable[..., None]:
+        """`correct(values, channels, rows, columns, position, row, column, k, operands)`: the same where rows are channels.
+
+        values, channels, rows, columns, position and k are as in `Epilogue.transposed`. (row, column) is the output pixel of
+        the tile's first position.
+        """
+        correct = correct_transposed(octets, tile, self.rows, self.columns, self.workload.k)
+        table, scalar = epilogue.index(TABLE), epilogue.index(SCALAR)
+
+        def correct_sums(
+            values: Any, channels: Any, rows: Any, columns: Any, position: Any, row: Any, column: Any, k: Any, operands: Any
+        ) -> None:  # fmt: skip
+            correct(values, channels, rows, columns, position, row, column, k, operands[table], operands[scalar])
+
+        return correct_sums
+
     @staticmethod
     def values(count: int) -> Callable[..., Any]:
         """A device operation on the sums of 1, 2 or 4 neighbouring channels of a pixel; k is a multiple of their number.
@@ -204,6 +221,12 @@ class ZeroPoint:
 
 def no_correction(values: Any, columns: Any, row: Any, k: Any, operands: Any) -> None:
     """In the place of `ZeroPoint.correction` if x has no zero point."""
+
+
+def no_transposed_correction(
+    values: Any, channels: Any, rows: Any, columns: Any, position: Any, row: Any, column: Any, k: Any, operands: Any
+) -> None:
+    """In the place of `ZeroPoint.transposed_correction` if x has no zero point."""
 
 
 def zero_point_problem(workload: Workload) -> str | None:
@@ -343,6 +366,64 @@ def correct_fragments(octets: int, interleaved: bool) -> Callable[..., Any]:
         inout={"acc": ("i32", 4 * octets)},
         ins={"columns": "i32", "place": "i32", "place_8": "i32", **_INS},
     )
+
+
+@functools.cache
+def correct_transposed(octets: int, tile: TileRows, rows: AxisClasses, columns: AxisClasses, k: int) -> Callable[..., Any]:
+    """(accumulators[4 * octets], channels, rows, columns, position, row, column, k, table, zero_point).
+
+    If all pixels of a tile have the inner class, a thread loads an entry for each of its two channels, otherwise for each of
+    its values."""
+    inner = 4 * k * (rows.before * columns.count + columns.before)
+    lines = [
+        "{ .reg .pred inside, inside_second, in_tile, valid, q; .reg .b32 factor, c0, c1, p, row, column, stop, place;",
+        f".reg .b32 class; .reg .b64 at, first; {_FACTOR}",
+        f"setp.gt.s32 inside, $channels, 0; setp.gt.s32 inside_second, $channels, {tile.second};",
+        "mad.wide.s32 first, $k, 4, $table;",
+    ]
+    borders = [(axis, of) for axis, of in ((rows, "row"), (columns, "column")) if axis.count > 1]
+    for axis, of in borders:
+        lines += [
+            f"setp.lt.s32 q, ${of}, {axis.before}; @q bra each;",
+            f"add.s32 stop, ${of}, ${of}s; setp.gt.s32 q, stop, {axis.last + 1}; @q bra each;",
+        ]
+    lines += _entries("first", inner, "inside", "inside_second", tile)
+    lines += [f"mad.lo.s32 $acc[{i}], factor, c{i // 2 % 2}, $acc[{i}];" for i in range(4 * octets)]
+    if borders:
+        lines += ["bra done;", f"each: mul.lo.s32 stop, $rows, {tile.patch_w};"]
+        for octet, neighbour in ((octet, neighbour) for octet in range(octets) for neighbour in range(2)):
+            if octet % _BRANCH_OCTETS == neighbour == 0:
+                lines.append(f"setp.gt.s32 q, stop, {8 * octet}; @!q bra done;")
+            lines += row_and_column(8 * octet + neighbour, tile)
+            lines += ["mov.b32 place, 0;"] + [line for axis, of in borders for line in _add_class(axis, of, columns.count)]
+            lines += [f"mad.wide.s32 at, place, {4 * k}, first;", "and.pred valid, in_tile, inside;"]
+            lines += ["and.pred in_tile, in_tile, inside_second;", *_entries("at", 0, "valid", "in_tile", tile)]
+            for i in (neighbour, neighbour + 2):
+                lines.append(f"mad.lo.s32 $acc[{4 * octet + i}], factor, c{i // 2}, $acc[{4 * octet + i}];")
+    names = ("channels", "rows", "columns", "position", "row", "column")
+    return device_op(
+        "correct_transposed",
+        "\n".join([*lines, "done: } // unused: " + " ".join(f"${name}" for name in names)]),
+        inout={"acc": ("i32", 4 * octets)},
+        ins={**dict.fromkeys(names, "i32"), **_INS},
+    )
+
+
+def _entries(address: str, offset: int, first: str, second: str, tile: TileRows) -> list[str]:
+    """Loads c0 and c1, the entries of a thread's two channels; zeros where their predicates are false."""
+    return [
+        f"mov.b32 c0, 0; @{first} ld.global.nc.b32 c0, [{address}+{offset}];",
+        f"mov.b32 c1, 0; @{second} ld.global.nc.b32 c1, [{address}+{offset + 4 * tile.second * tile.step}];",
+    ]
+
+
+def _add_class(axis: AxisClasses, of: str, columns: int) -> list[str]:
+    """Adds the class of a row or column of the tile to `place`; see `AxisClasses.of_position`."""
+    factor = columns if of == "row" else 1
+    return [
+        f"add.s32 p, {of}, ${of}; min.s32 class, p, {axis.before}; sub.s32 p, p, {axis.last}; max.s32 p, p, 0;",
+        f"add.s32 class, class, p; mad.lo.s32 place, class, {factor}, place;",
+    ]
 
 
 @functools.cache
