@@ -15,6 +15,7 @@ from conv2d_support import covering
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
+import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.launch import Pointer, TensorMap
@@ -141,7 +142,7 @@ def emulate(
     """y of one configuration and the expected y, with the stand-in for every epilogue."""
     memory = Memory()
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, kernel_module, gather, pipeline, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, kernel_module, halo_weights, gather, pipeline, store, walk, wgmma)
     outputs = workload.k // workload.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w, outputs))
     monkeypatch.setattr(kernel_module, "store_transposed", functools.partial(store_as_float32, memory))

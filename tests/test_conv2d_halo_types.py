@@ -17,6 +17,7 @@ from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
+import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
@@ -148,7 +149,9 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late:
     w, memory = conv2d(**params), Memory()
     assert TEMPLATE.validate(w, H200) is None
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, kernel_module, addressing, gather, pipeline, store, walk, wgmma, zero_points)
+    emulator.stand_in(
+        monkeypatch, kernel_module, halo_weights, addressing, gather, pipeline, store, walk, wgmma, zero_points
+    )
     arrays = integer_model.arguments(w)
     outputs = w.k // w.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", functools.partial(Stages, arrays, outputs))

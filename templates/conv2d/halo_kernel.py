@@ -30,6 +30,7 @@ from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.templates.conv2d import halo_weights
 from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.halo_sizes import (
     WGMMA_CHANNELS,
@@ -38,7 +39,6 @@ from schedsearch.templates.conv2d.halo_sizes import (
     loads_residual,
     stages_y,
     store_segment,
-    weight_piece,
 )
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import gather, pipeline, ptx, store, walk
@@ -73,8 +73,9 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     warpgroup_y_bytes = plan.positions * store.position_bytes(workload.out_dtype) if staged and not in_turn else 0
     row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup to the one below
 
-    load_patches, load_weights = _load_patches(workload, geometry, plan), _load_weights(workload, geometry, plan)
-    merge_weights = _merge_weights(workload, geometry, plan, weights_offset)
+    load_patches = _load_patches(workload, geometry, plan)
+    load_weights = halo_weights.load_weights(workload, geometry, plan, tile_origin)
+    merge_weights = halo_weights.merge_weights(workload, geometry, plan, weights_offset)
     # Consumer warpgroups are numbered along a row of `warp_columns`, 64 output channels each.
     warpgroups, warp_columns, consumers = plan.warpgroups, plan.channel_groups, plan.warpgroups * WARPGROUP
     wgmma = Wgmma(workload.dtype)
@@ -394,108 +395,9 @@ def _load_patches(workload: Workload, geometry: Geometry, plan: Plan) -> Callabl
     return load_patches
 
 
-def _load_weights(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., None]:
-    """Loads the weights: all of them once, or those of every tile."""
-    chunk_channels, load_filters = geometry.chunk, _load_filters(workload)
-    taps, chunks, outputs, resident = geometry.taps, geometry.chunks, geometry.outputs, plan.weight_stages == 0
-    tiles = plan.pixel_tiles if resident else plan.tiles
-    tile_origin = _tile_origin(geometry, plan)
-    fill, advance, _ = pipeline.producer(plan.stages, plan.bn * ROW_BYTES)
-
-    def load_weights(
-        weight: Any, stages: Any, full: Any, empty: Any, own_column: Any, first_tile: Any, next_tile: Any
-    ) -> None:
-        tile = first_tile
-        stage = types.uint32(0)
-        parity = types.uint32(1)
-        while tile < tiles:
-            _, _, _, conv_group, channel = tile_origin(tile, own_column)
-            channel = types.int32(conv_group * outputs + channel)
-            for chunk in range(chunks):
-                for tap in range(taps):
-                    to, barrier = fill(stages, full, empty, stage, parity)
-                    load_filters(to, weight, chunk * chunk_channels, tap, channel, barrier)
-                    stage, parity = advance(stage, parity)
-            tile = types.int32(tiles if resident else tile + next_tile)
-
-    return load_weights
-
-
 def _same(channel: Any) -> Any:
     """The channel of a row if rows are channels."""
     return channel
-
-
-def _load_filters(workload: Workload) -> Callable[..., None]:
-    """`load(to, weight, channel, tap, filter, barrier)`: a box of `maps.filter_map`, or of `ordered_filter_map`."""
-    order = channel_order(pixel_shuffle(workload.epilogue, workload.k))
-    block = order.block if order else 1
-
-    def load(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
-        ptx.tma_load_3d(to, weight, channel, tap, first, barrier)
-
-    def load_interleaved(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
-        ptx.tma_load_5d(to, weight, channel, tap, 0, 0, first >> 4, barrier)
-
-    def load_ordered(to: Any, weight: Any, channel: Any, tap: Any, first: Any, barrier: Any) -> None:
-        number = types.int32(types.uint32(first) // types.uint32(block))
-        ptx.tma_load_4d(to, weight, channel, tap, types.int32(first - number * block), number, barrier)
-
-    if order:
-        return load_ordered
-    return load_interleaved if store.interleaved(workload.out_dtype) else load
-
-
-def _merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_offset: int) -> Callable[..., None]:
-    """Writes the weights of merged groups: zeros, and each group's weights for its own input channels.
-
-    They are copied in pieces that fit in a row of zeros and in a row of one group's weights.
-    """
-    taps, stage_bytes, consumers = geometry.taps, plan.bn * ROW_BYTES, plan.warpgroups * WARPGROUP
-    inputs, outputs = workload.c // workload.groups, workload.k // workload.groups
-    piece, element_bytes = weight_piece(workload), Wgmma(workload.dtype).element_bytes
-    piece_bytes, row_of = piece * element_bytes, _row_of_output(store.interleaved(workload.out_dtype))
-    tile_pieces = geometry.outputs * taps * inputs // piece
-    copy, wait_copies = ptx.cp_async(piece_bytes), ptx.cp_async_wait(0)
-    tap_chunks = geometry.outputs * ROW_BYTES // 16  # number of rows that are stored
-    all_consumers = ptx.group_barrier(1, consumers)
-
-    def merge_weights(weight: Any, shared: Any, thread: Any, own_column: Any) -> None:
-        zero = types.uint32(0)
-        for chunk in range(thread, taps * tap_chunks, consumers):
-            tap = types.uint32(types.uint32(chunk) // types.uint32(tap_chunks))
-            to = types.uint32(shared + weights_offset + tap * (stage_bytes - tap_chunks * 16) + chunk * 16)
-            ptx.store_shared_v4(to, zero, zero, zero, zero)
-        all_consumers(0)
-        tile_weights = types.uint64(weight + types.uint64(own_column) * types.uint64(tile_pieces * piece_bytes))
-        for number in range(thread, tile_pieces, consumers):
-            element = types.uint32(number * piece)
-            weight_row = types.uint32(element // types.uint32(inputs))
-            output = types.uint32(weight_row // types.uint32(taps))
-            tap = types.uint32(weight_row - output * types.uint32(taps))
-            own_group = types.uint32(output // types.uint32(outputs))
-            byte = types.uint32((own_group * inputs + element - weight_row * types.uint32(inputs)) * element_bytes)
-            row = row_of(output)
-            to = types.uint32(shared + weights_offset + tap * stage_bytes + row * ROW_BYTES)
-            copy(to + (byte ^ ((row & 7) << 4)), tile_weights + number * piece_bytes, piece_bytes)
-        ptx.cp_async_commit()
-        wait_copies()
-        ptx.fence_async_shared()
-        all_consumers(0)
-
-    return merge_weights
-
-
-def _row_of_output(interleaved: bool) -> Callable[[Any], Any]:
-    """`row(output)`: the row of wgmma's A that is an output channel; see `store.transposed_channels`."""
-
-    def same(output: Any) -> Any:
-        return output
-
-    def of_interleaved(output: Any) -> Any:
-        return types.uint32((output & ~types.uint32(15)) + ((output & 1) << 3) + ((output >> 1) & 7))
-
-    return of_interleaved if interleaved else same
 
 
 def _tap_address(workload: Workload, geometry: Geometry, plan: Plan) -> Callable[..., Any]:
