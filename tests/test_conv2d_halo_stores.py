@@ -12,6 +12,7 @@ from conv2d_numpy import check_schedules, exactly, integers, numpy_conv2d
 
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
+import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
@@ -73,7 +74,7 @@ def test_every_pixel_gets_its_channels(monkeypatch: pytest.MonkeyPatch, shape: A
     workload, memory = Workload.conv2d(**{**SHAPE, **shape}), Memory()
     assert TEMPLATE.validate(workload, H200) is None
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, kernel_module, epilogue, gather, pipeline, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, kernel_module, halo_weights, epilogue, gather, pipeline, store, walk, wgmma)
     monkeypatch.setattr(module, "Epilogue", Bias)
     arrays = integers(workload, np.random.default_rng(0))
     y = np.full(workload.output.shape, np.nan, np.float16)

@@ -18,7 +18,7 @@ from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 import schedsearch.templates.conv2d.halo as module
 import schedsearch.templates.conv2d.halo_kernel as kernel_module
 import schedsearch.templates.conv2d.halo_weights as halo_weights
-from schedsearch.backend import compile_source
+from schedsearch.backend import RejectedError, compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.ops.conv2d import conv2d
@@ -286,9 +286,13 @@ def test_random_integer_convolutions_are_exact(seed: int) -> None:
     scalars = {scalar.name: integer_model.SCALARS[scalar.name] for scalar in w.scalars}
     space, device = TEMPLATE.space(w, target), open_device(target)
     try:
-        for config in [TEMPLATE.default(w, target, space), *space.sample(2, rng)]:
+        for number, config in enumerate([TEMPLATE.default(w, target, space), *space.sample(2, rng)]):
             source = TEMPLATE.kernel(w, target, config)
-            y = run_on_cpu(device, source, arrays, {"y": (w.output.shape, w.output.dtype)}, scalars)["y"]
+            try:
+                y = run_on_cpu(device, source, arrays, {"y": (w.output.shape, w.output.dtype)}, scalars)["y"]
+            except RejectedError:  # a sampled configuration may spill; the default may not
+                assert number
+                continue
             np.testing.assert_array_equal(y, expected, err_msg=f"{w.label} {config}")
     finally:
         device.close()
