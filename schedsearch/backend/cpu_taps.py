@@ -38,7 +38,7 @@ def stack_memory(nbytes: int) -> Any:
 
 @dataclass(frozen=True)
 class MoveOps:
-    """Copies of `lanes` neighbouring numbers between an array of any float format and float32. Addresses are integers.
+    """Copies of neighbouring numbers between an array of any float format and float32. Addresses are integers.
 
     Attributes:
         fetch: `fetch(array, numbers)`: from the array's format to float32.
@@ -49,48 +49,63 @@ class MoveOps:
     put: Any
 
 
-def move_ops(dtype: str, lanes: int) -> MoveOps:
-    """Operations for arrays of float32, float16 or bfloat16."""
+def move_ops(dtype: str, lanes: int, count: int) -> MoveOps:
+    """Operations for `count` numbers of float32, float16 or bfloat16, in vectors of `lanes` and shorter ones at the end."""
     stored: ir.Type = {"float32": _F32, "float16": ir.HalfType(), "bfloat16": ir.IntType(16)}[dtype]
-    memory, vector, words = (ir.VectorType(kind, lanes) for kind in (stored, _F32, _I32))
+    nbytes = 4 if dtype == "float32" else 2
 
-    def constant(value: int) -> Any:
-        return ir.Constant(words, [value] * lanes)
+    def fetch_vector(builder: Any, array: Any, numbers: Any, width: int) -> None:
+        vector, words = (ir.VectorType(kind, width) for kind in (_F32, _I32))
+        value = load_vector(builder, array, 0, ir.VectorType(stored, width), nbytes)
+        if dtype == "float16":
+            value = builder.fpext(value, vector)
+        elif dtype == "bfloat16":
+            value = builder.bitcast(builder.shl(builder.zext(value, words), words([16] * width)), vector)
+        _store_vector(builder, numbers, 0, value)
 
-    def load(builder: Any, address: Any, kind: ir.VectorType, alignment: int) -> Any:
-        return load_vector(builder, address, 0, kind, alignment)
+    def put_vector(builder: Any, numbers: Any, array: Any, width: int) -> None:
+        memory, words = ir.VectorType(stored, width), ir.VectorType(_I32, width)
+        value = load_vector(builder, numbers, 0, ir.VectorType(_F32, width))
+        if dtype == "float16":
+            value = builder.fptrunc(value, memory)
+        elif dtype == "bfloat16":
+            half, one, least, nan = (words([number] * width) for number in (16, 1, 0x7FFF, 0x7FC0))
+            bits = builder.bitcast(value, words)
+            odd = builder.and_(builder.lshr(bits, half), one)
+            rounded = builder.lshr(builder.add(builder.add(bits, least), odd), half)
+            is_nan = builder.fcmp_unordered("uno", value, value)  # the carry of a NaN could be zero
+            value = builder.trunc(builder.select(is_nan, nan, rounded), memory)
+        builder.store(value, _pointer(builder, array, 0, memory)).align = nbytes
 
-    @intrinsic
-    def fetch(typing_context: Any, array: Any, numbers: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = load(builder, args[0], memory, 4 if dtype == "float32" else 2)
-            if dtype == "float16":
-                value = builder.fpext(value, vector)
-            elif dtype == "bfloat16":
-                value = builder.bitcast(builder.shl(builder.zext(value, words), constant(16)), vector)
-            _store_vector(builder, args[1], 0, value)
-            return context.get_dummy_value()
+    def make(move: Any, from_bytes: int, to_bytes: int) -> Any:
+        @intrinsic
+        def operation(typing_context: Any, source: Any, target: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                def at(index: Any) -> tuple[Any, Any]:
+                    return tuple(  # type: ignore[return-value]
+                        builder.add(arg, builder.mul(index, _I64(size))) for arg, size in zip(args, (from_bytes, to_bytes))
+                    )
 
-        return types.void(array, numbers), generate
+                done = count - count % lanes
+                if done == lanes:
+                    move(builder, *args, lanes)
+                elif done:
+                    with cgutils.for_range(builder, _I64(done // lanes)) as loop:
+                        move(builder, *at(builder.mul(loop.index, _I64(lanes))), lanes)
+                width = lanes // 2
+                while done < count:
+                    if count - done >= width:
+                        move(builder, *at(_I64(done)), width)
+                        done += width
+                    else:
+                        width //= 2
+                return context.get_dummy_value()
 
-    @intrinsic
-    def put(typing_context: Any, numbers: Any, array: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = load(builder, args[0], vector, 4)
-            if dtype == "float16":
-                value = builder.fptrunc(value, memory)
-            elif dtype == "bfloat16":
-                bits = builder.bitcast(value, words)
-                odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-                rounded = builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), odd), constant(16))
-                is_nan = builder.fcmp_unordered("uno", value, value)  # the carry of a NaN could be zero
-                value = builder.trunc(builder.select(is_nan, constant(0x7FC0), rounded), memory)
-            builder.store(value, _pointer(builder, args[1], 0, memory)).align = 4 if dtype == "float32" else 2
-            return context.get_dummy_value()
+            return types.void(source, target), generate
 
-        return types.void(numbers, array), generate
+        return operation
 
-    return MoveOps(fetch, put)
+    return MoveOps(make(fetch_vector, nbytes, 4), make(put_vector, 4, nbytes))
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,9 @@ def _plane_packer(plan: Plan, plane: Plane, start: int, source: ArgSpec) -> Call
     outer, inner, shift, height = h.outer, h.inner, plane.row - h.pad, h.size
     first_column, column_step, lane_step = first * w.inner + plane.column - w.pad, w.inner * w_stride, c_stride * factor
     row_size, begin, end = pitch * place, first * place, last * place
-    whole, nbytes, fetch = place > 1 and lane_step == 1, dtype(source.dtype).nbytes, move_ops(source.dtype, place).fetch
+    whole, nbytes = place > 1 and lane_step == 1, dtype(source.dtype).nbytes
+    in_row = place == 1 and column_step == 1 and last > first
+    fetch = move_ops(source.dtype, plan.lanes, place if place > 1 else max(1, last - first)).fetch
 
     def pack(source, image, places, n, channel, used, row):  # type: ignore[no-untyped-def]
         values = as_array(source, (size,), element)
@@ -124,6 +126,8 @@ def _plane_packer(plan: Plan, plane: Plane, start: int, source: ArgSpec) -> Call
             if line < 0 or line >= height:
                 for column in range(begin, end):
                     places[to + column] = _F32(0)
+            elif in_row:
+                fetch(source + nbytes * (corner + line * h_stride), image + 4 * (to + first))
             elif place == 1:
                 at = corner + line * h_stride
                 for column in range(last - first):
@@ -200,7 +204,8 @@ def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any]
     lane_step, pixel_step = c_stride * factor, column_step * w_stride
     run = _run(plan, phase)
     whole = place > 1 and lane_step == 1 and finish is None
-    nbytes, put = dtype(output.dtype).nbytes, move_ops(output.dtype, place).put
+    in_row = place == 1 and pixel_step == 1 and finish is None and last > first
+    nbytes, put = dtype(output.dtype).nbytes, move_ops(output.dtype, lanes, place if place > 1 else max(1, last - first)).put
     finish = finish or gradient_finish(output, False)
 
     def compute(image, results, weights, output, n, channel, used, j, row, operands):  # type: ignore[no-untyped-def]
@@ -214,7 +219,9 @@ def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any]
                 if line < 0 or line >= height:
                     continue
                 at = corner + line * h_stride
-                if place == 1:
+                if in_row:
+                    put(results + 4 * (i * pitch + first), output + nbytes * (at + first))
+                elif place == 1:
                     k = channel * factor + j
                     for v in range(first, last):
                         to = at + v * pixel_step
@@ -347,7 +354,8 @@ def _gradient_packer(plan: Plan, dy: ArgSpec) -> Callable[..., None]:
     n_stride, c_stride, h_stride, w_stride = dy.strides("NCHW")
     factor, place, columns, rows = plan.output_factor, plan.place, plan.columns, plan.rows
     lane_step = c_stride * factor
-    whole, nbytes, fetch = place > 1 and lane_step == 1, dtype(dy.dtype).nbytes, move_ops(dy.dtype, place).fetch
+    whole, nbytes = place > 1 and lane_step == 1, dtype(dy.dtype).nbytes
+    fetch = move_ops(dy.dtype, plan.lanes, place if place > 1 else columns).fetch
 
     def pack(dy, address, n, channel, used, j, row, lines):  # type: ignore[no-untyped-def]
         values = as_array(dy, (size,), element)
@@ -356,8 +364,7 @@ def _gradient_packer(plan: Plan, dy: ArgSpec) -> Callable[..., None]:
         for i in range(lines):
             at, to = corner + i * h_stride, i * columns * place
             if place == 1:
-                for column in range(columns):
-                    packed[to + column] = widen(values[at + column * w_stride])
+                fetch(dy + nbytes * at, address + 4 * to)
             elif whole and used == place:
                 for column in range(columns):
                     fetch(dy + nbytes * (at + column * w_stride), address + 4 * (to + column * place))
