@@ -22,6 +22,7 @@ MAX_ITEMS = 2**31 - 1
 _BLOCKS = (0, 8, 16)
 _VECTOR_BYTES = 64  # longest row of a block
 _STREAMED_BYTES = 32 << 20  # of y; shorter results may stay in the caches for the next kernel
+_STREAMED_RUN_BYTES = 1 << 20  # shorter runs begin and end within lines too often
 _SHARES = 4  # items for each thread, where there are enough elements
 
 
@@ -69,11 +70,12 @@ class DataMovementCpu(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """Tiles of 64 elements along the shorter run by up to 1024, blocks with rows of 16 bytes or 8 elements, and streams
-        where y is larger than caches are. All cores.
+        where runs are long and y is larger than caches are. All cores.
         """
         values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
         long_x = values["tile_x"][-1] > values["tile_y"][-1]
-        streams = workload.output.nbytes >= _STREAMED_BYTES and "streaming" in values["stores"]
+        runs = [part.y_run.extent * part.element_bytes for part in _moved(workload) if part.copies]
+        streams = workload.output.nbytes >= _STREAMED_BYTES and min(runs, default=0) >= _STREAMED_RUN_BYTES
         return Config(
             tile_x=_nearest(values["tile_x"], TILES[-1] if long_x else 64),
             tile_y=_nearest(values["tile_y"], 64 if long_x else TILES[-1]),
