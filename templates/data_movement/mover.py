@@ -22,7 +22,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelStep
 from schedsearch.templates.data_movement.move import Move
 from schedsearch.templates.data_movement.staged_kernel import Schedule, staged_kernel, tile_count
-from schedsearch.templates.data_movement.staging import CHUNK_BYTES, Staging
+from schedsearch.templates.data_movement.staging import CHUNK_BYTES, SECTOR_BYTES, Staging
 from schedsearch.templates.layout_transform.kernels import copy_items, copy_kernel
 from schedsearch.templates.layout_transform.permutation import Factor as CopiedFactor
 from schedsearch.templates.layout_transform.permutation import Permutation
@@ -32,6 +32,7 @@ THREADS = (64, 128, 256, 512)
 MAX_WORK_ITEMS = 2**31 - 1
 MAX_TURNS = 32  # loads, or vectors, of a thread in a tile
 MAX_COLLECTED = 256  # elements of a thread in a tile; the compiler unrolls their loops
+LEAST_COPY_BYTES = 4  # of cp.async
 MAX_HELD_WORDS = 64  # registers that hold loads
 _RUN_BYTES = (64, 128, 256, 512, 1024)
 _TILE_BYTES = (4 << 10, 8 << 10, 16 << 10, 32 << 10)
@@ -75,9 +76,13 @@ class Mover:
 
     @property
     def load_bytes(self) -> int:
-        """The widest loads: cp.async clips the last one of x, other loads must divide x."""
-        has_async = self.target.compute_capability >= (8, 0)
-        return CHUNK_BYTES if has_async else math.gcd(CHUNK_BYTES, self.move.x_bytes)
+        """The widest loads: cp.async clips the last one of x, other loads must divide x. Elements of different sectors of
+        memory are loaded one by one, and nothing beside them.
+        """
+        move, has_async = self.move, self.target.compute_capability >= (8, 0)
+        nearest = abs(move.factors[move.along_x()[0]].x) * move.element_bytes
+        widest = CHUNK_BYTES if nearest <= SECTOR_BYTES else max(move.element_bytes, LEAST_COPY_BYTES)
+        return widest if has_async else math.gcd(widest, move.x_bytes)
 
     def space(self) -> ConfigSpace:
         return self._copy_space() if self.copies else self._staged_space()

@@ -134,7 +134,7 @@ class Staging:
     @functools.cached_property
     def pitch(self) -> int:
         """Bytes from row to row in shared memory."""
-        return -(-self.x_chunks * self.load_bytes // CHUNK_BYTES) * CHUNK_BYTES
+        return self.x_chunks * self.load_bytes
 
     @functools.cached_property
     def loads(self) -> int:
