@@ -9,16 +9,20 @@ from typing import Any
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.launch_rules import MAX_STEPS
+from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DataMovement
+from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.layout_transform import LayoutTransform, sizes
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.data_movement.move import Move
 from schedsearch.templates.data_movement.mover import Mover
+from schedsearch.templates.layout_transform.permutation import Permutation
 from schedsearch.workload import Workload
 
 LEAST_CAPABILITY = (5, 0)
-OPS = ("transpose", "depth_to_space", "space_to_depth", "strided_slice", "concat", "pad")
+OPS = ("transpose", "depth_to_space", "space_to_depth", "strided_slice", "concat", "pad", "layout_transform")
 _EMPTY = Knob("threads", (32,), "threads of the block that has nothing to do")
 
 
@@ -69,12 +73,16 @@ class DataMovementCuda(Template):
 def _movers(workload: Workload, target: Target) -> list[tuple[str, Mover]]:
     """The argument and the mover of each box."""
     definition = workload.definition
+    if isinstance(definition, LayoutTransform):
+        source, to = Layout.parse(workload.layout), Layout.parse(workload.to)
+        p = Permutation.of(source, to, sizes(workload.params), dtype(workload.dtype).nbytes)
+        return [("x", Mover(Move.of_permutation(p), target))]
     assert isinstance(definition, DataMovement)
     movement = definition.movement(workload.params)
-    sizes = {spec.name: spec.nbytes for spec in workload.signature}
+    nbytes = {spec.name: spec.nbytes for spec in workload.signature}
     found = []
     for box in movement.boxes:
-        move = Move.of(box, movement.element_bytes, sizes[box.x], workload.output.nbytes, movement.fill)
+        move = Move.of(box, movement.element_bytes, nbytes[box.x], workload.output.nbytes, movement.fill)
         found.append((box.x, Mover(move, target)))
     return found
 
