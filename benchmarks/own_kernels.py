@@ -4,7 +4,8 @@
 
 Columns: the time of the default configuration and of the best one, both of the final race; the speed-up; the rate, and its
 share of the card's limit (bytes of all arrays over the time of a copy of as many bytes, or the card's FP32 peak); trials and
-seconds; the time of PyTorch or CuPy on the same arrays, where they have such a function. At the end: host time of calls.
+seconds; the time of PyTorch or CuPy on the same arrays, where they have such a
+function. The first lines show the host time of calls.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ def main() -> None:
     sys.path.insert(0, str(EXAMPLES))
     copy, peak = copy_rate(), fp32_peak()
     print(f"copy {copy:.0f} GB/s, FP32 peak {peak / 1e3:.1f} TFLOP/s", flush=True)
+    host = host_times(options)
+    print("host time: " + ", ".join(f"{what} {us:.1f} us" for what, us in host.items()), flush=True)
     rows = []
     for name in options.only:
         row = measure(name, options, copy, peak)
@@ -178,8 +181,6 @@ def main() -> None:
         print(f"{name:12} yours {yours:9.1f} us  tuned {tuned:9.1f} us  {row['speedup']:5.2f}x", end="  ")
         print(f"{row['rate']} ({row['share']:.0%})  {row['trials']} trials {row['seconds']} s  {others}", end="  ")
         print(row["best"], row["outcomes"], flush=True)
-    host = host_times(options)
-    print("host time: " + ", ".join(f"{what} {us:.1f} us" for what, us in host.items()), flush=True)
     common.write(options.out, {"copy_gb_s": copy, "fp32_peak_gflops": peak, "rows": rows, "host_us": host})
 
 
