@@ -160,7 +160,11 @@ def derived_quantities(
         load_alone = np.maximum(load, (fit.load_latency_cycles + late + load + 2 * multiply) / q["stages"])
         split = fit.cluster_cycles + q["bm"] * q["bn"] * 4 * (1 - 1 / q["split_k"]) / fit.cluster_bytes_per_cycle
         store = fit.tile_cycles + q["bm"] * q["bn"] / q["split_k"] * out_bytes / fit.store_bytes_per_cycle
-        convert = 0 if out_bytes > 1 else q["bm"] * q["bn"] / q["split_k"] / card.requantised_per_cycle
+        results = q["bm"] * q["bn"] / q["split_k"]
+        unit = store_columns(workload)
+        segment = unit * np.gcd(np.gcd(q["bn"] // unit, octets_per_block(workload, q) * 8 // unit), 8)
+        convert, send = results / card.requantised_per_cycle, results / segment * card.stored_row_cycles
+        convert, send = (convert, send) if out_bytes == 1 else (0, 0)
         store = store + np.where(q["split_k"] == 1, 0, split) + convert
         fill = fit.fill_cycles + late
         serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
@@ -170,7 +174,8 @@ def derived_quantities(
         persistent = q["grid"] == "persistent"
         alone = -(-blocks // neighbours) * np.where(persistent, overlapped, serial)
         alone = alone + np.where(persistent, fill + store, 0)
-        shared = blocks * np.maximum(q["block_steps"] * np.maximum(load, multiply), convert) + fill + store
+        steps = q["block_steps"] * np.maximum(load, multiply)
+        shared = blocks * np.maximum(steps, np.maximum(convert, send)) + fill + store
         busy = np.maximum(alone, shared)
         # Memory is idle while all blocks start or store at once, as blocks with only one tile do.
         memory = memory_cycles + np.where(blocks == neighbours, fill + store, 0)
