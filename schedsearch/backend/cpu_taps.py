@@ -82,9 +82,8 @@ def move_ops(dtype: str, lanes: int, count: int) -> MoveOps:
         def operation(typing_context: Any, source: Any, target: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 def at(index: Any) -> tuple[Any, Any]:
-                    return tuple(  # type: ignore[return-value]
-                        builder.add(arg, builder.mul(index, _I64(size))) for arg, size in zip(args, (from_bytes, to_bytes))
-                    )
+                    steps = (builder.mul(index, _I64(size)) for size in (from_bytes, to_bytes))
+                    return tuple(builder.add(arg, step) for arg, step in zip(args, steps))
 
                 done = count - count % lanes
                 if done == lanes:

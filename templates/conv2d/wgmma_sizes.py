@@ -163,8 +163,8 @@ def derived_quantities(
         results = q["bm"] * q["bn"] / q["split_k"]
         unit = store_columns(workload)
         segment = unit * np.gcd(np.gcd(q["bn"] // unit, octets_per_block(workload, q) * 8 // unit), 8)
-        convert, send = results / card.requantised_per_cycle, results / segment * card.stored_row_cycles
-        convert, send = (convert, send) if out_bytes == 1 else (0, 0)
+        requantised = results if out_bytes == 1 else 0 * results
+        convert, send = requantised / card.requantised_per_cycle, requantised / segment * card.stored_row_cycles
         store = store + np.where(q["split_k"] == 1, 0, split) + convert
         fill = fit.fill_cycles + late
         serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
