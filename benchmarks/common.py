@@ -118,3 +118,12 @@ def cold_graph_us(calls: Sequence[Callable[[], object]]) -> float:
             times.append(first.elapsed_time(last) * 1e3 / launches)
     del kept, graph
     return statistics.median(times)
+
+
+@functools.cache
+def copy_us(nbytes: int, sets: int = 1) -> float:
+    """Microseconds of a copy on the device that reads and writes `nbytes` together, cold, in rotation over `sets`."""
+    import torch
+
+    halves = [torch.empty((2, nbytes // 2), dtype=torch.uint8, device="cuda") for _ in range(sets)]
+    return cold_graph_us([lambda half=half: half[1].copy_(half[0]) for half in halves])

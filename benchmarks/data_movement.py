@@ -13,7 +13,6 @@ PyTorch's views, or with `schedsearch.pack` where a layout has blocks.
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,15 +184,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return common.table(HEADER, lines)
 
 
-@functools.cache
-def copy_us(nbytes: int, sets: int) -> float:
-    """Microseconds of a copy that reads and writes `nbytes` together."""
-    import torch
-
-    halves = [torch.empty((2, nbytes // 2), dtype=torch.uint8, device="cuda") for _ in range(sets)]
-    return common.cold_graph_us([lambda half=half: half[1].copy_(half[0]) for half in halves])
-
-
 def compare(workload: schedsearch.Workload, options: argparse.Namespace, l2_bytes: int) -> dict[str, Any]:
     """Times of our kernel, of a copy and of PyTorch. Raises AssertionError if the kernel's result is wrong."""
     import torch
@@ -211,7 +201,7 @@ def compare(workload: schedsearch.Workload, options: argparse.Namespace, l2_byte
     assert torch.equal(kernel(xs[0]).flatten(), expected.flatten()), workload.label
     us = common.cold_graph_us([kernel.bind(x) for x in xs])
     torch_us = None if way is None else common.cold_graph_us([lambda x=x: way(x) for x in xs])
-    return row_of(workload, us, copy_us(workload.min_bytes, sets), torch_us)
+    return row_of(workload, us, common.copy_us(workload.min_bytes, sets), torch_us)
 
 
 def main() -> None:

@@ -181,8 +181,7 @@ def compare(workload: schedsearch.Workload, options: argparse.Namespace, l2_byte
     assert error < RTOL[workload.dtype], f"{workload.label}: wrong by {error:.2g} of the largest element"
     us = common.cold_graph_us([kernel.bind(*row) for row in plain])
     torch_us, variant = fastest_torch(workload, sets)
-    halves = [torch.empty((2, workload.min_bytes // 2), dtype=torch.uint8, device="cuda") for _ in range(sets_count)]
-    copy_us = common.cold_graph_us([lambda half=half: half[1].copy_(half[0]) for half in halves])
+    copy_us = common.copy_us(workload.min_bytes, sets_count)
     return {
         "label": workload.label, "nbytes": workload.min_bytes, "us": us, "torch_us": torch_us, "variant": variant,
         "copy_us": copy_us, "error": error, "flops": forward.flops, "config": dict(kernel.config),

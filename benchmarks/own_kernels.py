@@ -3,9 +3,8 @@
     python benchmarks/own_kernels.py [--only softmax ...] [--trials 60] [--time 20] [--out own_kernels.json]
 
 Columns: the time of the default configuration and of the best one, both of the final race; the speed-up; the rate, and its
-share of the card's limit (bytes of all arrays over the time of a copy of as many bytes, or the card's FP32 peak); trials and
-seconds; the time of PyTorch or CuPy on the same arrays, where they have such a
-function. The first lines show the host time of calls.
+share of the card's limit (the rate of a copy of 1 GiB, or the card's FP32 peak); trials and seconds; the time of PyTorch or
+CuPy on the same arrays, where they have such a function. The first lines show the host time of calls.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any
 import common
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "own_kernel"
+COPIED_BYTES = 2 << 30  # that a copy reads and writes to find out its rate
 NAMES = ("matmul", "stencil", "softmax", "histogram", "total", "pnpoly", "convolution")
 
 
@@ -64,15 +64,6 @@ def time_ns(function: Callable[[], Any], repeats: int = 20) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e6)
     return sorted(times[3:])[repeats // 2]
-
-
-def copy_rate() -> float:
-    """Bytes per ns that a copy of 1 GiB reads and writes."""
-    import torch
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / time_ns(lambda: target.copy_(source))
 
 
 def fp32_peak() -> float:
@@ -165,7 +156,7 @@ def main() -> None:
     parser.add_argument("--out")
     options = parser.parse_args()
     sys.path.insert(0, str(EXAMPLES))
-    copy, peak = copy_rate(), fp32_peak()
+    copy, peak = COPIED_BYTES / (1e3 * common.copy_us(COPIED_BYTES)), fp32_peak()  # bytes and operations per ns
     print(f"copy {copy:.0f} GB/s, FP32 peak {peak / 1e3:.1f} TFLOP/s", flush=True)
     host = host_times(options)
     print("host time: " + ", ".join(f"{what} {us:.1f} us" for what, us in host.items()), flush=True)

@@ -20,6 +20,7 @@ from test_conv2d_wgmma import instructions
 
 import schedsearch
 import schedsearch.templates.data_movement.staged_kernel as staged_kernel
+import schedsearch.templates.data_movement.tile_places as tile_places
 import schedsearch.templates.layout_transform.kernels as kernels
 import schedsearch.templates.layout_transform.places as places
 from schedsearch import (
@@ -148,7 +149,7 @@ class Emulated:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
         self.memory = Memory()
         self.emulator = MovesEmulator(self.memory, late_copies=late)
-        self.emulator.stand_in(monkeypatch, kernels, places, staged_kernel)
+        self.emulator.stand_in(monkeypatch, kernels, places, staged_kernel, tile_places)
 
     def check(self, source: KernelSource, arrays: Mapping[str, Any], y: Any, what: str) -> None:
         found = np.full(y.nbytes, 0xA5, np.uint8).view(y.dtype)
@@ -236,11 +237,11 @@ def test_the_defaults_of_operators_move_every_element(monkeypatch: pytest.Monkey
 
 def test_offsets_beyond_2_to_the_31_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tile of a transposition of 5 x 2**31 elements."""
-    monkeypatch.setattr(staged_kernel, "types", TYPES)
+    monkeypatch.setattr(tile_places, "types", TYPES)
     shape = (5, 2**16, 2**15)
     p = Move.of(permuted("x", shape, (2, 1, 0)), 2, 10 * 2**31, 10 * 2**31)
     s = Staging(p, (64, 64, 5), 16, 16)
-    of_x, of_y = staged_kernel._tile_offsets(s, along_y=True)
+    of_x, of_y = tile_places.tile_offsets(s, along_y=True)
     last = staged_kernel.tile_count(s) - 1
     assert last == 2**15 // 64 * 2**16 // 64 - 1
     assert of_x(last) == 2 * ((2**16 - 64) * 2**15 + 2**15 - 64)

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from schedsearch.errors import Problem, UsageError
 from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
 from schedsearch.ops.checks import Domain
-from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
+from schedsearch.ops.data_movement import DTYPES, whole_numbers
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
-ELEMENT_BYTES = (1, 2, 4)
-DTYPES = tuple(name for name, row in ALL_DTYPES.items() if row.nbytes in ELEMENT_BYTES)
 FAMILIES = {"NCHW": "images", "OIHW": "filters"}
 _MOST_BLOCKS = 4
 _WORD = r"[A-Z]{4}([1-9][0-9]{0,3}[a-z])*"
-_WIDEST_DATA = 1 << 31
 
 
 def _size(doc: str) -> Parameter:
@@ -88,10 +85,7 @@ class LayoutTransform(Op):
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """All whole numbers that the format holds exactly, so that every byte of an element counts."""
-        row = dtype_of(params["dtype"])
-        limit = min(row.exact_integers, _WIDEST_DATA)
-        lowest = -limit if row.is_float else max(int(row.lowest), -limit)
-        return {"x": Domain(range(lowest, limit + 1))}
+        return {"x": whole_numbers(params["dtype"])}
 
     def label(self, params: Mapping[str, Any]) -> str:
         extents = "x".join(str(params[axis.lower()]) for axis in Layout.parse(params["layout"]).axes)

@@ -44,9 +44,7 @@ class Move:
     @classmethod
     def of_permutation(cls, p: Permutation) -> Move:
         """A change of layout. Its short runs are wide elements already."""
-        factors = tuple(Factor(each.extent, each.x, each.y, each.axis, each.unit) for each in p.factors)
-        ragged = tuple(Ragged(each.read, each.written) for each in p.ragged)
-        return cls(p.element_bytes, factors, 0, 0, ragged, p.x_bytes, p.y_bytes)
+        return cls(p.element_bytes, p.factors, 0, 0, p.ragged, p.x_bytes, p.y_bytes)
 
     @property
     def innermost(self) -> Factor:

@@ -24,9 +24,7 @@ from schedsearch.templates.data_movement.move import Move
 from schedsearch.templates.data_movement.staged_kernel import Schedule, staged_kernel, tile_count
 from schedsearch.templates.data_movement.staging import CHUNK_BYTES, SECTOR_BYTES, Staging
 from schedsearch.templates.layout_transform.kernels import copy_items, copy_kernel
-from schedsearch.templates.layout_transform.permutation import Factor as CopiedFactor
 from schedsearch.templates.layout_transform.permutation import Permutation
-from schedsearch.templates.layout_transform.permutation import Ragged as CopiedRagged
 
 THREADS = (64, 128, 256, 512)
 MAX_WORK_ITEMS = 2**31 - 1
@@ -210,9 +208,9 @@ class Mover:
         """The launch that writes the box's part of buffer `y` from buffer `x`; `config` is legal in `space()`."""
         threads, streaming = config["threads"], config["stores"] == "streaming"
         if self.copies:
-            permutation, starts = self._copied()
-            shape = (CHUNK_BYTES, threads, config["unroll"])
-            function = copy_kernel(permutation, *shape, streaming, *starts)
+            move, shape = self.move, (CHUNK_BYTES, threads, config["unroll"])
+            permutation = Permutation(move.element_bytes, move.factors, move.ragged, move.x_bytes, move.y_bytes)
+            function = copy_kernel(permutation, *shape, streaming, move.x_start, move.y_start)
             grid = Grid(copy_items(permutation, *shape), config["blocks_per_sm"])
             return KernelStep(function, (Pointer(x), Pointer(y)), grid, threads)
         staging = self._staging(self.tiles[config["tile"]], config["store_bytes"])
@@ -232,14 +230,6 @@ class Mover:
     def alignments(self, config: Mapping[str, Any]) -> tuple[int, int]:
         """Bytes of which the addresses of x and y must be multiples."""
         return (CHUNK_BYTES, CHUNK_BYTES) if self.copies else (self.load_bytes, config["store_bytes"])
-
-    def _copied(self) -> tuple[Permutation, tuple[int, int]]:
-        """The box as a permutation, and where it starts in x and y."""
-        move = self.move
-        factors = tuple(CopiedFactor(f.extent, f.x, f.y, f.axis, f.unit) for f in move.factors)
-        ragged = tuple(CopiedRagged(limits.read, limits.written) for limits in move.ragged)
-        starts = (move.x_start, move.y_start)
-        return Permutation(move.element_bytes, factors, ragged, move.x_bytes, move.y_bytes), starts
 
 
 @functools.lru_cache(maxsize=256)

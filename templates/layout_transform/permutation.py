@@ -24,40 +24,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from schedsearch.ops import Layout
+from schedsearch.ops.movement import Factor, Ragged, merge
 
 WIDEST_ELEMENT = 8  # bytes; longer runs are copied as vectors
-MAX_EXTENT = 2**31 - 1  # of a factor; positions within it are 32-bit
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A digit of the index space, in elements of x and y.
-
-    Attributes:
-        extent: number of its values.
-        x, y: strides, the distances in elements between neighbours.
-        axis: the ragged axis that it belongs to; -1 if it never leaves its axis.
-        unit: how far a step moves the index of that axis.
-    """
-
-    extent: int
-    x: int
-    y: int
-    axis: int = -1
-    unit: int = 1
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """An axis whose last block is not full in x or y.
-
-    Attributes:
-        read: extent of the axis; indices from here on are zeros.
-        written: indices that y has, padding included.
-    """
-
-    read: int
-    written: int
 
 
 @dataclass(frozen=True)
@@ -118,7 +87,7 @@ class Permutation:
                 x, y = _stride(source, in_x, axis, unit), _stride(to, in_y, axis, unit)
                 factors.append(Factor(extent, x, y, number, unit))
         x_elements, y_elements = math.prod(source.shape(in_x)), math.prod(to.shape(in_y))
-        merged = _merged(factors) or (Factor(1, 1, 1),)
+        merged = merge(factors) or (Factor(1, 1, 1),)
         made = cls(element_bytes, merged, tuple(ragged), x_elements * element_bytes, y_elements * element_bytes)
         return made._widened()
 
@@ -195,21 +164,3 @@ def _stride(layout: Layout, sizes: Mapping[str, int], axis: str, unit: int) -> i
     """Distance in elements of two indices along an axis that are `unit` apart."""
     zero = dict.fromkeys(layout.axes, 0)
     return int(layout.offset(sizes, {**zero, axis: unit}))
-
-
-def _merged(factors: Iterable[Factor]) -> tuple[Factor, ...]:
-    """Sorts factors in the order of y and merges those that follow one another in both arrays."""
-    found: list[Factor] = []
-    for factor in sorted((f for f in factors if f.extent > 1), key=lambda f: (f.y, f.x), reverse=True):
-        if found and _follows(found[-1], factor):
-            outer = found.pop()
-            factor = replace(factor, extent=outer.extent * factor.extent)
-        found.append(factor)
-    return tuple(found)
-
-
-def _follows(outer: Factor, inner: Factor) -> bool:
-    if outer.extent * inner.extent > MAX_EXTENT:
-        return False
-    same_axis = outer.axis == inner.axis and (outer.axis < 0 or outer.unit == inner.unit * inner.extent)
-    return same_axis and outer.x == inner.x * inner.extent and outer.y == inner.y * inner.extent

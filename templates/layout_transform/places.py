@@ -12,7 +12,8 @@ from typing import Any
 
 from numba import types
 
-from schedsearch.templates.layout_transform.permutation import Factor, Permutation
+from schedsearch.ops.movement import Factor
+from schedsearch.templates.layout_transform.permutation import Permutation
 
 Digits = Callable[[Any], Any]
 
