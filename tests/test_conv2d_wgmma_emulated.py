@@ -75,19 +75,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 4, "stages": 3},
     ),
     "depth_to_space, DCR, rows of images that straddle tiles": (
-        {**TAILS, "n": 2, "k": 64, "epilogue": [{"depth_to_space": {"block": 2}}]},
+        {**TAILS, "n": 2, "h": 5, "w": 24, "k": 64, "epilogue": [{"depth_to_space": {"block": 2}}]},
         {**SMALL, "bn": 48, "consumer_groups": 2},
     ),
     "depth_to_space, CRD, blocks of 3 x 3, more columns than channels": (
-        {**SHAPE, "n": 2, "h": 4, "w": 5, "k": 72, "epilogue": [{"depth_to_space": {"block": 3, "mode": "CRD"}}]},
+        {**SHAPE, "n": 2, "h": 5, "w": 8, "k": 72, "epilogue": [{"depth_to_space": {"block": 3, "mode": "CRD"}}]},
         {**SMALL, "bn": 80, "grid": "persistent"},
     ),
     "depth_to_space, CRD, rows of images wider than a tile, shared weights": (
-        {**ROWS, "n": 1, "h": 3, "w": 70, "c": 24, "epilogue": [{"depth_to_space": {"block": 2, "mode": "CRD"}}]},
+        {**ROWS, "n": 1, "h": 2, "w": 72, "c": 24, "epilogue": [{"depth_to_space": {"block": 2, "mode": "CRD"}}]},
         {**SMALL, "cluster_m": 2, "bk": 32, "stages": 2, "bn": 32},
     ),
     "depth_to_space, CRD, split by 2, one column of a block": (
-        {**SHAPE, "c": 72, "k": 32, "epilogue": [{"depth_to_space": {"block": 2, "mode": "CRD"}}]},
+        {**SHAPE, "w": 8, "c": 72, "k": 32, "epilogue": [{"depth_to_space": {"block": 2, "mode": "CRD"}}]},
         {**SMALL, "split_k": 2},
     ),
     "groups in turn, of blocks that share weights": (

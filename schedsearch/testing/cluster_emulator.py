@@ -140,7 +140,7 @@ class ClusterEmulator(HopperEmulator):
         array = array.reshape(param.dims[::-1])
         box = param.box[::-1]
         chunks = self._chunks(int(shared), int(np.prod(box)) * array.itemsize, param.swizzle_bytes)
-        self._store(array, self._box(param, array, coordinates), chunks, box)
+        self._store(array, self._stored_box(param, array, coordinates), chunks, box)
 
     def stmatrix_x4(self, shared: int, *registers: int) -> None:
         lanes = self.block.exchange((shared, registers))

@@ -134,6 +134,9 @@ class HopperEmulator(Emulator):
         """The clipped indices of a box in the tensor (axes reversed, slowest first), and their positions in the box."""
         inside, at = [], []
         assert coordinates[0] * array.itemsize % 16 == 0  # otherwise it is an illegal instruction, which no manual mentions
+        assert all(stride % 16 == 0 for stride in param.strides_bytes), "the driver refuses the map"
+        inner_bytes = param.box[0] * array.itemsize
+        assert inner_bytes % 16 == 0 and inner_bytes <= (param.swizzle_bytes or inner_bytes), "the driver refuses the map"
         axes = zip(coordinates, HopperEmulator._edges(param), param.dims, param.element_strides, strict=True)
         for start, edge, size, stride in reversed(list(axes)):
             first = min(max(-(start // stride), 0), edge)
@@ -142,6 +145,13 @@ class HopperEmulator(Emulator):
             at.append(slice(first, last))
         assert array.shape == param.dims[::-1], "the map's dims are the array's shape"
         return tuple(inside), tuple(at)
+
+    @staticmethod
+    def _stored_box(param: Any, array: Array, coordinates: tuple[int, ...]) -> tuple[Any, Any]:
+        """As `_box`, for a store. It may end outside of the tensor, but it starts at no negative coordinate: a kernel whose
+        stores did stopped an H200 with an illegal instruction."""
+        assert min(coordinates) >= 0, f"a store starts before the tensor, at {coordinates}"
+        return HopperEmulator._box(param, array, coordinates)
 
     def _load(self, shared: int, tensor: Any, coordinates: tuple[int, ...], barrier: int) -> None:
         param, array = tensor
@@ -175,7 +185,7 @@ class HopperEmulator(Emulator):
         assert param.box[0] * array.itemsize == param.swizzle_bytes in (32, 64, 128) and shared % 128 == 0
         size = int(np.prod(param.box)) * array.itemsize
         chunks = swizzled(np.arange(size // 16) * 16 + int(shared), param.swizzle_bytes) // 16
-        self._store(array, self._box(param, array, coordinates), chunks, param.box[::-1])
+        self._store(array, self._stored_box(param, array, coordinates), chunks, param.box[::-1])
 
     def _store(self, array: Array, indices: tuple[Any, Any], chunks: Array, box: tuple[int, ...]) -> None:
         """Copies a box of elements from `chunks` of shared memory to the place that `_box` gives."""

@@ -129,11 +129,12 @@ def ordered_filter_map(workload: Workload, order: ChannelOrder, bn: int, bk: int
 def output_map(workload: Workload, output: Output, segment: int, rows: int) -> TensorMap:
     """y as (output channels, pixels), or (channels of a block, pixels, slices), in boxes of `segment` x `rows`.
 
-    A segment is as wide as the swizzle, or 8 elements. For slices, see `store.Output`.
+    A segment is as wide as the swizzle, or 8 elements. For slices, see `store.Output`. Through depth_to_space, boxes are
+    those of `store.ShuffledOutput`.
     """
     size = dtype_of(workload.out_dtype).nbytes
     if isinstance(output, ShuffledOutput):
-        return shuffled_map(workload, output.shuffle, output.out_w, segment, rows)
+        return shuffled_map(workload, output.shuffle, output.out_w, segment, output.box_pixels)
     row = output.block * size
     slices = math.prod(workload.output.shape) // (output.rows * output.block)
     several = not output.plain

@@ -94,7 +94,15 @@ class Conv2dWgmma(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         reason = geometry.problem(workload, target, every_dtype=True, takes_blocks=True, shuffles=True)
-        return reason or Im2col.of(workload).problem(max_tile_rows=GROUP_ROWS * max(GROUPS))
+        if reason:
+            return reason
+        gemm = Im2col.of(workload)
+        if gemm.shuffle and gemm.out_w % SWIZZLE_ROWS:
+            return (
+                f"rows of {gemm.out_w} output pixels before depth_to_space; allowed: multiples of {SWIZZLE_ROWS}, TMA's "
+                "addresses in shared memory are of 128 bytes"
+            )
+        return gemm.problem(max_tile_rows=GROUP_ROWS * max(GROUPS))
 
     def space(self, workload: Workload, target: Target, gemm: Im2col | None = None) -> ConfigSpace:
         """The configurations; x and y lie in memory as `gemm` says, or else as the workload's layout says."""

@@ -8,6 +8,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (register fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -128,8 +129,8 @@ class Output:
 
         return fragment(self.columns, neighbours) if self.plain else first_pair
 
-    def send(self) -> Callable[..., None]:
-        """`send(y, staged, column, row)`: stores a box at `staged` in shared memory, whose columns lie in one slice."""
+    def send(self, row_bytes: int) -> Callable[..., None]:
+        """`send(y, staged, column, row)`: stores 64 rows of `row_bytes` at `staged`, whose columns lie in one slice."""
         locate, block, image_step, block_step = self.locate(), self.block, self.image_step, self.block_step
 
         def send(y: Any, staged: Any, column: Any, row: Any) -> None:
@@ -161,31 +162,36 @@ class ShuffledOutput(Output):
     """An output that is stored through depth_to_space. Its columns are those of one pixel of a block after the other.
 
     y is four axes: the channels of those pixels of a block that are in one row of y, the pixels of a row before, the rows of
-    a block, and the rows of all images before. Rows of a tile that straddle two rows of an image need two boxes: each
-    is clipped to the row of the image that it starts in.
+    a block, and the rows of all images before. A box has as many pixels as divide both a row of an image and the 64 rows of
+    a warpgroup, so that no box straddles two rows of an image. Every box lies inside of y.
 
     Attributes:
         shuffle: the depth_to_space.
-        out_w: pixels of a row of an image before it.
+        out_w: pixels of a row of an image before it; a multiple of `SWIZZLE_ROWS`, so that boxes start at multiples of 128
+            bytes in shared memory.
     """
 
     shuffle: PixelShuffle
     out_w: int
 
-    def send(self) -> Callable[..., None]:
-        run, out_w = self.columns // self.shuffle.block, self.out_w
+    @property
+    def box_pixels(self) -> int:
+        """Pixels of a box."""
+        return math.gcd(self.out_w, WGMMA_M)
+
+    def send(self, row_bytes: int) -> Callable[..., None]:
+        run, rows, out_w, pixels = self.columns // self.shuffle.block, self.rows, self.out_w, self.box_pixels
+        boxes, box_bytes = WGMMA_M // pixels, pixels * row_bytes
 
         def send(y: Any, staged: Any, column: Any, row: Any) -> None:
             of_block = types.int32(types.uint32(column) // types.uint32(run))
             within = types.int32(column - of_block * run)
-            line = types.int32(types.uint32(row) // types.uint32(out_w))
-            first = types.int32(row - line * out_w)
-            stop = types.int32(first + WGMMA_M)
-            while stop > 0:
-                ptx.tma_store_4d(y, staged, within, first, of_block, line)
-                first = types.int32(first - out_w)
-                stop = types.int32(stop - out_w)
-                line = types.int32(line + 1)
+            for box in range(boxes):
+                first = types.int32(row + box * pixels)
+                if first < rows:
+                    line = types.int32(types.uint32(first) // types.uint32(out_w))
+                    at = types.uint32(staged + box * box_bytes)
+                    ptx.tma_store_4d(y, at, within, types.int32(first - line * out_w), of_block, line)
 
         return send
 
@@ -294,7 +300,7 @@ def staged(
     size = dtype_of(out_dtype).nbytes
     row_bytes, chunks, segments = segment * size, segment * size // 16, octets * 8 // segment
     segment_bytes, part_bytes = WGMMA_M * row_bytes, WGMMA_M * octets * 8 * size
-    barrier, send = ptx.group_barrier(warpgroups, WARPGROUP), output.send()
+    barrier, send = ptx.group_barrier(warpgroups, WARPGROUP), output.send(row_bytes)
 
     def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
         part = types.uint32(shared_base() + staging_offset + group * part_bytes)
