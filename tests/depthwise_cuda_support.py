@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,17 @@ UNITS_IN_LAST_PLACE = {"float32": 2**-22, "float16": 2**-10, "bfloat16": 2**-7}
 KERNEL_MODULES = (cuda_pixels, cuda_weight, patch_text, epilogue)
 
 
-def emulate(monkeypatch: pytest.MonkeyPatch, template: Template, workload: Workload, config: Config, seed: int = 0) -> None:
+def emulate(
+    monkeypatch: pytest.MonkeyPatch,
+    template: Template,
+    workload: Workload,
+    config: Config,
+    seed: int = 0,
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
     """Runs every step of a configuration thread by thread, its PTX too, and compares the output with the definition.
 
-    A gradient that is added to the one before is computed in place.
+    A gradient that is added to the one before is computed in place. `change` writes into the random arguments first.
     """
     memory = Memory()
     emulator = PtxEmulator(memory)
@@ -38,6 +46,8 @@ def emulate(monkeypatch: pytest.MonkeyPatch, template: Template, workload: Workl
     source = template.kernel(workload, H200, config)
     epilogue._operation.cache_clear()
     arrays = small_integers(workload, seed)
+    if change:
+        change(arrays)
     truth = numpy_depthwise(workload, arrays, SCALARS)
     output = workload.output
     poison = np.frombuffer(bytearray(b"\xff" * output.nbytes), dtype(output.dtype).storage).reshape(output.shape)

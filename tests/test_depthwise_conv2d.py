@@ -112,7 +112,7 @@ class TestDepthwiseConv2d(OpContract):
         assert apart.work.least_bytes == 4 * 4 * (36 + 9 + 4)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_kernel_and_points_of_the_reference_agree_with_numpy(device: CpuDevice, seed: int) -> None:
     rng = np.random.default_rng(seed)
     direction = ("forward", "grad_input", "grad_weight", "grad_both")[seed % 4]
@@ -206,7 +206,7 @@ def test_points_beyond_two_to_the_31() -> None:
     assert REFERENCE.points(workload, arrays, {}, [last, last - 512], "y").tolist() == [4.0, 6.0]
 
 
-@pytest.mark.parametrize("direction", ["forward", "grad_input", "grad_weight", "grad_both"])
+@pytest.mark.parametrize("direction", ["forward", "grad_both"])
 def test_the_reference_compiles_for_a_gpu(direction: str) -> None:
     workload = depthwise_conv2d(**LAYER, direction=direction, accumulate=direction != "forward", dtype="bfloat16")
     assert compile_source(REFERENCE.kernel(workload, PRESETS["h200"]), PRESETS["h200"]).artifact.code

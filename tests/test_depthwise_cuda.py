@@ -39,25 +39,30 @@ def layer(c: int, size: int, kernel: int = 3, stride: int = 1, dilation: int = 1
 
 
 class TestPixels(TemplateContract):
-    template, target, compiled = PIXELS, H200, 2
+    template, target, compiled = PIXELS, H200, 1
     accepted = (
         layer(128, 56, epilogue=("scale_shift", "relu")),
         layer(512, 14, stride=2, direction="grad_input", dtype="float32", layout="NCHW", accumulate=True),
     )
     refused = (
         (layer(64, 56, direction="grad_weight"), "direction"),
+        (layer(64, 56, direction="grad_both"), "grad_input and grad_weight by two kernels"),
         (layer(64, 300, stride=12, direction="grad_input"), "144"),
         (layer(64, 56, n=2**30), "n is"),
     )
 
 
 class TestFilters(TemplateContract):
-    template, target, compiled = FILTERS, H200, 2
+    template, target, compiled = FILTERS, H200, 1
     accepted = (
         layer(128, 56, direction="grad_weight", deterministic=True),
         layer(512, 14, stride=2, direction="grad_weight", dtype="float32", layout="NCHW", accumulate=True),
     )
-    refused = ((layer(64, 56), "direction"), (layer(64, 9000, n=60_000, direction="grad_weight"), "tiles"))
+    refused = (
+        (layer(64, 56), "direction"),
+        (layer(64, 56, direction="grad_both"), "grad_input and grad_weight by two kernels"),
+        (layer(64, 9000, n=60_000, direction="grad_weight"), "tiles"),
+    )
 
 
 # ---- index maps
@@ -98,7 +103,7 @@ BORDERS: list[dict[str, Any]] = [
     dict(n=2, c=3, h=6, w=8, r=3, s=3, padding=1, layout="NCHW"),
     dict(n=1, c=8, h=9, w=5, r=5, s=5, padding=2, stride=2, direction="grad_input", dtype="float32"),
     dict(n=1, c=2, h=6, w=7, r=3, s=3, padding=2, dilation=2, layout="NCHW", direction="grad_input", accumulate=True),
-    dict(n=1, c=2, h=12, w=13, r=9, s=11, padding=(4, 5, 0, 1), layout="NCHW", dtype="float32"),
+    dict(n=1, c=1, h=10, w=12, r=9, s=11, padding=(4, 5, 0, 1), layout="NCHW", dtype="float32"),
     dict(n=1, c=2, h=15, w=8, r=9, s=8, padding=(4, 8), stride=2, dilation=(1, 3), direction="grad_input", dtype="float32"),
 ]
 
@@ -116,7 +121,7 @@ def test_tested_and_untested_loads_give_the_definition(monkeypatch: pytest.Monke
 FILTER_SHAPES: list[dict[str, Any]] = [
     dict(n=3, c=4, h=7, w=6, r=3, s=3, padding=1),
     dict(n=2, c=3, h=6, w=8, r=3, s=3, padding=1, layout="NCHW", accumulate=True, dtype="float32"),
-    dict(n=1, c=2, h=12, w=13, r=9, s=8, padding=4, multiplier=2, weight_layout="HWOI", accumulate=True),
+    dict(n=1, c=1, h=7, w=6, r=8, s=9, padding=4, multiplier=2, weight_layout="HWOI", accumulate=True),
 ]
 
 
@@ -129,6 +134,29 @@ def test_splits_add_up_in_both_ways(monkeypatch: pytest.MonkeyPatch, shape: dict
     for splits in (2, 8):
         several = space.restrict({**small, "splits": [splits], "combine": [combine]})
         emulate(monkeypatch, FILTERS, workload, several.sample(1, np.random.default_rng(splits))[0])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the gradients that the definition computes besides
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("direction", ["forward", "grad_weight"])
+def test_an_infinite_number_reaches_only_the_products_that_exist(
+    monkeypatch: pytest.MonkeyPatch, direction: str, layout: str
+) -> None:
+    """The last pixel of x is infinite. Patches reach beyond y, and the second rounds of taps beyond the filter."""
+    r, s = (8, 9) if direction == "forward" else (1, 3)
+    workload = depthwise_conv2d(
+        n=1, c=1, h=r + 2, w=s + 2, r=r, s=s, direction=direction, layout=layout, dtype="float32"
+    )  # y is 3 x 3
+    template, tile = TEMPLATES[direction], {"tile_h": [2], "tile_w": [2], "columns": [2], "rows": [1, 2]}
+    config = template.space(workload, H200).restrict(tile).sample(1, np.random.default_rng(0))[0]
+
+    def infinite(arrays: dict[str, Any]) -> None:
+        arrays["x"].reshape(-1)[-1] = np.inf
+        for name in ("weight", "dy"):
+            if name in arrays:
+                arrays[name][...] = 1  # infinity times zero would be NaN for the definition too
+
+    emulate(monkeypatch, template, workload, config, change=infinite)
 
 
 def test_a_deterministic_workload_has_no_atomics() -> None:
@@ -167,7 +195,7 @@ def test_the_last_block_of_more_than_2_to_the_32_elements_is_where_it_belongs(
     assert max(in_image) + 16 >= 64 * 32 * 32 * 2
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("direction", TEMPLATES)
 def test_random_workloads_and_configurations_give_the_definition(
     monkeypatch: pytest.MonkeyPatch, direction: str, seed: int
@@ -182,11 +210,10 @@ def test_random_workloads_and_configurations_give_the_definition(
 # ---- compiled
 
 NO_SPILLS = [
-    (layer(64, 112, stride=2, epilogue=("scale_shift", "relu")), "h200"),
+    (layer(728, 32, n=1, padding=0, epilogue=("scale_shift", "relu"), dtype="float32"), "h200"),
     (layer(512, 14, layout="NCHW", dtype="float32"), "a100"),
     (layer(256, 28, stride=2, direction="grad_input", dtype="float32"), "h200"),
     (layer(144, 56, kernel=5, direction="grad_input", layout="NCHW"), "a100"),
-    (layer(128, 56, direction="grad_weight"), "h200"),
     (layer(144, 56, kernel=5, direction="grad_weight", layout="NCHW", dtype="float32"), "a100"),
 ]
 
@@ -196,7 +223,7 @@ def test_the_default_compiles_without_spills(workload: Workload, card: str) -> N
     assert_compiles(TEMPLATES[workload.direction], workload, PRESETS[card])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))
 def test_the_default_and_the_plain_configuration_are_legal(seed: int) -> None:
     rng = np.random.default_rng(seed)
     workload = random_workload(

@@ -168,8 +168,9 @@ class DepthwiseConv2d(Op):
         for place, stage in enumerate(p["epilogue"]):
             problem = stage.kind.problem(self._accumulator(p))
             if stage.name == "quantise":
-                floats = ", ".join(name for name, kind in STAGES.items() if "float" in kind.takes and name != "quantise")
-                problem = f"follows sums of int8 or uint8, but dtype is {p['dtype']}; allowed: {floats}"
+                of_floats = [name for name, kind in STAGES.items() if "float" in kind.takes and not kind.moves]
+                allowed = ", ".join(name for name in of_floats if name != "quantise")
+                problem = f"follows sums of int8 or uint8, but dtype is {p['dtype']}; allowed: {allowed}"
             if problem:
                 return [Problem("epilogue", f"stage {stage.name} {problem}", path=(place,))]
         return []

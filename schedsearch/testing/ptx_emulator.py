@@ -215,6 +215,8 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         return f"{names[0]} = ({factor} * int({names[2]}) + int({names[3]})) & {_MASKS['64']}"
     if kind == "shl":
         return f"{names[0]} = (I({names[1]}) << {names[2]}) & {_MASKS['32']}"
+    if kind == "and" and last == "pred":
+        return f"{names[0]} = {names[1]} and {names[2]}"
     if kind == "and" and last == "b32":
         return f"{names[0]} = I({names[1]}) & {names[2]}"
     return ""

@@ -20,7 +20,8 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     Shape,
     candidates,
     derived_of,
-    first_legal,
+    direction_problem,
+    first_roomy,
     knobs_of,
     min_blocks,
     patch_time,
@@ -45,9 +46,7 @@ class DepthwiseConv2dCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if workload.direction not in ("forward", "grad_input"):
-            return f"direction is {workload.direction}; allowed: forward, grad_input"
-        if problem := size_problem(workload, target):
+        if problem := direction_problem(workload, "forward", "grad_input") or size_problem(workload, target):
             return problem
         shape = Shape.of(workload)
         if (least := shape.rows.down * shape.columns.down) > MOST_STRIDE_SUMS:
@@ -98,14 +97,15 @@ class DepthwiseConv2dCuda(Template):
                 for most in (few, 256, 128, 64, 1):
                     yield from _configurations(shape, target, vector, tile_h, tile_w, most)
 
-        return first_legal(space, choices())
+        return first_roomy(space, target, choices())
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """One pixel of one channel a thread."""
         shape = Shape.of(workload)
         tile_h, tile_w = shape.rows.down, shape.columns.down
-        return first_legal(
+        return first_roomy(
             space,
+            target,
             (each for threads in (128, 1) for each in _configurations(shape, target, 1, tile_h, tile_w, threads)),
         )
 

@@ -20,7 +20,8 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     Shape,
     candidates,
     derived_of,
-    first_legal,
+    direction_problem,
+    first_roomy,
     knobs_of,
     min_blocks,
     patch_time,
@@ -52,9 +53,7 @@ class DepthwiseConv2dDwCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if workload.direction != "grad_weight":
-            return f"direction is {workload.direction}; allowed: grad_weight"
-        if problem := size_problem(workload, target):
+        if problem := direction_problem(workload, "grad_weight") or size_problem(workload, target):
             return problem
         shape = Shape.of(workload)
         units = shape.images * -(-shape.rows.targets // TILE) * -(-shape.columns.targets // TILE)
@@ -109,13 +108,13 @@ class DepthwiseConv2dDwCuda(Template):
                 for threads in (256, 128, 64, 1):
                     yield from _configurations(shape, target, *each, threads)
 
-        return first_legal(space, choices())
+        return first_roomy(space, target, choices())
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """One pixel of one channel at a time."""
         shape = Shape.of(workload)
-        return first_legal(
-            space, (each for threads in (128, 1) for each in _configurations(shape, target, 1, 1, 1, threads))
+        return first_roomy(
+            space, target, (each for threads in (128, 1) for each in _configurations(shape, target, 1, 1, 1, threads))
         )
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:

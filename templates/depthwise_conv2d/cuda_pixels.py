@@ -210,7 +210,16 @@ def build_kernel(
                                     taps = types.uint32(
                                         weights + ((j * rows_of_taps + a) * columns_of_taps + b) * round_bytes
                                     )
-                                correlate(sums, at, taps, from_row, from_column, types.int32(inside))
+                                correlate(
+                                    sums,
+                                    at,
+                                    taps,
+                                    from_row,
+                                    from_column,
+                                    types.int32(inside),
+                                    types.int32(rows_of_taps - 1 - a),
+                                    types.int32(columns_of_taps - 1 - b),
+                                )
                     place_in_y = types.int64(plane + types.int64(row) * target_row + types.int64(column) * target_column)
                     finish(
                         sums,

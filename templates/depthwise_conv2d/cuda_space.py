@@ -130,6 +130,16 @@ def size_problem(workload: Workload, target: Target) -> str | None:
     return None
 
 
+def direction_problem(workload: Workload, *allowed: str) -> str | None:
+    """Why a template that computes the `allowed` directions refuses a workload, or None."""
+    if workload.direction in allowed:
+        return None
+    problem = f"direction is {workload.direction}; allowed: {', '.join(allowed)}"
+    if workload.direction == "grad_both":
+        problem += "; on a GPU compute grad_input and grad_weight by two kernels"
+    return problem
+
+
 def knobs_of(shape: Shape) -> list[Knob]:
     unit_h, unit_w = shape.rows.down, shape.columns.down
     return [
@@ -261,23 +271,53 @@ def threads_of(shape: Shape, vector: int, tile_h: int, tile_w: int, threads: int
     if shape.channels_last:
         most = max(8, 128 // (vector * shape.nbytes))
         lanes = max(n for n in LANES if n == 1 or (n <= most and n < 2 * lanes_needed))
-    across = _fewest(ACROSS, across_needed, threads // lanes)
-    down = _fewest(DOWN, down_needed, threads // (lanes * across))
+    side_by_side = lanes if shape.channels_last else 32  # in NCHW more channels fill up the warps, see below
+    across, down = _fewest_idle(across_needed, down_needed, side_by_side, threads // lanes)
     while not shape.channels_last and lanes * 2 * across * down <= threads and lanes < lanes_needed and lanes < 64:
         lanes *= 2
     return lanes, across, down
 
 
-def _fewest(values: tuple[int, ...], needed: int, most: int) -> int:
-    """The value with the fewest idle threads over all blocks; the largest of these."""
-    fitting = [n for n in values if n == 1 or (n <= most and n < 2 * needed)]
-    return min(fitting, key=lambda n: (round(-(-needed // n) * n / needed, 1), -n))
+def _fewest_idle(across_needed: int, down_needed: int, lanes: int, most: int) -> tuple[int, int]:
+    """(columns, rows) with a product of up to `most`, and with the fewest idle threads.
+
+    Idle are threads outside of the image, and those that the last warp of a block of lanes * columns * rows threads lacks.
+    Up to 15 % are as good as none; of equals, the most columns.
+    """
+
+    def idle(across: int, down: int) -> float:
+        threads = lanes * across * down
+        blocks = -(-across_needed // across) * -(-down_needed // down)
+        return blocks * across * down / (across_needed * down_needed) * (-(-threads // 32) * 32 / threads)
+
+    fitting = [
+        (across, down)
+        for across, down in itertools.product(ACROSS, DOWN)
+        if across * down <= max(most, 1)
+        and (across == 1 or across < 2 * across_needed)
+        and (down == 1 or down < 2 * down_needed)
+    ]
+    return min(fitting, key=lambda each: (max(idle(*each), 1.15), -each[0], -each[1]))
 
 
-def first_legal(space: ConfigSpace, choices: Iterator[dict[str, Any]]) -> Config:
-    """The first legal configuration."""
+def first_roomy(space: ConfigSpace, target: Target, choices: Iterator[dict[str, Any]]) -> Config:
+    """The first legal configuration whose registers surely suffice, or the first legal one if there is no such.
+
+    Compilers differ from the estimate and from each other, so a third of the registers stays free. A default that spills
+    would be refused.
+    """
+    room = Constraint(
+        "a third of the registers is free, and two blocks share a multiprocessor",
+        lambda k: (
+            (3 * k["used_registers"] <= 2 * k["registers"]) & (2 * k["registers"] * k["threads"] <= target.registers_per_sm)
+        ),
+    )
+    roomy, first = ConfigSpace(space.knobs, [*space.constraints, room], space.derived), None
     for choice in choices:
         config = Config(choice)
-        if not space.check(config):
+        if not roomy.check(config):
             return config
-    raise AssertionError("a space of depthwise_conv2d has a configuration with one thread per block")
+        if first is None and not space.check(config):
+            first = config
+    assert first is not None, "a space of depthwise_conv2d has a configuration with one thread per block"
+    return first

@@ -98,6 +98,25 @@ class Text:
         self.add(f"@{inside} st.global{_VECTOR[len(words)]}.{kind} [{address}], {group};")
 
 
+def _guards(text: Text, row_exists: str, first_row: int, column_exists: str, first_column: int) -> Callable[[int, int], str]:
+    """(row, column) -> the guard of its products: a product with a zero instead would be NaN for an infinite factor.
+
+    Args:
+        row_exists: predicate: the rows from `first_row` on exist; "" if all rows always do. The same for columns.
+    """
+    both = ""
+    if row_exists and column_exists:
+        both = text.one("pred")
+        text.add(f"and.pred {both}, {row_exists}, {column_exists};")
+
+    def guard(row: int, column: int) -> str:
+        of_row, of_column = bool(row_exists) and row >= first_row, bool(column_exists) and column >= first_column
+        name = both if of_row and of_column else row_exists if of_row else column_exists if of_column else ""
+        return f"@{name} " if name else ""
+
+    return guard
+
+
 # ---- y and dx
 
 
@@ -106,12 +125,15 @@ def correlate(
 ) -> Callable[..., None]:
     """sums += sources * weights, one round of taps.
 
-    It takes (sums[patch.sums], source, weights, row, column, inside). `source` is the address of the plane, or of the
-    image's first pixel, at the thread's channel. (row, column) is the source of the patch's first target and the round's
-    first tap, without the axis's shift; both may be outside of the image. `weights` is the shared address of the round's
-    first tap: float32, channels side by side, taps `weight_pitch` bytes apart in rows of `patch.tap_w`. With `branch`,
-    patches with `inside` != 0 lie inside of the image as a whole, and their loads need no test; a warp with other patches
-    too tests them all, because it would otherwise run both codes.
+    It takes (sums[patch.sums], source, weights, row, column, inside, rows_follow, columns_follow). `source` is the address
+    of the plane, or of the image's first pixel, at the thread's channel. (row, column) is the source of the patch's first
+    target and the round's first tap, without the axis's shift; both may be outside of the image. `weights` is the shared
+    address of the round's first tap: float32, channels side by side, taps `weight_pitch` bytes apart in rows of
+    `patch.tap_w`. With `branch`, patches with `inside` != 0 lie inside of the image as a whole, and their loads need no
+    test; a warp with other patches too tests them all, because it would otherwise run both codes.
+
+    A round of taps has missing ones at the filter's end, where `rows_follow` or `columns_follow`, the taps that follow along
+    an axis, is 0. They are left out.
 
     With `filter_steps`, the elements from a filter, row and column of the weight to the next, `weights` is the global
     address of the thread's first filter instead, and the round has all taps.
@@ -124,23 +146,34 @@ def correlate(
         weights = _filters(text, patch, filter_steps)
     else:
         weights = _shared_filters(text, patch, weight_pitch)
+    guard = _missing_taps(text, patch)
     if branch:
         inside, active = text.one("pred"), text.one("b32")
         text.add(f"setp.ne.s32 {inside}, $inside, 0; activemask.b32 {active};")
         text.add(f"vote.sync.all.pred {inside}, {inside}, {active}; @{inside} bra whole;")
-    _correlate_rows(text, patch, base, weights, tested=True)
+    _correlate_rows(text, patch, base, weights, guard, tested=True)
     if branch:
         text.add("bra done; whole:")
-        _correlate_rows(text, patch, base, weights, tested=False)
+        _correlate_rows(text, patch, base, weights, guard, tested=False)
         text.add("done:")
-    else:
-        text.add("// $inside")
+    text.add("// $inside $rows_follow $columns_follow")
     return device_op(
         "correlate", text.block(), inout={"sums": ("f32", patch.sums)},
         ins={
-            "source": "u64", "weights": "u64" if filter_steps else "u32", "row": "i32", "column": "i32", "inside": "i32",
+            "source": "u64", "weights": "u64" if filter_steps else "u32",
+            **dict.fromkeys(("row", "column", "inside", "rows_follow", "columns_follow"), "i32"),
         },
     )  # fmt: skip
+
+
+def _missing_taps(text: Text, patch: Patch) -> Callable[[int, int], str]:
+    """(tap row, tap column) -> the guard of its products."""
+    exist = []
+    for name, taps, unrolled in (("rows", patch.rows.taps, patch.tap_h), ("columns", patch.columns.taps, patch.tap_w)):
+        exist.append(text.one("pred") if taps % unrolled else "")
+        if exist[-1]:
+            text.add(f"setp.ne.s32 {exist[-1]}, ${name}_follow, 0;")
+    return _guards(text, exist[0], patch.rows.taps % patch.tap_h, exist[1], patch.columns.taps % patch.tap_w)
 
 
 def _shared_filters(text: Text, patch: Patch, pitch: int) -> dict[int, list[str]]:
@@ -174,7 +207,9 @@ def _filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int,
     return {tap: elements[tap :: len(taps)] for tap in range(len(taps))}
 
 
-def _correlate_rows(text: Text, patch: Patch, base: str, weights: dict[int, list[str]], tested: bool) -> None:
+def _correlate_rows(
+    text: Text, patch: Patch, base: str, weights: dict[int, list[str]], guard: Callable[[int, int], str], tested: bool
+) -> None:
     rows = Rows(text, patch, base, tested)
     for row, meetings in patch.row_meetings.items():
         values = rows.take(row)
@@ -182,9 +217,9 @@ def _correlate_rows(text: Text, patch: Patch, base: str, weights: dict[int, list
             for column, across in patch.column_meetings.items():
                 for target_column, tap_column in across:
                     first = (target_row * patch.tile_w + target_column) * patch.vector
-                    taps = weights[tap_row * patch.tap_w + tap_column]
+                    taps, only = weights[tap_row * patch.tap_w + tap_column], guard(tap_row, tap_column)
                     for i in range(patch.vector):
-                        text.add(f"fma.rn.f32 $sums[{first + i}], {values[column][i]}, {taps[i]}, $sums[{first + i}];")
+                        text.add(f"{only}fma.rn.f32 $sums[{first + i}], {values[column][i]}, {taps[i]}, $sums[{first + i}];")
 
 
 class Rows:
@@ -243,10 +278,11 @@ def add_products(patch: Patch) -> Callable[..., None]:
     It takes (sums[taps * vector], source, target, row, column, target_row, target_column): `source`, `row` and `column` are
     those of `correlate`, `target` is the same address in dy, whose patch starts at (target_row, target_column).
 
-    The sums are those of (tap row, tap column, channel) in this order.
+    Only targets inside of the image count. The sums are those of (tap row, tap column, channel) in this order.
     """
     text = Text()
     base = _source_address(text, patch)
+    guard = _targets_outside(text, patch)
     to = _address(text, "$target", "$target_row", "$target_column", patch.target, patch.nbytes)
     factors: dict[tuple[int, int], list[str]] = {}
     moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
@@ -267,13 +303,23 @@ def add_products(patch: Patch) -> Callable[..., None]:
         for target_row, tap_row in meetings:
             for column, across in patch.column_meetings.items():
                 for target_column, tap_column in across:
-                    first = (tap_row * patch.tap_w + tap_column) * patch.vector
+                    first, only = (tap_row * patch.tap_w + tap_column) * patch.vector, guard(target_row, target_column)
                     for i, factor in enumerate(factors[target_row, target_column]):
-                        text.add(f"fma.rn.f32 $sums[{first + i}], {values[column][i]}, {factor}, $sums[{first + i}];")
+                        text.add(f"{only}fma.rn.f32 $sums[{first + i}], {values[column][i]}, {factor}, $sums[{first + i}];")
     return device_op(
         "add_products", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w * patch.vector)},
         ins={"source": "u64", "target": "u64", **dict.fromkeys(("row", "column", "target_row", "target_column"), "i32")},
     )  # fmt: skip
+
+
+def _targets_outside(text: Text, patch: Patch) -> Callable[[int, int], str]:
+    """(row, column) of a target -> the guard of its products. Only the last patch of an axis reaches beyond the image."""
+    exist, axes = [], (("row", patch.rows.targets, patch.tile_h), ("column", patch.columns.targets, patch.tile_w))
+    for name, targets, tile in axes:
+        exist.append(text.one("pred") if targets % tile else "")
+        if exist[-1]:
+            text.add(f"setp.le.s32 {exist[-1]}, $target_{name}, {targets - tile};")
+    return _guards(text, exist[0], patch.rows.targets % patch.tile_h, exist[1], patch.columns.targets % patch.tile_w)
 
 
 # ---- the results of a patch
