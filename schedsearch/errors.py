@@ -203,5 +203,5 @@ def did_you_mean(got: str, allowed: Iterable[str]) -> str:
     if len(got) > _LONGEST_SLIP:
         return ""
     names = [name for name in itertools.islice(allowed, _MOST_NAMES) if len(name) <= _LONGEST_SLIP]
-    close = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(got, names, n=1, cutoff=0.6) or [n for n in names if n.casefold() == got.casefold()]
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -235,6 +235,10 @@ class TestLongMessages:
         assert errors.did_you_mean(self.LONG, [self.LONG + "z"]) == ""
         assert errors.did_you_mean("bm", [self.LONG, "bmm"]) == " (did you mean 'bmm'?)"
 
+    def test_a_name_in_another_case_is_recognised(self) -> None:
+        assert errors.did_you_mean("crd", ["DCR", "CRD"]) == " (did you mean 'CRD'?)"
+        assert errors.did_you_mean("nhwc", ["NHWC", "NCHW"]) == " (did you mean 'NHWC'?)"
+
     @pytest.mark.parametrize(
         "arguments",
         [

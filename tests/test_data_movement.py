@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schedsearch import Workload, concat, depth_to_space, pad, space_to_depth, strided_slice, transpose
+from schedsearch.errors import WorkloadError
 from schedsearch.ops.concat import CONCAT
 from schedsearch.ops.depth_to_space import DEPTH_TO_SPACE, SPACE_TO_DEPTH
 from schedsearch.ops.movement import Box, Factor, Movement, Ragged
@@ -246,6 +247,20 @@ def test_no_factor_is_longer_than_31_bits() -> None:
     (box,) = workload.definition.movement(workload.params).boxes
     assert box.size == 3 * 2**40 and all(factor.extent < 2**31 for factor in box.factors)
     assert workload.work.nbytes == 2 * 3 * 2**40
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: transpose(x=[1] * 9, permutation=list(range(9))), "x must be a list of 1 to 8 values, each a whole number"),
+        (lambda: concat(x=[[1, 8]] * 300, axis=0), r"x must be a list of .*, got \[\[1, 8\], .* \.\.\.$"),
+        (lambda: concat(x=[], axis=0), "x must be a list of .* values, each a list of 1 to 8 values, .*, got \\[\\]"),
+    ],
+)
+def test_a_list_of_a_wrong_length_is_refused_with_the_limits(make: Callable[[], Workload], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message) as caught:
+        make()
+    assert len(str(caught.value)) < 700
 
 
 # --- The contract of operators --------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_the_format_and_the_layout_can_be_chosen(tmp_path: Path) -> None:
     assert found.layers[0].workloads == tuple(
         conv2d(dtype="float16", layout=layout, epilogue=["bias", "relu"]) for layout in ("NCHW", "NHWC")
     )
-    with pytest.raises(ModelError, match=r"no layout of NCHW5c can hold node second: .*5"):
+    with pytest.raises(ModelError, match=r"node second is not possible in NCHW5c: .*5"):
         read(residual_block(), tmp_path, layouts=("NCHW5c",))
 
 
@@ -231,6 +231,61 @@ def test_a_workload_file_has_every_distinct_layer_once(tmp_path: Path) -> None:
         ("conv0", 3, conv2d(dtype="float16", epilogue=["bias", "relu"])),
         ("last", 1, conv2d(dtype="float16", k=16)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reason"),
+    [
+        ((2, 8, 16), TensorProto.FLOAT, "Conv: a has 1 spatial dimensions; allowed: 2"),
+        ((2, 8, 16, 16), TensorProto.DOUBLE, "Conv: a is float64; allowed: float16, bfloat16, float32, int8, uint8"),
+    ],
+)
+def test_a_convolution_that_is_left_out_has_a_reason(
+    shape: tuple[int, ...], dtype: int, reason: str, tmp_path: Path
+) -> None:
+    net = Net(*shape, dtype=dtype)
+    kernel = (4, 8, *(3 for _ in shape[2:]))
+    net.node("Conv", "x", net.weight("w", *kernel, dtype=helper.tensor_dtype_to_np_dtype(dtype)), name="a")
+    result = CliRunner().invoke(main, ["extract", str(net.save(tmp_path))])
+    assert result.exit_code == 2
+    assert f"its nodes are Conv 1. {reason}" in " ".join(result.output.split())
+
+
+def test_convolutions_inside_a_branch_are_said_to_be_unread(tmp_path: Path) -> None:
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        node = helper.make_node("Conv", ["x", "w"], [name])
+        branches[name] = helper.make_graph([node], name, [], [out])
+    net = Net(2, 8, 16, 16)
+    net.weight("w", 8, 8, 3, 3)
+    last = net.conv("x", 8, 8, name="a")
+    total = net.node("ReduceSum", last, keepdims=0, name="sum")
+    net.node("If", net.node("Cast", total, to=TensorProto.BOOL), name="if", **branches)
+    found = extract(read_model(net.save(tmp_path)))
+    assert len(found.layers) == 1
+    assert found.reasons == {"If": "nodes inside of it are not read"}
+
+
+def test_an_input_that_the_weight_does_not_fit_is_refused(tmp_path: Path) -> None:
+    net = Net(2, 5, 16, 16)
+    net.conv("x", 8, 4, name="a")
+    with pytest.raises(ModelError, match=r"node a: the weight takes 1 x 4 input channels .* but 'x' has 5"):
+        extract(read_model(net.save(tmp_path)))
+
+
+def test_weights_that_are_inputs_too_leave_no_warnings_of_other_packages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net(2, 8, 16, 16)
+    net.conv("x", 8, 8, name="a")
+    model = net.model()
+    model.ir_version = 3  # where every initialiser had to be an input
+    model.graph.input.append(helper.make_tensor_value_info("a.weight", TensorProto.FLOAT, [8, 8, 3, 3]))
+    path = tmp_path / "old.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert [layer.nodes for layer in extract(read_model(path)).layers] == [("a",)]
+    assert not caplog.records
 
 
 def test_dynamic_dimensions_are_named_with_what_to_give(tmp_path: Path) -> None:

@@ -260,6 +260,9 @@ def ignores_its_knob(x, y, *, per):  # type: ignore[no-untyped-def]
         (None, {"grid": lambda xx, k: 1}, ["grid takes 'xx'"]),
         (None, {"default": {"threads": 96}}, ["96", "64, 128"]),
         (None, {"knobs": {}}, ["has no knobs"]),
+        (None, {"knobs": {"threads": 64, "per": (1,)}}, ["knobs is a mapping of lists", "write knobs="]),
+        (None, {"knobs": ["threads", "per"]}, ["knobs is a mapping of lists"]),
+        (None, {"rules": [lambda k: k.threads <= 64]}, ["a rule is a text", "function"]),
         (lambda x, y, *args: None, {}, ["*args"]),
     ],
 )

@@ -60,7 +60,10 @@ def extract(
     tasks = found.tasks()
     others = [f"{op} {len(names)}" for op, names in sorted(found.others.items())]
     if not tasks:
-        raise UsageError(f"{model} has no layer that schedsearch has an operator for; its nodes are {listed(others)}")
+        reasons = "".join(f". {op}: {reason}" for op, reason in sorted(found.reasons.items()))
+        raise UsageError(
+            f"{model} has no layer that schedsearch has an operator for; its nodes are {listed(others)}{reasons}"
+        )
     comment = (
         f"Layers of {Path(model).name}: {len(tasks)} distinct ones of {len(found.layers)}. weight: how often each occurs."
     )
@@ -72,6 +75,9 @@ def extract(
         with new_file(Path(output)) as file:
             file.write(text.encode())
     flops = sum(task.weight * task.workload.flops for task in tasks) / len(layouts)
-    render.note(f"{render.counted(len(found.layers), 'layer')}, {len(tasks)} distinct tasks, {flops / 1e9:.4g} GFLOP")
+    layers, distinct = render.counted(len(found.layers), "layer"), render.counted(len(tasks), "distinct task")
+    render.note(f"{layers}, {distinct}, {flops / 1e9:.4g} GFLOP")
     if others:
         render.note(f"left out: {', '.join(others)}")
+    for op, reason in sorted(found.reasons.items()):
+        render.note(f"  {op}: {reason}")

@@ -8,11 +8,11 @@ read, ends a layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import WorkloadError
-from schedsearch.network.model import ModelError, listed
+from schedsearch.network.model import ModelError
 from schedsearch.ops import STAGES
 from schedsearch.task import Task
 from schedsearch.workload import Workload
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LAYOUT = "NHWC"
 _FLOATS = ("float16", "bfloat16", "float32")
 _INTEGERS = ("int8", "uint8")
+_DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a format has another name than ONNX's
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FREE = ("Constant", "Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
 
@@ -47,10 +48,12 @@ class Extraction:
     Attributes:
         layers: in the order of the graph.
         others: operator of ONNX -> names of its nodes that no layer stands for, without those that compute nothing.
+        reasons: operator of ONNX -> why the first of its `others` is no layer, although others of its kind may be.
     """
 
     layers: tuple[Layer, ...]
     others: Mapping[str, tuple[str, ...]]
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def tasks(self) -> tuple[Task, ...]:
         """Every distinct workload once, named after its first node, with the number of layers that have it as its weight."""
@@ -73,7 +76,8 @@ def extract(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str]
         layouts: of images, e.g. NHWC, NCHW or NCHW32c. Weights have the layout that belongs to it.
 
     Raises:
-        ModelError: the shape of a layer is not known, or none of the layouts can hold a layer.
+        ModelError: the shape of a layer is not known, its input and weight do not fit one another, or none of the layouts
+            can hold it.
     """
     taken: set[ir.Node] = set()
     found: list[tuple[int, Layer]] = []
@@ -88,11 +92,28 @@ def extract(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str]
         workloads = tuple(_workloads(chain, dtype, layouts))
         found.append((place, Layer(workloads, tuple(_name(each) for each in chain.nodes))))
     others: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
     for node in nodes:
         if node not in taken and node.op_type not in _FREE and not _feeds_only(node, taken):
             others.setdefault(node.op_type, []).append(_name(node))
+            if reason := _why_not(node):
+                reasons.setdefault(node.op_type, reason)
     layers = tuple(layer for _, layer in sorted(found, key=lambda each: each[0]))
-    return Extraction(layers, {op: tuple(names) for op, names in others.items()})
+    return Extraction(layers, {op: tuple(names) for op, names in others.items()}, reasons)
+
+
+def _why_not(node: ir.Node) -> str:
+    """Why a node is no layer, if others of its kind are or it hides some; else empty."""
+    if any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values()):
+        return "nodes inside of it are not read"
+    if node.op_type not in _READERS or node.domain not in ("", "ai.onnx"):
+        return ""
+    x = _inputs(node, 1)[0]
+    if node.op_type in _MOVEMENTS:
+        return f"{x.name!r} is {_dtype(x)} {x.shape}; allowed: elements of 1, 2 or 4 bytes, 1 to 8 extents of at least 1"
+    if x.shape is not None and len(x.shape) != 4:
+        return f"{_name(node)} has {len(x.shape) - 2} spatial dimensions; allowed: 2"
+    return f"{_name(node)} is {_dtype(x)}; allowed: {', '.join((*_FLOATS, *_INTEGERS))}"
 
 
 def _feeds_only(node: ir.Node, taken: set[ir.Node]) -> bool:
@@ -151,7 +172,7 @@ def _workloads(chain: _Chain, dtype: str | None, layouts: Sequence[str]) -> Iter
         except WorkloadError as error:
             errors.append(str(error))
     if len(errors) == len(layouts):
-        raise ModelError(f"no layout of {listed(layouts)} can hold node {_name(chain.nodes[0])}: {errors[0]}")
+        raise ModelError(f"node {_name(chain.nodes[0])} is not possible in {' or '.join(layouts)}: {errors[0]}")
 
 
 # --- Nodes that begin a layer -------------------------------------------------------------------------------------------
@@ -313,16 +334,15 @@ def _extents(node: ir.Node, value: ir.Value) -> list[int]:
     if value.shape is None or not value.shape.is_static():
         got = "is unknown" if value.shape is None else f"is {value.shape}"
         raise ModelError(
-            f"the shape of {value.name!r} at node {_name(node)} ({node.op_type}) {got}; fix the shapes of the inputs"
+            f"the shape of {value.name!r} at node {_name(node)} ({node.op_type}) {got}: a node before it hides it, "
+            "such as one of a domain other than ONNX's; add this shape to the value_info of the model"
         )
     return [int(extent) for extent in value.shape]
 
 
 def _dtype(value: ir.Value) -> str:
     """Its format by our names; empty if unknown."""
-    return (
-        "" if value.dtype is None else {"FLOAT": "float32", "BOOL": "uint8"}.get(value.dtype.name, value.dtype.name.lower())
-    )
+    return "" if value.dtype is None else _DTYPES.get(value.dtype.name, value.dtype.name.lower())
 
 
 def _bias(node: ir.Node) -> bool:
@@ -353,14 +373,19 @@ def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> dict[str, Any] | No
     image, kernel = _extents(node, x), _extents(node, weight)
     if len(image) != 4:
         return None
-    (n, c, h, w), (k, _, r, s) = image, kernel
+    (n, c, h, w), (k, each, r, s) = image, kernel
     read = node.attributes
+    if c != each * (groups := read.get_int("group", 1)):
+        raise ModelError(
+            f"node {_name(node)}: the weight takes {groups} x {each} input channels (groups x channels of each), but "
+            f"{x.name!r} has {c}; correct the model"
+        )
     stride, dilation = (list(read.get_ints(name, (1, 1))) for name in ("strides", "dilations"))
     padding = _padding(read.get_string("auto_pad", "NOTSET"), (h, w), (r, s), stride, dilation)
     return {
         "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "stride": stride, "dilation": dilation,
         "padding": list(read.get_ints("pads", (0, 0, 0, 0))) if padding is None else padding,
-        "groups": read.get_int("group", 1),
+        "groups": groups,
     }  # fmt: skip
 
 

@@ -148,14 +148,16 @@ def _weight(node: ir.Node) -> ir.Value | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """onnxscript reports rules that do not apply as warnings."""
-    logger = logging.getLogger("onnxscript")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """onnxscript and onnx_ir report rules that do not apply as warnings."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 Role = Literal["factor", "addend", "scale", "index", "data"]
 
 MAX_INT = 2**31 - 1  # launch parameters and grid extents are 32-bit
+_LONGEST_GOT = 200  # characters of a wrong value in a message
 
 # Names that a parameter must not have, because `workload.NAME` or a key of a task in a workload file means something else.
 RESERVED_NAMES = frozenset(
@@ -335,7 +336,8 @@ def judge(value: Any, schema: Mapping[str, Any]) -> str:
             return ""
     elif _is_of(value, schema):
         return ""
-    return f"must be {_wanted(schema)}, got {value!r}"
+    got = repr(value)
+    return f"must be {_wanted(schema)}, got {got if len(got) <= _LONGEST_GOT else got[:_LONGEST_GOT] + ' ...'}"
 
 
 def _is_of(value: Any, schema: Mapping[str, Any]) -> bool:
@@ -367,7 +369,9 @@ def _wanted(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if kind == "array":
         least, most = schema.get("minItems"), schema.get("maxItems")
-        many = f"{least} " if least is not None and least == most else ""
+        many = f"at most {most} " if not least and most is not None else ""
+        if least:
+            many = f"{least} " if least == most else f"at least {least} " if most is None else f"{least} to {most} "
         return f"a list of {many}values, each {_wanted(schema.get('items', {}))}"
     words = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
     least, most = schema.get("minimum"), schema.get("maximum")

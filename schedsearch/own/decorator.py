@@ -87,6 +87,10 @@ def tunable(
     """
     if isinstance(outputs, str) or isinstance(inplace, str) or isinstance(rules, str):
         raise UsageError("outputs, inplace and rules are lists of names or rules, got one text; write outputs=['c']")
+    if not isinstance(knobs, Mapping) or not all(isinstance(given, Iterable) for given in knobs.values()):
+        raise UsageError(f"knobs is a mapping of lists, got {knobs!r}; write knobs={{'tile': (8, 16)}}")
+    if wrong := [rule for rule in rules if not isinstance(rule, str)]:
+        raise UsageError(f"a rule is a text over the knobs, got a {type(wrong[0]).__name__}; write 'tile * tile <= 1024'")
 
     def decorate(function: Callable[..., Any]) -> Tunable:
         plain = getattr(function, "py_func", function)
@@ -325,7 +329,8 @@ def _check_knobs(
         if knob not in kernel_knobs and knob not in read_outside:
             hint = did_you_mean(knob, [*kernel_knobs, *read_outside])
             raise UsageError(
-                f"knob {knob!r} is neither a keyword-only parameter of {name} nor read by grid, block or shared{hint}"
+                f"knob {knob!r} is neither a keyword-only parameter of {name} nor read by grid, block or shared{hint}; "
+                "remove it, or add it to the parameters after the *"
             )
         if knob in kernel_knobs and knob not in read_by_kernel and knob not in read_outside:
             raise UsageError(f"knob {knob!r} is not used by {name}, nor by grid, block or shared; remove it")
