@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +19,13 @@ from page_support import Page
 import schedsearch
 from schedsearch.backend import compile_source
 from schedsearch.backend.code_identity import code_digest
-from schedsearch.errors import ArgumentError, NoRecordError, PlanError, UsageError, WorkloadError
+from schedsearch.device import open_device
+from schedsearch.device.detect import detect
+from schedsearch.errors import ArgumentError, NoRecordError, OperatorError, PlanError, UsageError, WorkloadError
 from schedsearch.launch import Grid, LaunchPlan, Literal, NumbaArray, Number, Pointer, Scalar, Step
+from schedsearch.measure import Built, Runner
+from schedsearch.measure.reference import CheckedReference
+from schedsearch.measure.verify import verify_once
 from schedsearch.ops.own_kernel import Argument, arguments_of, contiguous, parameters_of
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
@@ -380,7 +387,7 @@ def affine(x, a, y, count, *, per):
 
 x = np.random.default_rng(0).standard_normal((300, 40)).astype(np.float32).T
 y, count = np.zeros((40, 300), np.float32), np.zeros(40, np.int32)
-summary = affine.tune(x, 2.5, y, count, trials=4)
+summary = affine.tune(x, 2.5, y, count, trials=4, workers=1, tuner="grid")
 affine(x, 2.5, y, count)
 np.testing.assert_allclose(y, 2.5 * x + 1, rtol=1e-5, atol=1e-6)
 np.testing.assert_array_equal(count, 300)
@@ -424,7 +431,17 @@ except schedsearch.NoRecordError as error:
 
 
 def run(script: Path, *args: object) -> str:
-    done = subprocess.run([sys.executable, script, *map(str, args)], capture_output=True, text=True, timeout=240)
+    """What a script printed. It has one core, so that it starts few processes, and the CPU's lock for itself."""
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, script.name, *map(str, args)],
+        cwd=script.parent,
+        env={**os.environ, "TMPDIR": str(script.parent)},
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -456,7 +473,7 @@ def test_deployment_by_name_says_what_the_database_has(tuned: tuple[Path, dict[s
     assert [each.verified_by for each in schedsearch.own_kernel("affine", tuned[0]).workloads] == ["reference"]
 
 
-def test_without_a_reference_the_default_configuration_is_the_truth(tmp_path: Path) -> None:
+def test_without_a_reference_the_default_configuration_is_the_truth() -> None:
     def wrong_for_four(x, y, *, per):  # type: ignore[no-untyped-def]
         i = cuda.grid(1)
         if i < x.size:
@@ -464,28 +481,43 @@ def test_without_a_reference_the_default_configuration_is_the_truth(tmp_path: Pa
 
     knobs = {"threads": (64,), "per": (1, 2, 4)}
     kernel = declared(wrong_for_four, knobs=knobs, grid=lambda x, k: -(-x.size // k.threads), reference=None)
-    summary = kernel.tune("1000:float32", "1000:float32", target="cpu", trials=3, db=tmp_path / "own.db")
-    outcomes = {str(name): count for name, count in summary.tasks[0].outcomes.items()}
-    assert outcomes == {"ok": 2, "wrong_answer": 1}
-    assert summary.tasks[0].workload.verified_by == "default"
+    workload, template = kernel.workload("1000:float32", "1000:float32"), load_template("own_kernel_cpu")
+    assert workload.verified_by == "default"
+    with contextlib.closing(open_device(detect("cpu"))) as device:
+        for per, right in ((1, True), (2, True), (4, False)):
+            source = template.kernel(workload, device.target, schedsearch.Config(threads=64, per=per))
+            with contextlib.closing(device.load(compile_source(source, device.target).artifact)) as loaded:
+                assert (verify_once(device, workload, loaded) is None) == right
 
 
 @pytest.mark.parametrize(
     ("reference", "word"),
     [
-        (lambda x: x[:-1], "shape"),
-        (lambda x: (x, x), "2 arrays"),
+        (lambda x: x[:-1], r"shape \(63,\) for y; allowed: \(64,\)"),
+        (lambda x: (x, x), "2 arrays; allowed: 1"),
+        (lambda x: x * 1j, "complex128 for y"),
+        (lambda x: x / {}, "TypeError"),
     ],
 )
-def test_a_wrong_reference_is_reported_as_such(tmp_path: Path, reference: Any, word: str) -> None:
-    kernel = declared(reference=reference)
-    summary_or_error = ""
-    try:
-        summary = kernel.tune("64:float32", "64:float32", target="cpu", trials=1, db=tmp_path / "own.db")
-        summary_or_error = summary.tasks[0].problem
-    except schedsearch.SchedsearchError as error:
-        summary_or_error = str(error)
-    assert word in summary_or_error and "reference=" in summary_or_error
+def test_a_wrong_reference_is_reported_as_such(reference: Any, word: str) -> None:
+    workload = declared(reference=reference).workload("64:float32", "64:float32")
+    arrays = {"x": np.zeros(64, np.float32)}
+    with pytest.raises(OperatorError, match=f"{word}.*correct `reference=` of the decorator"):
+        CheckedReference(workload).whole(arrays, {}, lambda source: {}, PRESETS["h200"])
+
+
+def test_a_right_candidate_does_not_cost_its_process() -> None:
+    """Worker threads count as a change of the process if a candidate is the first to need them."""
+    workload, template, target = (
+        declared().workload("64:float32", "64:float32"),
+        load_template("own_kernel_cpu"),
+        detect("cpu"),
+    )
+    result = compile_source(template.kernel(workload, target, schedsearch.Config(threads=64, per=1)), target)
+    with Runner(target) as runner:
+        built = Built(result.artifact, result.resources, result.canonical_hash, result.compile_s)
+        assert runner.measure(workload, built).ok
+        assert runner.restarts == 0
 
 
 def test_the_page_leads_from_a_kernel_to_its_deployment(tmp_path: Path) -> None:
@@ -496,6 +528,5 @@ def test_the_page_leads_from_a_kernel_to_its_deployment(tmp_path: Path) -> None:
     for name in ("tune.py", "use.py", "deploy.py"):
         if name == "deploy.py":
             (tmp_path / "kernels.py").unlink()
-        done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[0.")
+        printed = run(tmp_path / name)
+    assert printed.startswith("[0.")

@@ -55,6 +55,10 @@ class CpuDevice:
         self._memory: dict[int, mmap.mmap] = {}
         self._pool = Pool()
 
+    def start_threads(self, threads: int) -> None:
+        """Starts the worker threads that launches of this many threads need. Otherwise `load` does."""
+        self._pool.grow(threads)
+
     def load(self, artifact: Artifact) -> CpuKernel:
         """Raises DeviceError for GPU code, and for code with instructions that this CPU lacks."""
         return CpuKernel(self, self._pool, artifact)

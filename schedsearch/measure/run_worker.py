@@ -197,6 +197,12 @@ class _Stopwatch:
 class _RunWorker:
     def __init__(self, target: Target, mode: str) -> None:
         self._device = open_device(target)
+        if target.kind == "cpu":
+            from schedsearch.device.cpu import CpuDevice
+
+            # The first candidate would start them otherwise, and seem to change the process.
+            assert isinstance(self._device, CpuDevice)
+            self._device.start_threads(target.sms)
         self._mode = mode
         self._code = CodeCache(self._device)
         self._comparer = open_comparer(self._device, self._code)
