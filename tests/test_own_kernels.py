@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_support import isolate
+from cli_support import schedsearch as command
 from numba import cuda
 from page_support import Page
 
@@ -518,6 +520,72 @@ def test_a_right_candidate_does_not_cost_its_process() -> None:
         built = Built(result.artifact, result.resources, result.canonical_hash, result.compile_s)
         assert runner.measure(workload, built).ok
         assert runner.restarts == 0
+
+
+# ---- on the command line
+
+KERNEL_FILE = """
+from numba import cuda
+import schedsearch
+from constants import FACTOR
+
+
+@schedsearch.tunable(
+    knobs={"threads": (64, 128)}, block=lambda k: k.threads, grid=lambda x, k: -(-x.size // k.threads),
+    outputs=["y"], reference=lambda x, a: FACTOR * a * x, db="own.db")
+def times(x, a, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = FACTOR * a * x[i]
+
+
+plain = 5
+"""
+GIVEN = ("--shape", "x=640:float32", "--scalar", "a=0.5", "--shape", "y=640:float32")
+
+
+@pytest.fixture
+def kernel_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    isolate(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "kernels.py").write_text(KERNEL_FILE)
+    (tmp_path / "constants.py").write_text("FACTOR = 3\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    return tmp_path
+
+
+def test_the_command_line_tunes_a_kernel_in_a_file(kernel_file: Path) -> None:
+    planned = command("tune", "kernels.py:times", *GIVEN, "--target", "h200", "--dry-run")
+    assert planned.exit_code == 0 and "own_kernel_cuda" in planned.stdout, planned.output
+    done = command("tune", "kernels.py:times", *GIVEN, "--target", "cpu", "--trials", 1)
+    assert done.exit_code == 0, done.output
+    assert "schedsearch.own_kernel('times', db='own.db')" in done.stdout
+    x, y = np.ones(640, np.float32), np.zeros(640, np.float32)
+    schedsearch.own_kernel("times", kernel_file / "own.db")(x, 2.0, y)
+    np.testing.assert_array_equal(y, 6)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("gone.py:times",), "gone.py is not a file"),
+        (("broken.py:times",), "broken.py cannot be run: ZeroDivisionError"),
+        (("kernels.py:time",), "time in kernels.py does not exist (did you mean 'times'?); it has times"),
+        (("kernels.py:plain",), "plain in kernels.py is of type int, not a tunable"),
+        (("kernels.py:times",), "times needs x, a, y; x, a, y not given: write --shape x=4096x4096:float32"),
+        (("kernels.py:times", *GIVEN, "--shape", "z=3:float32"), "--shape names 'z'; times takes x, a, y"),
+        (("kernels.py:times", *GIVEN, "--shape", "x=3:float32"), "x is given twice"),
+        (("kernels.py:times", "--shape", "640:float32"), "write it like --shape a=4096x4096:float32"),
+        (("kernels.py:times", "--scalar", "a=half"), "--scalar a='half' is not a number"),
+        (("kernels.py:times", *GIVEN[:-1], "y=640"), "y='640' is not a shape; write it like 4096x4096:float32"),
+        (("tiny.yaml", *GIVEN), "--shape and --scalar describe a kernel of your own, and tiny.yaml is a workload file"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(kernel_file: Path, words: tuple[str, ...], text: str) -> None:
+    result = command("tune", *words, "--dry-run")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert text in result.stderr
 
 
 def test_the_page_leads_from_a_kernel_to_its_deployment(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`schedsearch tune`: takes a workload file and makes records."""
+"""`schedsearch tune`: takes a workload file, or a kernel in a Python file, and makes records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ class Duration(click.ParamType["float"]):
 
 
 @click.command()
-@click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
+@click.argument("workload_file", metavar="WORKLOAD.yaml|FILE.py:KERNEL", type=click.Path())
+@click.option(
+    "--shape", "shapes", metavar="NAME=SHAPE", multiple=True, help="An array of the KERNEL, e.g. a=4096x4096:float32."
+)
+@click.option("--scalar", "scalars", metavar="NAME=NUMBER", multiple=True, help="A number that the KERNEL takes, e.g. n=5.")
 @click.option("--db", metavar="FILE", help="Record store; created when missing. Default: the workload file's, records.db.")
 @click.option(
     "--target", "selector", metavar="TARGET", help="auto, cpu, cuda or cuda:N. With --dry-run also a100, h200, b200."
@@ -67,6 +71,8 @@ class Duration(click.ParamType["float"]):
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 def tune(
     workload_file: str,
+    shapes: tuple[str, ...],
+    scalars: tuple[str, ...],
     db: str | None,
     selector: str | None,
     trials: int | None,
@@ -82,13 +88,14 @@ def tune(
 ) -> None:
     """Search for fast configurations of the tasks in WORKLOAD.yaml and record everything measured.
 
+    Or of a kernel of your own, KERNEL in FILE.py, which is run; give each of its arguments with --shape or --scalar.
+
     Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
     """
     from schedsearch.device.detect import detect
     from schedsearch.session.options import DEFAULT_TRIALS
-    from schedsearch.workload_file import load
 
-    file = load(workload_file)
+    file = _load(workload_file, shapes, scalars)
     selector = selector or file.target
     target = detect(selector, presets=dry_run)
     file = file.resolve(target)
@@ -173,6 +180,23 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
         raise file.error(str(error), error.where.index, *part) from error
 
 
+def _load(given: str, shapes: Sequence[str], scalars: Sequence[str]) -> WorkloadFile:
+    """A workload file, or the one task of FILE.py:KERNEL."""
+    from schedsearch.own.command_line import arguments_of_options, is_kernel, load_kernel
+    from schedsearch.workload_file import WorkloadFile, load
+
+    if is_kernel(given):
+        kernel = load_kernel(given)
+        task = kernel.task(*arguments_of_options(kernel, shapes, scalars))
+        return WorkloadFile.of_task(given, task, os.fspath(kernel.db))
+    if shapes or scalars:
+        raise UsageError(
+            f"--shape and --scalar describe a kernel of your own, and {given} is a workload file; leave them out, or give "
+            "FILE.py:KERNEL"
+        )
+    return load(given)
+
+
 def _names(file: WorkloadFile) -> dict[str, str]:
     return {task.workload.id: task.name for task in file.tasks}
 
@@ -223,6 +247,13 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
     argument = "" if selector == "auto" else f", target={selector!r}"
     argument += "" if mode == COLD_GRAPH else f", mode={mode!r}"
     render.say(f"\nNext:\n  schedsearch records best --db {shlex.quote(db)}")
+    own = next((task.workload for task in summary.tasks if task.workload.op == "own_kernel"), None)
+    if own is not None:
+        names = ", ".join(text.partition(":")[0] for text in own.arguments)
+        render.say(
+            f"\n  import schedsearch\n  kernel = schedsearch.own_kernel({own.kernel!r}, db={db!r})\n  kernel({names})"
+        )
+        return
     render.say(f"  schedsearch compile {shlex.quote(file.path)} --db {shlex.quote(db)}{option} --output kernels.db")
     task = next((task for task in summary.tasks if task.best_ns is not None), None)
     if task is not None:

@@ -211,9 +211,7 @@ class Tunable:
         several = len(args) == 1 and isinstance(args[0], list)
         calls = [tuple(each) for each in args[0]] if several else [args]
         given = [self._read(each) for each in calls]
-        for values, seen in zip(calls, given):
-            self._note_numbers(values, seen)
-        tasks = [Task(self._workload(each), restrict=dict(restrict or {})) for each in given]
+        tasks = [self.task(*each, restrict=restrict) for each in calls]
         if target == "auto":
             devices = {each.view.device for seen in given for each in seen if each.view is not None}
             if len(devices) > 1:
@@ -225,6 +223,12 @@ class Tunable:
             return tune(tasks, os.fspath(path), target=target, trials=trials, time_s=time_s, **options)
         finally:
             self._launches.forget()
+
+    def task(self, *args: Any, restrict: Mapping[str, Sequence[int | bool]] | None = None) -> Task:
+        """What `tune` gives to `schedsearch.tune` for some arguments, for runs with tasks of several kernels."""
+        given = self._read(args)
+        self._note_numbers(args, given)
+        return Task(self._workload(given), restrict=dict(restrict or {}))
 
     def workload(self, *args: Any) -> Workload:
         """The workload of a call: its shapes, strides, number formats and fixed scalars. Arrays may be texts."""

@@ -83,6 +83,21 @@ class WorkloadFile:
     _source: YamlSource
     _places: tuple[Places, ...]  # of each task
 
+    @classmethod
+    def of_task(cls, name: str, task: Task, db: str) -> WorkloadFile:
+        """The content of a file with one task and nothing else, for a task from elsewhere. Messages call it `name`."""
+        return cls(
+            path=name,
+            target="auto",
+            budget=Budget(),
+            tuner=TunerChoice(),
+            measure=MeasureOptions(),
+            db=db,
+            _tasks=dict.fromkeys(AUTO_DTYPES, (task,)),
+            _source=YamlSource(name, "{}"),
+            _places=(Places(()),),
+        )
+
     @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks in the order of the file.

@@ -1,0 +1,96 @@
+"""A tunable kernel named on a command line: `kernels.py:matmul`, with the shapes of its arrays as text."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
+from schedsearch.own.decorator import Tunable
+
+Argument: TypeAlias = str | int | float | bool
+_NAMED = re.compile(r"(.+\.py):([^:/]+)")
+
+
+def is_kernel(text: str) -> bool:
+    """Whether a text has the form FILE.py:NAME."""
+    return _NAMED.fullmatch(text) is not None
+
+
+def load_kernel(text: str) -> Tunable:
+    """Runs the file of `FILE.py:NAME`, and returns its tunable NAME.
+
+    The file may import modules beside it.
+
+    Raises:
+        UsageError: the file cannot be read or run, or has no such tunable; the text names those that it has.
+    """
+    match = _NAMED.fullmatch(text)
+    assert match is not None, text
+    path, name = Path(match[1]), match[2]
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file; give the Python file that defines {name}")
+    spec = importlib.util.spec_from_file_location(f"schedsearch_kernels_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # functions are sent to compiler processes by the name of their module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except SchedsearchError:
+        raise
+    except Exception as error:  # any exception of the user's code
+        raise UsageError(f"{path} cannot be run: {type(error).__name__}: {error}; correct the file") from error
+    kernels = sorted(key for key, value in vars(module).items() if isinstance(value, Tunable))
+    found = vars(module).get(name)
+    if isinstance(found, Tunable):
+        return found
+    what = f"is of type {type(found).__name__}, not a tunable" if name in vars(module) else "does not exist"
+    has = f"it has {', '.join(kernels)}" if kernels else "it has none; decorate the kernel with schedsearch.tunable"
+    raise UsageError(f"{name} in {path} {what}{did_you_mean(name, kernels)}; {has}")
+
+
+def arguments_of_options(kernel: Tunable, shapes: Sequence[str], scalars: Sequence[str]) -> tuple[Argument, ...]:
+    """The arguments of `Tunable.tune` from texts like "a=4096x4096:float32" and "n=5", in the order of the kernel's.
+
+    Raises:
+        UsageError: an argument is missing, unknown or given twice, or a number cannot be read.
+    """
+    names = kernel.definition.parameters
+    given: dict[str, Argument] = {}
+    for option, texts in (("--shape", shapes), ("--scalar", scalars)):
+        example = "a=4096x4096:float32" if option == "--shape" else "n=5"
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals or not value:
+                raise UsageError(f"{option} {text!r} has no name and value; write it like {option} {example}")
+            if name not in names:
+                raise UsageError(
+                    f"{option} names {name!r}{did_you_mean(name, names)}; {kernel.__name__} takes {', '.join(names)}"
+                )
+            if name in given:
+                raise UsageError(f"{name} is given twice; give each argument of {kernel.__name__} once")
+            given[name] = value if option == "--shape" else _number(name, value)
+    if missing := [name for name in names if name not in given]:
+        raise UsageError(
+            f"{kernel.__name__} needs {', '.join(names)}; {', '.join(missing)} not given: write "
+            f"--shape {missing[0]}=4096x4096:float32 for an array, --scalar {missing[0]}=5 for a number"
+        )
+    return tuple(given[name] for name in names)
+
+
+def _number(name: str, text: str) -> Argument:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise UsageError(f"--scalar {name}={text!r} is not a number; allowed: whole numbers, floats, true and false")
