@@ -1,4 +1,4 @@
-"""The kernels of examples/own_kernel: the author's choice, tuned, and what they could reach at most.
+"""The kernels of examples/own_kernel: default and tuned times, beside the limits of the card and other libraries.
 
     python benchmarks/own_kernels.py [--only softmax ...] [--trials 60] [--time 20] [--out own_kernels.json]
 

@@ -141,7 +141,7 @@ def without_shuffle(workload: schedsearch.Workload) -> schedsearch.Workload:
 
 
 def tune(network: list[Layer], options: argparse.Namespace) -> tuple[dict[str, Any], Kernels]:
-    """What was tuned, and the best kernel of each layer."""
+    """Tunes the layers. Returns their times and templates for the data file, and the best kernel of each workload."""
     workloads = list(dict.fromkeys(layer.workload for layer in network))
     shuffled = [workload for workload in workloads if without_shuffle(workload) != workload]
     plain = [without_shuffle(workload) for workload in shuffled] if options.plain else []

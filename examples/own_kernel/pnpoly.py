@@ -1,4 +1,4 @@
-"""Which points lie inside a polygon, as in Kernel Tuner's example "pnpoly": edges are counted that a ray crosses."""
+"""Which points lie inside a polygon, as in Kernel Tuner's example "pnpoly": it counts the edges that a ray crosses."""
 
 import numpy as np
 from numba import cuda

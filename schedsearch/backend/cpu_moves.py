@@ -1,8 +1,8 @@
 """What CPU kernels need to move data as fast as memory allows: elements of any size, runs, streams and transposed blocks.
 
 Addresses are a base, which does not change in a loop, and an offset in bytes, so that LLVM sees how accesses follow one
-another and can make vectors of them. Nothing needs an alignment. What is read and what is written never overlap; type-based
-alias analysis tells LLVM so.
+another and can make vectors of them. Nothing needs an alignment. Memory that is read and memory that is written never
+overlap; type-based alias analysis tells LLVM so.
 """
 
 from __future__ import annotations

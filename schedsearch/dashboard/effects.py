@@ -149,7 +149,7 @@ def knob_effects(searched: Searched) -> list[KnobEffect]:
 
 
 def pair_effects(searched: Searched) -> list[PairEffect]:
-    """Ratios of times of configs that differ in one knob only. Of a config with several times the smallest counts."""
+    """Ratios of times of configs that differ in one knob only. If a config has several times, the smallest counts."""
     ok = searched.ok
     codes, times = searched.codes[ok], searched.times_ns[ok]
     if not len(codes):

@@ -67,7 +67,7 @@ def model_importance(searched: Searched) -> ModelImportance:
 
     Each third of the configurations is predicted by a model that learnt from the other two thirds. Shuffling keeps the
     distribution of the knob and breaks its relation to times and to the other knobs, so a knob that matters only together
-    with others counts too. Of two knobs that say the same, both get less than either alone would.
+    with others counts too. If two knobs say the same, both get less than either alone would.
 
     Source: L. Breiman, "Random Forests", Machine Learning 45 (2001), section 10.
     """

@@ -249,7 +249,7 @@ def _recent_rate(source: Source, run_id: str, parts: Sequence[tuple[TaskId, RunP
 
 
 def sides(source: Source) -> list[Side]:
-    """What of a source can be compared: all of it, each device if there are several, each run that measured something."""
+    """The parts of a source that can be compared: all of it, each of several devices, each run that measured something."""
     targets = list(dict.fromkeys(task[1] for task in source.tasks))
     found = [Side(source.key, "database", source.name)]
     if len(targets) > 1:

@@ -48,7 +48,7 @@ class Extraction:
     Attributes:
         layers: in the order of the graph.
         others: operator of ONNX -> names of its nodes that no layer stands for, without those that compute nothing.
-        reasons: operator of ONNX -> why the first of its `others` is no layer, although others of its kind may be.
+        reasons: operator of ONNX -> why the first of its `others` is not a layer, although others of its kind may be.
     """
 
     layers: tuple[Layer, ...]
@@ -103,7 +103,7 @@ def extract(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str]
 
 
 def _why_not(node: ir.Node) -> str:
-    """Why a node is no layer, if others of its kind are or it hides some; else empty."""
+    """Why a node is not a layer, if others of its kind are layers or if it hides some; otherwise empty."""
     if any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values()):
         return "nodes inside of it are not read"
     if node.op_type not in _READERS or node.domain not in ("", "ai.onnx"):

@@ -269,7 +269,7 @@ class Op(ABC):
     def carried(self, params: Mapping[str, Any]) -> bytes | None:
         """What other processes of a run must get with a workload beyond its parameters; None, as by default: nothing.
 
-        It is no part of the workload's identity, and is never stored.
+        It is not part of the workload's identity, and is never stored.
         """
         return None
 

@@ -121,7 +121,7 @@ def concat(*, x: Sequence[Sequence[int]], axis: int, dtype: str = "float16") -> 
     """A concatenation of x0, x1, ... along one dimension.
 
     Args:
-        x: extents of each argument, up to 32 of them. They are equal but for `axis`.
+        x: extents of each argument, up to 32 of them. They differ along `axis` only.
         axis: the dimension; negative ones count from the last.
         dtype: any of 1, 2 or 4 bytes. The bits of the elements do not change.
 

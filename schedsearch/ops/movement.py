@@ -18,7 +18,7 @@ Factors that follow one another in both arrays are merged, as axes 0 and 1 are h
     layout_transform   one box; axes with blocks are ragged where their last block is not full
 
 The boxes of a movement are disjoint and together cover y, so that a kernel writes each element once and need not fill y
-before. A kernel for any box, with all that a box may have, therefore serves every operator.
+before. A kernel that handles every kind of box therefore serves every operator.
 """
 
 from __future__ import annotations

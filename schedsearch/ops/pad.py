@@ -83,7 +83,7 @@ class Pad(DataMovement):
         return (ArgSpec("y", AXES[: len(shape)], shape, params["dtype"]),)
 
     def work(self, params: Mapping[str, Any]) -> Work:
-        """The elements that y has of x are read once, and y is written. What is cut need not be read."""
+        """Elements of x that are in y are read once, and y is written. Elements that are cut need not be read."""
         element_bytes, kept = dtype_of(params["dtype"]).nbytes, 1
         for low, extent, high in zip(params["before"], params["x"], params["after"]):
             kept *= max(extent + min(low, 0) + min(high, 0), 0)

@@ -9,7 +9,7 @@
 The knob `x` is the number of channels of a block. With all of them in one block, x_packed is NHWC. Blocks are outermost,
 (C/x, N, H, W, x), so that a tile has pixels of several images; or images are, NCHW[x]c: the knob `batch`.
 
-What is in the wanted form already is used as it is. Zero channels add nothing to a sum, whatever the zero point of x is,
+An argument that has the wanted form is used as it is. Zero channels add nothing to a sum, whatever the zero point of x is,
 because the correction for it multiplies sums of weights. Each arrow is a step of `layout_transform.repack`.
 """
 

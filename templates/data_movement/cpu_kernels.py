@@ -8,8 +8,8 @@ bytes, and its work items are tiles of them:
     3. A tile with few elements takes in further factors of y, innermost first.
 
 What an item does with its tile depends on the two runs: neighbours in both arrays are copied; runs that cross are transposed
-in registers, in blocks of `size` x `size`; everything else is moved element by element, with a loop of constant length
-innermost where there is one, of which LLVM makes vectors.
+in registers, in blocks of `size` x `size`; everything else is moved element by element. If a loop has a short constant
+length, it is innermost, so that LLVM makes vectors of it.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ channels:
     y   49 rows, one for each pixel; their runs have 64 channels
 
 A block loads the runs of x as chunks of up to 16 bytes, from the aligned address before a run to the end of the run, and
-puts them into rows of shared memory as they are. So a run may start anywhere. An element then has a place in shared memory
-that is linear in its digits, apart from the run's distance to its aligned address. To store a vector of y, a thread collects
-its elements one by one. Chunks of shared memory are permuted by an exclusive or such that threads that collect together meet
-different banks: `Staging.swizzle` counts the conflicts of a few permutations, and takes the one with the fewest.
+puts them into rows of shared memory as they are. A run may therefore start anywhere. An element then has a place in shared
+memory that is linear in its digits, apart from the run's distance to its aligned address. To store a vector of y, a thread
+collects its elements one by one. An exclusive or permutes the chunks of shared memory, so that threads that collect together
+meet different banks: `Staging.swizzle` counts the conflicts of a few permutations, and takes the one with the fewest.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _and_indices(
 
 
 def load_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], Any], Callable[[Any], Any]]:
-    """Of rows of x: offsets in bytes, `read(tile, row)`, and `span(tile)`, the part of the run that the tile has."""
+    """For rows of x: offsets in bytes, `read(tile, row)`, and `span(tile)`, the part of the run that the tile has."""
     p, element = s.p, s.p.element_bytes
     offset = digit_sum(s.extents(s.x_rows), [p.factors[i].x * element for i in s.x_rows], 0, True)
     read = _rows_inside(s, along_y, s.x_rows)
@@ -151,7 +151,7 @@ def load_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], An
 
 
 def store_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], Any], Sum]:
-    """Of rows of y: offsets in bytes, `written(tile, row)`, and `end(tile)`, the elements of a run that the tile has."""
+    """For rows of y: offsets in bytes, `written(tile, row)`, and `end(tile)`, the elements of a run that the tile has."""
     p, element = s.p, s.p.element_bytes
     offset = digit_sum(s.extents(s.y_rows), [p.factors[i].y * element for i in s.y_rows], 0, True)
     written = _rows_inside(s, along_y, s.y_rows)

@@ -57,7 +57,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class RunTask:
-    """What of a run's budget went to a task. `task` is a `TaskRow.key`."""
+    """The part of a run's budget that went to a task. `task` is a `TaskRow.key`."""
 
     task: str
     trials: int
