@@ -75,7 +75,7 @@ def test_random_layers_and_configurations(device: CpuDevice, direction: str, lay
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_kernels_with_more_taps_than_registers_take_several_passes(device: CpuDevice, layout: str) -> None:
-    workload = depthwise_conv2d(n=1, c=5, h=8, w=9, r=7, s=6, padding=3, dtype="float32", layout=layout)
+    workload = depthwise_conv2d(n=1, c=5, h=8, w=9, r=7, s=5, padding=3, dtype="float32", layout=layout)
     check(device, workload, TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)))
 
 
@@ -129,13 +129,15 @@ def test_an_infinite_number_reaches_only_the_taps_that_read_it(device: CpuDevice
 
 
 def test_a_share_of_the_operator_cases(device: CpuDevice, shared: Path) -> None:
-    """The smallest case of each direction, with one image of 40 channels, as verification judges kernels."""
+    """The smallest case of each direction, with one image of 40 channels; y also as verification judges kernels."""
     smallest: dict[str, Any] = {}
     for workload in sorted(case_workloads(shared), key=lambda each: each.min_bytes):
         smallest.setdefault(workload.direction, workload.replace(n=1, c=40))
     assert set(smallest) == {"forward", "grad_input", "grad_weight"}
     for workload in smallest.values():
         config = TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST))
-        kernel = device.load(compile_source(TEMPLATE.kernel(workload, HOST, config), HOST).artifact)
-        assert verify_once(device, workload, kernel) is None, workload.label
-        kernel.close()
+        check(device, workload, config)
+        if workload.direction == "forward":
+            kernel = device.load(compile_source(TEMPLATE.kernel(workload, HOST, config), HOST).artifact)
+            assert verify_once(device, workload, kernel) is None, workload.label
+            kernel.close()
