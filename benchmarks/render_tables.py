@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import common
 import conv2d_ideas
 import conv2d_predictions
 
@@ -80,6 +81,23 @@ def conv2d_fused(data: dict[str, Any]) -> str:
     """The same with a fused epilogue: PyTorch's ways, each in the faster of its layouts."""
     ways = {"conv, bias, relu": "separate", "cuDNN fused": "fused", "torch.compile": "compiled"}
     return _conv2d(data, {head: (f"{name}_nchw", f"{name}_nhwc") for head, name in ways.items()})
+
+
+def conv2d_int8(data: dict[str, Any]) -> str:
+    """int8 beside cuDNN's int8 plans, its fp16 kernels and our fp16 kernels; the ratio is that of cuDNN's faster ones."""
+    return _conv2d(data, {"cuDNN int8": ("cudnn_int8",), "cuDNN fp16": ("cudnn_fp16",), "our fp16": ("fp16",)})
+
+
+def conv2d_int8_search(data: dict[str, Any]) -> str:
+    """The fastest kernels of int8 and fp16 that one search found."""
+    rows: list[Sequence[object]] = [
+        (_layer(row["workload"]), f"{row['fp16_us']:.2f}", f"{row['us']:.2f}", f"{row['fp16_us'] / row['us']:.2f}",
+         f"{row['tops']:.0f}", row["template"])
+        for row in data["rows"]
+    ]  # fmt: skip
+    mean = common.geometric_mean([row["fp16_us"] / row["us"] for row in data["rows"]])
+    rows.append((f"geometric mean of {len(data['rows'])}", "", "", f"**{mean:.2f}**", "", ""))
+    return markdown(("layer, us", "our fp16", "int8", "fp16 / int8", "TOP/s", "template"), rows)
 
 
 def _conv2d(data: dict[str, Any], peers: dict[str, tuple[str, ...]]) -> str:
@@ -334,6 +352,8 @@ TABLES = {
     "conv2d_fp16_random": Table("conv2d_fp16_random_h200", "conv2d_fp16.py --suite random", conv2d_fp16),
     "conv2d_bf16": Table("conv2d_bf16_h200", "conv2d_fp16.py --dtype bfloat16", conv2d_fp16),
     "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
+    "conv2d_int8": Table("conv2d_int8_h200", "conv2d_types.py --kind int8", conv2d_int8),
+    "conv2d_int8_search": Table("conv2d_int8_search_h200", "conv2d_types.py --kind int8", conv2d_int8_search),
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
     "networks": Table("networks_h200", "conv2d_fp16.py --suite networks --networks networks.json --trials 64", networks),
