@@ -1,7 +1,7 @@
 """A five-point stencil: the mean of a point's neighbours, one step of Jacobi's method; borders keep their values."""
 
 import numpy as np
-from numba import cuda
+from numba import cuda, float32
 
 import schedsearch
 
@@ -22,11 +22,19 @@ def jacobi(u):
 )
 def stencil(u, v, *, rows):
     x, y = cuda.grid(2)
-    for j in range(rows):
-        i = y * rows + j
-        if x < u.shape[1] and i < u.shape[0]:
-            if 0 < x < u.shape[1] - 1 and 0 < i < u.shape[0] - 1:
-                v[i, x] = np.float32(0.25) * (u[i, x - 1] + u[i, x + 1] + u[i - 1, x] + u[i + 1, x])
+    column, sides = cuda.local.array(10, float32), cuda.local.array(8, float32)  # for up to 8 rows
+    top, height, width = y * rows, u.shape[0], u.shape[1]
+    if 0 < x < width - 1 and 0 < top < height - rows:
+        for j in range(rows + 2):  # all loads before the first store, so that they are under way together
+            column[j] = u[top + j - 1, x]
+        for j in range(rows):
+            sides[j] = u[top + j, x - 1] + u[top + j, x + 1]
+        for j in range(rows):
+            v[top + j, x] = float32(0.25) * (sides[j] + (column[j] + column[j + 2]))
+    elif x < width:
+        for i in range(top, min(top + rows, height)):
+            if 0 < x < width - 1 and 0 < i < height - 1:
+                v[i, x] = float32(0.25) * (u[i, x - 1] + u[i, x + 1] + (u[i - 1, x] + u[i + 1, x]))
             else:
                 v[i, x] = u[i, x]
 
