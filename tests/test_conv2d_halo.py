@@ -23,7 +23,7 @@ from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import Geometry, evaluate, even_splits, mergeable
 from schedsearch.templates.parts import gather, pipeline, store, walk, wgmma
-from schedsearch.templates.parts.epilogue import TileRows
+from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.hopper_emulator import HopperEmulator
 from schedsearch.workload import Workload

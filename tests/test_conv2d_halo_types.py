@@ -26,7 +26,7 @@ from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import evaluate
 from schedsearch.templates.parts import addressing, gather, pipeline, store, walk, wgmma, zero_points
-from schedsearch.templates.parts.epilogue import TileRows
+from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.hopper_emulator import HopperEmulator

@@ -18,7 +18,17 @@ from schedsearch.launch import Scalar
 from schedsearch.ops.layout import Layout
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.geometry import Blocks, Im2col
-from schedsearch.templates.parts import addressing, epilogue, gather, pipeline, sharing, store, walk, wgmma, zero_points
+from schedsearch.templates.parts import (
+    addressing,
+    epilogue_fragments,
+    gather,
+    pipeline,
+    sharing,
+    store,
+    walk,
+    wgmma,
+    zero_points,
+)
 from schedsearch.testing.cluster_emulator import MAPPED, ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
@@ -110,7 +120,7 @@ class BiasInMemory:
 
     def fragments(self, octets: int, row_elements: int, interleaved: bool, blocks: Any = None, order: Any = None) -> Any:
         assert not interleaved and blocks is None and row_elements == 8 * self.columns
-        order = order or epilogue.ChannelOrder(8 * octets, 1, 0)
+        order = order or epilogue_fragments.ChannelOrder(8 * octets, 1, 0)
 
         def fuse(acc: Any, columns: int, row: int, row_8: int, k: int, offset: int, bias: int, *_: Any) -> None:
             for pair in range(2 * octets):
@@ -137,7 +147,7 @@ def test_the_kernel_computes_the_convolution(
 def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], emulator: ClusterEmulator) -> None:
     """Runs the kernel and compares the result with NumPy's."""
     workload, memory = Workload.conv2d(**shape), emulator.memory
-    emulator.stand_in(monkeypatch, module, loads, epilogue, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, loads, epilogue_fragments, gather, pipeline, sharing, store, walk, wgmma)
     monkeypatch.setattr(module, "Epilogue", lambda _: BiasInMemory(memory, workload.k))
     rng = np.random.default_rng(0)
     arrays = integers(workload, rng)
@@ -311,7 +321,7 @@ def test_blocks_whose_images_follow_each_other_are_folded_into_rows(
     """x in (C / x, N, H, W, x) and y likewise, with weights in OHWI: a tile has pixels of several images."""
     workload = Workload.conv2d(**{**INTEGERS, "n": 3, "h": 5, "k": 96 if of_y == 32 else 48})
     emulator = ClusterEmulator(Memory(), lambda value, *_: value, True)
-    emulator.stand_in(monkeypatch, module, loads, epilogue, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, module, loads, epilogue_fragments, gather, pipeline, sharing, store, walk, wgmma)
     x_blocks, y_blocks = Blocks.folded(48, 3, block), Blocks.folded(workload.k, 3, of_y)
     gemm = Im2col.of(workload, x=x_blocks, y=y_blocks)
     assert gemm.images == 1

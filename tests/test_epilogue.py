@@ -16,7 +16,8 @@ from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.conv2d.mma import Conv2dMma
 from schedsearch.templates.parts import ptx
-from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
 from schedsearch.workload import Workload
 
 ALL_STAGES = FLOAT_STAGES

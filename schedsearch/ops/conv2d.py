@@ -51,9 +51,7 @@ from schedsearch.ops.conv2d_formats import (
     zero_point_problems,
 )
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.layout import Layout
-from schedsearch.ops.stages import (
-    Stage,
+from schedsearch.ops.epilogues import (
     computing,
     epilogue_arguments,
     epilogue_check_inputs,
@@ -64,6 +62,8 @@ from schedsearch.ops.stages import (
     moving_problem,
     parse_epilogue,
 )
+from schedsearch.ops.layout import Layout
+from schedsearch.ops.stages import Stage
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,

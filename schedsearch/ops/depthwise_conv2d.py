@@ -52,10 +52,7 @@ from schedsearch.ops.base import (
 )
 from schedsearch.ops.checks import Domain, Rounding, sum_sigma
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.layout import Layout
-from schedsearch.ops.stages import (
-    STAGES,
-    Stage,
+from schedsearch.ops.epilogues import (
     epilogue_arguments,
     epilogue_check_inputs,
     epilogue_check_scalars,
@@ -64,6 +61,8 @@ from schedsearch.ops.stages import (
     epilogue_scalars,
     parse_epilogue,
 )
+from schedsearch.ops.layout import Layout
+from schedsearch.ops.stages import STAGES, Stage
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,

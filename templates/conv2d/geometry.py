@@ -15,12 +15,12 @@ from typing import Any
 
 from schedsearch.ops.conv2d import CONV2D, FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.pixel_shuffle import PixelShuffle
-from schedsearch.ops.stages import pixel_shuffle
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.limits import size_problem
-from schedsearch.templates.parts.epilogue import ChannelOrder
+from schedsearch.templates.parts.epilogue_fragments import ChannelOrder
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, shuffled_residual_problem
 from schedsearch.templates.parts.zero_points import zero_point_problem

@@ -13,7 +13,7 @@ import numpy as np
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template

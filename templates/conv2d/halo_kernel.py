@@ -29,7 +29,7 @@ from typing import Any
 from numba import cuda, types
 
 from schedsearch.backend.ops import shared_base
-from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.conv2d import halo_weights
 from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.halo_sizes import (
@@ -42,7 +42,8 @@ from schedsearch.templates.conv2d.halo_sizes import (
 )
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import gather, pipeline, ptx, store, walk
-from schedsearch.templates.parts.epilogue import Epilogue, TileRows, store_transposed
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.templates.parts.zero_points import ZeroPoint, no_transposed_correction

@@ -14,7 +14,7 @@ import numpy as np
 
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.space import Columns
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import channel_order

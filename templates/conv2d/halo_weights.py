@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import types
 
-from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.conv2d.geometry import channel_order
 from schedsearch.templates.conv2d.halo_sizes import Geometry, Plan, weight_piece
 from schedsearch.templates.conv2d.maps import ROW_BYTES

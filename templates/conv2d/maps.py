@@ -9,7 +9,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.templates.conv2d.geometry import Im2col
-from schedsearch.templates.parts.epilogue import ChannelOrder
+from schedsearch.templates.parts.epilogue_fragments import ChannelOrder
 from schedsearch.templates.parts.hopper import ELEMENT_BYTES
 from schedsearch.templates.parts.store import Output, ShuffledOutput, interleaved
 from schedsearch.workload import Workload

@@ -8,7 +8,7 @@ from typing import Any
 from numba import types
 
 from schedsearch.ops.conv2d import CONV2D
-from schedsearch.ops.stages import pixel_shuffle
+from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.workload import Workload
 

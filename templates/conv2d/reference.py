@@ -17,8 +17,8 @@ from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.ops.layout import Layout
-from schedsearch.ops.stages import pixel_shuffle
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.addressing import offset_along, plain_strides

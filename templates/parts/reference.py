@@ -28,7 +28,7 @@ from schedsearch.backend.access import access
 from schedsearch.launch import Grid, Int64, Param, Pointer, Scalar
 from schedsearch.ops import ArgSpec, Stage, decode
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.stages import computing
+from schedsearch.ops.epilogues import computing
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, magnitude_of
 from schedsearch.workload import Workload

@@ -20,7 +20,7 @@ from schedsearch.errors import did_you_mean
 from schedsearch.launch import Float32, Param, Pointer, Scalar
 from schedsearch.ops import ArgSpec, Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.stages import computing
+from schedsearch.ops.epilogues import computing
 from schedsearch.workload import Workload
 
 _ZERO = np.float32(0)

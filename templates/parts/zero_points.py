@@ -34,7 +34,8 @@ from schedsearch.ops.layout import Layout
 from schedsearch.template import KernelStep
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import AxisStrides
-from schedsearch.templates.parts.epilogue import Epilogue, TileRows, row_and_column
+from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.epilogue_fragments import TileRows, row_and_column
 from schedsearch.workload import Workload
 
 TABLE = "x_zero_sums"  # the workspace

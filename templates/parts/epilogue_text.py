@@ -1,0 +1,140 @@
+"""The stages of an epilogue as PTX text: what the device operations of `epilogue` and `epilogue_fragments` share.
+
+An `EpiloguePlan` has the stages of a workload in order. An operation loads their operands into registers named a0, a1, ...,
+b0, b1, ... and adds the text of each stage for each of its values.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.epilogues import computing
+from schedsearch.templates.parts.stages import STAGE_CODES, EpilogueOperand, numeric_parameters, stage_inputs
+from schedsearch.workload import Workload
+
+WIDEN = {  # 16-bit float -> float32, exact; cvt.f32.bf16 would need sm_90
+    "float16": "cvt.f32.f16 {to}, {half};",
+    "bfloat16": "mov.b32 {to}, {{zero, {half}}};",
+}
+_LETTERS = "abcdefgh"  # names of the registers for operands and temporaries of one stage
+
+
+@dataclass(frozen=True)
+class StageText:
+    """One stage of a plan.
+
+    Attributes:
+        ptx: as in `StageCode`.
+        arrays: operands in memory.
+        named: scalar or parameter -> its text in PTX.
+        temporaries: number of further registers that it needs.
+    """
+
+    ptx: str
+    arrays: tuple[EpilogueOperand, ...]
+    named: tuple[tuple[str, str], ...]
+    temporaries: int
+
+    def text(self, value: str, arrays: Sequence[str], temporaries: Sequence[str]) -> str:
+        """The instructions for one value, given the registers of the value, its operands and its temporaries."""
+        registers = dict(zip((operand.name for operand in self.arrays), arrays))
+        registers |= {f"temporary{number}": register for number, register in enumerate(temporaries)}
+        return self.ptx.format(value=value, **registers, **dict(self.named))
+
+
+@dataclass(frozen=True)
+class EpiloguePlan:
+    """Everything that the text of a device operation depends on.
+
+    Attributes:
+        ins: operand -> type, in the order of `*operands`.
+        integer: accumulators are 32-bit integers.
+    """
+
+    stages: tuple[StageText, ...]
+    ins: tuple[tuple[str, str], ...]
+    integer: bool = False
+
+    @classmethod
+    def of(cls, workload: Workload, operands: Sequence[EpilogueOperand], older: bool = False) -> EpiloguePlan:
+        by_name = {operand.name: operand for operand in operands}
+        stages = []
+        for stage, number in zip(computing(workload.epilogue), stage_inputs(workload)):
+            code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
+            named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
+            named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
+            named |= {"int": dtype_of(number).ptx} if of_integer else {}
+            arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
+            text = code.integer if of_integer else (code.older if older else "") or code.ptx
+            stages.append(StageText(text, arrays, tuple(named.items()), code.temporaries))
+        ins = tuple((operand.name, "u64" if operand.axes else "f32") for operand in operands)
+        return cls(tuple(stages), ins, not dtype_of(workload.dtype).is_float)
+
+    @property
+    def arrays(self) -> tuple[EpilogueOperand, ...]:
+        """Operands in memory by name, each once."""
+        found = {operand.name: operand for stage in self.stages for operand in stage.arrays}
+        return tuple(found[name] for name in sorted(found))
+
+    @property
+    def like_y(self) -> list[EpilogueOperand]:
+        """The arrays like the output."""
+        return [operand for operand in self.arrays if operand.axes == "y"]
+
+    @property
+    def pure(self) -> bool:
+        return not self.arrays
+
+    def registers(self, count: int) -> str:
+        """Declares `count` registers for each letter that a stage uses: a0, a1, ..., b0, b1, ..."""
+        letters = max((len(stage.arrays) + stage.temporaries for stage in self.stages), default=0)
+        kind = "b32" if self.integer else "f32"
+        return "".join(f" .reg .{kind} {letter}<{count}>;" for letter in _LETTERS[:letters])
+
+
+def _literal(value: int | float) -> str:
+    """A number in PTX syntax: a float32 is written by its bits."""
+    if isinstance(value, int):
+        return str(int(value))
+    return "0f" + struct.pack(">f", value).hex().upper()
+
+
+def registers_of(stage: StageText) -> tuple[str, str]:
+    """Names of the registers for the stage's arrays, and for its temporaries."""
+    arrays = len(stage.arrays)
+    return _LETTERS[:arrays], _LETTERS[arrays : arrays + stage.temporaries]
+
+
+def naming_all(lines: Sequence[str], operands: Iterable[str]) -> str:
+    """The text, followed by a comment with the operands that it does not use: an operation must name every operand."""
+    text = "\n".join(lines)
+    unused = set(operands) - set(re.findall(r"\$(\w+)", text))
+    return text + " // unused: " + " ".join(f"${name}" for name in sorted(unused))
+
+
+def first_address(register: str, operand: EpilogueOperand) -> str:
+    """Computes the address of the first element of an operand that the thread needs."""
+    index, multiply = ("$offset", "mad.lo.s64") if operand.axes == "y" else ("$k", "mad.wide.s32")
+    return f"{multiply} {register}, {index}, {dtype_of(operand.dtype).nbytes}, ${operand.name};"
+
+
+def load_elements(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:
+    """Loads one element, or two neighbours, as float32; zeros where the predicate `inside` is false.
+
+    The non-coherent path lets loads move up past the stores of y. It is correct even if the residual is y itself, because
+    only the thread that writes an element reads it, and it reads before it writes.
+    """
+    single = len(registers) == 1
+    if dtype_of(dtype).nbytes == 4:
+        vector, target = ("", registers[0]) if single else (".v2", f"{{{', '.join(registers)}}}")
+        zeros = [f"mov.f32 {register}, 0f00000000;" for register in registers]
+        return [*zeros, f"@{inside} ld.global.nc{vector}.f32 {target}, [{address}];"]
+    if single:
+        lines = [f"mov.b16 low, zero; @{inside} ld.global.nc.b16 low, [{address}];"]
+    else:
+        lines = [f"mov.b32 word, 0; @{inside} ld.global.nc.b32 word, [{address}]; mov.b32 {{low, high}}, word;"]
+    return lines + [WIDEN[dtype].format(to=register, half=half) for register, half in zip(registers, ("low", "high"))]
