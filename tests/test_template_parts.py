@@ -17,10 +17,11 @@ from numba import cuda, types
 from schedsearch.backend import compile_source
 from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.backend.ops import shared_base
-from schedsearch.launch import Grid, Pointer
+from schedsearch.launch import Grid, Pointer, TensorMap
+from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, KernelStep
-from schedsearch.templates.parts import gather, machine, pipeline, ptx, walk
+from schedsearch.templates.parts import gather, machine, pipeline, ptx, store, walk
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.testing.cluster_emulator import ClusterEmulator
@@ -33,7 +34,7 @@ H200 = PRESETS["h200"]
 def emulator(monkeypatch: pytest.MonkeyPatch) -> ClusterEmulator:
     """The functions run as plain Python, with integers of their types' width."""
     stand_in = ClusterEmulator(Memory(), lambda value, *_: value, late=False)
-    stand_in.stand_in(monkeypatch, gather, pipeline, walk)
+    stand_in.stand_in(monkeypatch, gather, pipeline, store, walk)
     return stand_in
 
 
@@ -93,6 +94,36 @@ def test_regions_of_shared_memory_follow_one_another() -> None:
     layout = SharedLayout.of(ring=3 * 4096, y=1024, full=24, empty=24)
     assert [layout.offset(region) for region in ("ring", "y", "full", "empty")] == [0, 12288, 13312, 13336]
     assert layout.nbytes == 13360
+
+
+@pytest.mark.parametrize("out_w", [8, 24, 40, 64, 1280])
+def test_stores_through_depth_to_space_write_each_pixel_once_and_stay_inside(
+    monkeypatch: pytest.MonkeyPatch, out_w: int
+) -> None:
+    """Of 2 blocks x 72 channels, 3 rows of images: a box starts at 128 bytes of shared memory and lies in a single row."""
+    sent: list[tuple[int, ...]] = []
+    monkeypatch.setattr(store, "ptx", type("Ptx", (), {"tma_store_4d": lambda y, *box: sent.append(box)}))
+    rows, row_bytes = 3 * out_w, 16
+    output = store.ShuffledOutput(144, 1, rows, rows, 144, 0, 1, PixelShuffle(144, 2, "DCR"), out_w)
+    send = output.send(row_bytes)
+    tiles = range(0, rows, 64)
+    for first in tiles:
+        send(None, 1024, 80, first)  # channel 8 of the second block
+    assert {(within, of_block) for _, within, _, of_block, _ in sent} == {(8, 1)}
+    assert all(address % 128 == 0 and 0 <= pixel <= out_w - output.box_pixels for address, _, pixel, _, _ in sent)
+    written = [line * out_w + pixel + i for _, _, pixel, _, line in sent for i in range(output.box_pixels)]
+    assert sorted(written) == list(range(rows))
+    staged = [(line * out_w + pixel) % 64 * row_bytes + 1024 for _, _, pixel, _, line in sent]
+    assert [address for address, *_ in sent] == staged
+
+
+def test_the_emulator_refuses_a_store_that_starts_before_the_tensor(
+    emulator: ClusterEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = TensorMap("y", "float16", dims=(8, 16), strides_bytes=(16,), element_strides=(1, 1), box=(8, 8))
+    monkeypatch.setattr(ClusterEmulator, "block", emulator.new_block(1, 1024, 0))
+    with pytest.raises(AssertionError, match="starts before the tensor"):
+        emulator.tma_store_2d((y, np.zeros((16, 8), np.float16)), 0, 0, -1)
 
 
 def test_a_layout_of_many_configurations_is_computed_at_once() -> None:
