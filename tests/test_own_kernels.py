@@ -28,7 +28,7 @@ from schedsearch.launch import Grid, LaunchPlan, Literal, NumbaArray, Number, Po
 from schedsearch.measure import Built, Runner
 from schedsearch.measure.reference import CheckedReference
 from schedsearch.measure.verify import verify_once
-from schedsearch.ops.own_kernel import Argument, arguments_of, contiguous, parameters_of
+from schedsearch.ops.own_kernel import OWN_KERNEL, Argument, arguments_of, contiguous, parameters_of
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.templates.own_kernel.rules import predicate
@@ -323,6 +323,29 @@ def test_a_kernel_of_blocks_is_refused_on_a_cpu() -> None:
     module = example("matmul")
     with pytest.raises(schedsearch.UnsupportedError, match=r"cuda\.(shared|syncthreads|threadIdx).*tune it on a GPU"):
         module.matmul.tune(*module.SHAPES, target="cpu", trials=1, db="unused.db")
+
+
+def test_records_of_an_unknown_source_are_passed_over_when_records_are_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedsearch.dashboard.answers import Answers
+    from schedsearch.measure.recheck import recheck
+    from schedsearch.records.store import Store
+    from schedsearch.templates.own_kernel.definition import DEFINITIONS
+
+    kernel = declared(db=tmp_path / "own.db")
+    kernel.tune("64:float32", "64:float32", target="cpu", trials=1)
+    with contextlib.closing(Answers([str(tmp_path / "own.db")])) as answers:  # a workload file cannot name the kernel
+        answers.refresh()
+        assert not [each for each in answers.get("trial/0.1")["commands"] if "schedsearch tune" in each["command"]]
+    code = kernel.definition.code
+    monkeypatch.delitem(DEFINITIONS, code)
+    monkeypatch.delitem(OWN_KERNEL.sources, code)
+    notes: list[str] = []
+    with Store.open(tmp_path / "own.db", create=False) as store:
+        assert list(recheck(store, schedsearch.detect("cpu"), on_skip=notes.append)) == []
+    assert len(notes) == 1
+    assert "is not verified" in notes[0] and "import the module that defines it" in notes[0]
 
 
 # ---- compiled for the GPU

@@ -620,6 +620,10 @@ class TestFiles:
             == f"{tmp_path / 'none.yaml'}: there is no such file; give the path of a workload file"
         )
 
+    @pytest.mark.parametrize("name", ["kernels.py", "kernels.py:double"])
+    def test_a_python_file(self, name: str, tmp_path: Path) -> None:
+        assert "this is Python; give the path of a workload file" in self.error(tmp_path / name)
+
     def test_a_directory(self, tmp_path: Path) -> None:
         assert "this is a directory" in self.error(tmp_path)
 

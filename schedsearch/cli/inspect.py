@@ -73,9 +73,8 @@ def space(
         render.echo_json({"target": target.key, "spaces": described})
         return
     for entry in described:
-        render.say(
-            f"task {entry['task']}: {entry['name']} ({entry['label']}), template {entry['template']}, {entry['size']} legal"
-        )
+        label = "" if entry["label"] == entry["name"] else f" ({entry['label']})"
+        render.say(f"task {entry['task']}: {entry['name']}{label}, template {entry['template']}, {entry['size']} legal")
         knobs = [(knob["name"], knob["doc"], " ".join(map(str, knob["values"])), knob["default"]) for knob in entry["knobs"]]
         render.say(render.table(("knob", "meaning", "values", "default"), knobs))
         for sample in entry["samples"]:
@@ -135,7 +134,7 @@ def _check_config(text: str, arms: list[tuple[int, TaskPlan, ArmPlan]], as_json:
 def templates(as_json: bool) -> None:
     """List the built-in templates and those that other packages install (entry-point group schedsearch.templates)."""
     from schedsearch.template import load_templates
-    from schedsearch.template.registry import BUILT_IN
+    from schedsearch.template.registry import BUILT_IN, OF_DECORATORS
 
     loaded = load_templates()
     found = [
@@ -144,7 +143,7 @@ def templates(as_json: bool) -> None:
             "version": template.version,
             "op": ", ".join(template.ops),
             "kind": template.kind,
-            "source": "built in" if template.name in BUILT_IN else type(template).__module__,
+            "source": "built in" if template.name in BUILT_IN | OF_DECORATORS else type(template).__module__,
             "about": (type(template).__doc__ or "").strip().partition("\n")[0],
         }
         for template in loaded.values()

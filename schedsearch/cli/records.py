@@ -356,7 +356,9 @@ def verify(db: str, selector: str, no_wait: bool, tool: str | None, as_json: boo
     checks = []
     with Store.open(db, create=False) as store:
         options: dict[str, Any] = {"wait": not no_wait, "on_wait": render.note}
-        for check in (check for mode in MODES for check in recheck(store, target, mode=mode, **options)):
+        for check in (
+            check for mode in MODES for check in recheck(store, target, mode=mode, on_skip=render.note, **options)
+        ):
             checks.append(check)
             record, measurement = check.record, check.measurement
             if as_json:

@@ -19,6 +19,7 @@ from schedsearch.dashboard.views.trial import Command, Difference, Fact, TrialVi
 from schedsearch.dashboard.views.values import JSON
 from schedsearch.errors import SchedsearchError
 from schedsearch.launch import LaunchPlan
+from schedsearch.ops.registry import OF_DECORATORS
 from schedsearch.records.rows import RecordRow
 from schedsearch.records.store import Store
 from schedsearch.workload import Workload
@@ -234,8 +235,8 @@ def _commands(source: Source, record: RecordRow, is_best: bool, kind: str) -> li
 
 
 def _again(record: RecordRow) -> str:
-    """A workload file, as JSON, that allows this configuration only; "" if its operator is not installed or foreign."""
-    if record.problem or record.op == "foreign":
+    """A workload file, as JSON, that allows this configuration only; "" if a workload file cannot name its operator."""
+    if record.problem or record.op == "foreign" or record.op in OF_DECORATORS:
         return ""
     workload: Workload = record.workload
     parameters = workload.definition.parameters()

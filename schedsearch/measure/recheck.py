@@ -11,6 +11,7 @@ from schedsearch.backend import toolchain
 from schedsearch.measure.builder import Builder, Built, Candidate
 from schedsearch.measure.runner import Runner
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record
+from schedsearch.ops.registry import OF_DECORATORS
 from schedsearch.target import Target
 from schedsearch.template import load_template
 
@@ -54,12 +55,14 @@ def recheck(
     mode: str = COLD_GRAPH,
     wait: bool = True,
     on_wait: Callable[[str], None] | None = None,
+    on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Check]:
     """Verifies and times every best record of a target again, as the final race of a tuning run does.
 
     It measures the stored code. If none is stored, or this machine does not vouch for it, it builds the configuration again.
     Each measurement is appended to the store. A best with a wrong result is demoted. A correct measurement replaces a best
-    that this machine does not vouch for, so that deployment serves its code from then on.
+    that this machine does not vouch for, so that deployment serves its code from then on. A kernel of a decorator whose
+    source this process does not know has no reference to be verified with: it is passed over, and `on_skip` gets the reason.
 
     Raises:
         DeviceError: the device does not exist, or another run holds it and `wait` is false.
@@ -72,6 +75,10 @@ def recheck(
     versions = toolchain(target.kind)
     with Runner(target, mode=mode, wait=wait, on_wait=on_wait) as runner, Builder(target, workers=1, mode=mode) as builder:
         for best in bests:
+            if reason := _unknown_source(best.record, target):
+                if on_skip is not None:
+                    on_skip(f"record {best.record_id} is not verified: {reason}")
+                continue
             built = machine_code(store, builder, best)
             started_at = time.time()
             measurement = built if isinstance(built, Measurement) else _measure(runner, best, built)
@@ -95,6 +102,13 @@ def recheck(
                 store.demote(best.record.workload, target.key, mode)
             yield check
     store.finish_run(run, {})
+
+
+def _unknown_source(record: Record, target: Target) -> str:
+    """Why a kernel of a decorator cannot be verified in this process; else empty."""
+    if record.workload.op not in OF_DECORATORS:
+        return ""
+    return load_template(record.template).validate(record.workload, target) or ""
 
 
 def machine_code(store: Store, builder: Builder, best: Best) -> Built | Measurement:

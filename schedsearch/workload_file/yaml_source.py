@@ -207,6 +207,9 @@ class YamlSource:
                 not YAML.
         """
         name = str(path)
+        if Path(name).suffix.partition(":")[0] == ".py":
+            own = "a kernel of your own is tuned from Python, by its method tune"
+            raise _file_error(name, f"this is Python; give the path of a workload file, which is YAML ({own})")
         try:
             with open_input(path) as file:
                 data = file.read(MAX_FILE_BYTES + 1)
