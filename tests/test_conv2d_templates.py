@@ -18,7 +18,7 @@ EPILOGUES = ((), ("bias", "relu"), ("bias", "residual", "relu"), ("scale_shift",
 
 
 def draw(seed: int) -> Workload:
-    """Sizes 7 to 224, 16 to 1024 channels in multiples of 8, batch 1 to 64, kernels 1 to 7; also groups, few channels.
+    """Sizes 7 to 224, 16 to 1024 channels in multiples of 8, batch 1 to 64, kernels 1 to 7; also groups, and few channels.
 
     Some are float32, all others have 16 bits.
     """
@@ -30,10 +30,13 @@ def draw(seed: int) -> Workload:
         groups = rng.choice([divisor for divisor in range(1, c + 1) if math.gcd(c, k) % divisor == 0])
     if seed % 6 == 2:
         c, k, w = rng.choice((1, 2, 3, 4)), min(k, 256), 8 * rng.randint(1, 28)
+    strides = (1, 2)
+    if seed % 6 == 3:
+        kernel, c, k, strides = 3, 16 * rng.randint(1, 3), rng.randint(1, 16), (1,)
     dtype = rng.choice(("float16", "bfloat16"))
     dtype = "float32" if seed % 6 == 5 else dtype
     return Workload.conv2d(
-        n=rng.randint(1, 64), h=h, w=w, c=c, k=k, r=kernel, s=kernel, stride=rng.choice((1, 2)),
+        n=rng.randint(1, 64), h=h, w=w, c=c, k=k, r=kernel, s=kernel, stride=rng.choice(strides),
         padding=rng.choice((0, kernel // 2, 9)), groups=groups, dtype=dtype, out_dtype=rng.choice((dtype, "float32")),
         epilogue=rng.choice(EPILOGUES),
     )  # fmt: skip
