@@ -20,6 +20,7 @@ from page_support import Page
 
 import schedsearch
 from schedsearch.backend import compile_source
+from schedsearch.backend.base import CompileError
 from schedsearch.backend.code_identity import code_digest
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
@@ -368,6 +369,21 @@ def test_an_example_needs_at_most_15_lines_beyond_the_kernel(name: str) -> None:
     start = next(number for number, line in enumerate(lines) if line.startswith("@schedsearch.tunable"))
     stop = next(number for number, line in enumerate(lines[start:]) if line.startswith("def "))
     assert stop <= 15
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_kernel_that_numba_cannot_type_gets_its_message_once(kind: str) -> None:
+    def untyped(x, y):  # type: ignore[no-untyped-def]
+        y[cuda.grid(1)] = x.nothing
+
+    kernel = declared(untyped, knobs={"threads": (64,)}, grid=1)
+    workload, template = kernel.workload("64:float32", "64:float32"), load_template(f"own_kernel_{kind}")
+    target = PRESETS["h200"] if kind == "cuda" else detect("cpu")
+    with pytest.raises(CompileError) as caught:
+        compile_source(template.kernel(workload, target, schedsearch.Config(threads=64)), target)
+    text = str(caught.value)
+    assert text.count("Unknown attribute 'nothing' of type array(float32, 1d, C)") == 1
+    assert text.count(f"line {untyped.__code__.co_firstlineno + 1}") == 1
 
 
 def test_knobs_are_constants_of_the_code() -> None:

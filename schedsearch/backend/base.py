@@ -35,6 +35,16 @@ class CompileError(Exception):
     """The compiler refused the kernel; the text is the compiler's. The candidate's outcome is `compile_error`."""
 
 
+def message_once(error: Exception) -> str:
+    """The text of a compiler's exception. Numba repeats the user's line for every pass that was under way: it stays once."""
+    said: list[str] = []
+    for paragraph in str(error).split("\n\n"):
+        place = paragraph.replace("<source missing, REPL/exec in use?>", "").strip()
+        if place and place not in said and not place.startswith("During: "):
+            said.append(place)
+    return "\n".join(said) or str(error)
+
+
 class RejectedError(Exception):
     """The kernel compiled but is unfit to run: spills, registers x threads, shared memory, serialised wgmma. The
     candidate's outcome is `rejected`. The text says what, how much, and the limit."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from llvmlite import binding as llvm
 
-from schedsearch.backend.base import BuildResult, CompileError
+from schedsearch.backend.base import BuildResult, CompileError, message_once
 from schedsearch.backend.inlining import inlining
 from schedsearch.backend.kernel_identity import UnidentifiedError, digest
 from schedsearch.backend.sharing import Key, piece
@@ -136,7 +136,7 @@ def _optimised_ir(function: Callable[..., None], signature: tuple[Any, ...], ent
             )  # fmt: skip
             _link_and_optimise(result.library)
     except errors.NumbaError as error:
-        raise CompileError(f"kernel {function.__name__}: {error}") from error
+        raise CompileError(f"kernel {function.__name__}: {message_once(error)}") from error
     module = llvm.parse_assembly(result.library.get_llvm_str())
     native = result.fndesc.llvm_func_name
     for number, value in enumerate([*module.functions, *module.global_variables]):

@@ -19,7 +19,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.backend.base import BuildResult, CompileError, RejectedError
+from schedsearch.backend.base import BuildResult, CompileError, RejectedError, message_once
 from schedsearch.backend.elf import static_shared_bytes
 from schedsearch.backend.signatures import signature
 from schedsearch.errors import UsageError
@@ -151,7 +151,7 @@ def _ptx(step: KernelStep, entry: str, arch: str) -> Ptx:
     try:
         made = compile_to_ptx(step.function, signature(step), (int(match[1]), int(match[2])), bounds, step.shaped_by)
     except Exception as error:  # any exception of a compiler is the candidate's failure
-        raise CompileError(f"{type(error).__name__}: {error}") from error
+        raise CompileError(f"{type(error).__name__}: {message_once(error)}") from error
     ptx = made.text.replace(f".target sm_{match[1]}{match[2]}", f".target {arch}", 1)
     if step.cluster > 1:
         # Explicit: otherwise the cluster's barriers also get code for a launch without a cluster.
