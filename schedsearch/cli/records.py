@@ -176,7 +176,7 @@ def ptx(record_id: int, db: str) -> None:
     ]
     if other:
         render.note(f"warning: the record was made by other versions, so this may be another text: {', '.join(other)}")
-    click.echo(text)
+    render.say(text.expandtabs(4))
 
 
 @records.command()

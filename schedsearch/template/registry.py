@@ -44,7 +44,10 @@ OF_DECORATORS = {
     "own_kernel_cuda": "schedsearch.templates.own_kernel.templates:OwnKernelCuda",
     "own_kernel_cpu": "schedsearch.templates.own_kernel.templates:OwnKernelCpu",
 }
-_OWN = BUILT_IN | OF_DECORATORS
+
+
+def _own() -> dict[str, str]:
+    return BUILT_IN | OF_DECORATORS
 
 
 class TemplateSet(Mapping[str, Template]):
@@ -122,8 +125,8 @@ def load_template(name: str) -> Template:
         UsageError: the name is unknown; or the package that offers it cannot be imported, breaks the contract of `Template`,
             serves an operator that is not installed, or claims the same name as another package.
     """
-    if name in _OWN:
-        return _built_in(_OWN[name])  # type: ignore[no-any-return]
+    if location := _own().get(name):
+        return _built_in(location)  # type: ignore[no-any-return]
     claims = offers(ENTRY_POINT_GROUP).get(name)
     if claims is None:
         known = template_names()
@@ -145,7 +148,7 @@ def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
     problems = {
         name: f"template {name!r} is built in; the one of {claims[0]} is not used and needs another name"
         for name, claims in offers(ENTRY_POINT_GROUP).items()
-        if name in _OWN
+        if name in _own()
     }
     for name in template_names():
         try:
@@ -157,7 +160,7 @@ def load_templates(names: Iterable[str] | None = None) -> TemplateSet:
 
 def template_names() -> list[str]:
     """All names, built-in ones first. Imports nothing, so that an installed one may prove unusable."""
-    return list(dict.fromkeys([*_OWN, *offers(ENTRY_POINT_GROUP)]))
+    return list(dict.fromkeys([*_own(), *offers(ENTRY_POINT_GROUP)]))
 
 
 def load_reference(op: str) -> Reference:
