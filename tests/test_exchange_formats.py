@@ -276,6 +276,11 @@ class TestFilesOfOthers:
         assert (failed.measurement.outcome, failed.measurement.message) == (Outcome.LAUNCH_ERROR, "RuntimeDeviceError")
         assert other.measurement.message == "CompileHostError: out of memory"
 
+    @pytest.mark.parametrize("stamp", ["253402300800", "-1", "1e300"])
+    def test_a_time_stamp_beyond_the_calendar_counts_as_none(self, stamp: str, tmp_path: Path) -> None:
+        log = self.LOG.replace("1600000000.5", stamp)
+        assert self.imported(tmp_path, support.write(tmp_path / "some.log", log))[0].finished_at == 0.0
+
     def test_an_autotvm_log_exported_again_says_the_same(self, tmp_path: Path) -> None:
         with Store.open(tmp_path / "foreign.db") as store:
             import_file(store, support.write(tmp_path / "some.log", self.LOG))

@@ -17,7 +17,7 @@ from typing import Any
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Outcome
 from schedsearch.records.formats.content import OBJECT_VALUES, document_limits, values_at_most
-from schedsearch.records.formats.recording import Entry, KnobTable, Place, Recording, parse_json
+from schedsearch.records.formats.recording import Entry, KnobTable, Place, Recording, moment, parse_json
 
 VERSION = 0.2
 FAILED_S = 1e9  # the cost that AutoTVM writes for a failure
@@ -132,7 +132,7 @@ def _entry(table: KnobTable, values: dict[str, Any], row: Mapping[str, Any], pla
         times_ns=times_ns,
         message=message,
         run_s=at[2].seconds(spent_s, 1.0),
-        finished_at=at[3].seconds(stamp, 1.0),
+        finished_at=moment(at[3].seconds(stamp, 1.0)),
         extra=tuple(place[_EMBEDDED][i].object(one) for i, one in enumerate(embedded)),
     )
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, UsageError
 from schedsearch.measurement import Outcome
+from schedsearch.records.damage import LATEST_S
 from schedsearch.records.formats.content import MAX_DEPTH, Content, document_limits, nesting, values_at_most
 from schedsearch.space import Knob, Value
 
@@ -268,9 +269,14 @@ def _own_values(values: list[Any], place: Place) -> list[Value]:
 def parse_stamp(value: Any) -> float:
     """Seconds since the epoch of an ISO 8601 text; 0 for any other value, because stamps are for information only."""
     try:
-        return max(0.0, datetime.datetime.fromisoformat(value).timestamp())
+        return moment(datetime.datetime.fromisoformat(value).timestamp())
     except (TypeError, ValueError, OverflowError):
         return 0.0
+
+
+def moment(seconds: float) -> float:
+    """Seconds since the epoch; 0 for those that no record may have, because stamps are for information only."""
+    return seconds if 0.0 <= seconds <= LATEST_S else 0.0
 
 
 def format_stamp(seconds: float) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from schedsearch.backend.code_identity import code_digest, names_read
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
@@ -87,6 +89,7 @@ def tunable(
     """
     if isinstance(outputs, str) or isinstance(inplace, str) or isinstance(rules, str):
         raise UsageError("outputs, inplace and rules are lists of names or rules, got one text; write outputs=['c']")
+    outputs, inplace, rules = tuple(outputs), tuple(inplace), tuple(rules)
     if not isinstance(knobs, Mapping) or not all(isinstance(given, Iterable) for given in knobs.values()):
         raise UsageError(f"knobs is a mapping of lists, got {knobs!r}; write knobs={{'tile': (8, 16)}}")
     if wrong := [rule for rule in rules if not isinstance(rule, str)]:
@@ -116,10 +119,10 @@ def tunable(
             raise UsageError(f"{name} writes {', '.join(unnamed)}; name it in outputs=, or in inplace= if it is also read")
         code = code_digest([plain, *functions, lambda: constants], [reference])
         definition = Definition(
-            name, code, plain, parameters, kernel_knobs, values, tuple(rules), grid, block, shared,
+            name, code, plain, parameters, kernel_knobs, values, rules, grid, block, shared,
             {**first, **(default or {})}, reference, reduction, flops, dict(inputs or {}),
         )  # fmt: skip
-        made = Tunable(definition, tuple(outputs), tuple(inplace), db)
+        made = Tunable(definition, outputs, inplace, db)
         if problem := made.default_problem():
             raise UsageError(problem)
         register(definition)
@@ -244,11 +247,9 @@ class Tunable:
 
     def default_problem(self) -> str:
         """Why the default configuration breaks a rule; empty if it does not."""
-        columns = {name: [value] for name, value in self.definition.default.items()}
+        columns = {name: np.array([value]) for name, value in self.definition.default.items()}
         for rule in self.definition.rules:
-            import numpy as np
-
-            if not np.all(predicate(rule, tuple(columns))({name: np.array(given) for name, given in columns.items()})):
+            if not np.all(predicate(rule, tuple(columns))(columns)):
                 return (
                     f"the default configuration {dict(self.definition.default)} of {self.definition.name} breaks the rule "
                     f"{rule!r}; give default={{...}}"
