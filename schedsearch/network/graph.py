@@ -7,10 +7,10 @@ what was chosen. Everything here is data; nothing knows ONNX, records or devices
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from schedsearch.ops import ArgSpec
+from schedsearch.ops import ArgSpec, Layout
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Node:
         outputs: output of the workloads -> name of the value.
         ways: workloads of which each computes the node. They differ in layouts only; at least one.
         scalars: call-time scalars of the workloads whose values are not the defaults.
+        words: way -> argument or output -> its layout in the letters of the value, where the workload has other letters: an
+            image in NHWC is ABCD for concat, so its way says {"x0": "NHWC", "x1": "NHWC", "y": "NHWC"}.
     """
 
     name: str
@@ -66,14 +68,16 @@ class Node:
     outputs: Mapping[str, str]
     ways: tuple[Workload, ...]
     scalars: Mapping[str, float] = field(default_factory=dict)
+    words: Mapping[Workload, Mapping[str, str]] = field(default_factory=dict)
 
     def layouts(self, way: Workload) -> Iterator[tuple[str, ArgSpec]]:
         """The name of each value or constant that a way reads or writes, with the argument or output that says its layout
-        in memory (`axes`), shape and dtype there."""
+        in memory (`axes`), shape and dtype there. `Network.layout` turns it into a layout of the value."""
+        words = self.words.get(way, {})
         for spec in way.signature:
-            yield self.arguments[spec.name], spec
+            yield self.arguments[spec.name], replace(spec, axes=words.get(spec.name, spec.axes))
         for spec in way.outputs:
-            yield self.outputs[spec.name], spec
+            yield self.outputs[spec.name], replace(spec, axes=words.get(spec.name, spec.axes))
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ class View:
     """A value under another shape: Reshape, Flatten, Squeeze. It costs nothing where x is in the order of its axes.
 
     Attributes:
-        layouts: pairs of layouts of x and y in which the bytes are the same, e.g. ("NHWC", "AB") if H and W are 1. The first
-            is the plain one, which is always there: the orders of the axes of x and y.
+        layouts: pairs of layouts of x and y in which the bytes are the same, e.g. ("NCHW", "AB"), or ("NHWC", "ABCD") for a
+            transposition to NHWC; at least one.
     """
 
     name: str
@@ -109,6 +113,24 @@ class Network:
     constants: Mapping[str, Constant]
     nodes: tuple[Node | View, ...]
 
+    def layout(self, name: str, spec: ArgSpec) -> str:
+        """The layout in which an argument or output holds a value or constant, in the letters of its `axes`.
+
+        A spec with the same letters names it itself. One with other letters, such as the MK of a matrix AB, is in the plain
+        order; a node whose way has it otherwise says so in `words`.
+
+        Raises:
+            ValueError: the shape in memory is not that of the value or constant in this layout.
+        """
+        array = self.values[name] if name in self.values else self.constants[name]
+        shape = array.shape if isinstance(array, Value) else array.array.shape
+        layout = Layout.parse(spec.axes)
+        if sorted(layout.axes) != sorted(array.axes):
+            layout = Layout.parse(array.axes)
+        if layout.shape(dict(zip(array.axes, shape))) != spec.shape:
+            raise ValueError(f"{name} {array.axes} {shape} is not {spec.shape} in layout {layout}, as {spec.name} has it")
+        return layout.text
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -130,14 +152,19 @@ class Conversion:
 class Plan:
     """The ways and layouts that were chosen for a network.
 
+    A reader takes a value as it was made or after one of the conversions: the one of which the layout holds the same bytes
+    as the reader's (`layouts.same_bytes`).
+
     Attributes:
         ways: name of a node -> the workload that computes it, one of its `ways`.
+        views: name of a view -> the layouts of its x and y, one of its `layouts`.
         conversions: each is done once, right before the first node that reads its result.
         predicted_ns: the sum of the costs of ways and conversions.
         measured: workload id -> nanoseconds that the plan reckoned with; ids that are missing were estimated.
     """
 
     ways: Mapping[str, Workload]
+    views: Mapping[str, tuple[str, str]]
     conversions: tuple[Conversion, ...]
     predicted_ns: float
     measured: Mapping[str, float] = field(default_factory=dict)
