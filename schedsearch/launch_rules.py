@@ -253,7 +253,7 @@ def _tensor_map(param: TensorMap) -> Iterator[str]:
 
 
 def _misfits(plan: LaunchPlan, workload: Workload) -> Iterator[str]:
-    arguments = {spec.name: spec.nbytes for spec in (*workload.signature, *workload.outputs)}
+    arguments = {spec.name: spec.span_bytes for spec in (*workload.signature, *workload.outputs)}
     scalars = {scalar.name: scalar.dtype for scalar in workload.scalars}
     if shadowed := sorted(arguments.keys() & plan.workspaces.keys()):
         yield f"the workspace {shadowed[0]!r} has the name of an argument"

@@ -32,12 +32,14 @@ def emulate(
     *,
     late: bool = False,
     sms: int = 2,
+    memory_of_y: Array | None = None,
 ) -> Array:
     """y of one configuration, in the format of the workload's output; float16 in the place of bfloat16.
 
     Args:
         arrays: the workload's arguments as they are in memory.
         late: asynchronous copies finish as late as the waits allow.
+        memory_of_y: what y is written to; default: a new array.
 
     Of the epilogue it knows bias, residual and requantise, in this order; see `Stages`.
     """
@@ -45,7 +47,7 @@ def emulate(
     emulator = Emulator(memory, lambda value, *_: value, late)
     emulator.stand_in(monkeypatch, *_MODULES)
     monkeypatch.setattr(template, "Epilogue", lambda w, further=(): Stages(w, further, arrays))
-    y = np.full(workload.output.shape, 99, np.dtype(workload.output.dtype))
+    y = np.full(workload.output.shape, 99, np.dtype(workload.output.dtype)) if memory_of_y is None else memory_of_y
     source = template.Conv2dMma().kernel(workload, PRESETS["h200"], Config(config))
     buffers = {name: memory.add(array) for name, array in arrays.items()} | {"y": memory.add(y)}
     for name, nbytes in (source.workspaces or {}).items():

@@ -105,6 +105,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**SMALL, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "cluster_m": 2},
     ),
 }
+CASES |= {
+    "a slice of a larger array": (
+        {**SHAPE, "c": 24, "k": 40, "slice_of": 64}, {**SMALL, "bn": 48, "grid": "persistent", "consumer_groups": 2}
+    ),
+    "a slice of float32": ({**SHAPE, "c": 24, "k": 40, "out_dtype": "float32", "slice_of": 52}, SMALL),
+}  # fmt: skip
 PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, and its loads never wait for its consumers
 
 
@@ -153,16 +159,21 @@ def run(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str
     arrays = integers(workload, rng)
     bias = rng.integers(-9, 10, workload.k).astype(np.float16)
     halves = {name: array.astype(np.float16) for name, array in arrays.items()}
-    y = np.full(workload.output.shape, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+    whole = workload.output.slice_of or workload.output.shape  # a slice begins at channel 8
+    first = 8 if workload.output.slice_of else 0
+    larger = np.full(whole, np.nan, np.float32 if workload.out_dtype == "float32" else np.float16)
+    y, memory_of_y = larger[..., first : first + workload.k], larger.reshape(-1)[first:]
 
     step = TEMPLATE.kernel(workload, H200, Config(config)).steps[0]
     in_order = len(step.params[1].dims) == 4
     by_taps = halves["weight"].reshape(-1 if in_order else (workload.k, -1, workload.c))
-    emulator.run(step, {"y": memory.add(y), "bias": memory.add(bias)}, 2, {"x": halves["x"], "weight": by_taps, "y": y})
+    of_maps = {"x": halves["x"], "weight": by_taps, "y": memory_of_y if workload.output.slice_of else y}
+    emulator.run(step, {"y": memory.add(memory_of_y), "bias": memory.add(bias)}, 2, of_maps)
 
     right = convolve(workload, arrays["x"], arrays["weight"]) + bias.astype(np.float32)
     for stage in workload.epilogue:
         right = depth_to_space(right, workload.output_layout, **stage.params)
+    assert np.isfinite(larger).sum() == right.size, "nothing around a slice is written"
     np.testing.assert_array_equal(to_bits(y, workload.out_dtype), to_bits(right, workload.out_dtype))
 
 

@@ -38,6 +38,7 @@ class TestConv2d(OpContract):
         {**CONV, "dtype": "float32", "precision": "tf32"},
         {**CONV, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "layout": "NCHW8c"},
         {**CONV, "output_layout": "NCHW", "epilogue": [{"depth_to_space": {"block": 2}}]},
+        {**CONV, "layout": "NCHW8c", "slice_of": 40},
         {**CONV, "dtype": "int8", "epilogue": ["bias", "relu", {"requantise": {"to": "uint8"}}]},
         {**CONV, "dtype": "int8", "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
     )
@@ -57,6 +58,9 @@ class TestConv2d(OpContract):
         ({**CONV, "dtype": "bfloat16", "precision": "tf32"}, "precision"),
         ({**CONV, "layout": "NCHW3c"}, "c"),
         ({**CONV, "layout": "NCHW8c", "weight_layout": "OHWI"}, "weight_layout"),
+        ({**CONV, "slice_of": CONV["k"] - 1}, "slice_of"),
+        ({**CONV, "layout": "NCHW8c", "slice_of": 44}, "slice_of"),
+        ({**CONV, "epilogue": [{"depth_to_space": {"block": 2}}], "slice_of": 64}, "slice_of"),
     )
 
 

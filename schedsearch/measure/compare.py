@@ -14,6 +14,7 @@ from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.device.memory import bytes_at
 from schedsearch.launch import Artifact, Grid, Int64, Param, Pointer, Scalar
 from schedsearch.measure.inputs import Array
+from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import DTYPES, decode, dtype
 from schedsearch.template import KernelSource, KernelStep
 
@@ -90,6 +91,7 @@ class Truth:
         tolerance: None if the output must equal the truth.
         excused: violations that are no error: on numbers that are not exact, a step function in an epilogue (rounding to an
             integer, say) may fall on the other side for a few elements.
+        runs: of the output in memory, see `ArgSpec.runs`; the truth has no gaps. Default: one run.
     """
 
     dtype: str
@@ -98,6 +100,7 @@ class Truth:
     magnitude: int = 0
     tolerance: Tolerance | None = None
     excused: int = 0
+    runs: tuple[int, int] = (1, 1)
 
     @property
     def number(self) -> str:
@@ -111,6 +114,9 @@ class Comparer(Protocol):
 
     def words(self, memory: int, expected: int, nbytes: int) -> tuple[int, int | None]:
         """(number of 32-bit words that differ, byte offset of the first); `nbytes` is a multiple of 4."""
+
+    def between(self, y: int, spec: ArgSpec, byte: int) -> tuple[int, int | None]:
+        """(number of bytes between the runs of a slice at address y that differ from `byte`, offset of the first)."""
 
     def close(self) -> None: ...
 
@@ -150,7 +156,7 @@ class CpuComparer:
 
     def output(self, y: int, truth: Truth) -> Difference:
         row = dtype(truth.dtype)
-        stored = _array_at(y, truth.size, row.storage)
+        stored = _runs_at(y, truth.size, truth.runs, row.storage)
         expected = _array_at(truth.address, truth.size, truth.number)
         violations, max_error, first = 0, 0.0, None
         for start in range(0, truth.size, self._PIECE):
@@ -175,12 +181,43 @@ class CpuComparer:
         count = int(np.count_nonzero(different))
         return count, 4 * int(np.argmax(different)) if count else None
 
+    def between(self, y: int, spec: ArgSpec, byte: int) -> tuple[int, int | None]:
+        size, (gaps, run, step) = spec.span_bytes, _gaps(spec)
+        offsets = np.arange(gaps * (step - run))
+        offsets = offsets // (step - run) * step + run + offsets % (step - run)
+        wrong = _array_at(y, size, "uint8")[offsets] != byte
+        count = int(np.count_nonzero(wrong))
+        return count, int(offsets[np.argmax(wrong)]) if count else None
+
     def close(self) -> None:
         pass
 
 
 def _array_at(address: int, size: int, name: str) -> Array:
     return np.frombuffer(bytes_at(address, size * np.dtype(name).itemsize), name)
+
+
+def _runs_at(address: int, size: int, runs: tuple[int, int], name: str) -> Array:
+    """The elements of an array that may be a slice: a copy if it is one."""
+    run, step = runs
+    if run == step or not size:
+        return _array_at(address, size, name)
+    count = size // run
+    stored = _array_at(address, count * step - (step - run), name)
+    return np.lib.stride_tricks.as_strided(stored, (count, run), (step * stored.itemsize, stored.itemsize)).reshape(-1)
+
+
+def _extents(truth: Truth) -> tuple[int, int, int]:
+    """(elements, elements of a run, elements between two runs)."""
+    run, step = truth.runs
+    return truth.size, max(run, 1), step - run
+
+
+def _gaps(spec: ArgSpec) -> tuple[int, int, int]:
+    """(gaps between the runs of a slice, bytes of a run, bytes from the start of a run to the next)."""
+    run, step = spec.runs
+    itemsize = dtype(spec.dtype).nbytes
+    return max(spec.size // run - 1, 0) if run else 0, run * itemsize, step * itemsize
 
 
 def _allowed(tolerance: Tolerance, truth: Array, magnitude: Array) -> Array:
@@ -194,38 +231,49 @@ class CudaComparer:
     def __init__(self, device: Device, code: CodeCache) -> None:
         self._device, self._code = device, code
         self._result = device.allocate(24)
-        self._kernels: dict[tuple[str, int], LoadedKernel] = {}
+        self._kernels: dict[tuple[str, tuple[int, ...]], LoadedKernel] = {}
         self._bound: dict[LoadedKernel, BoundKernel] = {}
 
     def output(self, y: int, truth: Truth) -> Difference:
         buffers = {"y": y, "truth": truth.address}
         if truth.tolerance is None:
-            kernel = self._kernel(f"compare_exactly {truth.dtype}", truth.size, lambda: _exact_source(truth.dtype))
+            kernel = self._kernel(f"compare_exactly {truth.dtype}", _extents(truth), lambda: _exact_source(truth.dtype))
             count, bits, first = self._run(kernel, buffers, {})
         else:
-            kernel = self._kernel(f"compare_output {truth.dtype}", truth.size, lambda: _output_source(truth.dtype))
+            kernel = self._kernel(f"compare_output {truth.dtype}", _extents(truth), lambda: _output_source(truth.dtype))
             count, bits, first = self._run(kernel, {**buffers, "magnitude": truth.magnitude}, vars(truth.tolerance))
         return Difference(count, float(np.uint64(bits).view(np.float64)), first if count else None)
 
     def words(self, memory: int, expected: int, nbytes: int) -> tuple[int, int | None]:
-        kernel = self._kernel("compare_words", nbytes // 4, _words_source)
+        kernel = self._kernel("compare_words", (nbytes // 4,), _words_source)
         count, _, first = self._run(kernel, {"memory": memory, "expected": expected}, {})
         return count, 4 * first if count else None
+
+    def between(self, y: int, spec: ArgSpec, byte: int) -> tuple[int, int | None]:
+        gaps, run, step = _gaps(spec)
+        kernel = self._kernel("compare_between", (gaps * (step - run), run, step, byte), _between_source)
+        count, _, first = self._run(kernel, {"y": y}, {})
+        return count, first if count else None
 
     def close(self) -> None:
         for kernel in self._kernels.values():
             kernel.close()
         self._device.free(self._result)
 
-    def _kernel(self, name: str, size: int, source: Callable[[], KernelSource]) -> LoadedKernel:
-        """Compiled once for all sizes, as the size is a parameter of the plan; loaded once for each."""
-        if (name, size) not in self._kernels:
+    def _kernel(self, name: str, numbers: tuple[int, ...], source: Callable[[], KernelSource]) -> LoadedKernel:
+        """Compiled once for all sizes, as the numbers are parameters of the plan; loaded once for each.
+
+        Args:
+            numbers: the values of the parameters of 64 bits in their order; the first counts what is compared.
+        """
+        if (name, numbers) not in self._kernels:
             artifact = self._code.get(name, lambda: compile_source(source(), self._device.target).artifact)
             (step,) = artifact.plan.steps
-            params = tuple(Int64(size) if isinstance(param, Int64) else param for param in step.params)
-            plan = replace(artifact.plan, steps=(replace(step, params=params, grid=_grid(size)),))
-            self._kernels[name, size] = self._device.load(Artifact(artifact.code, plan))
-        return self._kernels[name, size]
+            values = iter(numbers)
+            params = tuple(Int64(next(values)) if isinstance(param, Int64) else param for param in step.params)
+            plan = replace(artifact.plan, steps=(replace(step, params=params, grid=_grid(numbers[0])),))
+            self._kernels[name, numbers] = self._device.load(Artifact(artifact.code, plan))
+        return self._kernels[name, numbers]
 
     def _run(self, kernel: LoadedKernel, buffers: Mapping[str, int], scalars: Mapping[str, float]) -> tuple[int, int, int]:
         result = np.array([0, 0, 2**64 - 1], np.uint64)
@@ -270,6 +318,22 @@ def _words_source() -> KernelSource:
     return _source(compare_words, (Pointer("memory"), Pointer("expected"), Pointer("result"), Int64(0)))
 
 
+def _between_source() -> KernelSource:
+    from numba import types
+
+    at, report = _access(), _report()
+    load, first, next_ = at.load("uint8"), at.first, at.step
+
+    def compare_between(y: Any, result: Any, size: Any, run: Any, step: Any, byte: Any) -> None:
+        y, gap = types.int64(y), step - run
+        for index in range(first(), size, next_()):
+            offset = types.int64(index // gap * step + run + index % gap)
+            if load(y + offset) != byte:
+                report(result, offset)
+
+    return _source(compare_between, (Pointer("y"), Pointer("result"), *(Int64(1),) * 4))
+
+
 def _exact_source(name: str) -> KernelSource:
     from numba import types
 
@@ -278,11 +342,11 @@ def _exact_source(name: str) -> KernelSource:
     load_y, load_truth = at.load(name), at.load("float64" if row.is_float else "int64")
     first, step, itemsize = at.first, at.step, row.nbytes
 
-    def compare_exactly(y: Any, truth: Any, result: Any, size: Any) -> None:
+    def compare_exactly(y: Any, truth: Any, result: Any, size: Any, run: Any, gap: Any) -> None:
         y, truth = types.int64(y), types.int64(truth)
         largest = types.float64(0.0)
         for index in range(first(), size, step()):
-            got, expected = load_y(y + itemsize * index), load_truth(truth + 8 * index)
+            got, expected = load_y(y + itemsize * (index + index // run * gap)), load_truth(truth + 8 * index)
             if got != expected:  # also when it is NaN
                 report(result, index)
                 error = abs(types.float64(got) - types.float64(expected))
@@ -291,7 +355,7 @@ def _exact_source(name: str) -> KernelSource:
         if largest > 0.0:
             raise_maximum(result, largest)
 
-    return _source(compare_exactly, (Pointer("y"), Pointer("truth"), Pointer("result"), Int64(0)))
+    return _source(compare_exactly, (Pointer("y"), Pointer("truth"), Pointer("result"), *(Int64(1),) * 3))
 
 
 def _output_source(name: str) -> KernelSource:
@@ -302,13 +366,13 @@ def _output_source(name: str) -> KernelSource:
     first, step, itemsize = at.first, at.step, dtype(name).nbytes
 
     def compare_output(
-        y: Any, truth: Any, magnitude: Any, result: Any, size: Any,
+        y: Any, truth: Any, magnitude: Any, result: Any, size: Any, run: Any, gap: Any,
         output: Any, accumulation: Any, limit: Any, smallest: Any,
     ) -> None:  # fmt: skip
         y, truth, magnitude = types.int64(y), types.int64(truth), types.int64(magnitude)
         largest = types.float64(0.0)
         for index in range(first(), size, step()):
-            got, expected = load_y(y + itemsize * index), load_f64(truth + 8 * index)
+            got, expected = load_y(y + itemsize * (index + index // run * gap)), load_f64(truth + 8 * index)
             error = abs(got - expected)
             slack = min(types.float64(accumulation) * load_f64(magnitude + 8 * index), types.float64(limit))
             allowed = types.float64(output) * abs(expected) + slack + types.float64(smallest)
@@ -321,7 +385,7 @@ def _output_source(name: str) -> KernelSource:
 
     params = tuple(map(Pointer, ("y", "truth", "magnitude", "result")))
     scalars = tuple(map(Scalar, ("output", "accumulation", "limit", "smallest")))
-    return _source(compare_output, (*params, Int64(0), *scalars))
+    return _source(compare_output, (*params, *(Int64(1),) * 3, *scalars))
 
 
 def _access() -> Any:

@@ -168,7 +168,7 @@ def launch_once(target: Target, workload: Workload, artifact: Artifact) -> None:
     with contextlib.closing(open_device(target)) as device:
         addresses = {}
         for spec in (*workload.signature, *workload.outputs):
-            addresses[spec.name] = device.allocate(spec.nbytes)
+            addresses[spec.name] = device.allocate(spec.span_bytes)
         for spec in workload.signature:
             timing_pattern(workload, spec).write(device, addresses[spec.name], spec.size)
         device.synchronize()

@@ -70,7 +70,7 @@ class TimedSet:
         """Fills the set's outputs with finite numbers that are wrong."""
         byte = secrets.choice(_DIRT)
         for output in self._workload.outputs:
-            self._device.fill(self._buffers[output.name], byte, output.nbytes)
+            self._device.fill(self._buffers[output.name], byte, output.span_bytes)
         self._device.synchronize()
 
     def judge(self, timed: Timed) -> str:

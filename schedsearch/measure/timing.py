@@ -102,7 +102,7 @@ class Arena:
 
     def __init__(self, device: Device, workload: Workload, mode: str) -> None:
         specs = (*workload.signature, *workload.outputs)
-        self.sizes = {spec.name: align(spec.nbytes) for spec in specs}
+        self.sizes = {spec.name: align(spec.span_bytes) for spec in specs}
         set_bytes = sum(self.sizes.values())
         self.sets, self.capped = set_count(set_bytes, device.target, mode)
         self.nbytes = self.sets * set_bytes
@@ -118,7 +118,7 @@ class Arena:
                 pattern = timing_pattern(workload, spec)
                 pattern.write(device, address, spec.size, phase=7919 * number)  # sets differ
                 self.buffers[number][spec.name] = address
-                address += align(spec.nbytes)
+                address += align(spec.span_bytes)
         device.synchronize()
 
     def facts(self) -> dict[str, Any]:

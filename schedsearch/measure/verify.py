@@ -121,6 +121,8 @@ class Verification:
         self._device, self._comparer, self._workload, self.seed = device, comparer, workload, seed
         self._reference = CheckedReference(workload)
         self._old_contents = old_contents(workload.outputs)
+        self._slices = {output.name: output for output in workload.outputs if output.slice_of}
+        self._between = dict.fromkeys(self._slices, 0)  # the byte that was last written to what lies between their runs
         self.scalars = check_scalars(workload)
         rng = np.random.default_rng(seed)
         domains, seconds = check_domains(workload), second_domains(workload)
@@ -130,7 +132,7 @@ class Verification:
         end = _GUARD_BYTES
         for spec in (*workload.signature, *workload.outputs):
             self._offsets[spec.name] = end
-            end += align(spec.nbytes) + _GUARD_BYTES
+            end += align(spec.span_bytes) + _GUARD_BYTES
         end += _LAST_GUARD_BYTES - _GUARD_BYTES
         self._inputs_end, self._end = self._offsets[workload.outputs[0].name], end
         self._truths = Truths(device, workload, exact_sums=is_sum_of_products(workload.signature))
@@ -216,14 +218,14 @@ class Verification:
         """Inputs and guards as they were; outputs keep their content."""
         self._device.copy(self._memory, self._expected, self._inputs_end)
         for output in self._workload.outputs:
-            end = self._offsets[output.name] + output.nbytes
+            end = self._offsets[output.name] + output.span_bytes
             self._device.fill(self._memory + end, _GUARD, self._behind(output))
         self._device.synchronize()
 
     def _behind(self, output: ArgSpec) -> int:
         """Bytes of the guard that begins at the exact end of an output."""
         last = output.name == self._workload.outputs[-1].name
-        return align(output.nbytes) - output.nbytes + (_LAST_GUARD_BYTES if last else _GUARD_BYTES)
+        return align(output.span_bytes) - output.span_bytes + (_LAST_GUARD_BYTES if last else _GUARD_BYTES)
 
     def _write_inputs(self, base: int, patterns: Mapping[str, Pattern]) -> None:
         self._device.fill(base, _GUARD, self._inputs_end)
@@ -242,8 +244,11 @@ class Verification:
             arrays[arg.name] = self._on_host(arg, others)
             truths = {}
             for output in self._workload.outputs:
-                count = min(_RUN, output.size)
-                first = int(rng.integers(0, output.size - count + 1))
+                run = output.runs[0]
+                count = min(_RUN, run)
+                first = int(rng.integers(0, run - count + 1))
+                if output.name in self._slices:
+                    first += run * int(rng.integers(0, output.size // run))
                 truths[output.name] = (
                     first,
                     self._reference.points(arrays, self.scalars, np.arange(first, first + count), output.name),
@@ -252,7 +257,8 @@ class Verification:
 
     def _fill_outputs(self, contents: Mapping[str, int]) -> None:
         for output in self._workload.outputs:
-            self._device.fill(self._memory + self._offsets[output.name], contents[output.name], output.nbytes)
+            self._device.fill(self._memory + self._offsets[output.name], contents[output.name], output.span_bytes)
+        self._between = {name: contents[name] for name in self._slices}
         self._device.synchronize()
 
     def _check_truths(self, arrays: Mapping[str, Array], rng: np.random.Generator) -> None:
@@ -328,7 +334,7 @@ class Verification:
         """Describes elements that differ from the expected ones. Where sums are not exact, most of them must."""
         row = dtype(output.dtype)
         raw = np.empty(expected.size * row.nbytes, np.uint8)
-        self._device.copy_out(raw.data, self._memory + self._offsets[output.name] + first * row.nbytes)
+        self._device.copy_out(raw.data, self._memory + self._offsets[output.name] + output.place(first) * row.nbytes)
         got = decode(raw.view(row.storage), output.dtype)
         tolerance = self._truths[output.name].tolerance
         with np.errstate(invalid="ignore", over="ignore"):
@@ -357,12 +363,25 @@ class Verification:
             self._restore()
             return Verdict(False, max_error, True, stray)
         wrong = [self._describe(name, difference) for name, difference in differences.items() if difference.violations]
+        wrong += self._changed_between()
         return Verdict(not wrong, max_error, False, "; ".join(wrong))
 
     def _differences(self) -> dict[str, Difference]:
         return {
             name: self._comparer.output(self._memory + self._offsets[name], truth) for name, truth in self._truths.items()
         }
+
+    def _changed_between(self) -> list[str]:
+        """Describes writes between the runs of outputs that are slices: to elements of the array around them."""
+        found = []
+        for name, spec in self._slices.items():
+            count, first = self._comparer.between(self._memory + self._offsets[name], spec, self._between[name])
+            if first is not None:
+                found.append(
+                    f"{count} bytes of the array of which {name} is a slice changed, the first {first} bytes after {name} "
+                    "begins; the kernel must write the slice only"
+                )
+        return found
 
     def _stray_write(self) -> str:
         """Describes writes outside the outputs; empty if there were none."""
@@ -371,7 +390,7 @@ class Verification:
         if first is not None:
             return f"the kernel wrote outside {names}: {count} words in front changed, the first in {self._place(first)}"
         for output in self._workload.outputs:
-            end = self._offsets[output.name] + output.nbytes
+            end = self._offsets[output.name] + output.span_bytes
             behind = np.empty(self._behind(output), np.uint8)
             self._device.copy_out(behind.data, self._memory + end)
             changed = np.flatnonzero(behind != _GUARD)
@@ -395,7 +414,7 @@ class Verification:
         truth, first = self._truths[name], difference.first
         assert first is not None
         raw = np.empty(dtype(output.dtype).nbytes, np.uint8)
-        self._device.copy_out(raw.data, self._memory + self._offsets[name] + first * raw.size)
+        self._device.copy_out(raw.data, self._memory + self._offsets[name] + output.place(first) * raw.size)
         (expected,) = self._elements(truth.address, np.array([first]), truth.number)
         return (
             f"{name}: {difference.violations} of {output.size} elements are wrong, the largest error is "

@@ -36,7 +36,7 @@ class ArgSpec:
     """One array argument or output.
 
     Attributes:
-        shape: of the contiguous array in memory.
+        shape: of the array in memory, which is contiguous unless it is a slice.
         axes: names its dimensions, as a layout (NHWC, OHWI, NCHW32c) or one capital letter each (K).
         role: decides how generic code draws numbers to check and time kernels with. The product of all `factor`s is summed
             over the reduction; an `addend` is added to the sum; a `scale` multiplies it; an `index` is a whole number;
@@ -48,9 +48,11 @@ class ArgSpec:
             truth is then that number, limited to the output's format but not rounded (float64), and a kernel may differ
             from the nearest integer only where so many roundoff errors reach the next one. 0: the output is exact.
         positive: its float32 numbers are scales of quantised numbers, finite and above zero. Calls on a CPU refuse others.
+        slice_of: shape of a larger contiguous array of which this output is a slice along one axis, or () if it is an array
+            of its own. Its address is that of the slice's first element. Kernels leave the rest of the larger array alone.
 
     Raises:
-        ValueError: an index without `below`.
+        ValueError: an index without `below`, or an array that is not a slice of `slice_of` along one axis.
     """
 
     name: str
@@ -63,10 +65,19 @@ class ArgSpec:
     below: int | None = None
     roundings: int = 0
     positive: bool = False
+    slice_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role == "index" and (self.below is None or self.below < 1):
             raise ValueError(f"argument {self.name!r} is an index and needs below=1 or more; got below={self.below}")
+        if self.slice_of:
+            extents = list(zip(self.shape, self.slice_of))
+            if (
+                len(self.slice_of) != len(self.shape)
+                or sum(n != whole for n, whole in extents) > 1
+                or self.size > self.whole
+            ):
+                raise ValueError(f"{self.name!r} of shape {self.shape} is not a slice of {self.slice_of} along one axis")
 
     @property
     def size(self) -> int:
@@ -75,7 +86,34 @@ class ArgSpec:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its elements."""
         return self.size * dtype_of(self.dtype).nbytes
+
+    @property
+    def whole(self) -> int:
+        """Number of elements of the array that it is a slice of, or its own."""
+        return math.prod(self.slice_of or self.shape)
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """(elements of a run of neighbours in memory, elements from the start of a run to the next); a slice has several."""
+        for axis, (own, whole) in enumerate(zip(self.shape, self.slice_of)):
+            if own != whole:
+                return math.prod(self.shape[axis:]), math.prod(self.slice_of[axis:])
+        return self.size, self.size
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first element to the end of the last one; more than `nbytes` if it is a slice."""
+        if not self.size:
+            return 0
+        run, step = self.runs
+        return (self.size // run * step - (step - run)) * dtype_of(self.dtype).nbytes
+
+    def place(self, flat: int) -> int:
+        """Elements in memory from the first one to the one with this flat index."""
+        run, step = self.runs
+        return flat // run * step + flat % run
 
     def strides(self, order: str) -> tuple[int, ...]:
         """Elements between neighbours along each axis in `order`.
@@ -89,7 +127,8 @@ class ArgSpec:
         """
         if len(self.axes) != len(self.shape):
             raise ValueError(f"{self.name!r} has the layout {self.axes}; strides along an axis need a layout without blocks")
-        return tuple(math.prod(self.shape[self.axes.index(axis) + 1 :]) for axis in order)
+        extents = self.slice_of or self.shape
+        return tuple(math.prod(extents[self.axes.index(axis) + 1 :]) for axis in order)
 
 
 @dataclass(frozen=True)

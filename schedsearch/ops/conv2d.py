@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
@@ -61,6 +62,7 @@ from schedsearch.ops.epilogues import (
     epilogue_scalars,
     moving_problem,
     parse_epilogue,
+    pixel_shuffle,
 )
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import Stage
@@ -121,6 +123,10 @@ _PARAMETERS = {
         "axes of y in memory: NHWC or NCHW, or the packed layout of x; default: layout",
         {"anyOf": [{"enum": list(WEIGHT_LAYOUTS)}, {"type": "string", "pattern": f"^{BLOCKED.pattern}$"}]},
     ),
+    "slice_of": Parameter(
+        "channels of a larger array in memory: y is a slice of it, and its others are left alone; default: those of y",
+        {"type": "integer", "minimum": 1, "maximum": MAX_INT},
+    ),
     "weight_layout": Parameter(
         "OHWI, OIHW, or OIHW[x]o[x]i (OIHW32o32i); default: the one that belongs to layout",
         {"anyOf": [{"enum": list(WEIGHT_LAYOUTS.values())}, {"type": "string", "pattern": f"^{BLOCKED_WEIGHT.pattern}$"}]},
@@ -150,6 +156,7 @@ class Conv2d(Op):
             "zero_points": (),
             "layout": "NHWC",
             "output_layout": params.get("layout", "NHWC"),
+            "slice_of": _own_channels(params),
             "weight_layout": default_weight_layout(params.get("layout", "NHWC")),
             "epilogue": (),
         }
@@ -159,6 +166,7 @@ class Conv2d(Op):
         problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
         out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
         problems += counts_of(out, (*_SIZES, "groups"))
+        problems += counts_of(out, ("slice_of",) if "slice_of" in params else ())
         problems += spread_window(out)
         wrong = one_of("dtype", out["dtype"], DTYPES)
         if not wrong or "out_dtype" in params:
@@ -177,6 +185,8 @@ class Conv2d(Op):
             self._geometry(out, problems)
             problems += block_problems(out)
             problems += self._number_problems(out)
+        if not problems:
+            problems += _slice_problems(out)
         return out, problems
 
     def _number_problems(self, p: Mapping[str, Any]) -> list[Problem]:
@@ -226,7 +236,12 @@ class Conv2d(Op):
         )
 
     def outputs(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (epilogue_output(p["epilogue"], self._accumulator(p)),)
+        y = epilogue_output(p["epilogue"], self._accumulator(p))
+        if p["slice_of"] == _own_channels(p):
+            return (y,)
+        out_h, out_w = self.output_hw(p)
+        whole = {"N": p["n"], "C": p["slice_of"], "H": out_h, "W": out_w}
+        return (replace(y, slice_of=Layout.parse(p["output_layout"]).shape(whole)),)
 
     def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
         """y before the epilogue: whole numbers in 32 bits, float32 for `dequantise`, else the output's format."""
@@ -283,10 +298,37 @@ class Conv2d(Op):
         words.append(factors if factors == out_short else f"{factors}->{out_short}")
         words += [f"zp({','.join(p['zero_points'])})"] if p["zero_points"] else []
         words.append(p["layout"] if p["layout"] == p["output_layout"] else f"{p['layout']}->{p['output_layout']}")
+        words += [f"into {p['slice_of']}"] if p["slice_of"] != _own_channels(p) else []
         return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
 
 
 CONV2D = Conv2d()
+
+
+def _own_channels(params: Mapping[str, Any]) -> Any:
+    """The channels of y. Parameters may be missing or wrong; the answer then does not matter."""
+    channels = params.get("k", 1)
+    stages = parse_epilogue(params.get("epilogue", ()), moves=True)[0]
+    if isinstance(channels, int) and (shuffle := pixel_shuffle(stages, channels)) is not None:
+        return shuffle.out_channels
+    return channels
+
+
+def _slice_problems(p: Mapping[str, Any]) -> list[Problem]:
+    """An array that y cannot be a slice of."""
+    own, whole = _own_channels(p), p["slice_of"]
+    if whole == own:
+        return []
+    block = Layout.parse(p["output_layout"]).block("C")
+    if whole < own:
+        return [Problem("slice_of", f"slice_of is {whole}; allowed: at least {own}, the channels of y")]
+    if whole % block:
+        return [
+            Problem("slice_of", f"slice_of is {whole}; allowed: multiples of {block}, the blocks of {p['output_layout']}")
+        ]
+    if pixel_shuffle(p["epilogue"], p["k"]) is not None:
+        return [Problem("slice_of", f"slice_of is {whole}; leave it out or leave out depth_to_space: y has one of them")]
+    return []
 
 
 def accumulator_dtype(dtype: str, weight_dtype: str, zero_points: Sequence[str]) -> str:
@@ -330,6 +372,7 @@ def conv2d(
     zero_points: Sequence[str] = (),
     layout: str = "NHWC",
     output_layout: str | None = None,
+    slice_of: int | None = None,
     weight_layout: str | None = None,
     epilogue: Sequence[str | Stage | Mapping[str, Any]] = (),
 ) -> Workload:
@@ -352,6 +395,8 @@ def conv2d(
         zero_points: which of "x" and "weight" have a zero point; kernels then take x_zero_point and weight_zero_point.
         layout: axes of x in memory: NHWC, NCHW, or NCHW[x]c with blocks of x channels, which must fill them.
         output_layout: axes of y in memory: NHWC or NCHW if x has one of these; default: `layout`.
+        slice_of: channels of a larger array that holds y. Kernels then take a slice of it along the channels as `out`, and
+            leave its other channels alone: a concatenation of several results costs nothing. Default: the channels of y.
         weight_layout: OHWI, OIHW or OIHW[x]o[x]i; default: the one that belongs to `layout`.
         epilogue: stages applied to the accumulator in order; see `schedsearch.ops.STAGES`.
 
@@ -372,6 +417,8 @@ def conv2d(
         ...     epilogue=["bias", {"depth_to_space": {"block": 2, "mode": "CRD"}}],
         ... ).output.shape
         (1, 32, 28, 28)
+        >>> conv2d(n=1, h=14, w=14, c=64, k=32, r=1, s=1, slice_of=256).output.strides("NHWC")
+        (50176, 3584, 256, 1)
     """
     from schedsearch.workload import Workload
 
@@ -380,6 +427,6 @@ def conv2d(
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
         "dtype": dtype, "precision": precision, "zero_points": zero_points, "layout": layout, "epilogue": epilogue,
     }  # fmt: skip
-    optional = {"weight_dtype": weight_dtype, "out_dtype": out_dtype}
-    optional |= {"output_layout": output_layout, "weight_layout": weight_layout}
+    optional: dict[str, str | int | None] = {"weight_dtype": weight_dtype, "out_dtype": out_dtype}
+    optional |= {"output_layout": output_layout, "slice_of": slice_of, "weight_layout": weight_layout}
     return Workload("conv2d", params | {name: value for name, value in optional.items() if value is not None})

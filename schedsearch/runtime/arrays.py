@@ -205,7 +205,7 @@ class Form:
 
 def forms(spec: ArgSpec) -> tuple[Form, ...]:
     """The forms of an argument: `plain`, and for NHWC and OHWI also `channels_last` (a logical NCHW or OIHW array)."""
-    plain = Form("plain", spec.shape, contiguous_strides(spec.shape))
+    plain = Form("plain", spec.shape, contiguous_strides(spec.slice_of or spec.shape))
     logical = _LOGICAL_AXES.get(spec.axes)
     if logical is None:
         return (plain,)
@@ -274,11 +274,13 @@ def check(spec: ArgSpec, seen: ArrayView, device: tuple[str, int], label: str = 
     if held is not None:
         return held
     allowed = forms(spec)
+    remedy = f"give a slice of an array of shape {spec.slice_of}" if spec.slice_of else "make it contiguous"
     options = " or ".join(f"shape {form.shape} with strides {form.strides} ({form.name})" for form in allowed)
     if any(seen.shape == form.shape for form in allowed):
         raise ArgumentError(
             f"{label} has strides {seen.strides} (elements) for shape {seen.shape}; allowed: {options}; "
-            "make it contiguous" + (" in channels_last" if len(allowed) > 1 else "")
+            + remedy
+            + (" in channels_last" if len(allowed) > 1 else "")
         )
     plain_layout = "".join(letter for letter in spec.axes if letter.isupper())
     remedy = ""
@@ -328,8 +330,8 @@ def check_output(
         raise ArgumentError(f"{label} is read-only; give a writable array")
     for name, each in specs.items():
         seen = inputs[name]
-        in_place = each.aliases == spec.name and seen.address == output.address and each.nbytes == spec.nbytes
-        if overlap(output, spec.nbytes, seen, each.nbytes) and not in_place:
+        in_place = each.aliases == spec.name and seen.address == output.address and each.span_bytes == spec.span_bytes
+        if overlap(output, spec.span_bytes, seen, each.span_bytes) and not in_place:
             raise ArgumentError(f"{label} overlaps {name}, which the kernel reads while it writes; give other memory")
 
 
@@ -347,11 +349,12 @@ def empty_like(array: Any, seen: ArrayView, spec: ArgSpec, form: Form) -> Any:
     if seen.library in ("cupy", "numpy"):
         module = sys.modules[seen.library]
         try:
-            plain = module.empty(spec.shape, dtype=dtype_of(spec.dtype).library)
+            plain = module.empty(spec.slice_of or spec.shape, dtype=dtype_of(spec.dtype).library)
         except TypeError:
             raise ArgumentError(
                 f"{seen.library} has no dtype {spec.dtype}, which {spec.name} needs; pass an array of this dtype as out="
             ) from None
+        plain = plain[tuple(slice(extent) for extent in spec.shape)]
         order = [spec.axes.index(axis) for axis in _LOGICAL_AXES.get(spec.axes, spec.axes)]
         return plain if form.name == "plain" else plain.transpose(order)
     raise ArgumentError(f"cannot make an output array for {seen.library}; pass one as out=")

@@ -286,7 +286,7 @@ class Kernel:
             arrays.check(spec, seen, self.device, label)
             arrays.check_output(seen, spec, views, self._inputs, label)
             for other, (_, before) in outputs.items():
-                if arrays.overlap(seen, spec.nbytes, before, self._outputs[other].nbytes):
+                if arrays.overlap(seen, spec.span_bytes, before, self._outputs[other].span_bytes):
                     raise ArgumentError(f"{label} overlaps out[{other!r}]; give each output memory of its own")
             outputs[name] = array, seen
         return outputs

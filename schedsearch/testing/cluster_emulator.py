@@ -137,8 +137,7 @@ class ClusterEmulator(HopperEmulator):
 
     def _store_box(self, tensor: Any, shared: int, coordinates: tuple[int, ...]) -> None:
         param, array = tensor
-        array = array.reshape(param.dims[::-1])
-        box = param.box[::-1]
+        array, box = _seen_through(param, array), param.box[::-1]
         chunks = self._chunks(int(shared), int(np.prod(box)) * array.itemsize, param.swizzle_bytes)
         self._store(array, self._stored_box(param, array, coordinates), chunks, box)
 
@@ -220,3 +219,11 @@ class ClusterEmulator(HopperEmulator):
                     sums[4 * octet : 4 * octet + 4] += part
 
         return add
+
+
+def _seen_through(param: Any, array: Any) -> Any:
+    """The array in memory as the axes of a tensor map, the fastest one last."""
+    steps = (array.itemsize, *param.strides_bytes)
+    reach = array.itemsize + sum((extent - 1) * step for extent, step in zip(param.dims, steps))
+    assert array.flags.c_contiguous and reach <= array.nbytes, "the map reaches beyond the array"
+    return np.lib.stride_tricks.as_strided(array.reshape(-1), param.dims[::-1], steps[::-1])

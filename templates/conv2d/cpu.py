@@ -39,7 +39,7 @@ from schedsearch.templates.conv2d.cpu_tiles import (
     vector_registers,
 )
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
-from schedsearch.templates.parts.stages import epilogue_problem
+from schedsearch.templates.parts.stages import epilogue_problem, moved_residual_problem
 from schedsearch.workload import Workload
 
 
@@ -58,7 +58,7 @@ class Conv2dCpu(Template):
             return f"layout is {workload.layout}; allowed: NHWC, NCHW"
         if workload.output_layout != workload.layout:
             return f"output_layout is {workload.output_layout}; allowed: {workload.layout}, as that of x"
-        return epilogue_problem(workload, dtypes=("float32",))
+        return epilogue_problem(workload, dtypes=("float32",), slices=True) or moved_residual_problem(workload)
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         shape = Shape.of(workload)

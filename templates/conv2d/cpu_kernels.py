@@ -266,7 +266,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     whole_blocks = reduced % block == 0  # the width of a block is then a constant, and there is no code for a remainder
     weight_tile_bytes = 4 * plan.weight_tile
     channels_inner = plan.channels_inner
-    y_size = shape.n * yn_stride
+    y_size = shape.n * yn_stride  # of the larger array, if y is a slice
     ops = tile_ops(
         ow_tile, plan.oc_vectors, plan.block, unroll,
         x_row_bytes=stride_w * w_stride, x_depth_bytes=c_stride, broadcast=not shape.depthwise,

@@ -32,7 +32,7 @@ from schedsearch.templates.parts import row_mma
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.row_mma import ELEMENT_BYTES, MMA_CHANNELS, MMA_COLUMNS, MMA_PIXELS, RowTile
-from schedsearch.templates.parts.stages import epilogue_problem, shuffled_residual_problem
+from schedsearch.templates.parts.stages import epilogue_problem, moved_residual_problem
 from schedsearch.workload import Workload
 
 DTYPES = ("float16", "bfloat16")
@@ -80,7 +80,7 @@ class Conv2dFewOutputs(Template):
                 f"{w.r} x {w.s} taps of {w.c} channels need {registers(tile)} registers a thread; allowed: up to "
                 f"{MAX_REGISTERS}, and kernels up to {MAX_MASK_BITS // 2} wide"
             )
-        if reason := epilogue_problem(w, shuffles=True) or shuffled_residual_problem(w):
+        if reason := epilogue_problem(w, shuffles=True) or moved_residual_problem(w):
             return reason
         return size_problem(w)
 

@@ -22,7 +22,7 @@ from schedsearch.target import Target
 from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.parts.epilogue_fragments import ChannelOrder
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, DTYPES
-from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, shuffled_residual_problem
+from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, moved_residual_problem
 from schedsearch.templates.parts.zero_points import zero_point_problem
 from schedsearch.workload import Workload
 
@@ -205,6 +205,7 @@ def problem(
     takes_blocks: bool = False,
     takes_groups: bool = False,
     shuffles: bool = False,
+    slices: bool = False,
     staged: Sequence[str] | None = None,
 ) -> str | None:
     """Why no wgmma convolution can run the workload on the target (one sentence: what, got, allowed), or None.
@@ -213,6 +214,7 @@ def problem(
         every_dtype: takes TF32, integers and float8 too.
         takes_blocks: takes NCHW[x]c.
         shuffles: stores through depth_to_space.
+        slices: stores into a slice of a larger array.
         takes_groups: takes any groups; otherwise only those of integers whose rows of weights `weight_rows` can widen.
         staged: as in `stages.epilogue_problem`.
     """
@@ -232,7 +234,9 @@ def problem(
         return reason
     of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": CONVERTING}
     of_type = of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {}
-    if reason := epilogue_problem(w, staged=staged, shuffles=shuffles, **of_type):
+    if reason := epilogue_problem(w, staged=staged, shuffles=shuffles, slices=slices, **of_type):
+        return reason
+    if reason := _slice_problem(w):
         return reason
     if reason := _shuffle_problem(w):
         return reason
@@ -246,6 +250,19 @@ def problem(
         if w.params[name] % multiple:
             return f"{name} is {w.params[name]}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
     return size_problem(w)
+
+
+def _slice_problem(workload: Workload) -> str | None:
+    """Why the output cannot be stored into a slice by TMA."""
+    w = workload
+    if not w.output.slice_of:
+        return None
+    if w.layout != "NHWC":
+        return f"y is a slice in {w.layout}; allowed: slices in NHWC"
+    multiple = ALIGNMENT_BYTES // dtype_of(w.out_dtype).nbytes
+    if w.slice_of % multiple:
+        return f"slice_of is {w.slice_of}; allowed: multiples of {multiple}, TMA's strides are of 16 bytes"
+    return None
 
 
 def _shuffle_problem(workload: Workload) -> str | None:
@@ -266,7 +283,7 @@ def _shuffle_problem(workload: Workload) -> str | None:
         return f"depth_to_space of {w.dtype} in mode CRD; allowed: DCR"
     if shuffle.out_channels % 8:
         return f"k / block**2 of depth_to_space in mode CRD is {shuffle.out_channels}; allowed: multiples of 8"
-    return shuffled_residual_problem(w)
+    return moved_residual_problem(w)
 
 
 def _group_problem(workload: Workload) -> str | None:

@@ -66,8 +66,12 @@ class Conv2dHalo(Template):
 
     def validate(self, workload: Workload, target: Target) -> str | None:
         w = workload
-        if reason := wgmma_problem(w, target, every_dtype=True, takes_groups=True, shuffles=True, staged=("residual",)):
+        if reason := wgmma_problem(
+            w, target, every_dtype=True, takes_groups=True, shuffles=True, slices=True, staged=("residual",)
+        ):
             return reason
+        if w.output.slice_of and not stages_y(w):
+            return f"y is a slice of {w.out_dtype}; allowed: outputs of 2 bytes or 1, which are stored by TMA"
         if loads_residual(w) and dtype_of(w.out_dtype).nbytes != 2:
             return f"the residual has 16 bits and y is {w.out_dtype}; allowed: 16 bits both, or a residual of 32 bits"
         if reason := shuffle_problem(w):

@@ -23,7 +23,7 @@ from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, SWIZZLE_ROWS, WARPGROUP
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
-from schedsearch.templates.parts.stages import shuffled_residual_problem
+from schedsearch.templates.parts.stages import moved_residual_problem
 from schedsearch.templates.parts.store import position_bytes
 from schedsearch.templates.parts.wgmma import K_BYTES, Wgmma
 from schedsearch.workload import Workload
@@ -144,7 +144,7 @@ def shuffle_problem(workload: Workload) -> str | None:
     order = channel_order(shuffle)
     if order is not None and (order.block % 16 or (WGMMA_CHANNELS % order.block and order.block % WGMMA_CHANNELS)):
         return f"k / block**2 of depth_to_space in mode CRD is {order.block}; allowed: 16, 32 and multiples of 64"
-    return shuffled_residual_problem(w)
+    return moved_residual_problem(w)
 
 
 def residual_bytes(workload: Workload) -> int:

@@ -135,7 +135,7 @@ def output_map(workload: Workload, output: Output, segment: int, rows: int) -> T
     size = dtype_of(workload.out_dtype).nbytes
     if isinstance(output, ShuffledOutput):
         return shuffled_map(workload, output.shuffle, output.out_w, segment, output.box_pixels)
-    row = output.block * size
+    row = (workload.slice_of if output.plain else output.block) * size
     slices = math.prod(workload.output.shape) // (output.rows * output.block)
     several = not output.plain
     return TensorMap(
@@ -189,12 +189,13 @@ def pixel_map(
     spec = workload.output if buffer == "y" else next(spec for spec in workload.signature if spec.name == buffer)
     n, h, w, c = spec.shape
     size, group = dtype_of(spec.dtype).nbytes, c // groups
+    of_image, of_row, of_pixel = (size * step for step in spec.strides("NHW"))
     several = groups > 1
     return TensorMap(
         buffer,
         spec.dtype,
         dims=(group, *(groups,) * several, w, h, n),
-        strides_bytes=(*(group * size,) * several, c * size, w * c * size, h * w * c * size),
+        strides_bytes=(*(group * size,) * several, of_pixel, of_row, of_image),
         element_strides=(1, *(1,) * several, stride[1], stride[0], 1),
         box=(channels, *(1,) * several, width * stride[1], height * stride[0], 1),
         swizzle_bytes=channels * size,

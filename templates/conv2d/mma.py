@@ -34,7 +34,7 @@ from schedsearch.templates.conv2d.mma_space import config_space
 from schedsearch.templates.conv2d.tiles import ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, shuffled_residual_problem
+from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, moved_residual_problem
 from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_problem
 from schedsearch.workload import Workload
 
@@ -63,9 +63,11 @@ class Conv2dMma(Template):
             "dtypes": ("float16", "bfloat16", "float32", "int32", "uint32"),
             "converting": CONVERTING,
         }
-        if reason := epilogue_problem(w, shuffles=True, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})):
+        if reason := epilogue_problem(
+            w, shuffles=True, slices=True, **(of_one_byte if w.dtype in (*FLOAT8, *INTEGERS) else {})
+        ):
             return reason
-        if reason := shuffled_residual_problem(w):
+        if reason := moved_residual_problem(w):
             return reason
         return size_problem(w, stride=max(w.stride))
 

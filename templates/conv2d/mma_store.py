@@ -71,7 +71,7 @@ def store_order(workload: Workload, plan: Plan) -> Callable[[Any], Any]:
 def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
     """`offset_of(m, k)`: the offset in y of channel k of output pixel m, in elements."""
     count = types.int64 if plan.wide_counts else types.uint32
-    strides, out_pixels, k_all = strides_of(workload, "y"), plan.gemm.pixels, workload.k
+    strides, out_pixels, k_all = strides_of(workload, "y"), plan.gemm.pixels, workload.slice_of
     image_elements, pixel_elements, channel_of = strides["N"].outer, strides["W"].outer, strides["C"].offset()
 
     def in_rows(m: Any, k: Any) -> Any:

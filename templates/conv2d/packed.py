@@ -60,6 +60,8 @@ class Conv2dPacked(Template):
     def validate(self, workload: Workload, target: Target) -> str | None:
         if any(stage.kind.moves for stage in workload.epilogue):
             return "the epilogue has depth_to_space; allowed: without, as y may have to be packed"
+        if workload.output.slice_of:
+            return f"y is a slice of {workload.slice_of} channels; allowed: an array of its own, as y may have to be packed"
         if workload.groups != 1:
             return f"groups is {workload.groups}; allowed: 1"
         if _INNER.validate(workload, target) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,13 @@ from schedsearch.workload import Workload
 
 def neighbours(workload: Workload, channels: int) -> int:
     """How many of `channels` output channels of a pixel, from the first one on, are neighbours in y. Runs of this length
-    follow each other up to the last channel, if it divides `channels`."""
+    follow each other up to the last channel, if it divides `channels`. If y is a slice, the runs of all pixels begin at
+    multiples of the number from y's first element."""
     along = strides_of(workload, "y")["C"]
     shuffle = pixel_shuffle(workload.epilogue, workload.k)
     if shuffle is None:
-        return along.run(channels)
+        run = along.run(channels)
+        return math.gcd(run, workload.slice_of) if workload.output.slice_of and along.block == 1 else run
     return min(along.run(shuffle.out_channels), channels) if shuffle.mode == "DCR" else 1
 
 

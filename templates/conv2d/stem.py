@@ -83,8 +83,8 @@ class Conv2dStem(Template):
             return f"groups is {w.groups}; allowed: 1"
         if (w.layout, w.weight_layout) != ("NHWC", "OHWI"):
             return f"layout and weight_layout are {w.layout} and {w.weight_layout}; allowed: NHWC and OHWI"
-        if reason := geometry.problem(w.replace(c=OCTET), target):  # any number of channels is possible
-            return reason
+        if reason := geometry.problem(w.replace(c=OCTET), target, slices=w.out_dtype != "float32"):
+            return reason  # any number of channels is possible
         runs = Runs.of(w)
         if w.s * w.c > MAX_RUN:
             return f"s * c is {w.s * w.c}; allowed: up to {MAX_RUN}, the values that a row of the kernel meets"

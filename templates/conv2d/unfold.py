@@ -78,7 +78,7 @@ class Conv2dUnfold(Template):
         chunk, most = CHUNK_BYTES // size, MAX_UNFOLDED_BYTES // size
         if w.c % chunk == 0:
             return f"c is {w.c}; allowed: no multiples of {chunk}, which conv2d_wgmma takes as they are"
-        if size == 2 and (reason := epilogue_problem(w)):
+        if size == 2 and (reason := epilogue_problem(w, slices=True)):
             return reason
         unfolded = Unfolded.of(w)
         if unfolded.channels > most:

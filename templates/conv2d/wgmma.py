@@ -93,7 +93,7 @@ class Conv2dWgmma(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        reason = geometry.problem(workload, target, every_dtype=True, takes_blocks=True, shuffles=True)
+        reason = geometry.problem(workload, target, every_dtype=True, takes_blocks=True, shuffles=True, slices=True)
         if reason:
             return reason
         gemm = Im2col.of(workload)
@@ -298,7 +298,8 @@ def build_kernel(
             output, workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups, wgmma.accumulator
         )
     else:
-        begin_store, store_part = store.direct(output, own_octets, wgmma.accumulator)
+        in_memory = output.with_pitch(workload.slice_of) if output.plain else output
+        begin_store, store_part = store.direct(in_memory, own_octets, wgmma.accumulator)
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()

@@ -56,8 +56,8 @@ class AxisStrides:
         Raises:
             ValueError: an axis has nested blocks.
         """
-        layout = Layout.parse(spec.axes)
-        return cls.of(layout, {axis: size * layout.block(axis) for axis, size in zip(layout.axes, spec.shape)})
+        layout, extents = Layout.parse(spec.axes), spec.slice_of or spec.shape
+        return cls.of(layout, {axis: size * layout.block(axis) for axis, size in zip(layout.axes, extents)})
 
     def run(self, extent: int) -> int:
         """How many of `extent` elements, from the start of a block, are neighbours in memory."""

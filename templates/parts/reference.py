@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any, Literal
 
@@ -150,9 +151,10 @@ def operand_names(workload: Workload) -> list[str]:
 
 
 def computed_output(workload: Workload) -> ArgSpec:
-    """The output before stages that only move elements."""
+    """The output before stages that only move elements, as an array of its own: truths have no gaps."""
     stages = computing(workload.epilogue)
-    return workload.output if stages == workload.epilogue else workload.replace(epilogue=stages).output
+    output = workload.output if stages == workload.epilogue else workload.replace(epilogue=stages).output
+    return replace(output, slice_of=())
 
 
 def stages_function(workload: Workload, target: Target) -> Apply:

@@ -202,6 +202,7 @@ def epilogue_problem(
     staged: Sequence[str] | None = None,
     converting: Sequence[str] = (),
     shuffles: bool = False,
+    slices: bool = False,
 ) -> str | None:
     """Why a template cannot fuse the epilogue of `workload` (one sentence: what, got, allowed), or None if it can.
 
@@ -212,9 +213,12 @@ def epilogue_problem(
         dtypes: allowed for arrays that stages read.
         converting: stages that may change the output's dtype.
         shuffles: the template stores through depth_to_space.
+        slices: it stores into a slice of a larger array (`ArgSpec.slice_of`).
         staged: the arrays like the output that the kernel loads to shared memory, if it can read no others; None: it reads
             all of them from global memory.
     """
+    if workload.output.slice_of and not slices:
+        return f"y is a slice of an array of shape {workload.output.slice_of}; allowed: an array of its own"
     for stage in workload.epilogue:
         if stage.kind.moves and not shuffles:
             return f"the epilogue has {stage}; allowed: stages that leave every element where it is"
@@ -237,11 +241,14 @@ def epilogue_problem(
     return None
 
 
-def shuffled_residual_problem(workload: Workload) -> str | None:
+def moved_residual_problem(workload: Workload) -> str | None:
     """Why a kernel that finds arrays like the output at the output's own offsets cannot run the workload, or None."""
-    moves = computing(workload.epilogue) != workload.epilogue
-    if moves and any(operand.axes == "y" for stage in workload.epilogue for operand in stage.kind.operands):
+    if not any(operand.axes == "y" for stage in workload.epilogue for operand in stage.kind.operands):
+        return None
+    if computing(workload.epilogue) != workload.epilogue:
         return "the epilogue has depth_to_space after residual; allowed: without an array like the output"
+    if workload.output.slice_of:
+        return "y is a slice, and the epilogue has residual; allowed: without an array like the output"
     return None
 
 

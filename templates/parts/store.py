@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from numba import cuda, types
@@ -99,6 +99,10 @@ class Output:
     def block_elements(self) -> int:
         """Elements of y from a block to the next."""
         return self.block_step * self.rows * self.block
+
+    def with_pitch(self, pitch: int) -> Output:
+        """The same rows `pitch` elements apart, of an output that is one slice."""
+        return replace(self, columns=pitch, block=pitch)
 
     def locate(self) -> Callable[[Any], Any]:
         """`locate(row)`: the image of a row, and the row in its slice; no row inside of y for rows past the last image."""
