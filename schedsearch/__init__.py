@@ -37,8 +37,10 @@ if TYPE_CHECKING:
         WorkloadError,
         WrongResultError,
     )
+    from schedsearch.ops.batch_matmul import batch_matmul
     from schedsearch.ops.concat import concat
     from schedsearch.ops.conv2d import conv2d
+    from schedsearch.ops.dense import dense
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
     from schedsearch.ops.layout_transform import layout_transform
@@ -93,9 +95,11 @@ _HOMES = {
     "Workload": "schedsearch.workload",
     "WorkloadError": "schedsearch.errors",
     "WrongResultError": "schedsearch.errors",
+    "batch_matmul": "schedsearch.ops.batch_matmul",
     "compile": "schedsearch.runtime",
     "concat": "schedsearch.ops.concat",
     "conv2d": "schedsearch.ops.conv2d",
+    "dense": "schedsearch.ops.dense",
     "depth_to_space": "schedsearch.ops.depth_to_space",
     "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d",
     "detect": "schedsearch.device.detect",
@@ -146,9 +150,11 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "WrongResultError",
+    "batch_matmul",
     "compile",
     "concat",
     "conv2d",
+    "dense",
     "depth_to_space",
     "depthwise_conv2d",
     "detect",

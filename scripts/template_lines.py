@@ -38,6 +38,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "data_movement_cuda": "data_movement.cuda",
     "data_movement_cpu": "data_movement.cpu",
     "depthwise_conv2d_cpu": "depthwise_conv2d.cpu",
+    "matmul_cpu": "matmul.cpu",
+    "matmul_cpu_int8": "matmul.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

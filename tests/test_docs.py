@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import schedsearch
-from schedsearch import depthwise_conv2d, layout_transform, transpose
+from schedsearch import dense, depthwise_conv2d, layout_transform, transpose
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import STAGES
 from schedsearch.space import ConfigSpace
@@ -154,6 +154,9 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         crossing = transpose(x=(8, 64, 64), permutation=(0, 2, 1))
         return [template.space(workload, target) for workload in (crossing, crossing.replace(permutation=(1, 0, 2)))]
     dtype = "float32" if template.kind == "cpu" else "float16"
+    if "dense" in template.ops:
+        products = [dense(m=64, n=128, k=128, dtype=each) for each in (dtype, "float32", "int8")]
+        return [template.space(workload, target) for workload in products if template.validate(workload, target) is None]
     if template.op == "depthwise_conv2d":
         depthwise = depthwise_conv2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1, dtype=dtype)
         directions = [depthwise.replace(direction=each) for each in ("forward", "grad_input", "grad_weight", "grad_both")]

@@ -83,7 +83,7 @@ class TestInstalledOperators:
         assert caught.value.op == "cpy" and isinstance(pickle.loads(pickle.dumps(caught.value)), UnknownOperatorError)
 
     def test_a_workload_of_an_operator_that_is_not_installed_says_so(self) -> None:
-        with pytest.raises(UnknownOperatorError, match="unknown operator 'copy'; allowed: concat"):
+        with pytest.raises(UnknownOperatorError, match="unknown operator 'copy'; allowed: "):
             Workload.from_json('{"op":"copy","params":{"columns":5,"rows":3},"v":1}')
 
     def test_a_reference_is_the_operators_own(self, toys: None) -> None:

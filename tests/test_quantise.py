@@ -150,7 +150,7 @@ def test_the_instructions_for_a_gpu_divide_as_exactly_as_numpy(reciprocal_error:
 def test_quantise_belongs_behind_dequantise_of_an_integer_convolution() -> None:
     for change, reason in (
         ({"epilogue": ["quantise"]}, "needs floating-point numbers, got int32; put dequantise before it"),
-        ({"dtype": "float16", "epilogue": ["quantise"]}, "follows convolutions of int8 or uint8, but dtype is float16"),
+        ({"dtype": "float16", "epilogue": ["quantise"]}, "follows sums of int8 or uint8, but dtype is float16"),
         ({"epilogue": ["dequantise", "quantise", "relu"]}, "needs 32-bit sums, got int8"),
         ({"epilogue": ["dequantise", "quantise"], "out_dtype": "float32"}, "the epilogue leaves int8"),
     ):

@@ -88,7 +88,7 @@ def test_a_mistake_in_a_workload_file_is_shown_at_its_place(package: Package) ->
 
 
 def test_without_the_package_the_operator_is_unknown() -> None:
-    with pytest.raises(UnknownOperatorError, match="unknown operator 'softmax'; allowed: concat"):
+    with pytest.raises(UnknownOperatorError, match="unknown operator 'softmax'; allowed: "):
         Workload("softmax", PARAMS)
 
 

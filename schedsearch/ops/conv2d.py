@@ -80,7 +80,9 @@ from schedsearch.ops.window import (
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
-__all__ = ["CONV2D", "FLOAT8", "INTEGERS", "Conv2d", "accumulator_dtype", "conv2d"]
+__all__ = [
+    "CONV2D", "FLOAT8", "INTEGERS", "Conv2d", "accumulator_dtype", "conv2d", "default_out_dtype", "number_problems",
+]  # fmt: skip
 
 
 _PARAMETERS = {
@@ -151,7 +153,7 @@ class Conv2d(Op):
             "groups": 1,
             "dtype": "float16",
             "weight_dtype": params.get("dtype", "float16"),
-            "out_dtype": _default_out_dtype(params),
+            "out_dtype": default_out_dtype(params),
             "precision": "fp32",
             "zero_points": (),
             "layout": "NHWC",
@@ -184,34 +186,10 @@ class Conv2d(Op):
         if not problems:
             self._geometry(out, problems)
             problems += block_problems(out)
-            problems += self._number_problems(out)
+            problems += number_problems(out, self._accumulator(out), moves=True)
         if not problems:
             problems += _slice_problems(out)
         return out, problems
-
-    def _number_problems(self, p: Mapping[str, Any]) -> list[Problem]:
-        """Stages that do not fit the numbers that they get, and an output that the epilogue does not make."""
-        value = self._accumulator(p)
-        if problem := moving_problem(p["epilogue"], value):
-            return [problem]
-        for place, stage in enumerate(p["epilogue"]):
-            if reason := stage.kind.problem(value, of_float8=p["dtype"] in FLOAT8):
-                return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
-            if stage.name == "quantise" and p["dtype"] not in INTEGERS:
-                reason = f"follows convolutions of int8 or uint8, but dtype is {p['dtype']}; leave it out"
-                return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
-            value = stage.kind.output(value, stage.params)
-        if p["dtype"] in (*INTEGERS, *FLOAT8) and value.dtype != p["out_dtype"]:
-            of_integers = "requantise makes int8 or uint8 of it, quantise of a float, " if p["dtype"] in INTEGERS else ""
-            stages = f"{of_integers}dequantise makes float32, float16 or bfloat16"
-            return [
-                Problem(
-                    "out_dtype",
-                    f"out_dtype is {p['out_dtype']}, but the epilogue leaves {value.dtype}; leave out_dtype out, or change "
-                    f"the epilogue ({stages})",
-                )
-            ]
-        return []
 
     def _geometry(self, p: Mapping[str, Any], problems: list[Problem]) -> None:
         for key, meaning in (("c", "input"), ("k", "output")):
@@ -331,13 +309,43 @@ def _slice_problems(p: Mapping[str, Any]) -> list[Problem]:
     return []
 
 
+def number_problems(p: Mapping[str, Any], value: ArgSpec, *, moves: bool = False) -> list[Problem]:
+    """Stages that do not fit the numbers that they get, and an output that the epilogue does not make.
+
+    Args:
+        p: normalised `dtype`, `out_dtype` and `epilogue` of an operator that sums products.
+        value: the output before the epilogue.
+        moves: the operator takes stages that move elements.
+    """
+    if moves and (problem := moving_problem(p["epilogue"], value)):
+        return [problem]
+    for place, stage in enumerate(p["epilogue"]):
+        if reason := stage.kind.problem(value, of_float8=p["dtype"] in FLOAT8):
+            return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
+        if stage.name == "quantise" and p["dtype"] not in INTEGERS:
+            reason = f"follows sums of int8 or uint8, but dtype is {p['dtype']}; leave it out"
+            return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
+        value = stage.kind.output(value, stage.params)
+    if p["dtype"] in (*INTEGERS, *FLOAT8) and value.dtype != p["out_dtype"]:
+        of_integers = "requantise makes int8 or uint8 of it, quantise of a float, " if p["dtype"] in INTEGERS else ""
+        stages = f"{of_integers}dequantise makes float32, float16 or bfloat16"
+        return [
+            Problem(
+                "out_dtype",
+                f"out_dtype is {p['out_dtype']}, but the epilogue leaves {value.dtype}; leave out_dtype out, or change "
+                f"the epilogue ({stages})",
+            )
+        ]
+    return []
+
+
 def accumulator_dtype(dtype: str, weight_dtype: str, zero_points: Sequence[str]) -> str:
     """The format of sums of 8-bit products. With a zero point even those of uint8 may be negative."""
     return "uint32" if dtype == weight_dtype == "uint8" and not zero_points else "int32"
 
 
-def _default_out_dtype(params: Mapping[str, Any]) -> str:
-    """What the epilogue leaves. Parameters may be missing or wrong; the answer then does not matter."""
+def default_out_dtype(params: Mapping[str, Any]) -> str:
+    """The format of y that the factors and the epilogue lead to. If parameters are missing or wrong, any format."""
     dtype = params.get("dtype", "float16")
     stages = computing(parse_epilogue(params.get("epilogue", ()), moves=True)[0])
     if dtype in FLOAT8:

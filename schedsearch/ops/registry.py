@@ -18,6 +18,8 @@ ENTRY_POINT_GROUP = "schedsearch.ops"
 BUILT_IN = {
     "conv2d": "schedsearch.ops.conv2d:CONV2D",
     "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d:DEPTHWISE_CONV2D",
+    "dense": "schedsearch.ops.dense:DENSE",
+    "batch_matmul": "schedsearch.ops.batch_matmul:BATCH_MATMUL",
     "layout_transform": "schedsearch.ops.layout_transform:LAYOUT_TRANSFORM",
     "transpose": "schedsearch.ops.transpose:TRANSPOSE",
     "depth_to_space": "schedsearch.ops.depth_to_space:DEPTH_TO_SPACE",

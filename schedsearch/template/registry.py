@@ -35,6 +35,8 @@ BUILT_IN = {
     "data_movement_cpu": "schedsearch.templates.data_movement.cpu:DataMovementCpu",
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
     "depthwise_conv2d_cpu": "schedsearch.templates.depthwise_conv2d.cpu:DepthwiseConv2dCpu",
+    "matmul_cpu": "schedsearch.templates.matmul.cpu:MatmulCpu",
+    "matmul_cpu_int8": "schedsearch.templates.matmul.cpu:MatmulCpuInt8",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

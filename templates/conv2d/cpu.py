@@ -151,17 +151,20 @@ class Conv2dCpu(Template):
         return plain_tile(space, target, {})
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan, epilogue = Plan.of(workload, config), CpuEpilogue(workload)
-        x = "x" if plan.direct else "x_packed"
-        threads, weight, packed = config["threads"], Pointer("weight"), Pointer("w_packed")
-        arguments = (Pointer(x), packed, Pointer("y"), *epilogue.params)
-        steps = [
-            KernelStep(pack_weight_kernel(plan), (weight, packed), Grid(plan.weight_items), threads, constant=True),
-            KernelStep(convolve_kernel(plan, epilogue), arguments, Grid(plan.items), threads),
-        ]
-        workspaces = {"w_packed": 4 * plan.weight_size}
-        if not plan.direct:
-            pack = KernelStep(pack_x_kernel(plan), (Pointer("x"), Pointer("x_packed")), Grid(plan.x_rows), threads)
-            steps.insert(0, pack)
-            workspaces["x_packed"] = 4 * plan.x_size
-        return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=dict.fromkeys(("x", "weight", "y"), 4))
+        return source_of(Plan.of(workload, config), CpuEpilogue(workload), config["threads"])
+
+
+def source_of(plan: Plan, epilogue: CpuEpilogue, threads: int, *, constant_weights: bool = True) -> KernelSource:
+    """The steps of one plan: pack x and the weights, then convolve."""
+    x, weight, packed = "x" if plan.direct else "x_packed", Pointer("weight"), Pointer("w_packed")
+    pack_weight = KernelStep(
+        pack_weight_kernel(plan), (weight, packed), Grid(plan.weight_items), threads, constant=constant_weights
+    )
+    arguments = (Pointer(x), packed, Pointer("y"), *epilogue.params)
+    steps = [pack_weight, KernelStep(convolve_kernel(plan, epilogue), arguments, Grid(plan.items), threads)]
+    workspaces = {"w_packed": 4 * plan.weight_size}
+    if not plan.direct:
+        pack = KernelStep(pack_x_kernel(plan), (Pointer("x"), Pointer("x_packed")), Grid(plan.x_rows), threads)
+        steps.insert(0, pack)
+        workspaces["x_packed"] = 4 * plan.x_size
+    return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=dict.fromkeys(("x", "weight", "y"), 4))

@@ -159,21 +159,24 @@ class Conv2dCpuInt8(Template):
         return plain_tile(space, target, {"x_block": x_block.values[-1]})
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan, epilogue = BytePlan.of(workload, config), CpuEpilogue(workload)
-        x = "x" if plan.direct else "x_packed"
-        threads, weight, packed = config["threads"], Pointer("weight"), Pointer("w_packed")
-        arguments = (Pointer(x), packed, Pointer("y"), *epilogue.params)
-        steps = [
-            KernelStep(pack_weight_kernel(plan), (weight, packed), Grid(plan.weight_items), threads, constant=True),
-            KernelStep(convolve_kernel(plan, epilogue, workload), arguments, Grid(plan.items), threads),
-        ]
-        workspaces = {"w_packed": plan.weight_size}
-        if not plan.direct:
-            pack = (Pointer("x"), Pointer("x_packed"), *epilogue.params)
-            steps.insert(0, KernelStep(pack_x_kernel(plan, epilogue), pack, Grid(plan.x_rows), threads))
-            workspaces["x_packed"] = plan.x_size
-        alignments = {"x": 1, "weight": 1, "y": dtype_of(workload.output.dtype).nbytes}
-        return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=alignments)
+        return source_of(workload, BytePlan.of(workload, config), config["threads"])
+
+
+def source_of(workload: Workload, plan: BytePlan, threads: int, *, constant_weights: bool = True) -> KernelSource:
+    """The steps of one plan: pack x and the weights, then convolve."""
+    epilogue, x, packed = CpuEpilogue(workload), "x" if plan.direct else "x_packed", Pointer("w_packed")
+    pack_weight = KernelStep(
+        pack_weight_kernel(plan), (Pointer("weight"), packed), Grid(plan.weight_items), threads, constant=constant_weights
+    )
+    arguments = (Pointer(x), packed, Pointer("y"), *epilogue.params)
+    steps = [pack_weight, KernelStep(convolve_kernel(plan, epilogue, workload), arguments, Grid(plan.items), threads)]
+    workspaces = {"w_packed": plan.weight_size}
+    if not plan.direct:
+        pack = (Pointer("x"), Pointer("x_packed"), *epilogue.params)
+        steps.insert(0, KernelStep(pack_x_kernel(plan, epilogue), pack, Grid(plan.x_rows), threads))
+        workspaces["x_packed"] = plan.x_size
+    alignments = {"x": 1, "weight": 1, "y": dtype_of(workload.output.dtype).nbytes}
+    return KernelSource("cpu", "native", tuple(steps), workspaces, alignments=alignments)
 
 
 def _x_blocks(shape: Shape) -> tuple[int, ...]:

@@ -41,14 +41,14 @@ _SUM_BYTES = 4
 class BytePlan(TilePlan):
     """Sizes that follow from workload and configuration; in bytes, which are elements of x and of the weights.
 
-    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed has for each group and tile of output channels
-    the int32 sums of their weights, then (channel blocks, r, s, quads of the block, tile_channels, 4). Only the last channel
-    block may be narrower. A depthwise convolution has (r, s, tile_channels) instead.
+    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed has for each set, group and tile of output
+    channels the int32 sums of their weights, then (channel blocks, r, s, quads of the block, tile_channels, 4). Only the
+    last channel block may be narrower. A depthwise convolution has (r, s, tile_channels) instead.
 
     Attributes:
         x_shift, w_shift: see above.
         x_sums: whether the kernel sums u.
-        x_run, y_run: (length, stride) of `channel_runs`.
+        image_step: elements of x from one image to the next, if not those of its layout.
     """
 
     shape: Shape
@@ -66,6 +66,8 @@ class BytePlan(TilePlan):
     oh_tile: int
     direct: bool
     channels_inner: bool
+    own_weights: bool = False
+    image_step: int | None = None
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> BytePlan:
@@ -117,8 +119,8 @@ class BytePlan(TilePlan):
 
     @property
     def weight_items(self) -> int:
-        """Number of work items: one per group and tile."""
-        return self.shape.groups * self.tiles
+        """Number of work items: one per set, group and tile."""
+        return self.weight_tiles
 
     @property
     def weight_size(self) -> int:
@@ -160,6 +162,7 @@ def pack_x_kernel(plan: BytePlan, epilogue: CpuEpilogue) -> Callable[..., None]:
     """A work item is one row of one channel block."""
     shape = plan.shape
     n_stride, h_stride, w_stride = plain_strides(plan.x, "NHW")
+    n_stride = n_stride if plan.image_step is None else plan.image_step
     channel_offset, (run, c_stride) = offset_along("C", plan.x), channel_runs("C", plan.x)
     channels, groups, blocks, block = plan.channels, shape.groups, plan.x_blocks, plan.x_block
     run = math.gcd(run, block) or block
@@ -216,7 +219,8 @@ def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
     block, lanes, tile_size = (1 if shape.depthwise else plan.x_block), plan.tile_channels, plan.weight_tile
     blocks = math.ceil(reduced / block)
     depth = 1 if shape.depthwise else QUAD  # neighbouring channels of one output
-    weight_size, packed_size = plan.weight.size, plan.weight_size
+    set_size, set_groups, packed_size = plan.weight.size, shape.groups, plan.weight_size
+    weight_size = plan.weight_tiles // (tiles * set_groups) * set_size
     whole_words = reduced % depth == 0
     flip = np.int8(-plan.w_shift)  # w - 128 modulo 256 is w ^ 128
     sum_bytes = _SUM_BYTES
@@ -230,7 +234,8 @@ def pack_weight_kernel(plan: BytePlan) -> Callable[..., None]:
             sums = as_array(packed + types.uint64(item * tile_size), (lanes,), _I32)
             for k in range(lanes):
                 total = _I32(0)
-                from_k = filter_offset(item // tiles * outputs + k0 + min(k, used - 1))
+                from_k = filter_offset(item // tiles % set_groups * outputs + k0 + min(k, used - 1))
+                from_k += item // (tiles * set_groups) * set_size
                 to = item * tile_size + sum_bytes * lanes + k * depth
                 for c_block in range(blocks):
                     last = min(c_block * block + block, reduced)
@@ -264,7 +269,7 @@ def convolve_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload) -
     blocks = math.ceil(quads / block_quads)
     whole_blocks = quads % block_quads == 0  # the width of a block is then a constant, and there is no code for a remainder
     weight_tile, sums_bytes = plan.weight_tile, _SUM_BYTES * lanes
-    channels_inner = plan.channels_inner
+    channels_inner, image_tiles = plan.channels_inner, plan.image_weight_tiles
     width, x_sums = lanes + plan.block * plan.x_sums, plan.x_sums
     products = shape.reduced * kr * ks
     zero, multiply_add, multiply_add_one, spill = _operations(plan)
@@ -282,7 +287,7 @@ def convolve_kernel(plan: BytePlan, epilogue: CpuEpilogue, workload: Workload) -
             group = item // (tiles * row_tiles) % groups
             n = item // (tiles * row_tiles * groups)
             x_item = x + n * n_stride + group * group_stride + tile * tile_stride
-            w_item = w + (group * tiles + tile) * weight_tile
+            w_item = w + (n * image_tiles + group * tiles + tile) * weight_tile
             w_sums = as_array(w_item, (lanes,), _I32)
             k0 = tile * lanes
             for p in range(row_tile * oh_tile, min(row_tile * oh_tile + oh_tile, oh)):

@@ -72,12 +72,14 @@ class TilePlan:
         shape: of the convolution.
         oc_vectors, block: vectors of output channels in a register tile, and their lanes.
         oh_tile: output rows of a work item.
+        own_weights: each image has weights of its own, one set after the other in memory; otherwise there is one set.
     """
 
     shape: Shape
     oc_vectors: int
     block: int
     oh_tile: int
+    own_weights: bool
 
     @property
     def tile_channels(self) -> int:
@@ -87,6 +89,16 @@ class TilePlan:
     def tiles(self) -> int:
         """Tiles of output channels per group."""
         return math.ceil(self.shape.outputs / self.tile_channels)
+
+    @property
+    def weight_tiles(self) -> int:
+        """Tiles of output channels of all groups and all sets of weights."""
+        return (self.shape.n if self.own_weights else 1) * self.shape.groups * self.tiles
+
+    @property
+    def image_weight_tiles(self) -> int:
+        """Tiles of weights from one image to the next."""
+        return self.shape.groups * self.tiles if self.own_weights else 0
 
     @property
     def row_tiles(self) -> int:
@@ -101,9 +113,9 @@ class TilePlan:
 class Plan(TilePlan):
     """Sizes that follow from shape and configuration; sizes and strides in float32 elements.
 
-    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed is (groups, tiles, channel blocks, r, s, channel
-    of the block, tile_channels); only its last channel block may be narrower. Strides are distances along (n, c, h, w),
-    (k, c, r, s) and (n, k, p, q).
+    x_packed is (n, groups, x_blocks, padded_h, padded_w, x_block). w_packed is (sets, groups, tiles, channel blocks, r, s,
+    channel of the block, tile_channels); only its last channel block may be narrower. Strides are distances along
+    (n, c, h, w), (k, c, r, s) and (n, k, p, q).
     """
 
     shape: Shape
@@ -117,6 +129,7 @@ class Plan(TilePlan):
     x_strides: tuple[int, ...]
     w_strides: tuple[int, ...]
     y_strides: tuple[int, ...]
+    own_weights: bool = False
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> Plan:
@@ -159,12 +172,12 @@ class Plan(TilePlan):
 
     @property
     def weight_size(self) -> int:
-        return self.shape.groups * self.tiles * self.weight_tile
+        return self.weight_tiles * self.weight_tile
 
     @property
     def weight_items(self) -> int:
-        """Number of work items: one per (group, tile, channel block, kernel row)."""
-        return self.shape.groups * self.tiles * self.channel_blocks * self.shape.r
+        """Number of work items: one per (set, group, tile, channel block, kernel row)."""
+        return self.weight_tiles * self.channel_blocks * self.shape.r
 
     @property
     def input_strides(self) -> tuple[int, int, int, int, int, int]:
@@ -219,12 +232,13 @@ def pack_x_kernel(plan: Plan) -> Callable[..., None]:
 
 
 def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
-    """A work item is one (group, tile, channel block, kernel row)."""
+    """A work item is one (set, group, tile, channel block, kernel row)."""
     shape = plan.shape
     o_stride, i_stride, r_stride, s_stride = plan.w_strides
     kr, ks, outputs, reduced, tiles = shape.r, shape.s, shape.outputs, shape.reduced, plan.tiles
     blocks, block, lanes, tile_size = plan.channel_blocks, plan.channel_block, plan.tile_channels, plan.weight_tile
-    weight_size, packed_size = shape.groups * outputs * o_stride, plan.weight_size
+    group_stride, packed_size = outputs * reduced * kr * ks, plan.weight_size
+    weight_size = plan.weight_tiles // tiles * group_stride
 
     def pack_weight(weight, packed, start, stop):  # type: ignore[no-untyped-def]
         source = as_array(weight, (weight_size,), _F32)
@@ -232,11 +246,11 @@ def pack_weight_kernel(plan: Plan) -> Callable[..., None]:
         for item in range(start, stop):
             r = item % kr
             c0 = item // kr % blocks * block
-            tile = item // (kr * blocks)  # counts groups and tiles
+            tile = item // (kr * blocks)  # counts sets, groups and tiles
             k0 = tile % tiles * lanes
             used = min(lanes, outputs - k0)
             width = min(block, reduced - c0)
-            at = (tile // tiles * outputs + k0) * o_stride + c0 * i_stride + r * r_stride
+            at = tile // tiles * group_stride + k0 * o_stride + c0 * i_stride + r * r_stride
             to = tile * tile_size + (c0 * kr * ks + r * ks * width) * lanes
             for s in range(ks):
                 for c in range(width):
@@ -265,7 +279,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
     block, blocks = plan.channel_block, plan.channel_blocks
     whole_blocks = reduced % block == 0  # the width of a block is then a constant, and there is no code for a remainder
     weight_tile_bytes = 4 * plan.weight_tile
-    channels_inner = plan.channels_inner
+    channels_inner, image_tiles = plan.channels_inner, plan.image_weight_tiles
     y_size = shape.n * yn_stride  # of the larger array, if y is a slice
     ops = tile_ops(
         ow_tile, plan.oc_vectors, plan.block, unroll,
@@ -285,7 +299,7 @@ def convolve_kernel(plan: Plan, epilogue: CpuEpilogue) -> Callable[..., None]:
             group = item // (tiles * row_tiles) % groups
             n = item // (tiles * row_tiles * groups)
             x_item = x + n * n_stride + group * group_stride + tile * tile_stride
-            w_item = w + (group * tiles + tile) * weight_tile_bytes
+            w_item = w + (n * image_tiles + group * tiles + tile) * weight_tile_bytes
             k0 = tile * lanes
             used = min(lanes, outputs - k0)
             for p in range(row_tile * oh_tile, min(row_tile * oh_tile + oh_tile, oh)):

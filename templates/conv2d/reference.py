@@ -26,12 +26,13 @@ from schedsearch.templates.parts.reference import (
     apply_stages,
     computed_output,
     gather,
-    operand_names,
+    of_two_factors,
     reference_source,
     sharer,
     stage_operands,
     stages_function,
     writer,
+    zero_points_function,
 )
 from schedsearch.workload import Workload
 
@@ -74,7 +75,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     zero = 0 if integers else 0.0
     write, items = writer(target, "float64" if rounded else "int64"), sharer(target)
     write_magnitude = writer(target)
-    finish, zero_points = stages_function(p, target), _zero_points(p)
+    finish, zero_points = stages_function(p, target), zero_points_function(p)
     place = _place(p)
     x_arg, w_arg, y_arg = p.signature[0], p.signature[1], computed_output(p)
     x_bytes, weight_bytes = dtype(p.dtype).nbytes, dtype(p.weight_dtype).nbytes
@@ -148,21 +149,7 @@ def _kernel(p: Workload, target: Target) -> Callable[..., None]:
                 else:
                     write(y, at, types.int64(value))
 
-    def on_cpu(x: Any, weight: Any, y: Any, magnitude: Any, *operands: Any, start: Any, stop: Any) -> None:
-        convolve(x, weight, y, magnitude, operands, start, stop)
-
-    def on_cuda(x: Any, weight: Any, y: Any, magnitude: Any, start: Any, stop: Any, *operands: Any) -> None:
-        convolve(x, weight, y, magnitude, operands, start, stop)
-
-    def exact_on_cpu(x: Any, weight: Any, y: Any, *operands: Any, start: Any, stop: Any) -> None:
-        convolve(x, weight, y, 0, operands, start, stop)
-
-    def exact_on_cuda(x: Any, weight: Any, y: Any, start: Any, stop: Any, *operands: Any) -> None:
-        convolve(x, weight, y, 0, operands, start, stop)
-
-    if target.kind == "cpu":
-        return on_cpu if rounded else exact_on_cpu
-    return on_cuda if rounded else exact_on_cuda
+    return of_two_factors(convolve, target, rounded)
 
 
 def _place(p: Workload) -> Callable[..., Any]:
@@ -184,30 +171,6 @@ def _place(p: Workload) -> Callable[..., Any]:
 def _is_float(output: ArgSpec) -> bool:
     """Whether the truth is a float: the output is one, or is rounded from one."""
     return dtype(output.dtype).is_float or output.roundings > 0
-
-
-def _zero_points(p: Workload) -> Callable[[Any], Any]:
-    """`zero_points(operands)` for kernels: those of x and weight, whole numbers if x is."""
-    slots = {name: slot for slot, name in enumerate(operand_names(p))}
-    slot_x, slot_weight = (slots.get(f"{name}_zero_point") for name in ("x", "weight"))
-    if dtype(p.dtype).is_float:
-        return lambda operands: (0.0, 0.0)
-
-    def none(operands: Any) -> Any:
-        return 0, 0
-
-    def of_x(operands: Any) -> Any:
-        return types.int64(operands[slot_x]), 0
-
-    def of_weight(operands: Any) -> Any:
-        return 0, types.int64(operands[slot_weight])
-
-    def of_both(operands: Any) -> Any:
-        return types.int64(operands[slot_x]), types.int64(operands[slot_weight])
-
-    if slot_x is None:
-        return none if slot_weight is None else of_weight
-    return of_x if slot_weight is None else of_both
 
 
 # ---- NumPy

@@ -131,6 +131,30 @@ def _slots(function: Any, prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
+def of_two_factors(compute: Callable[..., None], target: Target, rounded: bool) -> Callable[..., None]:
+    """The function for `reference_source` of an operator with the arguments x and weight and an epilogue.
+
+    Args:
+        compute: f(x, weight, y, magnitude, operands of the epilogue, start, stop). It ignores `magnitude` unless `rounded`.
+    """
+
+    def on_cpu(x: Any, weight: Any, y: Any, magnitude: Any, *operands: Any, start: Any, stop: Any) -> None:
+        compute(x, weight, y, magnitude, operands, start, stop)
+
+    def on_cuda(x: Any, weight: Any, y: Any, magnitude: Any, start: Any, stop: Any, *operands: Any) -> None:
+        compute(x, weight, y, magnitude, operands, start, stop)
+
+    def exact_on_cpu(x: Any, weight: Any, y: Any, *operands: Any, start: Any, stop: Any) -> None:
+        compute(x, weight, y, 0, operands, start, stop)
+
+    def exact_on_cuda(x: Any, weight: Any, y: Any, start: Any, stop: Any, *operands: Any) -> None:
+        compute(x, weight, y, 0, operands, start, stop)
+
+    if target.kind == "cpu":
+        return on_cpu if rounded else exact_on_cpu
+    return on_cuda if rounded else exact_on_cuda
+
+
 # ---- stages of an epilogue
 
 # (value, magnitude, channel, index in the output, operands) -> (value, magnitude)
@@ -179,6 +203,30 @@ def stages_function(workload: Workload, target: Target) -> Apply:
         fetches += [_scalar(slots[scalar.name]) for scalar in stage.kind.scalars]
         finish = _then(finish, _known(stage)(*fetches, **stage.params))
     return finish
+
+
+def zero_points_function(p: Workload) -> Callable[[Any], Any]:
+    """`zero_points(operands)` for kernels: those of x and weight, whole numbers if x is; of `stage_operands`."""
+    slots = {name: slot for slot, name in enumerate(operand_names(p))}
+    slot_x, slot_weight = (slots.get(f"{name}_zero_point") for name in ("x", "weight"))
+    if dtype_of(p.dtype).is_float:
+        return lambda operands: (0.0, 0.0)
+
+    def none(operands: Any) -> Any:
+        return 0, 0
+
+    def of_x(operands: Any) -> Any:
+        return types.int64(operands[slot_x]), 0
+
+    def of_weight(operands: Any) -> Any:
+        return 0, types.int64(operands[slot_weight])
+
+    def of_both(operands: Any) -> Any:
+        return types.int64(operands[slot_x]), types.int64(operands[slot_weight])
+
+    if slot_x is None:
+        return none if slot_weight is None else of_weight
+    return of_x if slot_weight is None else of_both
 
 
 def apply_stages(

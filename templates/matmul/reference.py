@@ -1,0 +1,162 @@
+"""The reference for dense and batch_matmul: a naive kernel in float64 or int64, and NumPy at single points.
+
+A thread computes four neighbours of a row of y, so it reads x once for four products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from schedsearch.backend.access import access
+from schedsearch.ops import ArgSpec
+from schedsearch.ops.dtypes import dtype
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, Reference
+from schedsearch.templates.parts.reference import (
+    apply_stages,
+    gather,
+    of_two_factors,
+    reference_source,
+    sharer,
+    stage_operands,
+    stages_function,
+    writer,
+    zero_points_function,
+)
+from schedsearch.workload import Workload
+
+_COLUMNS = 4  # of y per thread; the kernel has one line for each
+_POINTS_ELEMENTS = 1 << 22  # products that `points` holds at once
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Elements between neighbours of a factor.
+
+    Attributes:
+        matrix: from the factor of one product to that of the next; 0 if all products have the same one.
+        row, depth: along m or n, and along k.
+    """
+
+    matrix: int
+    row: int
+    depth: int
+
+    @classmethod
+    def of(cls, factor: ArgSpec) -> Strides:
+        """
+        >>> Strides.of(ArgSpec("weight", "BKN", (1, 5, 3), "float32"))
+        Strides(matrix=0, row=1, depth=3)
+        """
+        rows = "M" if "M" in factor.axes else "N"
+        matrix, row, depth = (
+            math.prod(factor.shape[factor.axes.index(axis) + 1 :]) if axis in factor.axes else 0 for axis in f"B{rows}K"
+        )
+        return cls(matrix if factor.shape[0] > 1 else 0, row, depth)
+
+
+class MatmulReference(Reference):
+    """The magnitude is the sum of |x| |weight| after the epilogue of `schedsearch.templates.parts.reference`."""
+
+    def kernel(self, workload: Workload, target: Target) -> KernelSource:
+        y = workload.output
+        items = y.size // workload.n * math.ceil(workload.n / _COLUMNS)
+        return reference_source(workload, target, _kernel(workload, target), items, operands=stage_operands(workload))
+
+    def points(
+        self,
+        workload: Workload,
+        arrays: Mapping[str, Any],
+        scalars: Mapping[str, float],
+        flat_indices: Any,
+        output: str = "y",
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """See `Reference.points`. Omitted scalars have their defaults. Arrays of bfloat16 may hold values or their bits."""
+        indices = np.asarray(flat_indices, dtype=np.int64)
+        chunk = max(_POINTS_ELEMENTS // workload.k, 1)
+        values = {scalar.name: float(np.float32(scalars.get(scalar.name, scalar.default))) for scalar in workload.scalars}
+        parts = [_points(workload, arrays, values, indices[at : at + chunk]) for at in range(0, len(indices), chunk)]
+        found = np.concatenate(parts) if parts else np.empty(0)
+        return found if _is_float(workload.output) else found.astype(np.int64)
+
+
+def _points(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
+    matrix, row, column = flat // (p.n * p.m), flat // p.n % p.m, flat % p.n
+    depth = np.arange(p.k)
+    products = []
+    for spec, along in zip(p.signature, (row, column)):
+        strides = Strides.of(spec)
+        at = (matrix * strides.matrix + along * strides.row)[:, None] + depth * strides.depth
+        products.append(gather(arrays, spec, at) - scalars.get(f"{spec.name}_zero_point", 0.0))
+    return apply_stages(p, np.einsum("pk,pk->p", *products), arrays, scalars, column, flat)
+
+
+def _is_float(output: ArgSpec) -> bool:
+    """Whether the truth is a float: the output is one, or is rounded from one."""
+    return dtype(output.dtype).is_float or output.roundings > 0
+
+
+def _kernel(p: Workload, target: Target) -> Callable[..., None]:
+    """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
+    load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
+    integers, rounded = not dtype(p.dtype).is_float, _is_float(p.output)
+    zero = 0 if integers else 0.0
+    write, items = writer(target, "float64" if rounded else "int64"), sharer(target)
+    write_magnitude = writer(target)
+    finish, zero_points = stages_function(p, target), zero_points_function(p)
+    x_at, w_at = (Strides.of(spec) for spec in p.signature[:2])
+    x_bytes, w_bytes = dtype(p.dtype).nbytes, dtype(p.weight_dtype).nbytes
+    x_matrix, x_row, x_step = (x_bytes * stride for stride in (x_at.matrix, x_at.row, x_at.depth))
+    w_matrix, w_row, w_step = (w_bytes * stride for stride in (w_at.matrix, w_at.row, w_at.depth))
+    rows, columns, depth = p.m, p.n, p.k
+    quads = math.ceil(columns / _COLUMNS)
+
+    def multiply(x: Any, weight: Any, y: Any, magnitude: Any, operands: Any, start: Any, stop: Any) -> None:
+        x, weight = types.int64(x), types.int64(weight)
+        x_zero, weight_zero = zero_points(operands)
+        for item in items(start, stop):
+            first = item % quads * _COLUMNS
+            row = item // quads % rows
+            matrix = item // (quads * rows)
+            x_at = x + matrix * x_matrix + row * x_row
+            weights = weight + matrix * w_matrix
+            # Columns past the last one repeat it and are not stored.
+            w0 = weights + first * w_row
+            w1 = weights + min(first + 1, columns - 1) * w_row
+            w2 = weights + min(first + 2, columns - 1) * w_row
+            w3 = weights + min(first + 3, columns - 1) * w_row
+            sum0 = sum1 = sum2 = sum3 = zero
+            bound0 = bound1 = bound2 = bound3 = zero
+            for k in range(depth):
+                value = load(x_at + k * x_step) - x_zero
+                product = value * (load_weight(w0 + k * w_step) - weight_zero)
+                sum0 += product
+                bound0 += abs(product)
+                product = value * (load_weight(w1 + k * w_step) - weight_zero)
+                sum1 += product
+                bound1 += abs(product)
+                product = value * (load_weight(w2 + k * w_step) - weight_zero)
+                sum2 += product
+                bound2 += abs(product)
+                product = value * (load_weight(w3 + k * w_step) - weight_zero)
+                sum3 += product
+                bound3 += abs(product)
+            for j in range(min(_COLUMNS, columns - first)):
+                total = sum0 if j == 0 else sum1 if j == 1 else sum2 if j == 2 else sum3
+                bound = bound0 if j == 0 else bound1 if j == 1 else bound2 if j == 2 else bound3
+                at = (matrix * rows + row) * columns + first + j
+                # Sums of whole numbers are exact in float64, too.
+                value, bound = finish(types.float64(total), types.float64(bound), first + j, at, operands)
+                if rounded:
+                    write(y, at, value)
+                    write_magnitude(magnitude, at, bound)
+                else:
+                    write(y, at, types.int64(value))
+
+    return of_two_factors(multiply, target, rounded)
