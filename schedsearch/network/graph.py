@@ -6,6 +6,7 @@ what was chosen. Everything here is data; nothing knows ONNX, records or devices
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+def axes_of(rank: int) -> str:
+    """The letters of the dimensions of a value: NCHW of four, whatever they mean, else A, B, C and so on."""
+    return "NCHW" if rank == 4 else "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:rank]
+
+
 @dataclass(frozen=True)
 class Value:
     """An array that a node makes, or an input of the network, apart from its layout in memory.
 
     Attributes:
-        axes: a capital letter for each dimension in the model's order: NCHW for images, else ABC and so on.
+        axes: a capital letter for each dimension in the model's order; see `axes_of`.
         shape: the extents of `axes`.
         dtype: by our names, e.g. float16.
     """
@@ -117,17 +123,19 @@ class Network:
         """The layout in which an argument or output holds a value or constant, in the letters of its `axes`.
 
         A spec with the same letters names it itself. One with other letters, such as the MK of a matrix AB, is in the plain
-        order; a node whose way has it otherwise says so in `words`.
+        order; a node whose way has it otherwise says so in `words`. It may have other dimensions than the value, such as one
+        long row, where the bytes are the same.
 
         Raises:
-            ValueError: the shape in memory is not that of the value or constant in this layout.
+            ValueError: it has another shape, or another number of elements, than the value or constant in this layout.
         """
         array = self.values[name] if name in self.values else self.constants[name]
         shape = array.shape if isinstance(array, Value) else array.array.shape
         layout = Layout.parse(spec.axes)
         if sorted(layout.axes) != sorted(array.axes):
             layout = Layout.parse(array.axes)
-        if layout.shape(dict(zip(array.axes, shape))) != spec.shape:
+        in_memory = layout.shape(dict(zip(array.axes, shape)))
+        if (in_memory != spec.shape) if len(in_memory) == len(spec.shape) else (math.prod(in_memory) != spec.size):
             raise ValueError(f"{name} {array.axes} {shape} is not {spec.shape} in layout {layout}, as {spec.name} has it")
         return layout.text
 

@@ -1,0 +1,61 @@
+"""A chain: a node of the model and those behind it that one kernel computes, with everything that the kernel reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+from schedsearch.network.facts import only_reader
+from schedsearch.network.graph import Constant
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+Operand = Union["ir.Value", Constant]
+
+
+@dataclass
+class Chain:
+    """A node and those behind it that one kernel can compute.
+
+    Attributes:
+        op, params: of the workload, without its layouts and with the model's formats.
+        nodes: in order.
+        value: the last result.
+        stages: the epilogue; its operands are in `arguments`.
+        arguments: argument of the workload -> value of the model, or constant.
+        scalars: call-time scalar -> number.
+    """
+
+    op: str
+    params: dict[str, Any]
+    nodes: list[ir.Node]
+    value: ir.Value
+    arguments: dict[str, Operand]
+    stages: list[str | dict[str, Any]] = field(default_factory=list)
+    scalars: dict[str, float] = field(default_factory=dict)
+
+    def next(self, taken: set[ir.Node]) -> ir.Node | None:
+        """The only node that reads the value, if no chain has it yet."""
+        reader = only_reader(self.value)
+        return None if reader is None or reader in taken else reader
+
+    def append(
+        self,
+        node: ir.Node,
+        *stages: str | dict[str, Any],
+        arguments: Mapping[str, Operand] | None = None,
+        scalars: Mapping[str, float] | None = None,
+    ) -> None:
+        """Makes a node that reads `value` part of the chain."""
+        self.nodes.append(node)
+        self.stages += stages
+        self.arguments |= arguments or {}
+        self.scalars |= scalars or {}
+        self.value = node.outputs[0]
+
+
+# (node, nodes that belong to a chain already) -> the chain that begins at the node, or why there is none.
+Read = Callable[["ir.Node", "set[ir.Node]"], "Chain | str"]

@@ -1,0 +1,114 @@
+"""Facts about nodes and values of an ONNX graph, by our names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedsearch.network.model import ModelError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FLOATS = ("float16", "bfloat16", "float32")
+INTEGERS = ("int8", "uint8")
+_DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a format has another name than ONNX's
+
+
+def is_onnx(node: ir.Node) -> bool:
+    """Whether the node is of ONNX's own operators."""
+    return node.domain in ("", "ai.onnx")
+
+
+def name_of(node: ir.Node) -> str:
+    """The name of a node; of a node without one, its operator and its first result."""
+    return node.name or f"{node.op_type} -> {node.outputs[0].name}"
+
+
+def inputs_of(node: ir.Node, count: int) -> list[ir.Value]:
+    """The first inputs of a node.
+
+    Raises:
+        ModelError: one is missing.
+    """
+    values = node.inputs[:count]
+    if len(values) < count or any(value is None for value in values):
+        raise ModelError(f"node {name_of(node)} ({node.op_type}) has fewer than {count} inputs")
+    return [value for value in values if value is not None]
+
+
+def optional_input(node: ir.Node, place: int) -> ir.Value | None:
+    """An input that may be missing."""
+    return node.inputs[place] if place < len(node.inputs) else None
+
+
+def extents_of(node: ir.Node, value: ir.Value) -> list[int]:
+    """The shape of a value that a node reads or writes.
+
+    Raises:
+        ModelError: it is not known.
+    """
+    if value.shape is None or not value.shape.is_static():
+        got = "is unknown" if value.shape is None else f"is {value.shape}"
+        raise ModelError(
+            f"the shape of {value.name!r} at node {name_of(node)} ({node.op_type}) {got}: a node before it hides it, "
+            "such as one of a domain other than ONNX's; add this shape to the value_info of the model"
+        )
+    return [int(extent) for extent in value.shape]
+
+
+def dtype_of(value: ir.Value) -> str:
+    """The format of a value by our names; empty if unknown."""
+    return "" if value.dtype is None else _DTYPES.get(value.dtype.name, value.dtype.name.lower())
+
+
+def constant_of(value: ir.Value | None) -> Array | None:
+    """The numbers of a constant; None for an input that is missing or computed. bfloat16 comes as float32."""
+    if value is None or value.const_value is None:
+        return None
+    array = value.const_value.numpy()
+    return array.astype("float32") if array.dtype.name == "bfloat16" else array
+
+
+def constant_input(node: ir.Node, place: int) -> Array | None:
+    """The numbers of an input that is a constant; None for one that is missing or computed."""
+    return constant_of(optional_input(node, place))
+
+
+def is_given(node: ir.Node, place: int) -> bool:
+    """Whether a node has an input at this place."""
+    return optional_input(node, place) is not None
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The only node that reads a value; None if there are several or none, or if the value leaves the network."""
+    uses = list(value.uses())
+    return uses[0][0] if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def folded(value: ir.Value | None) -> Array | None:
+    """As `constant_of`, also of constants that a DequantizeLinear converts."""
+    found = constant_of(value)
+    producer = None if value is None else value.producer()
+    if found is not None or producer is None or producer.op_type != "DequantizeLinear":
+        return found
+    whole, scale, zero_point = (constant_input(producer, place) for place in range(3))
+    if whole is None or scale is None or (is_given(producer, 2) and zero_point is None):
+        return None
+    if scale.size > 1:
+        axis = producer.attributes.get_int("axis", 1) % whole.ndim
+        along = [-1 if place == axis else 1 for place in range(whole.ndim)]
+        scale = scale.reshape(along)
+        zero_point = None if zero_point is None else zero_point.reshape(along)
+    numbers = whole.astype("float32") if zero_point is None else whole.astype("float32") - zero_point.astype("float32")
+    return numbers * scale.astype("float32")
+
+
+def number_of(array: Array | None) -> float | None:
+    """The number that all elements of a constant have; None if they differ or the constant is missing."""
+    if array is None or not array.size or (array != array.flat[0]).any():
+        return None
+    return float(array.flat[0])

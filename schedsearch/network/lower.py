@@ -1,0 +1,219 @@
+"""From an ONNX graph to a `Network`: every node becomes part of a kernel call, or a view.
+
+A kernel call begins at a node that has an operator, and takes the nodes behind it that its epilogue computes. Convolutions
+come before everything else, the last one first: of two that are added to one another, the later one takes the addition,
+because the other's result is there. Data movements come last, because a convolution may store through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.convolutions import CONVOLUTIONS
+from schedsearch.network.facts import FLOATS, dtype_of, extents_of, inputs_of, is_onnx, name_of
+from schedsearch.network.graph import Constant, Network, Node, Value, View, axes_of
+from schedsearch.network.layouts import same_bytes
+from schedsearch.network.model import ModelError
+from schedsearch.network.movements import MOVEMENTS
+from schedsearch.network.ways import IMAGE, ways_of
+from schedsearch.ops import Layout
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+LAYOUTS = ("NHWC", "NCHW", "NCHW32c")
+VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
+_FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, MOVEMENTS)  # those before take nodes first
+READERS: Mapping[str, Read] = {op: read for family in _FAMILIES for op, read in family.items()}
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What became of a graph.
+
+    Attributes:
+        network: without the nodes that have no operator; their results are values that nothing makes.
+        others: operator of ONNX -> names of its nodes that nothing stands for.
+        reasons: operator of ONNX -> why the first of its `others` is left out, although others of its kind may not be.
+    """
+
+    network: Network
+    others: Mapping[str, tuple[str, ...]]
+    reasons: Mapping[str, str]
+
+
+def lower(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str] = LAYOUTS) -> Network:
+    """The network that a graph describes, with every way in which our operators compute its nodes.
+
+    Args:
+        model: from `read_model`.
+        dtype: float16, bfloat16 or float32, in place of the model's format of floating-point numbers, also of the
+            network's inputs and outputs. Whole numbers keep their formats.
+        layouts: that images may have in memory. Convolutions may read one and write another.
+
+    Raises:
+        ModelError: nodes have no operator (all are listed), a shape is not known, an input and a weight do not fit one
+            another, or no layout can hold the arrays of a node.
+    """
+    found = lowering(model, dtype=dtype, layouts=layouts)
+    if found.others:
+        lines = []
+        for op, names in found.others.items():
+            reason = f" ({found.reasons[op]})" if op in found.reasons else ""
+            lines.append(f"\n  {op}: {', '.join(names)}{reason}")
+        raise ModelError(f"schedsearch has no operator for these nodes of the model:{''.join(lines)}")
+    return found.network
+
+
+def lowering(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str] = LAYOUTS, mixed: bool = True) -> Lowering:
+    """As `lower`, of a graph that may have nodes without an operator.
+
+    Args:
+        mixed: convolutions may have an output of another layout than their input.
+    """
+    graph = _Graph(model, dtype, tuple(layouts), mixed)
+    graph.read()
+    return graph.result()
+
+
+@dataclass
+class _Graph:
+    """A graph while its nodes become a network's.
+
+    Attributes:
+        taken: nodes that belong to a chain.
+        calls: place of the last node of each chain, and what the chain became.
+    """
+
+    model: ir.Model
+    dtype: str | None
+    layouts: tuple[str, ...]
+    mixed: bool
+    taken: set[ir.Node] = field(default_factory=set)
+    calls: list[tuple[int, Node | View]] = field(default_factory=list)
+    values: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    reasons: dict[ir.Node, str] = field(default_factory=dict)
+
+    def read(self) -> None:
+        places = {node: place for place, node in enumerate(self.model.graph)}
+        for family in _FAMILIES:
+            for node in sorted(places, key=places.__getitem__, reverse=family is CONVOLUTIONS):
+                if node in self.taken or node.op_type not in family or not is_onnx(node):
+                    continue
+                chain = family[node.op_type](node, self.taken)
+                if isinstance(chain, str):
+                    self.reasons[node] = chain
+                    continue
+                self.taken.update(chain.nodes)
+                self.calls.append((max(places[each] for each in chain.nodes), self._node(chain)))
+        for node, place in places.items():
+            if node.op_type in VIEWS and is_onnx(node) and self._is_known(node):
+                self.taken.add(node)
+                self.calls.append((place, self._view(node)))
+
+    def result(self) -> Lowering:
+        graph = self.model.graph
+        others: dict[str, list[str]] = {}
+        reasons: dict[str, str] = {}
+        for node in graph:
+            if node in self.taken or node.op_type in (*VIEWS, "Constant") or self._is_unread(node):
+                continue
+            others.setdefault(node.op_type, []).append(name_of(node))
+            if reason := self._reason(node):
+                reasons.setdefault(node.op_type, reason)
+        inputs = tuple(self._value(value) for value in graph.inputs if value.name not in graph.initializers)
+        outputs = tuple(self._value(value) for value in graph.outputs) if not others else ()
+        nodes = tuple(call for _, call in sorted(self.calls, key=lambda each: each[0]))
+        network = Network(inputs, outputs, self.values, self.constants, nodes)
+        return Lowering(network, {op: tuple(names) for op, names in others.items()}, reasons)
+
+    def _reason(self, node: ir.Node) -> str:
+        if any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values()):
+            return "nodes inside of it are not read"
+        return self.reasons.get(node, "")
+
+    def _is_unread(self, node: ir.Node) -> bool:
+        """Whether chains read what is before a conversion, so that nothing needs its result."""
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            return False
+        if any(value.is_graph_output() for value in node.outputs):
+            return False
+        users = [user for value in node.outputs for user, _ in value.uses()]
+        return bool(users) and all(user in self.taken or self._is_unread(user) for user in users)
+
+    # --- values and constants ---
+    def _value(self, value: ir.Value) -> str:
+        """Registers a value and returns its name."""
+        name = str(value.name)
+        if name not in self.values:
+            producer = value.producer()
+            shape = extents_of(producer, value) if producer is not None else [int(each) for each in value.shape or ()]
+            dtype = dtype_of(value)
+            if self.dtype is not None and dtype in FLOATS:
+                dtype = self.dtype
+            # A scalar has one element and no axes; kernels see one row of it.
+            self.values[name] = Value(name, axes_of(len(shape) or 1), tuple(shape) or (1,), dtype)
+        return name
+
+    def _operand(self, operand: Operand) -> str:
+        if not isinstance(operand, Constant):
+            return self._value(operand)
+        name, number = operand.name, 1
+        while (known := self.constants.get(name)) is not None and not _same(known, operand):
+            number += 1
+            name = f"{operand.name}.{number}"
+        self.constants.setdefault(name, replace(operand, name=name))
+        return name
+
+    # --- nodes ---
+    def _node(self, chain: Chain) -> Node:
+        ways, words = ways_of(chain, self.dtype, self.layouts, mixed=self.mixed)
+        arguments = {spec.name: self._operand(chain.arguments[spec.name]) for spec in ways[0].signature}
+        outputs = {ways[0].output.name: self._value(chain.value)}
+        defaults = {scalar.name: scalar.default for scalar in ways[0].scalars}
+        scalars = {name: number for name, number in chain.scalars.items() if defaults[name] != number}
+        sources = tuple(name_of(node) for node in chain.nodes)
+        return Node(self._name(sources[0]), sources, arguments, outputs, ways, scalars, words)
+
+    def _name(self, name: str) -> str:
+        used, number, found = {call.name for _, call in self.calls}, 1, name
+        while found in used:
+            number += 1
+            found = f"{name}.{number}"
+        return found
+
+    def _is_known(self, node: ir.Node) -> bool:
+        value = node.inputs[0] if node.inputs else None
+        shapes = [None if each is None else each.shape for each in (value, node.outputs[0])]
+        return (
+            value is not None and value.const_value is None and all(each is not None and each.is_static() for each in shapes)
+        )
+
+    def _view(self, node: ir.Node) -> View:
+        (before,) = inputs_of(node, 1)
+        x, y = self.values[self._value(before)], self.values[self._value(node.outputs[0])]
+        pairs = [(x.axes, y.axes)]
+        if x.shape == y.shape:
+            pairs += [(layout, layout) for layout in self._possible(x)]
+        else:
+            plain_x, plain_y = (
+                [each.axes, *(layout for layout in self._possible(each) if same_bytes(each, layout, each.axes))]
+                for each in (x, y)
+            )
+            pairs += [(of_x, of_y) for of_x in plain_x for of_y in plain_y]
+        return View(self._name(name_of(node)), (name_of(node),), x.name, y.name, tuple(dict.fromkeys(pairs)))
+
+    def _possible(self, value: Value) -> list[str]:
+        """The layouts in which a value fills every block."""
+        sizes = dict(zip(value.axes, value.shape))
+        if value.axes != IMAGE:
+            return []
+        return [layout for layout in self.layouts if sizes["C"] % Layout.parse(layout).block("C") == 0]
+
+
+def _same(one: Constant, other: Constant) -> bool:
+    return one.axes == other.axes and one.array.shape == other.array.shape and bool((one.array == other.array).all())

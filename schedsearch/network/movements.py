@@ -1,0 +1,116 @@
+"""Nodes that only move elements: depth_to_space, transposes, slices, concatenations and pads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.errors import WorkloadError
+from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.convolutions import block_of
+from schedsearch.network.facts import constant_input, constant_of, dtype_of, extents_of, inputs_of, is_given, name_of
+from schedsearch.network.graph import Constant, axes_of
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def _blocks(op: str) -> Read:
+    def read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+        (x,) = inputs_of(node, 1)
+        n, c, h, w = extents_of(node, x)
+        return _chain(node, op, {"n": n, "c": c, "h": h, "w": w, "dtype": dtype_of(x), **block_of(node)})
+
+    return read
+
+
+def _transpose(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    (x,) = inputs_of(node, 1)
+    extents = extents_of(node, x)
+    permutation = list(node.attributes.get_ints("perm", tuple(reversed(range(len(extents))))))
+    return _chain(node, "transpose", {"x": extents, "permutation": permutation, "dtype": dtype_of(x)})
+
+
+def _slice(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    (x,) = inputs_of(node, 1)
+    extents = extents_of(node, x)
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(("starts", "ends", "axes", "steps"), start=1):
+        numbers = _numbers(node, place, name)
+        if isinstance(numbers, str):
+            return numbers
+        found[name] = numbers
+    rank = len(extents)
+    axes = [axis % rank for axis in found["axes"]] or list(range(len(found["starts"])))
+    begin, end, strides = [0] * rank, list(extents), [1] * rank
+    for axis, start, stop, step in zip(axes, found["starts"], found["ends"], found["steps"] or [1] * len(axes)):
+        chosen = range(extents[axis])[slice(start, stop, step)]
+        begin[axis], strides[axis] = chosen.start, step
+        end[axis] = chosen.stop if chosen.stop >= 0 else -extents[axis] - 1
+    return _chain(
+        node, "strided_slice", {"x": extents, "begin": begin, "end": end, "strides": strides, "dtype": dtype_of(x)}
+    )
+
+
+def _concat(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    values = inputs_of(node, len(node.inputs))
+    shapes = [extents_of(node, value) for value in values]
+    axis = node.attributes.get_int("axis", 1) % len(shapes[0])
+    chain = _chain(node, "concat", {"x": shapes, "axis": axis, "dtype": dtype_of(node.outputs[0])})
+    if not isinstance(chain, str):
+        chain.arguments = {f"x{number}": _operand(value) for number, value in enumerate(values)}
+    return chain
+
+
+def _pad(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    (x,) = inputs_of(node, 1)
+    extents = extents_of(node, x)
+    if (mode := node.attributes.get_string("mode", "constant")) != "constant":
+        return f"{name_of(node)} has mode {mode}; allowed: constant"
+    pads, axes = _numbers(node, 1, "pads"), _numbers(node, 3, "axes")
+    value = constant_input(node, 2)
+    if isinstance(pads, str) or isinstance(axes, str) or (value is None and is_given(node, 2)):
+        return f"{name_of(node)} has pads that are computed; allowed: constants"
+    rank = len(extents)
+    before, after = [0] * rank, [0] * rank
+    along = [axis % rank for axis in axes] or list(range(rank))
+    for place, axis in enumerate(along):
+        before[axis], after[axis] = pads[place], pads[len(along) + place]
+    fill = node.attributes.get_float("value", 0.0) if value is None else float(value.flat[0])
+    return _chain(node, "pad", {"x": extents, "before": before, "after": after, "value": fill, "dtype": dtype_of(x)})
+
+
+MOVEMENTS: Mapping[str, Read] = {
+    "DepthToSpace": _blocks("depth_to_space"),
+    "SpaceToDepth": _blocks("space_to_depth"),
+    "Transpose": _transpose,
+    "Slice": _slice,
+    "Concat": _concat,
+    "Pad": _pad,
+}
+
+
+def _chain(node: ir.Node, op: str, params: dict[str, Any]) -> Chain | str:
+    """A chain of one node that reads `x`; why not if the operator does not do it."""
+    (x,) = inputs_of(node, 1)
+    try:
+        Workload(op, params)
+    except WorkloadError as error:
+        return f"{name_of(node)}: {error}"
+    return Chain(op, params, [node], node.outputs[0], {"x": _operand(x)})
+
+
+def _operand(value: ir.Value) -> Operand:
+    constant = constant_of(value)
+    return value if constant is None else Constant(str(value.name), axes_of(constant.ndim), constant)
+
+
+def _numbers(node: ir.Node, place: int, attribute: str) -> list[int] | str:
+    """Whole numbers of an input, or of the attribute of older opsets; empty if there are none."""
+    if is_given(node, place):
+        found = constant_input(node, place)
+        if found is None:
+            return f"{name_of(node)} has {attribute} that are computed; allowed: constants"
+        return [int(each) for each in found.ravel()]
+    return list(node.attributes.get_ints(attribute, ()))

@@ -1,0 +1,147 @@
+"""The workloads that compute a chain, one for each layout that values may have in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from schedsearch.errors import WorkloadError
+from schedsearch.network.chain import Chain
+from schedsearch.network.facts import FLOATS, name_of
+from schedsearch.network.graph import axes_of
+from schedsearch.network.model import ModelError
+from schedsearch.ops import Layout
+from schedsearch.workload import Workload
+
+IMAGE = "NCHW"
+Words = dict[str, str]  # argument or output -> its layout, where the workload has other letters
+_Candidates = Iterator[tuple[dict[str, Any], Words]]
+
+
+def ways_of(
+    chain: Chain, dtype: str | None, layouts: Sequence[str], *, mixed: bool
+) -> tuple[tuple[Workload, ...], dict[Workload, Words]]:
+    """The workloads of a chain, and the words of each; see `Node`.
+
+    Args:
+        dtype: in place of the format of floating-point numbers; None: the model's own.
+        layouts: of images.
+        mixed: also workloads of which the output has another layout than the input.
+
+    Raises:
+        ModelError: no layout can hold the chain's arrays.
+    """
+    params = typed(chain, dtype)
+    found: list[Workload] = []
+    words: dict[Workload, Words] = {}
+    reasons = []
+    for candidate, names in _CANDIDATES[chain.op](chain, params, layouts, mixed):
+        try:
+            workload = Workload(chain.op, candidate)
+        except WorkloadError as error:
+            reasons.append(str(error))
+            continue
+        if workload in found:  # the bytes are the same in both layouts
+            continue
+        found.append(workload)
+        if names:
+            words[workload] = names
+    if not found:
+        because = f": {reasons[0]}" if reasons else ""
+        raise ModelError(f"node {name_of(chain.nodes[0])} is not possible in {' or '.join(layouts)}{because}")
+    return tuple(found), words
+
+
+def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:
+    """The chain's parameters with its epilogue and the chosen format of floating-point numbers."""
+    params, stages = dict(chain.params), chain.stages
+    if dtype is not None:
+        params |= {key: dtype for key in ("dtype", "out_dtype") if params.get(key) in FLOATS}
+        to = "dequantise" if dtype == "float32" else {"dequantise": {"to": dtype}}
+        stages = [to if stage == "dequantise" else stage for stage in stages]
+    return {**params, "epilogue": stages} if stages else params
+
+
+def _convolutions(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    for layout in layouts:
+        yield {**params, "layout": layout}, {}
+    plain = [layout for layout in layouts if not Layout.parse(layout).blocks]
+    if mixed and chain.op == "conv2d":
+        for layout in plain:
+            for output in plain:
+                if output != layout:
+                    yield {**params, "layout": layout, "output_layout": output}, {}
+
+
+def _images(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    for layout in layouts:
+        yield {**params, "layout": layout}, {}
+
+
+def _transpose(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    axes = axes_of(len(params["x"]))
+    yield params, {"x": axes, "y": axes}
+
+
+def _concat(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    rank = len(params["x"][0])
+    for layout in memory_layouts(rank, layouts):
+        sizes = [dict(zip(axes_of(rank), shape)) for shape in params["x"]]
+        if all(fills(layout, each) for each in sizes):
+            axis = layout.axes.index(axes_of(rank)[params["axis"]])
+            shapes = [layout.shape(each) for each in sizes]
+            names = dict.fromkeys((*chain.arguments, "y"), layout.text)
+            yield {**params, "x": shapes, "axis": axis}, names
+
+
+def _boxes(defaults: Mapping[str, Any]) -> Callable[..., _Candidates]:
+    """Of slices and pads: lists with a number for each dimension, that of blocks' dimensions being the default."""
+
+    def candidates(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+        rank = len(params["x"])
+        axes = axes_of(rank)
+        for layout in memory_layouts(rank, layouts):
+            sizes = dict(zip(axes, params["x"]))
+            lists = {name: dict(zip(axes, params[name])) for name in defaults}
+            of_axis = {
+                name: sizes if default is None else dict.fromkeys(axes, default) for name, default in defaults.items()
+            }
+            blocked = {axis for axis, _ in layout.blocks}
+            untouched = all(lists[name][axis] == of_axis[name][axis] for name in defaults for axis in blocked)
+            if not fills(layout, sizes) or not untouched:
+                continue
+            shape = layout.shape(sizes)
+            memory = {
+                name: [
+                    (extent if default is None else default) if axis in blocked or axis.islower() else lists[name][axis]
+                    for axis, extent in zip(layout.dimensions, shape)
+                ]
+                for name, default in defaults.items()
+            }
+            yield {**params, **memory, "x": shape}, {"x": layout.text, "y": layout.text}
+
+    return candidates
+
+
+def memory_layouts(rank: int, layouts: Sequence[str]) -> list[Layout]:
+    """The layouts of values with so many dimensions: those of images for 4, else the plain order."""
+    if rank != len(IMAGE):
+        return [Layout.parse(axes_of(rank))]
+    return [Layout.parse(layout) for layout in layouts]
+
+
+def fills(layout: Layout, sizes: Mapping[str, int]) -> bool:
+    """Whether a value fills every block of the layout."""
+    return all(sizes[axis] % layout.block(axis) == 0 for axis in layout.axes)
+
+
+_CANDIDATES: Mapping[str, Callable[[Chain, dict[str, Any], Sequence[str], bool], _Candidates]] = {
+    "conv2d": _convolutions,
+    "depthwise_conv2d": _convolutions,
+    "depth_to_space": _images,
+    "space_to_depth": _images,
+    "transpose": _transpose,
+    "concat": _concat,
+    "pad": _boxes({"before": 0, "after": 0}),
+    "strided_slice": _boxes({"begin": 0, "end": None, "strides": 1}),
+}
