@@ -1,0 +1,76 @@
+"""What a network computes, by the references of its operators: slow, exact, and on no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedsearch.network.graph import Network, Node, Value, View
+from schedsearch.ops import ArgSpec, Layout, decode, encode
+from schedsearch.template import load_reference
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _first(node: Node) -> Workload:
+    return node.ways[0]
+
+
+def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[Node], Workload] = _first) -> dict[str, Array]:
+    """Every value of a network, in the order of its axes.
+
+    Sums are float64 or exact whole numbers; each value is rounded to its format once.
+
+    Args:
+        inputs: input of the network -> an array of its shape.
+        way: chooses the way that computes a node; by default its first.
+
+    Returns:
+        value -> array. Values of bfloat16 are float32.
+    """
+    found = {name: _rounded(np.asarray(inputs[name]), network.values[name]) for name in network.inputs}
+    for node in network.nodes:
+        if isinstance(node, View):
+            x, y = (network.values[name] for name in (node.x, node.y))
+            of_x, of_y = node.layouts[0]
+            packed = Layout.parse(of_x).pack(found[node.x], x.axes)
+            layout, sizes = Layout.parse(of_y), dict(zip(y.axes, y.shape))
+            found[node.y] = layout.unpack(packed.reshape(layout.shape(sizes)), sizes, y.axes)
+        else:
+            found |= _computed(network, node, way(node), found)
+    return found
+
+
+def _computed(network: Network, node: Node, workload: Workload, values: Mapping[str, Array]) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    results: dict[str, Array] = {}
+    reference = load_reference(workload.op)
+    outputs = {spec.name for spec in workload.outputs}
+    for (name, spec), plain in zip(node.layouts(workload), (*workload.signature, *workload.outputs)):
+        layout = Layout.parse(network.layout(name, spec))
+        if spec.name in outputs:
+            value = network.values[name]
+            flat = np.arange(spec.size, dtype=np.int64)
+            found = np.asarray(reference.points(workload, arrays, node.scalars, flat, spec.name))
+            sizes = dict(zip(value.axes, value.shape))
+            whole = layout.unpack(found.reshape(layout.shape(sizes)), sizes, value.axes)
+            results[name] = _rounded(whole, value)
+        elif name in network.values:
+            arrays[plain.name] = _in_memory(values[name], network.values[name].axes, layout, plain)
+        else:
+            constant = network.constants[name]
+            arrays[plain.name] = _in_memory(constant.array, constant.axes, layout, plain)
+    return results
+
+
+def _in_memory(array: Array, axes: str, layout: Layout, spec: ArgSpec) -> Array:
+    packed: Array = layout.pack(array, axes).reshape(spec.shape)
+    return decode(encode(packed, spec.dtype), spec.dtype)
+
+
+def _rounded(array: Array, value: Value) -> Array:
+    return decode(encode(array, value.dtype), value.dtype).reshape(value.shape)

@@ -1,0 +1,213 @@
+"""Networks of kernel calls compute what ONNX's own evaluator computes, value by value and in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+import onnx_ir  # noqa: E402
+from onnx import TensorProto  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_support import Net  # noqa: E402
+
+from schedsearch.network.evaluate import evaluate  # noqa: E402
+from schedsearch.network.graph import Network, Node, View  # noqa: E402
+from schedsearch.network.lower import lower  # noqa: E402
+from schedsearch.network.model import ModelError, read_model  # noqa: E402
+
+
+def residual() -> Net:
+    """ResNet's: the shortcut is a convolution too, and the batch norms fold into the weights."""
+    net = Net(2, 32, 9, 9)
+    first = net.node("Relu", net.batch_norm(net.conv("x", 32, 32, 1, bias=False), 32))
+    second = net.batch_norm(net.conv(first, 64, 32, bias=False, strides=[2, 2]), 64)
+    shortcut = net.batch_norm(net.conv("x", 64, 32, 1, bias=False, strides=[2, 2]), 64)
+    net.node("Relu", net.node("Add", second, shortcut))
+    return net
+
+
+def inception() -> Net:
+    net = Net(1, 32, 7, 7)
+    ones = net.node("Relu", net.conv("x", 32, 32, 1))
+    rows = net.node("Conv", "x", net.weight("w", 64, 32, 1, 3), pads=[0, 1, 0, 1])
+    net.node("Concat", ones, net.node("Relu", rows), "x", axis=1)
+    return net
+
+
+def depthwise() -> Net:
+    """MobileNetV2's inverted residual."""
+    net = Net(1, 8, 10, 10)
+    low, high = net.numbers(0), net.numbers(6)
+    wide = net.node("Clip", net.batch_norm(net.conv("x", 16, 8, 1, bias=False), 16), low, high)
+    deep = net.node("Clip", net.batch_norm(net.conv(wide, 16, 1, group=16, bias=False), 16), low, high)
+    net.node("Add", "x", net.batch_norm(net.conv(deep, 8, 16, 1, bias=False), 8))
+    return net
+
+
+def super_resolution() -> Net:
+    net = Net(1, 1, 8, 8)
+    value = net.node("LeakyRelu", net.conv("x", 8, 1, 5), alpha=0.2)
+    net.node("DepthToSpace", net.conv(value, 9, 8), blocksize=3, mode="CRD")
+    return net
+
+
+def moves() -> Net:
+    net = Net(1, 32, 6, 6)
+    cut = net.node("Slice", "x", net.row(1, -2), net.row(6, -7), net.row(3, 2), net.row(2, -1))
+    padded = net.node("Pad", cut, net.row(0, 0, 0, 1, 0, 0, 2, 3), net.numbers(2.5))
+    turned = net.node("Transpose", padded, perm=[0, 3, 2, 1])
+    net.node("Reshape", turned, net.row(-1, 32))
+    return net
+
+
+def unfolded() -> Net:
+    """A batch norm that leaves the network before it ends, a constant that is added, and a view of the sums."""
+    net = Net(2, 8, 5, 5)
+    value = net.conv("x", 8, 8, bias=False)
+    added = net.node("Add", value, net.weight("channels", 8, 1, 1))
+    net.node("Flatten", net.node("SpaceToDepth", net.node("Relu", net.conv(added, 8, 8, 2, pads=[0] * 4)), blocksize=2))
+    return net
+
+
+FLOATS = [residual, inception, depthwise, super_resolution, moves, unfolded]
+
+
+def expected(model: Any, x: Any) -> dict[str, Any]:
+    """Every value of the simplified graph, by ONNX's evaluator."""
+    found: dict[str, Any] = ReferenceEvaluator(onnx_ir.to_proto(model)).run(None, {"x": x}, intermediate=True)
+    return found
+
+
+def numbers(net: Net) -> Any:
+    random = np.random.default_rng(7)
+    if net.dtype == TensorProto.FLOAT:
+        return random.uniform(-1, 1, net.shape).astype(np.float32)
+    return random.integers(0, 100, net.shape).astype(onnx.helper.tensor_dtype_to_np_dtype(net.dtype))
+
+
+def way(number: int) -> Callable[[Node], Any]:
+    return lambda node: node.ways[number % len(node.ways)]
+
+
+def check(network: Network, truth: dict[str, Any], found: dict[str, Any], tolerance: float) -> None:
+    assert set(network.outputs) <= set(found)
+    for name, array in found.items():
+        assert array.shape == network.values[name].shape, name
+        error = np.abs(array.astype(np.float64) - truth[name].astype(np.float64)).max()
+        assert error <= tolerance * max(1.0, np.abs(truth[name]).max()), (name, error)
+
+
+@pytest.mark.parametrize("build", FLOATS, ids=lambda build: build.__name__)
+def test_every_way_computes_every_value_of_the_model(build: Callable[[], Net], tmp_path: Path) -> None:
+    net = build()
+    model = read_model(net.save(tmp_path))
+    network = lower(model)
+    x = numbers(net)
+    truth = expected(model, x)
+    ways = max(len(node.ways) for node in network.nodes if isinstance(node, Node))
+    for number in range(ways):
+        check(network, truth, evaluate(network, {"x": x}, way=way(number)), 1e-5)
+    whole = ReferenceEvaluator(net.model()).run(None, {"x": x})[0]  # simplification changed nothing
+    assert np.allclose(truth[network.outputs[0]], whole, atol=1e-4)
+
+
+def test_a_shorter_format_is_that_of_all_numbers(tmp_path: Path) -> None:
+    model = read_model(residual().save(tmp_path))
+    network = lower(model, dtype="float16")
+    assert {value.dtype for value in network.values.values()} == {"float16"}
+    x = numbers(residual())
+    check(network, expected(model, x), evaluate(network, {"x": x}), 5e-3)
+
+
+def test_layouts_of_a_convolution_and_a_concatenation(tmp_path: Path) -> None:
+    network = lower(read_model(inception().save(tmp_path)), layouts=("NHWC", "NCHW", "NCHW32c"))
+    conv, _, concat = network.nodes
+    assert isinstance(conv, Node) and isinstance(concat, Node)
+    pairs = [tuple(spec.axes for name, spec in conv.layouts(way) if name in network.values) for way in conv.ways]
+    assert pairs == [("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW32c", "NCHW32c"), ("NHWC", "NCHW"), ("NCHW", "NHWC")]
+    assert [[spec.axes for _, spec in concat.layouts(way)] for way in concat.ways] == [
+        ["NHWC"] * 4, ["NCHW"] * 4, ["NCHW32c"] * 4,
+    ]  # fmt: skip
+    assert [way.output.shape for way in concat.ways] == [(1, 7, 7, 128), (1, 128, 7, 7), (1, 4, 7, 7, 32)]
+
+
+# --- Quantised graphs ---------------------------------------------------------------------------------------------------
+def quantised(*, filters_apart: bool = False, join: bool = False) -> Net:
+    """Two int8 convolutions, as tools for quantisation write them; the second in floating point from its sums on."""
+    net = Net(1, 8, 6, 6, dtype=TensorProto.UINT8)
+    value, scale, zero = "x", net.numbers(0.02), net.numbers(3, dtype=np.uint8)
+    for number in range(2):
+        shape = (8,) if filters_apart else ()
+        scales = net.weight(f"w{number}.scale", *shape, value=np.linspace(0.01, 0.03, 8) if filters_apart else 0.02)
+        zeros = net.weight(f"w{number}.zero", *shape, dtype=np.int8, value=0 if filters_apart else 2)
+        filters = net.node("DequantizeLinear", net.weight(f"w{number}", 8, 8, 3, 3, dtype=np.int8), scales, zeros, axis=0)
+        image = net.node("DequantizeLinear", value, scale, zero)
+        made = net.node("Conv", image, filters, net.weight(f"b{number}", 8), name=f"conv{number}", pads=[1] * 4)
+        if number or join:
+            made = net.node("LeakyRelu", made, alpha=0.25)
+        else:
+            made = net.node("Relu", made)
+        scale, zero = net.numbers(0.013), net.numbers(100, dtype=np.uint8)
+        value = net.node("QuantizeLinear", made, scale, zero)
+    return net
+
+
+@pytest.mark.parametrize("filters_apart", [False, True])
+def test_integers_between_conversions_are_those_of_the_model(filters_apart: bool, tmp_path: Path) -> None:
+    net = quantised(filters_apart=filters_apart)
+    model = read_model(net.save(tmp_path))
+    network = lower(model)
+    assert [len(node.sources) for node in network.nodes] == [3, 3]
+    x = numbers(net)
+    truth = expected(model, x)
+    for number in range(2):
+        found = evaluate(network, {"x": x}, way=way(number))
+        for name in network.values:
+            differing = found[name].astype(int) - truth[name]
+            assert np.abs(differing).max() <= 1  # the model adds its bias before it is rounded to whole numbers
+            assert (differing != 0).mean() < 0.1
+            assert len(np.unique(truth[name])) > 10
+
+
+def test_operators_of_integers_are_exact(tmp_path: Path) -> None:
+    net = Net(1, 8, 6, 6, dtype=TensorProto.UINT8)
+    zero, weight = net.numbers(7, dtype=np.uint8), net.weight("w", 8, 8, 3, 3, dtype=np.int8)
+    scales = [net.numbers(scale) for scale in (0.11, 0.023, 0.31)]  # no sum is a tie
+    bias = net.weight("bias", 8, dtype=np.int32)
+    of_weight, of_y = net.numbers(-2, dtype=np.int8), net.numbers(60, dtype=np.uint8)
+    y = net.node("QLinearConv", "x", scales[0], zero, weight, scales[1], of_weight, scales[2], of_y, bias, pads=[1] * 4)
+    net.node("ConvInteger", y, weight, of_y, pads=[1] * 4)
+    model = read_model(net.save(tmp_path))
+    network = lower(model)
+    x = numbers(net)
+    truth, found = expected(model, x), evaluate(network, {"x": x})
+    for name in network.values:
+        assert np.array_equal(found[name], truth[name])
+        assert len(np.unique(truth[name])) > 20
+
+
+# --- What cannot be lowered ---------------------------------------------------------------------------------------------
+def test_all_nodes_without_an_operator_are_listed(tmp_path: Path) -> None:
+    net = Net(1, 8, 6, 6)
+    value = net.conv("x", 8, 8, name="a")
+    for name in ("one", "two"):
+        value = net.node("Det", value, name=name) if name == "three" else net.node("Hardmax", value, name=name)
+    net.node("Conv", value, value, name="computed weight")
+    with pytest.raises(ModelError, match=r"Hardmax: one, two\n  Conv: computed weight \(.* weight that is computed"):
+        lower(read_model(net.save(tmp_path)))
+
+
+def test_names_in_the_network_are_those_of_the_model(tmp_path: Path) -> None:
+    network = lower(read_model(unfolded().save(tmp_path)))
+    assert network.inputs == ("x",)
+    assert [type(node) for node in network.nodes] == [Node, Node, Node, View]
+    sources: Sequence[Sequence[str]] = [node.sources for node in network.nodes]
+    assert sources[0] == ("conv0", "add1")
+    assert network.outputs == (network.nodes[-1].y,)  # type: ignore[union-attr]
