@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.pad import pad
+    from schedsearch.ops.pool2d import pool2d
     from schedsearch.ops.strided_slice import strided_slice
     from schedsearch.ops.transpose import transpose
     from schedsearch.own.decorator import Tunable, tunable
@@ -110,6 +111,7 @@ _HOMES = {
     "pack": "schedsearch.ops.packing",
     "pad": "schedsearch.ops.pad",
     "plan_tasks": "schedsearch.session",
+    "pool2d": "schedsearch.ops.pool2d",
     "space_to_depth": "schedsearch.ops.depth_to_space",
     "strided_slice": "schedsearch.ops.strided_slice",
     "transpose": "schedsearch.ops.transpose",
@@ -165,6 +167,7 @@ __all__ = [
     "pack",
     "pad",
     "plan_tasks",
+    "pool2d",
     "space_to_depth",
     "strided_slice",
     "transpose",

@@ -40,6 +40,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "depthwise_conv2d_cpu": "depthwise_conv2d.cpu",
     "matmul_cpu": "matmul.cpu",
     "matmul_cpu_int8": "matmul.cpu",
+    "pool2d_cuda": "pool2d.cuda",
+    "pool2d_cpu": "pool2d.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

@@ -27,6 +27,7 @@ BUILT_IN = {
     "strided_slice": "schedsearch.ops.strided_slice:STRIDED_SLICE",
     "concat": "schedsearch.ops.concat:CONCAT",
     "pad": "schedsearch.ops.pad:PAD",
+    "pool2d": "schedsearch.ops.pool2d:POOL2D",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`

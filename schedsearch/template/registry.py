@@ -37,6 +37,8 @@ BUILT_IN = {
     "depthwise_conv2d_cpu": "schedsearch.templates.depthwise_conv2d.cpu:DepthwiseConv2dCpu",
     "matmul_cpu": "schedsearch.templates.matmul.cpu:MatmulCpu",
     "matmul_cpu_int8": "schedsearch.templates.matmul.cpu:MatmulCpuInt8",
+    "pool2d_cuda": "schedsearch.templates.pool2d.cuda:Pool2dCuda",
+    "pool2d_cpu": "schedsearch.templates.pool2d.cpu:Pool2dCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

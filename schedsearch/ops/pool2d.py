@@ -1,0 +1,232 @@
+"""pool2d: the largest or the average pixel of a window that slides over an image, one channel at a time.
+
+    max      y[n,p,q,c] = max over i,l of x[n,h,w,c]
+    average  y[n,p,q,c] = (sum over i,l of x[n,h,w,c]) / count
+
+Here h = p * stride - top + i * dilation and w = q * stride - left + l * dilation, as in `schedsearch.ops.window`. Pixels
+outside of the image are left out. `count` is the number of pixels inside of the image, or with `count_include_pad` inside of
+the image with its padding. With `ceil_mode` the last window along an axis may reach beyond the padding, if it starts before
+the image's end. These are the meanings of ONNX's MaxPool and AveragePool (opset 22) and of PyTorch.
+
+A global pool is the case r = h, s = w.
+
+Kernels take one array x and write y, in one format and layout. Sums are float32 and rounded once. The largest of numbers
+with a NaN among them is NaN. Averages of int8 and uint8 are rounded half to even; scale and zero point of y are those of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import (
+    ArgSpec,
+    Op,
+    Parameter,
+    Work,
+    judge,
+    missing_parameters,
+    one_of,
+    plain,
+    unknown_parameters,
+)
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, image, image_layout_problems, planes_of
+from schedsearch.ops.window import (
+    WINDOW_DEFAULTS,
+    WINDOW_PARAMETERS,
+    counts_of,
+    output_hw,
+    reach,
+    spread_window,
+    window_problems,
+    window_words,
+)
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+MODES = ("max", "average")
+DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
+MOST_AVERAGED = 2**16 - 1  # numbers of 8 bits: their sum and its quotient are then exact enough in float32
+
+_PARAMETERS = {
+    **IMAGE_SIZES,
+    "r": Parameter.count("kernel height"),
+    "s": Parameter.count("kernel width"),
+    "mode": Parameter.choice("max: the largest pixel; average: their mean; default max", MODES),
+    **WINDOW_PARAMETERS,
+    "ceil_mode": Parameter(
+        "the last window along an axis may reach beyond the padding; default false", {"type": "boolean", "default": False}
+    ),
+    "count_include_pad": Parameter(
+        "an average divides by the number of pixels with those of the padding; default false",
+        {"type": "boolean", "default": False},
+    ),
+    "dtype": Parameter.choice("of x and y; default float16", DTYPES),
+    "layout": IMAGE_LAYOUT,
+}
+_SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
+
+
+class Pool2d(Op):
+    name: ClassVar[str] = "pool2d"
+    reference: ClassVar[str] = "schedsearch.templates.pool2d.reference:Pool2dReference"
+    constructor: ClassVar[str] = "schedsearch:pool2d"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "mode": "max",
+            **WINDOW_DEFAULTS,
+            "ceil_mode": False,
+            "count_include_pad": False,
+            "dtype": "float16",
+            "layout": "NHWC",
+        }
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Equal pools have equal parameters: `ceil_mode` and `count_include_pad` are false where they change nothing."""
+        params = {key: plain(value) for key, value in params.items()}
+        problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
+        out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
+        out = {key: out[key] for key in _PARAMETERS if key in out}
+        problems += counts_of(out, tuple(_SIZES)) + spread_window(out)
+        for key in ("mode", "dtype"):
+            problems += one_of(key, out[key], _PARAMETERS[key].schema["enum"])
+        for key in ("ceil_mode", "count_include_pad"):
+            if complaint := judge(out[key], _PARAMETERS[key].schema):
+                problems.append(Problem(key, f"{key} {complaint}"))
+        problems += image_layout_problems(out["layout"])
+        problems = problems or window_problems(out)
+        problems = problems or list(self.problems(out))
+        if not problems:
+            out["ceil_mode"] = out["ceil_mode"] and pooled_hw(out) != output_hw(out)
+            out["count_include_pad"] = out["count_include_pad"] and any(out["padding"])
+        return out, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        top, left, bottom, right = params["padding"]
+        for axis, size, kernel, padding, dilation in (
+            ("h", params["h"], params["r"], (top, bottom), params["dilation"][0]),
+            ("w", params["w"], params["s"], (left, right), params["dilation"][1]),
+        ):
+            extent = (kernel - 1) * dilation + 1
+            if max(padding) >= extent or (any(padding) and dilation > size):
+                message = (
+                    f"padding {padding[0]}+{padding[1]} along {axis} makes windows without a pixel (kernel {kernel}, "
+                    f"dilation {dilation}, {axis}={size}); allowed: less than {extent}, and a dilation of at most {size}"
+                )
+                yield Problem("padding", message)
+        if params["count_include_pad"] and params["mode"] == "max":
+            yield Problem("count_include_pad", "count_include_pad belongs to mode average, but mode is max; leave it out")
+        taps = params["r"] * params["s"]
+        if params["mode"] == "average" and not dtype_of(params["dtype"]).is_float and taps > MOST_AVERAGED:
+            yield Problem("r", f"an average of {params['dtype']} has {taps} pixels; allowed: up to {MOST_AVERAGED}")
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (image("x", params, params["h"], params["w"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (image("y", params, *pooled_hw(params)),)
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        rounded = params["mode"] == "average" and dtype_of(params["dtype"]).is_float
+        return "rounded" if rounded else "exact"
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """An average adds up the pixels of a window and divides once."""
+        enlarged = {**params, "padding": reached_padding(params)}
+        rows, columns = (reach(enlarged, axis) for axis in (0, 1))
+        planes, channels = planes_of(params)
+        read = planes * channels * rows.inputs * columns.inputs * dtype_of(params["dtype"]).nbytes
+        reduction = params["r"] * params["s"] if params["mode"] == "average" else 1
+        return Work(0, super().work(params).nbytes, reduction, least_bytes=read + self.outputs(params)[0].nbytes)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        p = params
+        whole = (p["r"], p["s"]) == (p["h"], p["w"]) and not any(p["padding"])
+        words = [f"pool2d {p['n']}x{p['h']}x{p['w']}x{p['c']}", p["mode"], "global" if whole else f"{p['r']}x{p['s']}"]
+        words += window_words(p) + [name for name in ("ceil_mode", "count_include_pad") if p[name]]
+        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"]])
+
+
+POOL2D = Pool2d()
+
+
+def pooled_hw(p: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width of y."""
+    if not p["ceil_mode"]:
+        return output_hw(p)
+    top, left, bottom, right = p["padding"]
+    found = []
+    for size, kernel, stride, dilation, before, after in (
+        (p["h"], p["r"], p["stride"][0], p["dilation"][0], top, bottom),
+        (p["w"], p["s"], p["stride"][1], p["dilation"][1], left, right),
+    ):
+        count = -(-(size + before + after - (kernel - 1) * dilation - 1) // stride) + 1
+        found.append(count - ((count - 1) * stride >= size + before))  # a window must start before the image's end
+    return found[0], found[1]
+
+
+def reached_padding(p: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """(top, left, bottom, right) so large that all windows lie inside of the padded image, with ceil_mode too."""
+    top, left, bottom, right = p["padding"]
+    height, width = pooled_hw(p)
+    reached_h = (height - 1) * p["stride"][0] + (p["r"] - 1) * p["dilation"][0] + 1
+    reached_w = (width - 1) * p["stride"][1] + (p["s"] - 1) * p["dilation"][1] + 1
+    return top, left, max(bottom, reached_h - top - p["h"]), max(right, reached_w - left - p["w"])
+
+
+def pool2d(
+    *,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    r: int,
+    s: int,
+    mode: str = "max",
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    count_include_pad: bool = False,
+    dtype: str = "float16",
+    layout: str = "NHWC",
+) -> Workload:
+    """A pool over windows of an image; a global pool is the case r = h, s = w.
+
+    Args:
+        n, c, h, w: batch, channels, height and width of x.
+        r, s: kernel height and width.
+        mode: "max" or "average".
+        stride, dilation: one number, or (vertical, horizontal).
+        padding: one number, (vertical, horizontal), or (top, left, bottom, right); less than the kernel's extent.
+        ceil_mode: the last window along an axis may reach beyond the padding.
+        count_include_pad: an average divides by the number of pixels with those of the padding.
+        dtype: of x and y: float16, bfloat16, float32, int8 or uint8.
+        layout: NHWC, NCHW or NCHW[x]c of x and y.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> pool2d(n=32, c=64, h=112, w=112, r=3, s=3, stride=2, padding=1).output.shape
+        (32, 56, 56, 64)
+        >>> pool2d(n=1, c=2048, h=7, w=7, r=7, s=7, mode="average", layout="NCHW").output.shape
+        (1, 2048, 1, 1)
+    """
+    from schedsearch.workload import Workload
+
+    return Workload(
+        "pool2d",
+        {
+            "n": n, "c": c, "h": h, "w": w, "r": r, "s": s, "mode": mode, "stride": stride, "padding": padding,
+            "dilation": dilation, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad, "dtype": dtype,
+            "layout": layout,
+        },
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""pool2d on CPUs: see docs/kernels/bandwidth.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.backend.cpu_ops import as_array
+from schedsearch.backend.cpu_taps import stack_memory
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.images import planes_of
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.pool2d.windows import Axis
+from schedsearch.workload import Workload
+
+_CHANNELS = (16, 64, 256, 1024)
+_COLUMNS = (1, 4, 16, 64, 256)
+_MOST_NUMBERS = 4096  # of a work item, on the stack
+_MAX_ITEMS = 2**31 - 1
+
+
+class Pool2dCpu(Template):
+    """A work item has some pixels of a row of y, and adds one pixel of their windows after the other."""
+
+    name = "pool2d_cpu"
+    version = 1
+    op = "pool2d"
+    kind = "cpu"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        items = _items(workload, _CHANNELS[0], 1)
+        return None if items <= _MAX_ITEMS else f"y has {items} parts; allowed: less than 2**31"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        _, channels = planes_of(workload.params)
+        columns = Axis.of(workload, 1).outputs
+        blocks = _up_to(_CHANNELS, channels)
+        widths = tuple(n for n in _up_to(_COLUMNS, columns) if n * blocks[-1] <= _MOST_NUMBERS or n == 1)
+        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
+        knobs = (
+            Knob("channels", blocks, "channels of a work item"),
+            Knob("columns", widths, "pixels of a row of y of a work item"),
+            Knob("threads", threads, "threads that share the work items"),
+        )
+        return ConfigSpace(knobs)
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """Many channels; or many pixels where a pixel has few channels. All cores."""
+        values = {knob.name: knob.values for knob in space.knobs}
+        channels = values["channels"][-1] if values["channels"][-1] <= 256 else 256
+        wanted = max(256 // channels, 1)
+        columns = min(values["columns"], key=lambda n: abs(n - wanted))
+        return Config(channels=channels, columns=columns, threads=values["threads"][-1])
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        block, width = config["channels"], config["columns"]
+        items = _items(workload, block, width)
+        step = KernelStep(
+            pool_kernel(workload, block, width), (Pointer("x"), Pointer("y")), Grid(items), min(config["threads"], items)
+        )
+        return KernelSource("cpu", "native", (step,))
+
+
+def pool_kernel(p: Workload, block: int, width: int) -> Callable[..., None]:
+    """The kernel (x, y, start, stop) over work items of `width` columns of a row and `block` channels."""
+    _, channels = planes_of(p.params)
+    rows, columns = Axis.of(p, 0), Axis.of(p, 1)
+    height, image_width, rows_out, across = rows.size, columns.size, rows.outputs, columns.outputs
+    taps_h, taps_w, stride_h, stride_w = rows.taps, columns.taps, rows.stride, columns.stride
+    step_h, step_w, top, left = rows.dilation, columns.dilation, rows.before, columns.before
+    blocks, parts = math.ceil(channels / block), math.ceil(across / width)
+    block = min(block, channels)
+    whole, numbers, memory = channels % block == 0, block * width, stack_memory(4 * block * width)
+    x_size, y_size = p.signature[0].size, p.output.size
+    element, widen, narrow = element_type(p.dtype), widened(p.dtype), narrowed(p.dtype)
+    combine, mean = _larger if p.mode == "max" else _added, p.mode == "average"
+    first = types.float32(-math.inf if p.mode == "max" else 0.0)
+    count_rows, count_columns = rows.counted(), columns.counted()
+
+    def pool(x: Any, y: Any, start: Any, stop: Any) -> None:
+        source, out = as_array(x, (x_size,), element), as_array(y, (y_size,), element)
+        found = as_array(memory(), (numbers,), types.float32)
+        for item in range(start, stop):
+            channel, rest = item % blocks * block, item // blocks
+            column, rest = rest % parts * width, rest // parts
+            row, plane = rest % rows_out, rest // rows_out
+            count = block if whole else min(block, channels - channel)
+            end = min(column + width, across)
+            for i in range(numbers):
+                found[i] = first
+            for i in range(taps_h):
+                h = row * stride_h - top + i * step_h
+                if h < 0 or h >= height:
+                    continue
+                for j in range(taps_w):
+                    offset = j * step_w - left  # q * stride + offset is a column of x
+                    begin = max(column, (stride_w - 1 - offset) // stride_w)
+                    last = min(end, (image_width - 1 - offset) // stride_w + 1)
+                    for q in range(begin, last):
+                        at = ((plane * height + h) * image_width + q * stride_w + offset) * channels + channel
+                        to = (q - column) * block
+                        for c in range(count):
+                            found[to + c] = combine(found[to + c], widen(source[at + c]))
+            for q in range(column, end):
+                to = ((plane * rows_out + row) * across + q) * channels + channel
+                divisor = types.float32(1)
+                if mean:
+                    divisor = types.float32(count_rows(row * stride_h - top) * count_columns(q * stride_w - left))
+                for c in range(count):
+                    out[to + c] = narrow(found[(q - column) * block + c] / divisor)
+
+    return pool
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return b if (b > a) | (b != b) else a
+
+
+def _added(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _items(p: Workload, block: int, width: int) -> int:
+    planes, channels = planes_of(p.params)
+    columns = Axis.of(p, 1).outputs
+    return planes * Axis.of(p, 0).outputs * math.ceil(columns / width) * math.ceil(channels / block)
+
+
+def _up_to(values: tuple[int, ...], extent: int) -> tuple[int, ...]:
+    """Those that are no longer than needed."""
+    longest = next((n for n in values if n >= extent), values[-1])
+    return tuple(n for n in values if n <= longest)

@@ -1,0 +1,95 @@
+"""pool2d on NVIDIA GPUs: see docs/kernels/bandwidth.md."""
+
+from __future__ import annotations
+
+import math
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.launch_rules import MAX_GRID_X
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.images import planes_of
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
+from schedsearch.templates.pool2d.cuda_kernel import Pool, shared_kernel, window_kernel
+from schedsearch.workload import Workload
+
+TILES = (1, 2, 4)
+SPLITS = (1, 2, 4, 8, 16, 32)
+THREADS = (64, 128, 256, 512)
+_MANY_TAPS = 16  # windows that threads may share
+_BUSY_THREADS = 1024  # of a multiprocessor, to hide the latency of memory
+_SHARED_BYTES = 48 << 10
+_MOST_SPAN = 32  # columns of x of a thread, which the compiler unrolls
+
+
+class Pool2dCuda(Template):
+    """Threads with a vector of channels each, or several threads for each window."""
+
+    name = "pool2d_cuda"
+    version = 1
+    op = "pool2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if target.compute_capability < LEAST_CAPABILITY:
+            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
+            return f"compute capability is {got}; allowed: {least} and later"
+        items = Pool.of(workload, 1).items(1)
+        return None if items <= MAX_GRID_X else f"y has {items} elements; allowed: less than 2**31"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        taps, pool = workload.r * workload.s, Pool.of(workload, 1)
+        extent = (workload.s - 1) * workload.dilation[1] + 1
+        spans = {tile: (tile - 1) * workload.stride[1] + extent for tile in TILES}
+        tiles = tuple(n for n in TILES if n == 1 or (n <= pool.columns.outputs and spans[n] <= _MOST_SPAN))
+        knobs = (
+            Knob("vector", _vectors(workload), "channels of a thread, neighbours in memory"),
+            Knob("tile", tiles, "neighbouring pixels of a row of y of a thread"),
+            Knob("splits", SPLITS if taps >= _MANY_TAPS else (1,), "threads of a block that share a window"),
+            Knob("threads", THREADS, "threads of a block"),
+        )
+        rules = (
+            Constraint("threads that share a window have one pixel", lambda k: (k["tile"] == 1) | (k["splits"] == 1)),
+            Constraint("sums fit in shared memory", lambda k: k["shared_bytes"] <= _SHARED_BYTES),
+        )
+        return ConfigSpace(knobs, rules, {"shared_bytes": lambda k: (k["splits"] > 1) * k["threads"] * k["vector"] * 4})
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The widest loads. Threads share large windows until the device is busy; else they have two pixels where windows
+        overlap.
+        """
+        values = {knob.name: knob.values for knob in space.knobs}
+        vector = values["vector"][-1]
+        busy, taps = target.sms * _BUSY_THREADS, workload.r * workload.s
+        pool = Pool.of(workload, vector)
+        wanted = SPLITS[-1] if pool.vectors == 1 else -(-busy // pool.items(1))  # neighbours in memory, side by side
+        splits = max(n for n in values["splits"] if n == 1 or (n < 2 * wanted and 2 * n <= taps))
+        overlap = workload.s * workload.dilation[1] > workload.stride[1]
+        tile = 2 if splits == 1 and 2 in values["tile"] and overlap and pool.items(2) >= 2 * busy else 1
+        threads = 256 if pool.items(tile) * splits >= 256 * 2 * target.sms else 64
+        return Config(vector=vector, tile=tile, splits=splits, threads=max(threads, 2 * splits))
+
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """One element of y a thread."""
+        return Config(vector=1, tile=1, splits=1, threads=128)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        pool, splits, threads = Pool.of(workload, config["vector"]), config["splits"], config["threads"]
+        if splits > 1:
+            function, blocks = shared_kernel(pool, splits, threads), -(-pool.items(1) // (threads // splits))
+        else:
+            tile = config["tile"]
+            function, blocks = window_kernel(pool, tile, threads), -(-pool.items(tile) // threads)
+        step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(blocks), threads)
+        alignment = min(config["vector"] * pool.element_bytes, MOST_BYTES)
+        return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), alignment))
+
+
+def _vectors(workload: Workload) -> tuple[int, ...]:
+    """Elements of an access of up to 16 bytes that divide a pixel."""
+    _, channels = planes_of(workload.params)
+    widest = math.gcd(channels, MOST_BYTES // dtype_of(workload.dtype).nbytes)
+    return tuple(1 << i for i in range(widest.bit_length()))

@@ -1,0 +1,99 @@
+"""Helpers for the tests of pool2d, elementwise, softmax and resize: kernels on the CPU, emulated, and ONNX's node cases."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_support import run_on_cpu
+
+from schedsearch.config import Config
+from schedsearch.device.cpu import CpuDevice
+from schedsearch.ops.dtypes import decode, dtype, encode
+from schedsearch.target import PRESETS
+from schedsearch.template import Template
+from schedsearch.templates.parts import vectors
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.vector_emulator import VectorEmulator
+from schedsearch.workload import Workload
+
+H200 = PRESETS["h200"]
+
+
+def default(template: Template, workload: Workload, target: Any) -> Config:
+    return template.default(workload, target, template.space(workload, target))
+
+
+def stored(workload: Workload, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as they lie in memory: 16-bit floats that NumPy lacks as their bits."""
+    return {
+        spec.name: np.ascontiguousarray(encode(arrays[spec.name], spec.dtype)).reshape(spec.shape)
+        for spec in workload.signature
+    }
+
+
+def on_cpu(device: CpuDevice, template: Template, workload: Workload, arrays: Mapping[str, Any], config: Any = None) -> Any:
+    """The output of a kernel, as numbers; the default configuration unless one is given."""
+    config = config or default(template, workload, device.target)
+    assert template.space(workload, device.target).check(config) == []
+    output = workload.output
+    source = template.kernel(workload, device.target, config)
+    found = run_on_cpu(device, source, stored(workload, arrays), {"y": (output.shape, dtype(output.dtype).storage)})["y"]
+    return decode(found, output.dtype)
+
+
+def emulated(
+    monkeypatch: pytest.MonkeyPatch,
+    template: Template,
+    workload: Workload,
+    arrays: Mapping[str, Any],
+    config: Config,
+    *modules: Any,
+) -> Any:
+    """The output of a CUDA kernel that is run thread by thread."""
+    memory = Memory()
+    emulator = VectorEmulator(memory)
+    emulator.stand_in(monkeypatch, vectors, *modules)
+    assert template.space(workload, H200).check(config) == []
+    source = template.kernel(workload, H200, config)
+    output = workload.output
+    y = np.frombuffer(bytearray(b"\xff" * output.nbytes), dtype(output.dtype).storage).reshape(output.shape)
+    buffers = {name: memory.add(array) for name, array in stored(workload, arrays).items()} | {"y": memory.add(y)}
+    for step in source.steps:
+        emulator.run(step, buffers, sms=2)
+    return decode(y, output.dtype)
+
+
+def node_cases(*modules: str) -> dict[str, Any]:
+    """ONNX's node cases in some modules of `onnx.backend.test.case.node`, by name. To build all takes ten seconds."""
+    from onnx.backend.test import loader
+
+    def some(package: Any) -> None:
+        for name in modules:
+            importlib.import_module(f"{package.__name__}.{name}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "import_recursive", some)
+        return {case.name: case for case in loader.load_model_tests(kind="node")}
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    import onnx
+
+    found = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+
+
+def arrays_of(case: Any) -> tuple[list[Any], list[Any]]:
+    """A case's inputs and outputs."""
+    import onnx
+
+    ((inputs, outputs),) = case.data_sets
+
+    def plain(value: Any) -> Any:
+        return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+    return [plain(each) for each in inputs], [plain(each) for each in outputs]
