@@ -200,8 +200,8 @@ class Device(Protocol):
 
     def copy_in(self, address: int, data: memoryview) -> None: ...
 
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Copies within the device's memory, in stream order on the default stream. The ranges do not overlap."""
+    def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
+        """Copies within the device's memory, in stream order (0: the default stream). The ranges do not overlap."""
 
     def copy_out(self, data: memoryview, address: int) -> None: ...
 

@@ -80,7 +80,7 @@ class CpuDevice:
         flat = data.cast("B")
         bytes_at(address, flat.nbytes)[:] = flat
 
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
+    def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         ctypes.memmove(destination, source, nbytes)
 
     def copy_out(self, data: memoryview, address: int) -> None:

@@ -194,10 +194,10 @@ class CudaDevice:
             with self.current():
                 _call("cuMemcpyHtoD", address, source.ctypes.data, source.size)
 
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
+    def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         if nbytes:
             with self.current():
-                _call("cuMemcpyDtoD", destination, source, nbytes)
+                _call("cuMemcpyDtoDAsync", destination, source, nbytes, stream)
 
     def copy_out(self, data: memoryview, address: int) -> None:
         destination = np.frombuffer(data, dtype=np.uint8)
@@ -228,6 +228,10 @@ class CudaDevice:
         """A stream that does not wait for the default stream."""
         with self.current():
             return int(_call("cuStreamCreate", _driver().CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def destroy_stream(self, stream: int) -> None:
+        with self.current():
+            _call("cuStreamDestroy", stream)
 
     def capture(self, stream: int, enqueue: Callable[[int], None]) -> Graph:
         """A graph of all launches of `enqueue(stream)`. An exception of `enqueue` ends the capture and is raised again."""

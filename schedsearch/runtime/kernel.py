@@ -12,6 +12,7 @@ from typing import Any, Self
 from schedsearch.config import Config
 from schedsearch.device import BoundKernel, LoadedKernel, Workspaces
 from schedsearch.errors import ArgumentError, did_you_mean
+from schedsearch.launch import Artifact
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.ops import ScalarSpec
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -95,6 +96,11 @@ class Kernel:
     @property
     def config(self) -> Config:
         return self.provenance.config
+
+    @property
+    def artifact(self) -> Artifact:
+        """The machine code and how to launch it."""
+        return self._loaded.artifact
 
     @property
     def constants(self) -> tuple[str, ...]:

@@ -1,0 +1,182 @@
+"""Turns a network and its plan into a program: a kernel for each call, places for all arrays, and packed constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.executable.memory import Block, arrange, stacked
+from schedsearch.executable.program import Array, Call, Origin, Place, Program
+from schedsearch.executable.schedule import Held, Memory, Planned, Schedule, schedule
+from schedsearch.identity import sha256_hex
+from schedsearch.launch import Artifact
+from schedsearch.network.graph import Constant, Network, Plan
+from schedsearch.ops import Layout
+from schedsearch.ops.dtypes import encode
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The kernel that serves a workload."""
+
+    artifact: Artifact
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A program with its code and its weights.
+
+    Attributes:
+        artifacts: by sha256.
+        weights: the bytes of each constant of the program, in its order.
+    """
+
+    program: Program
+    artifacts: Mapping[str, Artifact]
+    weights: Sequence[memoryview]
+
+
+def assemble(
+    network: Network,
+    plan: Plan,
+    kernel: Callable[[Workload], Chosen],
+    *,
+    target: str,
+    model: str = "",
+    reasons: Iterable[str] = (),
+) -> Executable:
+    """The executable of a network. The same arguments give the same bytes.
+
+    Args:
+        network, plan: what to run; every way of the plan must have a kernel.
+        kernel: gives the kernel of a workload; it is called once for each distinct one.
+        target: key of the device that the kernels are for.
+        model: name of the model's file.
+        reasons: lines that explain the plan.
+    """
+    found = schedule(network, plan)
+    chosen = {workload: kernel(workload) for workload in dict.fromkeys(call.workload for call in found.calls)}
+    places = _Places(found, chosen)
+    arrays = tuple(
+        Array(
+            held.name, held.layout, held.axes, tuple(held.shape), held.dtype, tuple(held.stored), places.of_memory(held.memory)
+        )
+        for held in found.arrays
+    )
+    constants = tuple(index for index, held in enumerate(found.arrays) if held.memory.kind == "constant")
+    weights = [_packed(network.constants[found.arrays[index].name], found.arrays[index]) for index in constants]
+    program = Program(
+        target=target,
+        model=model,
+        arrays=arrays,
+        inputs=tuple(found.inputs),
+        outputs=tuple(found.outputs),
+        constants=constants,
+        calls=tuple(_call(number, call, chosen[call.workload], places) for number, call in enumerate(found.calls)),
+        copies=tuple(found.copies),
+        arena_bytes=places.arena_bytes,
+        least_arena_bytes=places.least_arena_bytes,
+        constant_bytes=places.constant_bytes,
+        predicted_ns=plan.predicted_ns,
+        reasons=tuple(reasons),
+        weights=tuple(sha256_hex(each) for each in weights),
+    )
+    artifacts = {each.artifact.sha256: each.artifact for each in chosen.values()}
+    return Executable(program, artifacts, [memoryview(each) for each in weights])
+
+
+def _call(number: int, call: Planned, chosen: Chosen, places: _Places) -> Call:
+    scalars = {scalar.name: scalar.default for scalar in call.workload.scalars} | dict(call.scalars)
+    return Call(
+        call.name,
+        tuple(call.sources),
+        call.workload.json,
+        call.workload.label,
+        chosen.artifact.sha256,
+        {**call.arguments, **call.outputs},
+        tuple(call.outputs),
+        places.workspaces[number],
+        scalars,
+        chosen.origin,
+    )
+
+
+class _Places:
+    """Where everything is.
+
+    Attributes:
+        workspaces: of each call, by name.
+    """
+
+    def __init__(self, found: Schedule, chosen: Mapping[Workload, Chosen]) -> None:
+        self._found = found
+        plans = [chosen[call.workload].artifact.plan for call in found.calls]
+        ready = [_is_prepared(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
+        lasting: list[tuple[int, str, int]] = []  # number of the call, name and bytes of what its constant steps write
+        passing: list[tuple[int, str, int]] = []
+        for number, plan in enumerate(plans):
+            kept = plan.constant_workspaces if ready[number] else {}
+            for name, nbytes in plan.workspaces.items():
+                (lasting if name in kept else passing).append((number, name, nbytes))
+        self._place_constants(lasting, self._read_once(plans, ready))
+        self._place_arena(passing)
+        self.workspaces: list[dict[str, Place]] = [{} for _ in found.calls]
+        for (number, name, _), place in zip([*lasting, *passing], [*self._lasting, *self._passing]):
+            self.workspaces[number][name] = place
+
+    def of_memory(self, memory: Memory) -> Place:
+        if memory.kind in ("input", "output"):
+            return Place(memory.kind, 0, memory.number)
+        return self._of[id(memory)]
+
+    def _read_once(self, plans: Sequence[Any], ready: Sequence[bool]) -> set[int]:
+        """Constants, by the identity of their memory, that no step reads after the executable was loaded."""
+        later = set()
+        for call, plan, prepared in zip(self._found.calls, plans, ready):
+            steps = [step for step in plan.steps if not (step.constant and prepared)]
+            names = {name for step in steps for name in step.buffers}
+            later |= {id(self._found.arrays[index].memory) for name, index in call.arguments.items() if name in names}
+        return {id(each) for each in self._constants} - later
+
+    @property
+    def _constants(self) -> list[Memory]:
+        return [held.memory for held in self._found.arrays if held.memory.kind == "constant"]
+
+    def _place_constants(self, lasting: Sequence[tuple[int, str, int]], once: set[int]) -> None:
+        kept = [memory for memory in self._constants if id(memory) not in once]
+        dropped = [memory for memory in self._constants if id(memory) in once]
+        offsets, self.constant_bytes = stacked([*(memory.nbytes for memory in kept), *(nbytes for *_, nbytes in lasting)])
+        self._of = {id(memory): Place("constant", offset) for memory, offset in zip(kept, offsets)}
+        self._lasting = [Place("constant", offset) for offset in offsets[len(kept) :]]
+        offsets, _ = stacked(memory.nbytes for memory in dropped)
+        self._of |= {id(memory): Place("once", offset) for memory, offset in zip(dropped, offsets)}
+
+    def _place_arena(self, passing: Sequence[tuple[int, str, int]]) -> None:
+        own = list({id(held.memory): held.memory for held in self._found.arrays if held.memory.kind == "arena"}.values())
+        blocks = [Block(memory.nbytes, memory.first, memory.last) for memory in own]
+        blocks += [Block(nbytes, number, number) for number, _, nbytes in passing]
+        arena = arrange(blocks)
+        self.arena_bytes, self.least_arena_bytes = arena.nbytes, arena.bound
+        places = [Place("arena", offset) for offset in arena.offsets]
+        self._of |= {id(memory): place for memory, place in zip(own, places)}
+        self._passing = places[len(own) :]
+
+
+def _is_prepared(found: Schedule, call: Planned, constants: tuple[str, ...]) -> bool:
+    """Whether the constant steps of a call can run once at load: the network has constants for all that they read."""
+    return bool(constants) and all(found.arrays[call.arguments[name]].memory.kind == "constant" for name in constants)
+
+
+def _packed(constant: Constant, held: Held) -> np.ndarray[Any, Any]:
+    """The bytes of a constant in the layout and format that its kernels read."""
+    import numpy as np
+
+    stored = Layout.parse(held.layout).pack(encode(constant.array, held.dtype), constant.axes)
+    assert tuple(stored.shape) == tuple(held.stored)
+    return np.frombuffer(np.ascontiguousarray(stored).tobytes(), np.uint8)

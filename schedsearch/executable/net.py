@@ -1,0 +1,375 @@
+"""A loaded network that takes arrays."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from schedsearch.device import Device
+from schedsearch.device.memory import bytes_at
+from schedsearch.errors import ArgumentError, did_you_mean
+from schedsearch.executable.explain import explain_lines
+from schedsearch.executable.program import Array, Call, Program
+from schedsearch.executable.run import Calls, Parts, Weights
+from schedsearch.ops import ArgSpec, Layout
+from schedsearch.ops.dtypes import decode
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.runtime import arrays
+from schedsearch.runtime.streams import raw_stream
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a network: a contiguous array."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Measured times.
+
+    Attributes:
+        total_ns: of the whole network.
+        calls_ns: of each of `Net.steps`, run alone again and again, so that its arrays are in the cache.
+    """
+
+    total_ns: float
+    calls_ns: tuple[float, ...]
+
+
+class Net:
+    """A network that is ready to run on one device.
+
+    Call it with the inputs, by position or name. On a CPU it takes arrays of NumPy or torch. On a GPU it takes device arrays
+    of torch, CuPy or any library with DLPack or `__cuda_array_interface__`, and only enqueues; arrays in the host's memory
+    are copied there and back in every call, with a warning. It returns the output, or a tuple of several, in arrays of the
+    first input's library.
+
+    A net has memory of its own for what it computes: do not run it on two streams at once. `instance` makes another one that
+    shares the weights. Calls may come from any thread; a lock serialises them.
+
+    Example:
+        >>> net = schedsearch.load("model.ssx")
+        >>> y = net(x)
+    """
+
+    def __init__(self, parts: Parts, device: Device) -> None:
+        """Takes the device over: `close` closes it.
+
+        Raises:
+            DeviceError: the device refuses the code, or has too little memory.
+        """
+        self._parts = parts
+        try:
+            weights = Weights(parts, device)
+        except BaseException:
+            device.close()
+            raise
+        self._start(weights)
+
+    def _start(self, weights: Weights) -> None:
+        self._weights = weights.take()
+        self._device, self.program = weights.device, weights.program
+        target = self._device.target
+        self.device = (target.kind, target.ordinal if target.kind == "cuda" else 0)
+        self._inputs = [_spec(self.program.arrays[index]) for index in self.program.inputs]
+        self._outputs = [_spec(self.program.arrays[index]) for index in self.program.outputs]
+        self._lock = threading.Lock()
+        self._memory: list[int] = []
+        self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
+        self._calls: Calls | None = None
+        self._staged: tuple[list[int], list[int]] | None = None
+        self._warned = False
+
+    def instance(self) -> Net:
+        """Another net that shares code and weights with this one, for a second stream or thread."""
+        other = Net.__new__(Net)
+        other._parts = self._parts
+        other._start(self._weights)
+        return other
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return tuple(Port(spec.name, spec.shape, spec.dtype) for spec in self._inputs)
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return tuple(Port(spec.name, spec.shape, spec.dtype) for spec in self._outputs)
+
+    @property
+    def steps(self) -> tuple[Call, ...]:
+        """The kernel calls in the order in which they run."""
+        return self.program.calls
+
+    def explain(self) -> str:
+        """The plan in words: every call with its kernel and layouts, conversions, and memory beside its lower bound."""
+        return "\n".join(explain_lines(self.program))
+
+    def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+        """Computes the outputs.
+
+        Args:
+            args, named: the inputs in order, or by name.
+            out: arrays for the outputs: one, or a tuple in the order of `outputs`; allocated by default.
+            stream: a CUDA stream: an integer handle, or a torch or CuPy stream; default: the library's current one.
+
+        Raises:
+            ArgumentError: an input is missing or unknown, or has a wrong dtype, shape, strides or device.
+            DeviceError: the launch failed.
+        """
+        with self._lock:
+            self._check_open()
+            given = self._split(args, named)
+            views = self._checked_inputs(given)
+            results, seen = self._checked_outputs(given, views, out)
+            if self.device[0] == "cpu":
+                self._run_at(views, seen)
+            elif views[0].device[0] == "cpu":
+                self._run_on_host_arrays(views, seen)
+            else:
+                self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
+            return results[0] if len(results) == 1 else tuple(results)
+
+    def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
+        """Fixes the arrays once, so that a launch copies nothing; on a GPU it captures a graph on their addresses.
+
+        Returns:
+            A callable `step(stream=None)` that runs the network and returns its outputs, always the same arrays.
+
+        Raises:
+            ArgumentError: as a call does; or an array is not on the network's device.
+        """
+        with self._lock:
+            self._check_open()
+            given = self._split(args, named)
+            views = self._checked_inputs(given)
+            for spec, view in zip(self._inputs, views):
+                arrays.check(spec, view, self.device)
+            results, seen = self._checked_outputs(given, views, out)
+            calls = Calls(self._weights, self._arena, [each.address for each in views], [each.address for each in seen])
+            return Bound(self, calls, tuple(results), tuple(given), views[0].library)
+
+    def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """The values that the calls compute, by name, in the model's order of axes: NumPy arrays that hold their numbers
+        exactly. Values inside a fused call do not exist."""
+        with self._lock:
+            self._check_open()
+            views = self._checked_inputs(self._split(args, named))
+            self._take_staged()
+            assert self._staged is not None
+            for address, spec, view in zip(self._staged[0], self._inputs, views):
+                self._copy_in(address, view, spec.nbytes, 0)
+            calls = Calls(self._weights, self._arena, *self._staged)
+            found: dict[str, np.ndarray[Any, Any]] = {}
+
+            def keep(number: int) -> None:
+                call = self.program.calls[number]
+                for name in () if call.is_conversion else call.outputs:
+                    array = self.program.arrays[call.buffers[name]]
+                    found[array.name] = self._read(array)
+
+            try:
+                calls.each(keep)
+            finally:
+                calls.close()
+            return found
+
+    def measure(self, repeat: int = 100) -> Times:
+        """The time of the whole and of each call, on inputs of zeros if the net was not called before."""
+        with self._lock:
+            self._check_open()
+            self._take_staged()
+            assert self._staged is not None
+            calls = Calls(self._weights, self._arena, *self._staged)
+            try:
+                total, each = calls.times_ns(repeat)
+            finally:
+                calls.close()
+            return Times(total, tuple(each))
+
+    def save(self, path: Any) -> None:
+        """Writes the executable to a file; see `schedsearch.load`. Raises UsageError or DatabaseError if it cannot."""
+        from schedsearch.executable.file import save
+
+        save(self._parts, path)
+
+    def close(self) -> None:
+        """Frees the memory; with the last instance also code, weights and device. Does nothing the second time."""
+        with self._lock:
+            if self._weights is None:
+                return
+            if self._calls is not None:
+                self._calls.close()
+            while self._memory:
+                self._device.free(self._memory.pop())
+            weights, self._weights = self._weights, None  # type: ignore[assignment]  # closed nets have none
+            weights.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
+        return f"<Net {self.program.model or 'without a file'} on {self.device[0]}:{self.device[1]}: {ports[0]} -> {ports[1]}>"
+
+    def _check_open(self) -> None:
+        if self._weights is None:
+            raise ArgumentError("the net was closed; load it again")
+
+    def _allocate(self, nbytes: int) -> int:
+        self._memory.append(self._device.allocate(nbytes))
+        return self._memory[-1]
+
+    def _split(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+        """The inputs in order."""
+        names = [spec.name for spec in self._inputs]
+        wanted = ", ".join(map(str, self.inputs))
+        if len(args) > len(names):
+            raise ArgumentError(f"{len(args)} arrays by position; the network takes {len(names)}: {wanted}")
+        found = dict(zip(names, args))
+        for name, array in named.items():
+            if name not in names:
+                raise ArgumentError(f"unknown input {name!r}{did_you_mean(name, names)}; allowed: {', '.join(names)}")
+            if name in found:
+                raise ArgumentError(f"{name} is given by position and by name; give it once")
+            found[name] = array
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise ArgumentError(f"missing {', '.join(missing)}; the network takes {wanted}")
+        return [found[name] for name in names]
+
+    def _checked_inputs(self, given: list[Any]) -> list[arrays.ArrayView]:
+        views = [arrays.view(array, spec.name) for spec, array in zip(self._inputs, given)]
+        for spec, seen in zip(self._inputs, views):
+            on_host = self.device[0] == "cuda" and views[0].device == ("cpu", 0)
+            arrays.check(spec, seen, ("cpu", 0) if on_host else self.device)
+        return views
+
+    def _checked_outputs(
+        self, given: list[Any], views: list[arrays.ArrayView], out: Any
+    ) -> tuple[list[Any], list[arrays.ArrayView]]:
+        if out is None:
+            results = [arrays.empty_like(given[0], views[0], spec, arrays.forms(spec)[0]) for spec in self._outputs]
+            return results, [arrays.view(array, spec.name) for spec, array in zip(self._outputs, results)]
+        results = list(out) if isinstance(out, tuple | list) else [out]
+        if len(results) != len(self._outputs):
+            raise ArgumentError(
+                f"out holds {len(results)} arrays; the network has {len(self._outputs)} outputs: "
+                f"{', '.join(map(str, self.outputs))}"
+            )
+        seen = [arrays.view(array, f"out[{number}]") for number, array in enumerate(results)]
+        taken = list(zip([spec.name for spec in self._inputs], views, self._inputs))
+        for number, (spec, view) in enumerate(zip(self._outputs, seen)):
+            label = f"out[{number}]"
+            arrays.check(spec, view, views[0].device, label)
+            if view.readonly:
+                raise ArgumentError(f"{label} is read-only; give a writable array")
+            for name, other, other_spec in taken:
+                if arrays.overlap(view, spec.nbytes, other, other_spec.nbytes):
+                    raise ArgumentError(f"{label} overlaps {name}; give each array memory of its own")
+            taken.append((label, view, spec))
+        return results, seen
+
+    def _run_at(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView]) -> None:
+        """On a CPU: computes in the caller's memory."""
+        inputs, outputs = [each.address for each in views], [each.address for each in seen]
+        calls, self._calls = self._calls, None  # until all pointers are set
+        if calls is None:
+            calls = Calls(self._weights, self._arena, inputs, outputs)
+        calls.move(inputs, outputs)
+        self._calls = calls
+        calls.launch()
+
+    def _run_staged(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView], stream: int) -> None:
+        """On a GPU: copies the inputs to the addresses of the graph, and the outputs from there."""
+        self._take_staged()
+        assert self._staged is not None
+        if self._calls is None:
+            self._calls = Calls(self._weights, self._arena, *self._staged)
+        inputs, outputs = self._staged
+        for address, spec, view in zip(inputs, self._inputs, views):
+            self._copy_in(address, view, spec.nbytes, stream)
+        self._calls.launch(stream)
+        for address, spec, view in zip(outputs, self._outputs, seen):
+            if view.device[0] == "cpu":
+                self._device.copy_out(bytes_at(view.address, spec.nbytes), address)
+            else:
+                self._device.copy(view.address, address, spec.nbytes, stream)
+
+    def _run_on_host_arrays(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView]) -> None:
+        if not self._warned:
+            self._warned = True
+            names = ", ".join(spec.name for spec in self._inputs)
+            warnings.warn(
+                f"{names}: in the host's memory, so that every call copies them to the GPU and waits; give device arrays",
+                stacklevel=3,
+            )
+        self._run_staged(views, seen, 0)
+
+    def _take_staged(self) -> None:
+        if self._staged is None:
+            inputs = [self._allocate(spec.nbytes) for spec in self._inputs]
+            for address, spec in zip(inputs, self._inputs):
+                self._device.fill(address, 0, spec.nbytes)
+            self._staged = inputs, [self._allocate(spec.nbytes) for spec in self._outputs]
+
+    def _copy_in(self, address: int, view: arrays.ArrayView, nbytes: int, stream: int) -> None:
+        if view.device[0] == "cpu":
+            self._device.copy_in(address, bytes_at(view.address, nbytes))
+        else:
+            self._device.copy(address, view.address, nbytes, stream)
+
+    def _read(self, array: Array) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        assert self._staged is not None
+        bases = {"arena": [self._arena], "input": self._staged[0], "output": self._staged[1]}
+        raw = np.empty(array.nbytes, np.uint8)
+        self._device.copy_out(memoryview(raw), bases[array.place.space][array.place.number] + array.place.offset)
+        values = decode(raw.view(dtype_of(array.dtype).storage).reshape(array.stored), array.dtype)
+        sizes = dict(zip(array.axes, array.shape))
+        return np.array(Layout.parse(array.layout).unpack(values, sizes, array.axes))
+
+
+class Bound:
+    """A network on fixed arrays.
+
+    Attributes:
+        outputs: the arrays that it writes.
+    """
+
+    def __init__(
+        self, net: Net, calls: Calls, outputs: tuple[Any, ...], inputs: tuple[Any, ...], library: str
+    ) -> None:
+        self._net, self._calls, self._library = net, calls, library
+        self.outputs = outputs
+        self._inputs = inputs  # keeps the memory alive
+
+    def __call__(self, stream: Any = None) -> Any:
+        """Runs the network on a stream (default: the library's current one) and returns its outputs."""
+        self._calls.launch(stream if type(stream) is int else raw_stream(stream, self._library, self._net.device))
+        return self.outputs[0] if len(self.outputs) == 1 else self.outputs
+
+    def close(self) -> None:
+        """Frees the graph. The net must still be open."""
+        self._calls.close()
+
+
+def _spec(array: Array) -> ArgSpec:
+    return ArgSpec(array.name, array.axes, array.shape, array.dtype)

@@ -1,0 +1,172 @@
+"""A network as calls of machine code on addresses: what a file of an executable holds, apart from code and weights.
+
+Everything here is data that JSON can hold. Nothing in it needs the network, the plan or the records that it was made from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from schedsearch.identity import canonical_json, sha256_hex
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+Space = Literal["arena", "input", "output", "constant", "once"]
+"""Where an array is: in the memory that arrays of one run share; in the caller's memory; among the constants, which are
+copied to the device when the executable is loaded; or among those constants that only steps which run once at load read."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address that is known when the executable is loaded.
+
+    Attributes:
+        space: the memory.
+        offset: bytes from its beginning.
+        number: of the input or output; 0 in the other spaces.
+    """
+
+    space: Space
+    offset: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Array:
+    """A value or constant of the network in memory.
+
+    Attributes:
+        name: of the value or constant.
+        layout: in the letters of the value's axes, e.g. NHWC.
+        axes: of the value in the model's order, e.g. NCHW.
+        shape: the extents of `axes`, without the padding of blocks.
+        dtype: by our names.
+        stored: the shape in memory.
+    """
+
+    name: str
+    layout: str
+    axes: str
+    shape: tuple[int, ...]
+    dtype: str
+    stored: tuple[int, ...]
+    place: Place
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.stored) * dtype_of(self.dtype).nbytes
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a kernel comes from; see `schedsearch.runtime.Provenance`."""
+
+    rung: str
+    template: str
+    config: str
+    time_ns: float | None = None
+    record_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call.
+
+    Attributes:
+        name: of the node; of a conversion, the value with both layouts.
+        sources: nodes of the model that it stands for; none for a conversion.
+        workload: JSON of what it computes.
+        label: the same for people.
+        artifact: sha256 of the machine code with its launch plan.
+        buffers: argument or output -> index of an array.
+        outputs: names among `buffers` that it writes.
+        workspaces: name -> place of scratch memory. Those among the constants are written once at load.
+        scalars: values of the call-time scalars.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    workload: str
+    label: str
+    artifact: str
+    buffers: Mapping[str, int]
+    outputs: tuple[str, ...]
+    workspaces: Mapping[str, Place]
+    scalars: Mapping[str, float]
+    origin: Origin
+
+    @property
+    def is_conversion(self) -> bool:
+        return not self.sources
+
+
+@dataclass(frozen=True)
+class Program:
+    """All calls of an executable in order.
+
+    Attributes:
+        target: key of the kind of device that it runs on.
+        model: name of the model's file, or "".
+        arrays: every array; calls refer to them by index.
+        inputs, outputs: indices of the network's inputs and outputs, in order.
+        constants: indices of the constants, in the order in which a file keeps their bytes.
+        calls: in the order in which they run.
+        copies: pairs of arrays (from, to) that are copied in the end: an output that is another output or an input as well.
+        arena_bytes: memory that one run needs, apart from inputs, outputs and constants.
+        least_arena_bytes: no placement of the same arrays needs less.
+        constant_bytes: memory of the constants and of what is computed from them at load.
+        predicted_ns: of the plan; 0 if there is no prediction.
+        reasons: lines that explain the plan.
+    """
+
+    target: str
+    model: str
+    arrays: tuple[Array, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    constants: tuple[int, ...]
+    calls: tuple[Call, ...]
+    copies: tuple[tuple[int, int], ...]
+    arena_bytes: int
+    least_arena_bytes: int
+    constant_bytes: int
+    predicted_ns: float = 0.0
+    reasons: tuple[str, ...] = ()
+    weights: tuple[str, ...] = field(default=())  # sha256 of the bytes of each of `constants`
+
+    @property
+    def json(self) -> str:
+        return canonical_json(asdict(self))
+
+    @property
+    def id(self) -> str:
+        """sha256 of everything: code and weights take part by their own digests."""
+        return sha256_hex(self.json)
+
+    @classmethod
+    def from_json(cls, text: str) -> Program:
+        """Inverse of `json`. The text must come from `json`: nothing is checked."""
+        data: dict[str, Any] = json.loads(text)
+        data["arrays"] = tuple(
+            Array(**{**each, **_tuples(each, "shape", "stored"), "place": Place(**each["place"])}) for each in data["arrays"]
+        )
+        data["calls"] = tuple(
+            Call(
+                **{
+                    **each,
+                    **_tuples(each, "sources", "outputs"),
+                    "workspaces": {name: Place(**place) for name, place in each["workspaces"].items()},
+                    "origin": Origin(**each["origin"]),
+                }
+            )
+            for each in data["calls"]
+        )
+        data["copies"] = tuple((source, to) for source, to in data["copies"])
+        return cls(**{**data, **_tuples(data, "inputs", "outputs", "constants", "reasons", "weights")})
+
+
+def _tuples(data: Mapping[str, Any], *names: str) -> dict[str, tuple[Any, ...]]:
+    return {name: tuple(data[name]) for name in names}

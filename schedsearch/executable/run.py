@@ -1,0 +1,290 @@
+"""The code and weights of an executable on a device, and its calls bound to addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
+from schedsearch.executable.program import Call, Place, Program
+from schedsearch.launch import Artifact
+
+if TYPE_CHECKING:
+    from schedsearch.device.cuda import CudaDevice
+
+_REPEATS_IN_GRAPH = 20  # launches of one call between two events, which take half a microsecond each
+
+
+class Parts(Protocol):
+    """What is copied to a device: an `assemble.Executable`, or an open file."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def artifacts(self) -> Mapping[str, Artifact]: ...
+
+    @property
+    def weights(self) -> Sequence[memoryview]: ...
+
+
+class Weights:
+    """Code and constants in a device's memory. All instances of a network share them.
+
+    Raises:
+        DeviceError: the device refuses the code, or has too little memory.
+    """
+
+    def __init__(self, parts: Parts, device: Device) -> None:
+        self.device, self.program = device, parts.program
+        self._users = 0
+        self._lock = threading.Lock()
+        self.kernels: dict[str, LoadedKernel] = {}
+        self._memory: list[int] = []
+        try:
+            self._load(parts)
+        except BaseException:
+            self._free()
+            raise
+
+    def _load(self, parts: Parts) -> None:
+        program, device = self.program, self.device
+        once_bytes = max((self._end(index) for index in program.constants if self._space(index) == "once"), default=0)
+        self._memory.append(device.allocate(program.constant_bytes))
+        once = device.allocate(once_bytes) if once_bytes else 0
+        self._bases: dict[str, int] = {"constant": self._memory[0], "once": once}
+        try:
+            for index, data in zip(program.constants, parts.weights):
+                device.copy_in(self._address(program.arrays[index].place), data)
+            self.kernels = {sha256: device.load(artifact) for sha256, artifact in parts.artifacts.items()}
+            self.prepared = [self._prepare(call) for call in program.calls]
+            device.synchronize()
+        finally:
+            if once:
+                device.free(once)
+
+    def _space(self, index: int) -> str:
+        return self.program.arrays[index].place.space
+
+    def _end(self, index: int) -> int:
+        return self.program.arrays[index].place.offset + self.program.arrays[index].nbytes
+
+    def _address(self, place: Place, arena: int = 0, inputs: Sequence[int] = (), outputs: Sequence[int] = ()) -> int:
+        if place.space == "arena":
+            return arena + place.offset
+        if place.space == "constant" or place.space == "once":
+            return self._bases[place.space] + place.offset
+        return (inputs if place.space == "input" else outputs)[place.number] + place.offset
+
+    def _prepare(self, call: Call) -> Workspaces | None:
+        """Runs the steps of a call that read constants only."""
+        placed = {name: self._address(place) for name, place in call.workspaces.items() if place.space == "constant"}
+        if not placed:
+            return None
+        arrays = self.program.arrays
+        constants = {
+            name: self._address(arrays[index].place)
+            for name, index in call.buffers.items()
+            if arrays[index].place.space in self._bases
+        }
+        return self.kernels[call.artifact].prepare(constants | placed)
+
+    def bind(self, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> list[BoundKernel]:
+        """Every call with its arguments packed.
+
+        Raises:
+            ArgumentError: an address lacks the alignment that a kernel needs.
+        """
+        arrays, bound = self.program.arrays, []
+        for call, prepared in zip(self.program.calls, self.prepared):
+            places = {name: arrays[index].place for name, index in call.buffers.items()} | dict(call.workspaces)
+            addresses = {
+                name: self._address(place, arena, inputs, outputs) for name, place in places.items() if place.space != "once"
+            }
+            bound.append(self.kernels[call.artifact].bind(addresses, call.scalars, prepared))
+        return bound
+
+    def copies(self, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> list[tuple[int, int, int]]:
+        """What is copied after the calls: (to, from, bytes)."""
+        arrays = self.program.arrays
+        return [
+            (
+                self._address(arrays[to].place, arena, inputs, outputs),
+                self._address(arrays[source].place, arena, inputs, outputs),
+                arrays[to].nbytes,
+            )
+            for source, to in self.program.copies
+        ]
+
+    def take(self) -> Weights:
+        """Counts one more user."""
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        """Counts one user less; the last one frees everything, and the device."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._free()
+
+    def _free(self) -> None:
+        for kernel in self.kernels.values():
+            kernel.close()
+        while self._memory:
+            self.device.free(self._memory.pop())
+        self.device.close()
+
+
+class Calls:
+    """The calls of a network on fixed memory. On a GPU they are one graph.
+
+    Args:
+        arena: address of the memory that the calls share, or 0 if they need none.
+        inputs, outputs: addresses, in the network's order.
+
+    Raises:
+        ArgumentError: an address lacks the alignment that a kernel needs.
+        DeviceError: the device refuses the calls.
+    """
+
+    def __init__(self, weights: Weights, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        self.weights, self._arena = weights, arena
+        self.bound = weights.bind(arena, inputs, outputs)
+        self._copies = weights.copies(arena, inputs, outputs)
+        self._addresses = (tuple(inputs), tuple(outputs))
+        self._graph = _Graph(weights.device, self.enqueue) if weights.device.target.kind == "cuda" else None
+
+    def move(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """On a CPU: takes other memory for inputs and outputs.
+
+        Raises:
+            ArgumentError: an address lacks the alignment that a kernel needs; the calls must not be used any more.
+        """
+        assert self._graph is None
+        before, self._addresses = self._addresses, (tuple(inputs), tuple(outputs))
+        if before == self._addresses:
+            return
+        program = self.weights.program
+        for call, bound in zip(program.calls, self.bound):
+            for name, index in call.buffers.items():
+                place = program.arrays[index].place
+                if place.space in ("input", "output"):
+                    bound.set_pointer(name, (inputs if place.space == "input" else outputs)[place.number] + place.offset)
+        self._copies = self.weights.copies(self._arena, inputs, outputs)
+
+    def enqueue(self, stream: int) -> None:
+        """Enqueues one call after the other."""
+        for each in self.bound:
+            each.launch(stream)
+        for to, source, nbytes in self._copies:
+            self.weights.device.copy(to, source, nbytes, stream)
+
+    def launch(self, stream: int = 0) -> None:
+        """Runs everything: on a GPU it enqueues the graph, on a CPU it returns when the outputs are complete."""
+        if self._graph is None:
+            self.enqueue(stream)
+        else:
+            self._graph.launch(stream)
+
+    def close(self) -> None:
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
+
+    def each(self, after: Callable[[int], None]) -> None:
+        """Runs the calls one at a time. `after(number)` is called when a call is complete."""
+        for number, each in enumerate(self.bound):
+            each.launch(0)
+            self.weights.device.synchronize()
+            after(number)
+
+    def times_ns(self, repeat: int) -> tuple[float, list[float]]:
+        """The median time of the whole, and that of each call, over `repeat` runs."""
+        self.launch(0)
+        self.weights.device.synchronize()
+        if self._graph is not None:
+            return self._graph.time_ns(repeat), [
+                _time_on_gpu(self.weights.device, each.launch, repeat) for each in self.bound
+            ]
+        return _time_on_cpu(self.launch, repeat), [_time_on_cpu(each.launch, repeat) for each in self.bound]
+
+
+class _Graph:
+    """A captured graph that any thread may launch."""
+
+    def __init__(self, device: Device, enqueue: Callable[[int], None]) -> None:
+        self._device = _cuda(device)
+        self._stream = self._device.create_stream()
+        self._graph = self._device.capture(self._stream, enqueue)
+
+    def launch(self, stream: int) -> None:
+        if self._device.is_current:
+            self._graph.launch(stream)
+        else:
+            with self._device.current():
+                self._graph.launch(stream)
+
+    def time_ns(self, repeat: int) -> float:
+        """The median time of a launch among `repeat` launches that follow one another."""
+        return _between_events(self._device, self._stream, self._graph.launch, repeat)
+
+    def close(self) -> None:
+        with self._device.current():
+            self._graph.close()
+        self._device.destroy_stream(self._stream)
+
+
+def _time_on_cpu(run: Callable[[], None], repeat: int) -> float:
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter_ns()
+        run()
+        times.append(time.perf_counter_ns() - start)
+    return float(statistics.median(times))
+
+
+def _time_on_gpu(device: Device, launch: Callable[[int], None], repeat: int) -> float:
+    """The median time of one call in a graph of several."""
+    cuda = _cuda(device)
+
+    def several(stream: int) -> None:
+        for _ in range(_REPEATS_IN_GRAPH):
+            launch(stream)
+
+    graph = _Graph(device, several)
+    try:
+        return graph.time_ns(max(repeat // _REPEATS_IN_GRAPH, 3)) / _REPEATS_IN_GRAPH
+    finally:
+        cuda.synchronize()
+        graph.close()
+
+
+def _between_events(device: CudaDevice, stream: int, launch: Callable[[int], None], repeat: int) -> float:
+    from schedsearch.device.cuda import Event
+
+    with device.current(), contextlib.ExitStack() as stack:
+        events = []
+        for _ in range(repeat + 1):
+            events.append(Event())
+            stack.callback(events[-1].close)
+        launch(stream)
+        events[0].record(stream)
+        for event in events[1:]:
+            launch(stream)
+            event.record(stream)
+        events[-1].synchronize()
+        times_ms = [before.elapsed_ms(after) for before, after in zip(events, events[1:])]
+    return statistics.median(times_ms) * 1e6
+
+
+def _cuda(device: Device) -> CudaDevice:
+    from schedsearch.device.cuda import CudaDevice
+
+    assert isinstance(device, CudaDevice)
+    return device

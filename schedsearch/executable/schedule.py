@@ -1,0 +1,244 @@
+"""The order of kernel calls of a network, and which of its arrays are the same memory.
+
+`schedule` walks the network as its plan says. It needs no kernels: memory for workspaces is added by `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schedsearch.network.graph import Conversion, Network, Node, Plan, View
+from schedsearch.network.layouts import same_bytes
+from schedsearch.ops import ArgSpec, Layout
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.workload import Workload
+
+Kind = Literal["input", "output", "constant", "arena"]
+
+
+@dataclass
+class Memory:
+    """Bytes that one or several arrays occupy.
+
+    Attributes:
+        kind: whose they are.
+        number: of the input or output.
+        nbytes: their number.
+        first, last: numbers of the first and of the last call that uses them; -1 before the first call.
+    """
+
+    kind: Kind
+    nbytes: int
+    number: int = 0
+    first: int = -1
+    last: int = -1
+
+
+@dataclass
+class Held:
+    """A value or constant in one layout; see `program.Array`."""
+
+    name: str
+    layout: str
+    axes: str
+    shape: tuple[int, ...]
+    dtype: str
+    stored: tuple[int, ...]
+    memory: Memory
+
+
+@dataclass
+class Planned:
+    """One kernel call; see `program.Call`."""
+
+    name: str
+    sources: tuple[str, ...]
+    workload: Workload
+    arguments: dict[str, int]
+    outputs: dict[str, int]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> Iterator[int]:
+        yield from self.arguments.values()
+        yield from self.outputs.values()
+
+
+@dataclass
+class Schedule:
+    """Calls in the order in which they run, and every array. `inputs`, `outputs` and `copies` hold indices of arrays."""
+
+    arrays: list[Held]
+    calls: list[Planned]
+    inputs: list[int]
+    outputs: list[int]
+    copies: list[tuple[int, int]]
+
+
+def schedule(network: Network, plan: Plan) -> Schedule:
+    """The calls of a network according to a plan.
+
+    Conversions run right before the first call that reads their result. Views, and layouts that hold the same bytes, share
+    memory with their source. A kernel that may update an argument in place does so when nothing else reads it later.
+    """
+    walk = _Walk(network, plan)
+    for number, name in enumerate(network.inputs):
+        walk.add_input(number, name)
+    for node in network.nodes:
+        if isinstance(node, View):
+            walk.view(node)
+        else:
+            walk.call(node)
+    done = walk.finish()
+    _set_lifetimes(done)
+    _update_in_place(done)
+    return done
+
+
+class _Walk:
+    """The state of one walk over the nodes."""
+
+    def __init__(self, network: Network, plan: Plan) -> None:
+        self._network, self._plan = network, plan
+        self._there: dict[str, list[int]] = {}  # value -> its arrays so far
+        self._constants: dict[tuple[str, str, str], int] = {}
+        self._result = Schedule([], [], [], [], [])
+
+    def add_input(self, number: int, name: str) -> None:
+        value = self._network.values[name]
+        made = self._add(name, value.axes, value.dtype, value.shape, Memory("input", 0, number))
+        self._result.inputs.append(made)
+
+    def view(self, node: View) -> None:
+        x_layout, y_layout = self._plan.views[node.name]
+        source = self._result.arrays[self._bring(node.x, x_layout)]
+        value = self._network.values[node.y]
+        self._add(node.y, y_layout, value.dtype, _stored(y_layout, value.axes, value.shape), source.memory)
+
+    def call(self, node: Node) -> None:
+        way = self._plan.ways[node.name]
+        named = list(node.layouts(way))
+        arguments = {
+            own.name: self._argument(name, spec) for own, (name, spec) in zip(way.signature, named[: len(way.signature)])
+        }
+        outputs = {
+            own.name: self._make(name, self._network.layout(name, spec), spec)
+            for own, (name, spec) in zip(way.outputs, named[len(way.signature) :])
+        }
+        self._result.calls.append(Planned(node.name, node.sources, way, arguments, outputs, node.scalars))
+
+    def finish(self) -> Schedule:
+        """Brings the outputs into the model's layout and gives them memory of the caller."""
+        found = self._result
+        ends = [self._bring(name, self._network.values[name].axes) for name in self._network.outputs]
+        for number, (name, end) in enumerate(zip(self._network.outputs, ends)):
+            memory = found.arrays[end].memory
+            if memory.kind == "arena":
+                memory.kind, memory.number = "output", number
+                found.outputs.append(end)
+                continue
+            value = self._network.values[name]
+            copy = self._add(name, value.axes, value.dtype, value.shape, Memory("output", 0, number))
+            found.copies.append((end, copy))
+            found.outputs.append(copy)
+        return found
+
+    def _argument(self, name: str, spec: ArgSpec) -> int:
+        layout = self._network.layout(name, spec)
+        if name in self._network.values:
+            return self._bring(name, layout)
+        key = name, layout, spec.dtype
+        if key not in self._constants:
+            constant = self._network.constants[name]
+            self._constants[key] = len(self._result.arrays)
+            memory = Memory("constant", spec.nbytes)
+            self._result.arrays.append(
+                Held(name, layout, constant.axes, constant.array.shape, spec.dtype, spec.shape, memory)
+            )
+        return self._constants[key]
+
+    def _make(self, name: str, layout: str, spec: ArgSpec) -> int:
+        return self._add(name, layout, spec.dtype, spec.shape, Memory("arena", spec.nbytes))
+
+    def _bring(self, name: str, layout: str) -> int:
+        """The array that holds a value in a layout. Adds the conversion that the plan has for it, if it needs one."""
+        found = self._find(name, layout)
+        if found is not None:
+            return found
+        step = self._conversion(name, layout)
+        source = self._bring(name, step.x)
+        made = self._make(name, step.y, step.workload.output)
+        (argument,), output = step.workload.signature, step.workload.output
+        self._result.calls.append(
+            Planned(f"{name}: {step.x} to {step.y}", (), step.workload, {argument.name: source}, {output.name: made})
+        )
+        return made
+
+    def _find(self, name: str, layout: str) -> int | None:
+        value, arrays = self._network.values[name], self._result.arrays
+        there = self._there.get(name, [])
+        exact = next((index for index in there if arrays[index].layout == layout), None)
+        if exact is not None:
+            return exact
+        return next((index for index in there if same_bytes(value, arrays[index].layout, layout)), None)
+
+    def _conversion(self, name: str, layout: str) -> Conversion:
+        value = self._network.values[name]
+        for step in self._plan.conversions:
+            if step.value == name and same_bytes(value, step.y, layout):
+                return step
+        there = ", ".join(self._result.arrays[index].layout for index in self._there.get(name, []))
+        raise ValueError(f"the plan has {name} in layout {there or 'none'} and no conversion to {layout}")
+
+    def _add(self, name: str, layout: str, dtype: str, stored: tuple[int, ...], memory: Memory) -> int:
+        value = self._network.values[name]
+        if dtype != value.dtype:
+            raise ValueError(f"{name} is {value.dtype}, and a kernel writes it as {dtype}")
+        held = Held(name, layout, value.axes, value.shape, dtype, stored, memory)
+        memory.nbytes = max(memory.nbytes, _nbytes(held))
+        self._result.arrays.append(held)
+        index = len(self._result.arrays) - 1
+        self._there.setdefault(name, []).append(index)
+        return index
+
+
+def _stored(layout: str, axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return Layout.parse(layout).shape(dict(zip(axes, shape)))
+
+
+def _nbytes(held: Held) -> int:
+    count = 1
+    for extent in held.stored:
+        count *= extent
+    return count * dtype_of(held.dtype).nbytes
+
+
+def _set_lifetimes(found: Schedule) -> None:
+    for number, call in enumerate(found.calls):
+        for index in call.arrays:
+            memory = found.arrays[index].memory
+            memory.first = number if memory.first < 0 else memory.first
+            memory.last = number
+    for source, _ in found.copies:
+        found.arrays[source].memory.last = len(found.calls)
+
+
+def _update_in_place(found: Schedule) -> None:
+    """Lets an output take the memory of the argument that it may share, where no other array of the network needs it."""
+    for number, call in enumerate(found.calls):
+        for spec in call.workload.signature:
+            if spec.aliases not in call.outputs:
+                continue
+            argument = found.arrays[call.arguments[spec.name]].memory
+            output = found.arrays[call.outputs[spec.aliases]].memory
+            readers = [index for index in call.arguments.values() if found.arrays[index].memory is argument]
+            if not (argument.kind == output.kind == "arena" and argument.nbytes == output.nbytes == spec.nbytes):
+                continue
+            if argument.last != number or output.first != number or len(readers) != 1:
+                continue
+            argument.last = output.last
+            for held in found.arrays:
+                if held.memory is output:
+                    held.memory = argument
