@@ -47,6 +47,7 @@ class Kind(enum.StrEnum):
     BEST = "best"  # `Claim.text`: this machine measured and verified it
     DATABASE = "database"  # its unique id: this machine created it
     RECORD = "record"  # `record_text`: this machine measured it
+    EXECUTABLE = "executable"  # sha256 of the program of a model.ssx: this machine built it
 
 
 # Until schema version 3 the bare sha256 of an artifact and the bare id of a database were signed. Neither text can be taken
@@ -83,6 +84,16 @@ class Claim(NamedTuple):
     def revocation(self) -> Path:
         """It is of the code, for all targets, modes and times: code that is wrong for a workload is wrong in each."""
         return state_dir() / "revoked" / _digest("code", json.dumps([self.workload_id, self.artifact_sha256], default=repr))
+
+
+class ExecutableClaim(NamedTuple):
+    """What a model.ssx claims: the sha256 of its program, which names its code and weights by their own digests."""
+
+    program_sha256: str
+
+    @property
+    def mark(self) -> Path:
+        return state_dir() / "trusted" / _digest("executable", self.program_sha256)
 
 
 def record_text(content_id: str, artifact_sha256: str | None) -> str:
@@ -139,6 +150,11 @@ def vouches(claim: Claim, signature: str | None) -> bool:
     return (is_ours(Kind.BEST, claim.text, signature) or claim.mark.is_file()) and not is_revoked(claim)
 
 
+def vouches_executable(claim: ExecutableClaim, signature: str | None) -> bool:
+    """Whether a model.ssx may run here: this machine built it, or its user marked it."""
+    return is_ours(Kind.EXECUTABLE, claim.program_sha256, signature) or claim.mark.is_file()
+
+
 def require(claim: Claim, signature: str | None, path: Path, *, kind: str = "store") -> None:
     """Raises UntrustedDatabaseError unless the code of a claim may be loaded from the file.
 
@@ -160,7 +176,7 @@ def require(claim: Claim, signature: str | None, path: Path, *, kind: str = "sto
     )
 
 
-def mark(claims: Iterable[Claim], source: Path) -> int:
+def mark(claims: Iterable[Claim | ExecutableClaim], source: Path) -> int:
     """Marks claims as trusted on this machine; `source` is noted in the marks. Returns how many had no mark before.
 
     Raises:
@@ -175,20 +191,25 @@ def mark(claims: Iterable[Claim], source: Path) -> int:
 
 @dataclass(frozen=True)
 class Trusted:
-    """What `trust` did: how many kernels the file holds, and how many of them were neither signed nor marked before."""
+    """What `trust` did: how many kernels the file holds, and how many of them were neither signed nor marked before.
+    A model.ssx counts as one."""
 
     kernels: int
     marked: int
 
 
 def trust(path: str | Path) -> Trusted:
-    """Marks the kernels that a database holds now as trusted on this machine, wherever the file goes.
+    """Marks the kernels that a database holds now, or a whole model.ssx, as trusted on this machine, wherever the file goes.
 
     Raises:
-        DatabaseError: it is not a database of schedsearch, or a mark cannot be written.
+        DatabaseError: it is not a file of schedsearch, or a mark cannot be written.
     """
+    from schedsearch.records.executables import ExecutableFile, is_executable
     from schedsearch.records.lookup import Lookup
 
+    if is_executable(path):
+        with ExecutableFile(path) as file:
+            return Trusted(1, mark([] if file.vouched else [file.claim], file.path))
     with Lookup(path) as lookup:
         rows = lookup.with_code()
         return Trusted(len(rows), mark((row.claim for row in rows if not row.vouched), lookup.path))
@@ -229,11 +250,15 @@ def distrust(path: str | Path) -> int:
     Raises:
         DatabaseError: a mark cannot be removed, or the file is not a database of schedsearch.
     """
+    from schedsearch.records.executables import ExecutableFile, is_executable
     from schedsearch.records.lookup import Lookup
 
     path = Path(path)
     marks = {mark for mark, (source, _) in _notes().items() if source == str(path.absolute())}
-    if path.exists():
+    if is_executable(path):
+        with ExecutableFile(path) as file:
+            marks |= {file.claim.mark} if file.claim.mark.is_file() else set()
+    elif path.exists():
         with Lookup(path) as lookup:
             marks |= {row.claim.mark for row in lookup.with_code() if row.claim.mark.is_file()}
     for each in marks:

@@ -1,0 +1,118 @@
+"""Executables in files: what `schedsearch.load` reads and `Net.save` writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import overload
+
+from schedsearch.device import open_device
+from schedsearch.device.detect import detect
+from schedsearch.errors import DatabaseError, DeviceError, PlanError
+from schedsearch.executable.net import Net
+from schedsearch.executable.program import Program
+from schedsearch.executable.run import Parts
+from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.records import executables
+from schedsearch.target import Target
+
+
+def save(parts: Parts, path: str | os.PathLike[str]) -> None:
+    """Writes an executable, signed by this machine. The same executable gives the same bytes.
+
+    Raises:
+        UsageError: there is a file that is not an executable; it stays.
+        DatabaseError: it cannot be written.
+    """
+    program = parts.program
+    code = [(sha256, each.plan.to_json(), each.code) for sha256, each in parts.artifacts.items()]
+    executables.write(Path(path), program.target, program.json, code, zip(program.weights, parts.weights))
+
+
+def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
+    """Loads a network that `schedsearch.build` made. It needs none of Numba, ONNX and torch.
+
+    Args:
+        path: a model.ssx.
+        target: the device, as `schedsearch.detect` takes it; auto: the one that the file is for.
+
+    Raises:
+        UntrustedDatabaseError: this machine did not build the file, and its user did not trust it
+            (`schedsearch records trust FILE`).
+        DatabaseError: no such file, or it is damaged or not an executable.
+        DeviceError: the file is for another kind of device, or the device cannot be used.
+
+    Example:
+        >>> with schedsearch.load("model.ssx") as net:
+        ...     y = net(x)
+    """
+    stored = Stored(Path(path))
+    kind = stored.program.target.partition(":")[0]
+    if isinstance(target, str):
+        target = detect(kind if target == "auto" and kind in ("cpu", "cuda") else target)
+    if target.key != stored.program.target:
+        raise DeviceError(
+            f"{path} is for {stored.program.target}, and this device is {target.key}; build it here: schedsearch build "
+            f"{stored.program.model or 'MODEL.onnx'} -o {Path(path).name}"
+        )
+    return Net(stored, open_device(target))
+
+
+class Stored:
+    """The parts of an executable in a file. The file is read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UntrustedDatabaseError or DatabaseError, as `load` does."""
+        self.path = path
+        with executables.ExecutableFile(path) as file:
+            text = file.program
+        self.program = Program.from_json(text)
+
+    @property
+    def artifacts(self) -> Mapping[str, Artifact]:
+        """Raises DatabaseError if code is missing or damaged."""
+        with executables.ExecutableFile(self.path) as file:
+            found = {}
+            for sha256 in dict.fromkeys(call.artifact for call in self.program.calls):
+                plan, code = file.code(sha256)
+                found[sha256] = Artifact(code, self._plan(plan))
+            return found
+
+    @property
+    def weights(self) -> Sequence[memoryview]:
+        """Read one after the other, so that a network needs the host's memory of its largest weight only."""
+        return _Weights(self)
+
+    def _plan(self, text: str) -> LaunchPlan:
+        try:
+            return LaunchPlan.from_json(text)
+        except PlanError as error:
+            raise DatabaseError(f"{self.path}: a launch plan cannot be used: {error}; build the model again") from error
+
+
+class _Weights(Sequence[memoryview]):
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def __len__(self) -> int:
+        return len(self._stored.program.weights)
+
+    @overload
+    def __getitem__(self, number: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[memoryview]: ...
+    def __getitem__(self, number: int | slice) -> memoryview | Sequence[memoryview]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        with executables.ExecutableFile(self._stored.path) as file:
+            return self._read(file, range(len(self))[number])
+
+    def __iter__(self) -> Iterator[memoryview]:
+        with executables.ExecutableFile(self._stored.path) as file:
+            for number in range(len(self)):
+                yield self._read(file, number)
+
+    def _read(self, file: executables.ExecutableFile, number: int) -> memoryview:
+        program = self._stored.program
+        return memoryview(file.weight(program.weights[number], program.arrays[program.constants[number]].nbytes))
