@@ -1,7 +1,7 @@
 """Files of executables (`model.ssx`): a program, its machine code and its weights in one SQLite database.
 
-Like `lookup` this needs the standard library only. What the program's text means is the business of `schedsearch.executable`;
-here it is a text that names code and weights by their sha256, so that one signature covers everything.
+Like `lookup` this needs the standard library only. `schedsearch.executable` knows what the text of a program means. Here it
+is a text that names code and weights by their sha256, so that one signature covers everything.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _TABLES = {
 _SCHEMA = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     "BEGIN IMMEDIATE",
-    "CREATE TABLE executable (version INTEGER NOT NULL, target TEXT NOT NULL, program TEXT NOT NULL, signature TEXT NOT NULL) "
-    "STRICT",
+    "CREATE TABLE executable (version INTEGER NOT NULL, target TEXT NOT NULL, program TEXT NOT NULL, "
+    "signature TEXT NOT NULL) STRICT",
     "CREATE TABLE code (sha256 TEXT PRIMARY KEY, plan TEXT NOT NULL, code BLOB NOT NULL) STRICT",
-    "CREATE TABLE weight (sha256 TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (sha256, part)) STRICT",
+    "CREATE TABLE weight (sha256 TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (sha256, part)) "
+    "STRICT",
 )
 
 
@@ -61,9 +62,11 @@ def write(
     """
     dbfile.check(path, create=True, readonly=False)
     try:
-        with replacement(path, _keep_unless_executable) as temporary:
-            with contextlib.closing(dbfile.connect(temporary, create=True)) as connection:
-                _fill(connection, target, program, code, weights)
+        with (
+            replacement(path, _keep_unless_executable) as temporary,
+            contextlib.closing(dbfile.connect(temporary, create=True)) as connection,
+        ):
+            _fill(connection, target, program, code, weights)
     except OSError as error:
         raise DatabaseError(f"cannot write {path}: {error.strerror}; give another path") from error
     except dbfile.ERRORS as error:
@@ -105,7 +108,9 @@ class ExecutableFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         if not self.path.exists():
-            raise DatabaseError(f"no executable at {path}; check the path, or make it: schedsearch build MODEL.onnx -o {path}")
+            raise DatabaseError(
+                f"no executable at {path}; check the path, or make it: schedsearch build MODEL.onnx -o {path}"
+            )
         self._connection = dbfile.connect(self.path, readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)
         try:
             self._read()
@@ -123,17 +128,18 @@ class ExecutableFile:
         rows = self._all("SELECT version, target, program, signature FROM executable")
         if len(rows) != 1:
             raise self._damaged("executable", "", f"{len(rows)} rows; it must have one")
-        version, self.target, self._program, self._signature = rows[0]
+        version, self.target, program, self._signature = rows[0]
         if not isinstance(version, int) or version < 1:
             raise self._damaged("executable", "version", f"{ascii(version)[:40]} is not a version")
         if version > FORMAT_VERSION:
             raise SchemaVersionError(
-                f"{self.path} has format version {version}, this schedsearch knows up to {FORMAT_VERSION}; upgrade schedsearch "
-                "(pip install -U schedsearch), or build the model again here"
+                f"{self.path} has format version {version}, this schedsearch knows up to {FORMAT_VERSION}; upgrade "
+                "schedsearch (pip install -U schedsearch), or build the model again here"
             )
-        for name, value in (("target", self.target), ("program", self._program), ("signature", self._signature)):
+        for name, value in (("target", self.target), ("program", program), ("signature", self._signature)):
             if not isinstance(value, str):
                 raise self._damaged("executable", name, "it is not text")
+        self._program: str = program
 
     @property
     def claim(self) -> trust.ExecutableClaim:
@@ -153,9 +159,9 @@ class ExecutableFile:
         """
         if not self.vouched:
             raise UntrustedDatabaseError(
-                f"this machine did not sign {self.path}: another machine wrote it, or it was changed. Its machine code would "
-                f"run with all your rights; if you trust its origin: schedsearch records trust {self.path}; else build the "
-                "model again here: schedsearch build MODEL.onnx"
+                f"this machine did not sign {self.path}: another machine wrote it, or it was changed. Its machine code "
+                f"would run with all your rights; if you trust its origin: schedsearch records trust {self.path}; else "
+                "build the model again here: schedsearch build MODEL.onnx"
             )
         return self._program
 
@@ -219,7 +225,11 @@ def is_executable(path: str | Path) -> bool:
 
 def _keep_unless_executable(path: Path) -> str | None:
     """The objection (see `output.replacement`) to replacing anything but an executable."""
-    return None if is_executable(path) else "exists and is not an executable, so it is left alone; delete it or give another path"
+    return (
+        None
+        if is_executable(path)
+        else "exists and is not an executable, so it is left alone; delete it or give another path"
+    )
 
 
 def _digest(program: str) -> str:

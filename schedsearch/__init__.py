@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         WorkloadError,
         WrongResultError,
     )
+    from schedsearch.executable.file import load
+    from schedsearch.executable.net import Net
     from schedsearch.ops.batch_matmul import batch_matmul
     from schedsearch.ops.concat import concat
     from schedsearch.ops.conv2d import conv2d
@@ -75,6 +77,7 @@ _HOMES = {
     "Interrupted": "schedsearch.errors",
     "Kernel": "schedsearch.runtime",
     "KernelCache": "schedsearch.runtime",
+    "Net": "schedsearch.executable.net",
     "NoRecordError": "schedsearch.errors",
     "NoValidConfigError": "schedsearch.errors",
     "Observer": "schedsearch.session.observer",
@@ -106,6 +109,7 @@ _HOMES = {
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
     "layout_transform": "schedsearch.ops.layout_transform",
+    "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
     "own_kernel": "schedsearch.own.deployed",
     "pack": "schedsearch.ops.packing",
@@ -131,6 +135,7 @@ __all__ = [
     "Interrupted",
     "Kernel",
     "KernelCache",
+    "Net",
     "NoRecordError",
     "NoValidConfigError",
     "Observer",
@@ -162,6 +167,7 @@ __all__ = [
     "detect",
     "explain",
     "layout_transform",
+    "load",
     "load_templates",
     "own_kernel",
     "pack",

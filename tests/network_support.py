@@ -17,38 +17,32 @@ from schedsearch.network.plan import first_plan
 Array = np.ndarray[Any, Any]
 
 
-def convolution(c: int, k: int, kernel: int, *stages: str, dtype: str = "float32", size: int = 6) -> schedsearch.Workload:
-    return schedsearch.conv2d(
-        n=1, h=size, w=size, c=c, k=k, r=kernel, s=kernel, padding=kernel // 2, dtype=dtype, epilogue=stages
-    )
+def two_convolutions(dtype: str = "float32", channels: int = 8) -> Network:
+    """x -> 3x3 with bias and x as the residual -> t -> the same with other weights and t as the residual -> y.
 
-
-def two_convolutions(dtype: str = "float32") -> Network:
-    """x -> 3x3 with bias and relu -> 1x1 with x as the residual -> y. All in NHWC, so that x and y are converted.
-
-    The weights are small integers, which every format holds."""
+    The kernels take NHWC, so that x and y are converted. The weights are small integers, which every format holds.
+    """
     rng = np.random.default_rng(1)
-    first = convolution(8, 16, 3, "bias", "relu", dtype=dtype)
-    second = convolution(16, 8, 1, "residual", dtype=dtype)
-    shape, middle = (1, 8, 6, 6), (1, 16, 6, 6)
+    shape = (1, channels, 6, 6)
+    way = schedsearch.conv2d(
+        n=1, h=6, w=6, c=channels, k=channels, r=3, s=3, padding=1, dtype=dtype, epilogue=("bias", "residual", "relu")
+    )
+    constants = {}
+    for number in "12":
+        for name, axes, extents in (("w", "OIHW", (channels, channels, 3, 3)), ("b", "K", (channels,))):
+            array = rng.integers(-1, 2, extents).astype(np.float32)
+            constants[name + number] = Constant(name + number, axes, array)
 
-    def constant(name: str, axes: str, *extents: int) -> Constant:
-        return Constant(name, axes, rng.integers(-2, 3, extents).astype(np.float32))
+    def node(number: str, x: str, y: str) -> Node:
+        arguments = {"x": x, "weight": "w" + number, "bias": "b" + number, "residual": x}
+        return Node("conv" + number, ("conv" + number, "add" + number), arguments, {"y": y}, (way,))
 
     return Network(
         inputs=("x",),
         outputs=("y",),
-        values={name: Value(name, "NCHW", each, dtype) for name, each in (("x", shape), ("t", middle), ("y", shape))},
-        constants={
-            each.name: each
-            for each in (
-                constant("w1", "OIHW", 16, 8, 3, 3), constant("b1", "K", 16), constant("w2", "OIHW", 8, 16, 1, 1)
-            )
-        },  # fmt: skip
-        nodes=(
-            Node("conv1", ("conv1", "relu1"), {"x": "x", "weight": "w1", "bias": "b1"}, {"y": "t"}, (first,)),
-            Node("conv2", ("conv2", "add"), {"x": "t", "weight": "w2", "residual": "x"}, {"y": "y"}, (second,)),
-        ),
+        values={name: Value(name, "NCHW", shape, dtype) for name in "xty"},
+        constants=constants,
+        nodes=(node("1", "x", "t"), node("2", "t", "y")),
     )
 
 
@@ -59,23 +53,18 @@ def truth(network: Network, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if isinstance(node, View):
             known[node.y] = known[node.x].reshape(network.values[node.y].shape)
             continue
-        way = node.ways[0]
-        arguments = {}
-        for name, spec in node.layouts(way):
-            array = known[name] if name in known else network.constants[name].array if name in network.constants else None
-            if array is not None:
-                axes = network.values[name].axes if name in network.values else network.constants[name].axes
-                arguments[_argument(node, name)] = array.transpose([axes.index(axis) for axis in spec.axes])
+        way, arguments = node.ways[0], {}
+        for spec in way.signature:
+            name = node.arguments[spec.name]
+            axes = network.values[name].axes if name in known else network.constants[name].axes
+            array = known[name] if name in known else network.constants[name].array
+            arguments[spec.name] = array.transpose([axes.index(axis) for axis in spec.axes])
         (result,) = node.outputs.values()
         known[result] = numpy_conv2d(way, arguments, node.scalars).transpose(["NHWC".index(axis) for axis in "NCHW"])
     return known
 
 
-def _argument(node: Node, name: str) -> str:
-    return next(argument for argument, given in node.arguments.items() if given == name)
-
-
-def build(network: Network, db: Any, target: schedsearch.Target) -> Executable:
+def build(network: Network, target: schedsearch.Target, db: Any = "no.db") -> Executable:
     """The first plan with the kernels of a database, or with default ones."""
     plan = first_plan(network)
     workloads = [*plan.ways.values(), *(step.workload for step in plan.conversions)]

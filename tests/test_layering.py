@@ -51,7 +51,7 @@ LAYERS = {
     "schedsearch.replay": 5,
     "schedsearch.runtime": 5,
     "schedsearch.session": 5,
-    "schedsearch.graph": 6,
+    "schedsearch.executable": 6,
     "schedsearch.integrations": 6,
     "schedsearch.network": 6,
     "schedsearch.profiling": 6,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.program import Array, Call, Origin, Place, Program
@@ -15,9 +16,6 @@ from schedsearch.network.graph import Constant, Network, Plan
 from schedsearch.ops import Layout
 from schedsearch.ops.dtypes import encode
 from schedsearch.workload import Workload
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,13 @@ def assemble(
     places = _Places(found, chosen)
     arrays = tuple(
         Array(
-            held.name, held.layout, held.axes, tuple(held.shape), held.dtype, tuple(held.stored), places.of_memory(held.memory)
+            held.name,
+            held.layout,
+            held.axes,
+            tuple(held.shape),
+            held.dtype,
+            tuple(held.stored),
+            places.of_memory(held.memory),
         )
         for held in found.arrays
     )
@@ -173,10 +177,9 @@ def _is_prepared(found: Schedule, call: Planned, constants: tuple[str, ...]) -> 
     return bool(constants) and all(found.arrays[call.arguments[name]].memory.kind == "constant" for name in constants)
 
 
-def _packed(constant: Constant, held: Held) -> np.ndarray[Any, Any]:
+def _packed(constant: Constant, held: Held) -> bytes:
     """The bytes of a constant in the layout and format that its kernels read."""
-    import numpy as np
-
     stored = Layout.parse(held.layout).pack(encode(constant.array, held.dtype), constant.axes)
-    assert tuple(stored.shape) == tuple(held.stored)
-    return np.frombuffer(np.ascontiguousarray(stored).tobytes(), np.uint8)
+    assert stored.size == math.prod(held.stored)
+    data: bytes = stored.tobytes()
+    return data

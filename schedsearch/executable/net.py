@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
-from schedsearch.errors import ArgumentError, did_you_mean
+from schedsearch.errors import ArgumentError, UsageError, did_you_mean
 from schedsearch.executable.explain import explain_lines
-from schedsearch.executable.program import Array, Call, Program
+from schedsearch.executable.program import Array, Call
 from schedsearch.executable.run import Calls, Parts, Weights
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
@@ -81,7 +81,7 @@ class Net:
         self._start(weights)
 
     def _start(self, weights: Weights) -> None:
-        self._weights = weights.take()
+        self._weights: Weights | None = weights.take()
         self._device, self.program = weights.device, weights.program
         target = self._device.target
         self.device = (target.kind, target.ordinal if target.kind == "cuda" else 0)
@@ -98,7 +98,7 @@ class Net:
         """Another net that shares code and weights with this one, for a second stream or thread."""
         other = Net.__new__(Net)
         other._parts = self._parts
-        other._start(self._weights)
+        other._start(self._open_weights())
         return other
 
     @property
@@ -131,7 +131,7 @@ class Net:
             DeviceError: the launch failed.
         """
         with self._lock:
-            self._check_open()
+            self._open_weights()
             given = self._split(args, named)
             views = self._checked_inputs(given)
             results, seen = self._checked_outputs(given, views, out)
@@ -153,26 +153,26 @@ class Net:
             ArgumentError: as a call does; or an array is not on the network's device.
         """
         with self._lock:
-            self._check_open()
+            self._open_weights()
             given = self._split(args, named)
             views = self._checked_inputs(given)
             for spec, view in zip(self._inputs, views):
                 arrays.check(spec, view, self.device)
             results, seen = self._checked_outputs(given, views, out)
-            calls = Calls(self._weights, self._arena, [each.address for each in views], [each.address for each in seen])
+            calls = self._calls_on([each.address for each in views], [each.address for each in seen])
             return Bound(self, calls, tuple(results), tuple(given), views[0].library)
 
     def trace(self, *args: Any, **named: Any) -> dict[str, np.ndarray[Any, Any]]:
         """The values that the calls compute, by name, in the model's order of axes: NumPy arrays that hold their numbers
         exactly. Values inside a fused call do not exist."""
         with self._lock:
-            self._check_open()
+            self._open_weights()
             views = self._checked_inputs(self._split(args, named))
             self._take_staged()
             assert self._staged is not None
             for address, spec, view in zip(self._staged[0], self._inputs, views):
                 self._copy_in(address, view, spec.nbytes, 0)
-            calls = Calls(self._weights, self._arena, *self._staged)
+            calls = self._calls_on(*self._staged)
             found: dict[str, np.ndarray[Any, Any]] = {}
 
             def keep(number: int) -> None:
@@ -190,10 +190,10 @@ class Net:
     def measure(self, repeat: int = 100) -> Times:
         """The time of the whole and of each call, on inputs of zeros if the net was not called before."""
         with self._lock:
-            self._check_open()
+            self._open_weights()
             self._take_staged()
             assert self._staged is not None
-            calls = Calls(self._weights, self._arena, *self._staged)
+            calls = self._calls_on(*self._staged)
             try:
                 total, each = calls.times_ns(repeat)
             finally:
@@ -215,7 +215,7 @@ class Net:
                 self._calls.close()
             while self._memory:
                 self._device.free(self._memory.pop())
-            weights, self._weights = self._weights, None  # type: ignore[assignment]  # closed nets have none
+            weights, self._weights = self._weights, None
             weights.release()
 
     def __enter__(self) -> Self:
@@ -226,11 +226,18 @@ class Net:
 
     def __repr__(self) -> str:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
-        return f"<Net {self.program.model or 'without a file'} on {self.device[0]}:{self.device[1]}: {ports[0]} -> {ports[1]}>"
+        return (
+            f"<Net {self.program.model or 'without a file'} on {self.device[0]}:{self.device[1]}: {ports[0]} -> {ports[1]}>"
+        )
 
-    def _check_open(self) -> None:
+    def _open_weights(self) -> Weights:
+        """Raises UsageError if the net was closed."""
         if self._weights is None:
-            raise ArgumentError("the net was closed; load it again")
+            raise UsageError("the net was closed; load it again")
+        return self._weights
+
+    def _calls_on(self, inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
+        return Calls(self._open_weights(), self._arena, inputs, outputs)
 
     def _allocate(self, nbytes: int) -> int:
         self._memory.append(self._device.allocate(nbytes))
@@ -291,7 +298,7 @@ class Net:
         inputs, outputs = [each.address for each in views], [each.address for each in seen]
         calls, self._calls = self._calls, None  # until all pointers are set
         if calls is None:
-            calls = Calls(self._weights, self._arena, inputs, outputs)
+            calls = self._calls_on(inputs, outputs)
         calls.move(inputs, outputs)
         self._calls = calls
         calls.launch()
@@ -301,7 +308,7 @@ class Net:
         self._take_staged()
         assert self._staged is not None
         if self._calls is None:
-            self._calls = Calls(self._weights, self._arena, *self._staged)
+            self._calls = self._calls_on(*self._staged)
         inputs, outputs = self._staged
         for address, spec, view in zip(inputs, self._inputs, views):
             self._copy_in(address, view, spec.nbytes, stream)
@@ -341,7 +348,7 @@ class Net:
         assert self._staged is not None
         bases = {"arena": [self._arena], "input": self._staged[0], "output": self._staged[1]}
         raw = np.empty(array.nbytes, np.uint8)
-        self._device.copy_out(memoryview(raw), bases[array.place.space][array.place.number] + array.place.offset)
+        self._device.copy_out(raw.data, bases[array.place.space][array.place.number] + array.place.offset)
         values = decode(raw.view(dtype_of(array.dtype).storage).reshape(array.stored), array.dtype)
         sizes = dict(zip(array.axes, array.shape))
         return np.array(Layout.parse(array.layout).unpack(values, sizes, array.axes))
@@ -354,9 +361,7 @@ class Bound:
         outputs: the arrays that it writes.
     """
 
-    def __init__(
-        self, net: Net, calls: Calls, outputs: tuple[Any, ...], inputs: tuple[Any, ...], library: str
-    ) -> None:
+    def __init__(self, net: Net, calls: Calls, outputs: tuple[Any, ...], inputs: tuple[Any, ...], library: str) -> None:
         self._net, self._calls, self._library = net, calls, library
         self.outputs = outputs
         self._inputs = inputs  # keeps the memory alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import threading
 import time
@@ -279,7 +280,7 @@ def _between_events(device: CudaDevice, stream: int, launch: Callable[[int], Non
             launch(stream)
             event.record(stream)
         events[-1].synchronize()
-        times_ms = [before.elapsed_ms(after) for before, after in zip(events, events[1:])]
+        times_ms = [before.elapsed_ms(after) for before, after in itertools.pairwise(events)]
     return statistics.median(times_ms) * 1e6
 
 

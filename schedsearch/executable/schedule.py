@@ -160,7 +160,8 @@ class _Walk:
         return self._constants[key]
 
     def _make(self, name: str, layout: str, spec: ArgSpec) -> int:
-        return self._add(name, layout, spec.dtype, spec.shape, Memory("arena", spec.nbytes))
+        value = self._network.values[name]
+        return self._add(name, layout, spec.dtype, _stored(layout, value.axes, value.shape), Memory("arena", spec.nbytes))
 
     def _bring(self, name: str, layout: str) -> int:
         """The array that holds a value in a layout. Adds the conversion that the plan has for it, if it needs one."""
