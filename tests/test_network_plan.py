@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import math
+from unittest import mock
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from schedsearch import concat, conv2d, layout_transform, transpose
+from schedsearch import Workload, concat, conv2d, layout_transform, transpose
 from schedsearch.errors import UnsupportedError
-from schedsearch.network.graph import Constant, Network, Node, Value, View
+from schedsearch.network.choices import Choices
+from schedsearch.network.costs import Cost
+from schedsearch.network.elimination import Elimination
+from schedsearch.network.graph import Constant, Network, Node, Plan, Value, View
 from schedsearch.network.layouts import conversion, same_bytes
-from schedsearch.network.plan import first_plan
+from schedsearch.network.plan import best_plan, complete, fastest_kernels, first_plan, missing, priced, uniform_plan
 
 
 def image(name: str, c: int, extent: int = 8, n: int = 2, dtype: str = "float16") -> Value:
@@ -36,7 +46,7 @@ def network(inputs: list[Value], outputs: list[Value], inner: list[Value], nodes
     return Network(tuple(v.name for v in inputs), tuple(v.name for v in outputs), values, weights, tuple(nodes))
 
 
-def steps(plan) -> list[tuple[str, str, str]]:
+def steps(plan: Plan) -> list[tuple[str, str, str]]:
     return [(each.value, each.x, each.y) for each in plan.conversions]
 
 
@@ -95,3 +105,218 @@ def test_a_conversion_that_no_kernel_does_is_refused() -> None:
     one, two = convolution("one", x, a, "NCHW4c"), convolution("two", a, b, "NCHW6c")
     with pytest.raises(UnsupportedError, match=r"a \(float16 NCHW .* is made in layout NCHW4c, and two reads it in NCHW6c"):
         first_plan(network([x], [b], [a], [one, two]))
+
+
+# ---- elimination
+
+TABLES = st.integers(1, 5).flatmap(
+    lambda count: st.tuples(
+        st.lists(st.integers(1, 3), min_size=count, max_size=count),
+        st.lists(
+            st.tuples(st.lists(st.integers(0, count - 1), min_size=1, max_size=3, unique=True), st.integers(0, 2**32 - 1)),
+            max_size=6,
+        ),
+    )
+)
+
+
+def summed(sizes: list[int], factors: list[tuple[tuple[int, ...], np.ndarray]]) -> np.ndarray:
+    """The sum of tables, entry by entry."""
+    total = np.zeros(sizes)
+    for states in itertools.product(*map(range, sizes)):
+        total[states] = sum(table[tuple(states[each] for each in variables)] for variables, table in factors)
+    return total
+
+
+@settings(max_examples=100, deadline=None)
+@given(TABLES)
+def test_elimination_finds_the_minimum_and_the_least_cost_of_every_choice(drawn) -> None:
+    sizes, given_factors = drawn
+    factors = []
+    for variables, seed in given_factors:
+        random = np.random.default_rng(seed)
+        table = random.integers(0, 9, [sizes[each] for each in variables]).astype(float)
+        table[random.random(table.shape) < 0.15] = np.inf
+        factors.append((tuple(variables), table))
+    total = summed(sizes, factors)
+    found = Elimination(sizes, factors)
+    assert found.exact
+    assert found.cost == total.min()
+    assert total[found.states] == total.min() or math.isinf(found.cost)
+    for variables, _ in factors:
+        rest = tuple(each for each in range(len(sizes)) if each not in variables)
+        order = [sorted(variables).index(each) for each in variables]
+        assert np.array_equal(found.least(*variables), total.min(axis=rest).transpose(order))
+    cut = Elimination(sizes, factors, most_entries=3)  # some variables are fixed
+    assert cut.cost >= total.min()
+    assert math.isinf(cut.cost) or total[cut.states] == cut.cost
+
+
+# ---- plans
+
+
+def by_digest(seed: int, unmeasured: int = 0):
+    """Costs of 1 to 16 us that depend on the workload only; of `unmeasured` in 10 workloads they are estimates."""
+
+    def costs(workload: Workload) -> Cost:
+        digest = hashlib.sha256(f"{seed} {workload.id}".encode()).digest()
+        time_ns = 1000.0 * (1 + digest[0] % 16) / (4 if workload.op == "layout_transform" else 1)
+        return Cost(time_ns, "roofline" if digest[1] % 10 < unmeasured else "record", "by digest", time_ns / 4)
+
+    return costs
+
+
+LAYOUTS = ("NCHW", "NHWC", "NCHW4c", "NCHW8c")
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Network:
+    """Up to five nodes: convolutions with some of the ways, concats of one layout, and values that several nodes read."""
+    x = image("x", 8)
+    values, nodes = [x], []
+    for number in range(draw(st.integers(1, 5))):
+        if draw(st.integers(0, 2)) == 0:
+            reads = [draw(st.sampled_from(values)) for _ in range(draw(st.integers(2, 3)))]
+            y = image(f"v{number}", sum(each.shape[1] for each in reads))
+            ways, words = [], {}
+            for layout, axis in (("NCHW", 1), ("NHWC", 3)):
+                shapes = [each.shape if axis == 1 else (2, 8, 8, each.shape[1]) for each in reads]
+                way = concat(x=shapes, axis=axis)
+                ways.append(way)
+                words[way] = dict.fromkeys((*(f"x{place}" for place in range(len(reads))), "y"), layout)
+            arguments = {f"x{place}": each.name for place, each in enumerate(reads)}
+            nodes.append(Node(f"n{number}", (f"n{number}",), arguments, {"y": y.name}, tuple(ways), words=words))
+        else:
+            y = image(f"v{number}", 8)
+            pairs = ["NCHW", "NHWC", "NCHW->NHWC", "NHWC->NCHW", "NCHW4c", "NCHW8c"]
+            ways = draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=4, unique=True))
+            nodes.append(convolution(f"n{number}", draw(st.sampled_from(values)), y, *ways))
+        values.append(y)
+    outputs = draw(st.lists(st.sampled_from(values[1:]), min_size=1, max_size=2, unique=True))
+    return network([x], outputs, [each for each in values[1:] if each not in outputs], nodes)
+
+
+def by_brute_force(found: Network, costs) -> list[Plan]:
+    counts = [len(node.layouts) if isinstance(node, View) else len(node.ways) for node in found.nodes]
+    names = [node.name for node in found.nodes]
+    return [priced(complete(found, dict(zip(names, ways))), costs) for ways in itertools.product(*map(range, counts))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(networks(), st.integers(0, 1000))
+def test_the_best_plan_is_that_of_brute_force(found: Network, seed: int) -> None:
+    costs = by_digest(seed)
+    every = by_brute_force(found, costs)
+    best = best_plan(found, costs)
+    assert best.predicted_ns == pytest.approx(min(plan.predicted_ns for plan in every))
+    assert best == best_plan(found, costs)
+    assert best.predicted_ns <= fastest_kernels(found, costs).predicted_ns
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks(), st.integers(0, 1000))
+def test_losses_say_what_the_best_plan_costs_that_makes_a_value_in_another_layout(found: Network, seed: int) -> None:
+    costs = by_digest(seed)
+    choices = Choices(found, costs)
+    every = by_brute_force(found, costs)
+    best_ns = min(plan.predicted_ns for plan in every)
+    for node in found.nodes:
+        of: dict[str, float] = {}
+        for plan in every:
+            layout = plan.ways[node.name].params.get("output_layout") or node.words[plan.ways[node.name]]["y"]
+            layout = "NHWC" if layout == "NCHW8c" and found.values[node.outputs["y"]].shape[1] == 8 else layout
+            of[layout] = min(of.get(layout, math.inf), plan.predicted_ns - best_ns)
+        assert choices.losses_ns(node.outputs["y"]) == pytest.approx(of)
+        assert choices.losses_ns(node.outputs["y"])[choices.made(node.outputs["y"])] == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks(), st.integers(0, 1000))
+def test_what_is_missing_is_in_the_plan_or_could_be(found: Network, seed: int) -> None:
+    costs = by_digest(seed, unmeasured=4)
+    best = best_plan(found, costs)
+    tasks = missing(found, costs)
+    missed = {task.workload for task in tasks}
+    launched = [*best.ways.values(), *(each.workload for each in best.conversions)]
+    assert {workload for workload in launched if not costs(workload).measured} <= missed
+    for task in tasks:
+        assert not costs(task.workload).measured
+
+    def optimistic(workload: Workload) -> Cost:  # one workload at a time is as fast as it can be
+        cost = costs(workload)
+        return Cost(cost.least_ns, "record", "") if workload == tried else cost
+
+    ways = [way for node in found.nodes for way in node.ways]
+    for tried in ways:
+        if ways.count(tried) == 1 and not costs(tried).measured:
+            assert (tried in missed) or best_plan(found, optimistic).predicted_ns == pytest.approx(best.predicted_ns)
+
+
+@settings(max_examples=30, deadline=None)
+@given(networks(), st.integers(0, 1000))
+def test_values_with_many_readers_and_nodes_with_many_layouts_have_the_same_best_plan(found: Network, seed: int) -> None:
+    costs = by_digest(seed)
+    with mock.patch("schedsearch.network.choices.MOST_JOINT", 1):  # as if all tables were too large
+        small = Choices(found, costs)
+    assert small.solution.cost == pytest.approx(Choices(found, costs).solution.cost)
+    assert priced(complete(found, small.best()), costs).predicted_ns == pytest.approx(small.solution.cost)
+
+
+def test_a_value_that_many_nodes_read_is_converted_once_for_each_layout() -> None:
+    """Sixteen readers in four layouts: a table over all of them would have 4^17 entries."""
+    x, a = image("x", 16), image("a", 16)
+    outputs = [image(f"y{place}", 16) for place in range(16)]
+    readers = [convolution(f"n{place}", a, y, LAYOUTS[place % 4], LAYOUTS[place % 3]) for place, y in enumerate(outputs)]
+    plan = best_plan(network([x], outputs, [a], [convolution("one", x, a, *LAYOUTS), *readers]), free_readers)
+    assert sorted(each.y for each in plan.conversions if each.value == "a") == ["NCHW4c", "NHWC"]
+    assert {each.layout for each in plan.ways.values()} == {"NCHW", "NHWC", "NCHW4c"}
+
+
+def free_readers(workload: Workload) -> Cost:
+    """Everything costs 1 us; NCHW8c costs 3 us, so that a reader with another way does not take it."""
+    slow = workload.op == "conv2d" and workload.layout == "NCHW8c"
+    return Cost(3000.0 if slow else 1000.0 if workload.op == "conv2d" else 1.0, "record", "")
+
+
+def test_one_layout_for_all_and_the_fastest_kernels_are_baselines() -> None:
+    x, a, b = image("x", 16), image("a", 16), image("b", 32)
+    one, two = convolution("one", x, a, "NCHW", "NHWC", "NCHW4c"), convolution("two", a, b, "NHWC", "NCHW4c")
+    found = network([x], [b], [a], [one, two])
+    times = {one.ways[0]: 3.0, one.ways[1]: 2.0, one.ways[2]: 1.0, two.ways[0]: 1.0, two.ways[1]: 2.0}
+
+    def costs(workload: Workload) -> Cost:
+        return Cost(times.get(workload, 0.25), "record", "")
+
+    nhwc = uniform_plan(found, costs, "NHWC")
+    assert [each.layout for each in nhwc.ways.values()] == ["NHWC", "NHWC"]
+    assert nhwc.predicted_ns == 2.0 + 1.0 + 2 * 0.25
+    fastest = fastest_kernels(found, costs)
+    assert [each.layout for each in fastest.ways.values()] == ["NCHW4c", "NHWC"]
+    assert fastest.predicted_ns == 1.0 + 1.0 + 3 * 0.25
+    assert fastest.measured == {
+        each.id: costs(each).time_ns for each in [*fastest.ways.values(), *(c.workload for c in fastest.conversions)]
+    }
+    assert best_plan(found, costs) == fastest
+
+
+def test_slices_of_one_value_are_written_in_one_layout() -> None:
+    x, joined = image("x", 16), image("joined", 64)
+    sizes = {"n": 2, "h": 8, "w": 8, "c": 16, "k": 32, "r": 1, "s": 1, "slice_of": 64}
+    ways = [conv2d(**sizes, layout="NHWC"), conv2d(**sizes, layout="NCHW")]
+    weight = Constant("weight", "OIHW", np.zeros((32, 16, 1, 1)))
+    nodes = [
+        Node(name, (name,), {"x": "x", "weight": "weight"}, {"y": "joined"}, order)
+        for name, order in (("one", (ways[0], ways[1])), ("two", (ways[1],)))
+    ]
+    found = Network(("x",), ("joined",), {"x": x, "joined": joined}, {"weight": weight}, tuple(nodes))
+    plan = best_plan(found, lambda workload: Cost(1.0 if workload == ways[0] else 9.0, "record", ""))
+    assert [each.layout for each in plan.ways.values()] == ["NCHW", "NCHW"]
+
+
+def test_a_node_that_no_kernel_computes_is_refused_with_the_reasons() -> None:
+    x, y = image("x", 16), image("y", 16)
+    found = network([x], [y], [], [convolution("one", x, y, "NCHW", "NHWC")])
+    with pytest.raises(
+        UnsupportedError, match=r"no kernel computes node one \(one\): no template has NCHW; no template has NHWC"
+    ):
+        best_plan(found, lambda workload: Cost(math.inf, "none", f"no template has {workload.layout}"))

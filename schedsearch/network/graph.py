@@ -135,7 +135,8 @@ class Network:
         if sorted(layout.axes) != sorted(array.axes):
             layout = Layout.parse(array.axes)
         in_memory = layout.shape(dict(zip(array.axes, shape)))
-        if (in_memory != spec.shape) if len(in_memory) == len(spec.shape) else (math.prod(in_memory) != spec.size):
+        wanted = spec.slice_of or spec.shape
+        if (in_memory != wanted) if len(in_memory) == len(wanted) else (math.prod(in_memory) != spec.size):
             raise ValueError(f"{name} {array.axes} {shape} is not {spec.shape} in layout {layout}, as {spec.name} has it")
         return layout.text
 

@@ -1,9 +1,11 @@
-"""Which layouts of a value hold the same bytes, and which kernel turns one layout into another."""
+"""The layouts that ways ask for, which of them hold the same bytes, and which kernel turns one into another."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from schedsearch.errors import WorkloadError
-from schedsearch.network.graph import Value
+from schedsearch.network.graph import Network, Node, Value, View
 from schedsearch.ops import Layout
 from schedsearch.ops.layout_transform import layout_transform
 from schedsearch.ops.transpose import transpose
@@ -47,3 +49,40 @@ def conversion(value: Value, x: str, y: str) -> Workload | None:
         return transpose(x=[sizes[axis] for axis in x], permutation=[x.index(axis) for axis in y], dtype=value.dtype)
     except WorkloadError:
         return None
+
+
+def canonical(value: Value, layout: str) -> str:
+    """The word for a layout: the plain order or NHWC where one of these holds the same bytes, else the layout itself."""
+    words = (value.axes, "NHWC") if sorted(value.axes) == sorted("NCHW") else (value.axes,)
+    return next((word for word in words if same_bytes(value, layout, word)), layout)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a way of a node reads and writes.
+
+    Attributes:
+        reads: (value, layout) of each argument that is not a constant.
+        writes: (value, layout) of each output.
+    """
+
+    reads: tuple[tuple[str, str], ...]
+    writes: tuple[tuple[str, str], ...]
+
+
+def uses(network: Network, node: Node | View) -> list[Use]:
+    """The layouts that each way of a node, or each pair of a view, asks for. Layouts of constants cost nothing and are left
+    out, because a constant is packed once when the network is loaded."""
+    if isinstance(node, View):
+        return [Use(((node.x, x),), ((node.y, y),)) for x, y in node.layouts]
+    found = []
+    for way in node.ways:
+        arrays = list(node.layouts(way))
+        reads, writes = arrays[: len(way.signature)], arrays[len(way.signature) :]
+        found.append(
+            Use(
+                tuple((name, network.layout(name, spec)) for name, spec in reads if name in network.values),
+                tuple((name, network.layout(name, spec)) for name, spec in writes),
+            )
+        )
+    return found

@@ -1,0 +1,220 @@
+"""What a workload costs on a target: its best recorded time, or an estimate where nobody measured it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from schedsearch.errors import UnsupportedError, UsageError
+from schedsearch.measurement import COLD_GRAPH
+from schedsearch.network.graph import Network, Node
+from schedsearch.records.damage import DamageError
+from schedsearch.records.lookup import Lookup
+from schedsearch.roofline import least_time_ns, suspect_time_ns
+from schedsearch.target import Target
+from schedsearch.workload import Workload
+
+OVER_ROOFLINE = 4.0
+"""An operator without any record is taken to need so many times its roofline (`roofline.suspect_time_ns`). The best kernels
+of 86 convolutions of ResNet-50, VGG-16 and Inception-v3 at batch 1 on an H200 (benchmarks/results/networks_h200.json) need 2
+to 10.6 times theirs, 4.4 times in the geometric mean."""
+
+UNTUNED = 2.0
+"""An estimate from the record of a similar workload is raised by this: its kernel was not tuned for the workload."""
+
+NOT_FIRST = 2.0
+"""The estimate of a way that is not the first of its node is raised by this, too. Layouts have the same roofline, but not
+kernels of the same speed. A lowering puts the layout first that the fastest kernels have."""
+
+_OTHER = 4.0  # distance of a parameter that is not a number, as in `workload.distance`
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one launch of a workload.
+
+    Attributes:
+        time_ns: inf if no kernel can run it on the target.
+        origin: record: it was measured; scaled: from the record of a similar workload; roofline: from the device's peaks;
+            none: no kernel can run it.
+        reason: where it comes from, in words.
+        least_ns: no kernel is faster; `time_ns` of a record.
+        record_id: of the record, if origin is record.
+    """
+
+    time_ns: float
+    origin: Literal["record", "scaled", "roofline", "none"]
+    reason: str
+    least_ns: float = 0.0
+    record_id: int | None = None
+
+    @property
+    def measured(self) -> bool:
+        return self.origin == "record"
+
+
+Costs = Callable[[Workload], Cost]
+
+
+class RecordCosts:
+    """Costs from a database.
+
+    A workload with a record costs the time of the best one, whichever machine measured it, so that a database gives the same
+    plan everywhere. Any other is estimated: the time of the most similar workload of the operator (by `workload.distance`;
+    records of the same kind of device come first), times the ratio of the two rooflines, times `UNTUNED`. Without any record
+    of the operator it is its roofline times `OVER_ROOFLINE`. Estimates are pessimistic, so that a plan takes what was not
+    measured only where it has to. `plan.missing` says what is worth measuring.
+
+    Args:
+        lookup: None: there are no records.
+        mode: how the records were timed.
+        network: estimates of ways that are not the first of a node are raised by `NOT_FIRST`.
+        check: returns why no kernel runs a workload on the target, or ""; default: asks the templates.
+
+    Example:
+        >>> cost = RecordCosts(None, PRESETS["h200"])(conv2d(n=1, h=14, w=14, c=256, k=256, r=3, s=3, padding=1))
+        >>> cost.origin, cost.reason
+        ('roofline', '4 times its roofline; there is no record of another conv2d')
+    """
+
+    def __init__(
+        self,
+        lookup: Lookup | None,
+        target: Target,
+        mode: str = COLD_GRAPH,
+        network: Network | None = None,
+        check: Callable[[Workload], str] | None = None,
+    ) -> None:
+        self.target, self.mode = target, mode
+        self._lookup = lookup
+        self._check = check or self._no_template
+        nodes = [] if network is None else [node for node in network.nodes if isinstance(node, Node)]
+        first = {node.ways[0] for node in nodes}
+        self._later_ways = {way for node in nodes for way in node.ways if way not in first}
+        self._known: dict[Workload, Cost] = {}
+        self._neighbours: dict[str, _Neighbours] = {}
+
+    def __call__(self, workload: Workload) -> Cost:
+        found = self._known.get(workload)
+        if found is None:
+            found = self._known[workload] = self._recorded(workload) or self._estimated(workload)
+        return found
+
+    def _recorded(self, workload: Workload) -> Cost | None:
+        if self._lookup is None:
+            return None
+        try:
+            row = self._lookup.exact(workload.id, self.target.key, self.mode)
+        except DamageError:
+            return None
+        if row is None:
+            return None
+        return Cost(row.time_ns, "record", f"record {row.record_id} by {row.template}", row.time_ns, row.record_id)
+
+    def _estimated(self, workload: Workload) -> Cost:
+        if reason := self._check(workload):
+            return Cost(math.inf, "none", reason, math.inf)
+        least_ns = least_time_ns(workload, self.target.key, self.mode)
+        roofline_ns = suspect_time_ns(workload, self.target.key, self.mode)
+        nearest = self._of(workload.op).nearest(workload)
+        raised = NOT_FIRST if workload in self._later_ways else 1.0
+        if nearest is None:
+            raised *= OVER_ROOFLINE
+            why = f"{raised:g} times its roofline; there is no record of another {workload.op}"
+            return Cost(raised * roofline_ns, "roofline", why, least_ns)
+        raised *= UNTUNED
+        ratio = raised * roofline_ns / suspect_time_ns(nearest.workload, nearest.target_key, self.mode)
+        why = f"{ratio:.3g} times the {nearest.time_ns / 1e3:.2f} us of {nearest.workload.label}"
+        return Cost(max(least_ns, ratio * nearest.time_ns), "scaled", why, least_ns)
+
+    def _of(self, op: str) -> _Neighbours:
+        if op not in self._neighbours:
+            self._neighbours[op] = _Neighbours(self._recorded_neighbours(op))
+        return self._neighbours[op]
+
+    def _recorded_neighbours(self, op: str) -> list[_Neighbour]:
+        if self._lookup is None:
+            return []
+        found = []
+        for row in self._lookup.nearest(op, self.mode, f"{self.target.kind}:"):
+            try:
+                workload = Workload.from_json(row.workload_json)
+            except UsageError:  # of an operator or a version that this installation does not know
+                continue
+            found.append(_Neighbour(workload, row.target_key, row.time_ns))
+        here = [each for each in found if each.target_key == self.target.key]
+        return here or found
+
+    def _no_template(self, workload: Workload) -> str:
+        from schedsearch.template import load_templates
+
+        try:
+            load_templates().matching(workload, self.target)
+        except UnsupportedError as error:
+            return str(error)
+        return ""
+
+
+@dataclass(frozen=True)
+class _Neighbour:
+    workload: Workload
+    target_key: str
+    time_ns: float
+
+
+class _Neighbours:
+    """Finds the nearest of many workloads of one operator, at most a few hundred microseconds a search.
+
+    Workloads whose parameters other than numbers are equal form a group. The distances to a group are one NumPy
+    expression.
+    """
+
+    def __init__(self, neighbours: list[_Neighbour]) -> None:
+        self._groups: dict[tuple[Any, ...], list[_Neighbour]] = {}
+        for each in sorted(neighbours, key=lambda each: (each.workload.id, each.target_key)):
+            self._groups.setdefault(_kind(each.workload), []).append(each)
+        self._numbers = {
+            kind: np.array([_logarithms(each.workload) for each in group]).reshape(len(group), -1)
+            for kind, group in self._groups.items()
+        }
+
+    def nearest(self, workload: Workload) -> _Neighbour | None:
+        kind, own = _kind(workload), _logarithms(workload)
+        best: tuple[float, _Neighbour] | None = None
+        for other, group in self._groups.items():
+            far = _OTHER * sum(one != two for one, two in zip(kind, other))
+            if best is not None and far >= best[0]:
+                continue
+            numbers = self._numbers[other]
+            if numbers.shape[1] == len(own):
+                steps = np.abs(numbers - own).sum(axis=1)
+            else:
+                steps = np.full(len(group), _OTHER * abs(numbers.shape[1] - len(own)))
+            place = int(steps.argmin())
+            if best is None or far + steps[place] < best[0]:
+                best = float(far + steps[place]), group[place]
+        return None if best is None else best[1]
+
+
+def _kind(workload: Workload) -> tuple[Any, ...]:
+    """Each parameter without its numbers."""
+    return tuple(_without_numbers(workload.params[name]) for name in sorted(workload.params))
+
+
+def _without_numbers(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_without_numbers(each) for each in value)
+    return None if isinstance(value, int) else value
+
+
+def _logarithms(workload: Workload) -> list[float]:
+    def numbers(value: Any) -> list[float]:
+        if isinstance(value, tuple):
+            return [number for each in value for number in numbers(each)]
+        return [math.log2(abs(value) + 1)] if isinstance(value, int) else []
+
+    return [number for name in sorted(workload.params) for number in numbers(workload.params[name])]

@@ -1,0 +1,76 @@
+"""Costs of workloads for plans of networks, from records and from estimates."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from records_support import A100, H200, conv, record
+
+from schedsearch import transpose
+from schedsearch.network.costs import NOT_FIRST, OVER_ROOFLINE, UNTUNED, RecordCosts
+from schedsearch.network.graph import Network, Node
+from schedsearch.records.lookup import Lookup
+from schedsearch.records.store import Store
+from schedsearch.roofline import least_time_ns, suspect_time_ns
+from schedsearch.target import PRESETS, Target
+from schedsearch.workload import distance
+
+TARGET = PRESETS["h200"]
+
+
+@pytest.fixture
+def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
+    with Store.open(tmp_path / "records.db") as store:
+        store.promote(store.append(record(1000.0, number=1)))
+        store.promote(store.append(record(50.0, number=2, target=A100, workload=conv(k=1024))))
+        store.promote(store.append(record(7000.0, number=3, workload=conv(k=512))))
+    with Lookup(tmp_path / "records.db") as lookup:
+        yield RecordCosts(lookup, TARGET, check=lambda workload: "")
+
+
+def test_a_recorded_workload_costs_its_best_time(costs: RecordCosts) -> None:
+    cost = costs(conv())
+    assert (cost.time_ns, cost.origin, cost.record_id, cost.least_ns) == (1000.0, "record", 1, 1000.0)
+    assert cost.reason == "record 1 by conv2d_wgmma" and cost.measured
+
+
+def test_any_other_costs_the_time_of_the_most_similar_one_by_the_ratio_of_their_rooflines(costs: RecordCosts) -> None:
+    """Records of this kind of device come first: that of the A100 has the very shape, but is not used."""
+    asked, similar = conv(k=1024), conv(k=512)
+    assert distance(asked, similar) < distance(asked, conv())
+    cost = costs(asked)
+    expected = UNTUNED * 7000.0 * suspect_time_ns(asked, H200) / suspect_time_ns(similar, H200)
+    assert cost.time_ns == pytest.approx(expected)
+    assert (cost.origin, cost.measured, cost.least_ns) == ("scaled", False, least_time_ns(asked, H200))
+    assert similar.label in cost.reason
+
+
+def test_an_operator_without_records_costs_a_multiple_of_its_roofline(costs: RecordCosts) -> None:
+    workload = transpose(x=(1024, 1024), permutation=(1, 0))
+    cost = costs(workload)
+    assert cost.time_ns == OVER_ROOFLINE * suspect_time_ns(workload, H200)
+    assert (cost.origin, cost.reason) == ("roofline", "4 times its roofline; there is no record of another transpose")
+
+
+def test_an_estimated_way_costs_more_if_it_is_not_the_first_of_its_node() -> None:
+    ways = (conv(), conv(layout="NCHW"))
+    node = Node("n", ("n",), {"x": "x", "weight": "w"}, {"y": "y"}, ways)
+    costs = RecordCosts(None, TARGET, network=Network((), (), {}, {}, (node,)), check=lambda workload: "")
+    assert costs(ways[1]).time_ns == NOT_FIRST * costs(ways[0]).time_ns
+
+
+def test_what_no_template_runs_costs_inf() -> None:
+    cost = RecordCosts(None, Target("cpu", "EPYC", simd_bits=512))(conv(dtype="float16"))
+    assert math.isinf(cost.time_ns) and cost.origin == "none"
+    assert "conv2d_cpu: " in cost.reason
+
+
+def test_neighbours_have_the_distance_of_workloads(costs: RecordCosts) -> None:
+    """The search in groups finds the same one as a look at every record."""
+    records = [conv(), conv(k=512)]
+    for asked in (conv(n=64), conv(k=300), conv(c=128, k=512), conv(epilogue=["relu"]), conv(layout="NCHW", n=2)):
+        nearest = min(records, key=lambda each: distance(asked, each))
+        assert nearest.label in costs(asked).reason
