@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ CASES = {  # name in the file -> number of cases
 }
 
 
-def cases(shared: Path) -> list[Workload]:
-    """All recorded cases, in order. Those of 4-bit numbers have 8-bit ones."""
+def cases(shared: Path, families: Iterable[str] = CASES) -> list[Workload]:
+    """All recorded cases, or those of some families, in order. Those of 4-bit numbers have 8-bit ones."""
     found = json.loads((shared / "cases" / "operator_cases.json").read_text(encoding="utf-8"))["cases"]
     assert {name: len(found[name]) for name in CASES} == CASES
-    return [_workload(case) for name in CASES for case in found[name]]
+    return [_workload(case) for name in families for case in found[name]]
 
 
 def _workload(case: Mapping[str, Any]) -> Workload:

@@ -14,6 +14,7 @@ import schedsearch.templates.conv2d.mma as template
 from schedsearch.config import Config
 from schedsearch.ops.conv2d import accumulator_dtype
 from schedsearch.target import PRESETS
+from schedsearch.template import Template
 from schedsearch.templates.conv2d import mma_kernel, mma_store, placement, weight_rows
 from schedsearch.templates.parts import addressing, mma, zero_points
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -33,6 +34,7 @@ def emulate(
     late: bool = False,
     sms: int = 2,
     memory_of_y: Array | None = None,
+    by: Template | None = None,
 ) -> Array:
     """y of one configuration, in the format of the workload's output; float16 in the place of bfloat16.
 
@@ -40,6 +42,7 @@ def emulate(
         arrays: the workload's arguments as they are in memory.
         late: asynchronous copies finish as late as the waits allow.
         memory_of_y: what y is written to; default: a new array.
+        by: a template that takes its kernel from conv2d_mma; default: that one.
 
     Of the epilogue it knows bias, residual and requantise, in this order; see `Stages`.
     """
@@ -48,7 +51,7 @@ def emulate(
     emulator.stand_in(monkeypatch, *_MODULES)
     monkeypatch.setattr(template, "Epilogue", lambda w, further=(): Stages(w, further, arrays))
     y = np.full(workload.output.shape, 99, np.dtype(workload.output.dtype)) if memory_of_y is None else memory_of_y
-    source = template.Conv2dMma().kernel(workload, PRESETS["h200"], Config(config))
+    source = (by or template.Conv2dMma()).kernel(workload, PRESETS["h200"], Config(config))
     buffers = {name: memory.add(array) for name, array in arrays.items()} | {"y": memory.add(y)}
     for name, nbytes in (source.workspaces or {}).items():
         buffers[name] = memory.add(np.full(nbytes, 0xFF, np.uint8))

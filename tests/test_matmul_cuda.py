@@ -1,0 +1,103 @@
+"""dense and batch_matmul on a GPU: every recorded case and every layout, by every template that takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conv2d_support import run_on_cpu
+from matmul_support import CASES, arguments, cases, expected, scalars
+from mma_emulated import emulate
+
+from schedsearch import batch_matmul, dense
+from schedsearch.config import Config
+from schedsearch.device.detect import detect
+from schedsearch.target import PRESETS
+from schedsearch.template import load_template, load_templates
+from schedsearch.workload import Workload
+
+H200 = PRESETS["h200"]
+NAMES = tuple(name for name in load_templates() if name.startswith("matmul_") and load_template(name).kind == "cuda")
+# Sizes that divide nothing, both layouts of every factor, and every kind of epilogue.
+FORMS: list[dict[str, Any]] = [
+    {"m": 1, "n": 1000, "k": 2048, "epilogue": ["bias"]},
+    {"m": 3, "n": 70, "k": 136, "weight_layout": "KN", "epilogue": ["bias", "relu"]},
+    {"m": 37, "n": 41, "k": 29, "weight_layout": "KN", "epilogue": ["residual", "leaky_relu", "scale_shift", "clip"]},
+    {"m": 200, "n": 264, "k": 520, "dtype": "bfloat16", "epilogue": ["bias", "residual", "relu"]},
+    {"m": 65, "n": 48, "k": 64, "dtype": "float32", "precision": "tf32"},
+    {"m": 5, "n": 33, "k": 17, "dtype": "float32", "weight_layout": "KN", "epilogue": ["bias"]},
+    {"m": 130, "n": 96, "k": 160, "dtype": "int8", "epilogue": ["bias", "relu", "requantise"]},
+    {"m": 2, "n": 96, "k": 160, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "epilogue": ["requantise"]},
+    {"m": 9, "n": 21, "k": 30, "dtype": "uint8", "zero_points": ["x", "weight"], "weight_layout": "KN"},
+    {"b": 4, "m": 6, "n": 24, "k": 40, "weight_batch": 1, "x_layout": "KM", "epilogue": ["residual", "bias"]},
+]
+
+
+def workload_of(params: dict[str, Any]) -> Workload:
+    return batch_matmul(**params) if "b" in params else dense(**params)
+
+
+def takers(workload: Workload) -> list[str]:
+    return [name for name in NAMES if load_template(name).validate(workload, H200) is None]
+
+
+def test_every_form_has_a_template() -> None:
+    assert [workload_of(form).label for form in FORMS if not takers(workload_of(form))] == []
+
+
+def test_weights_in_the_other_layout_are_transposed_once_if_they_are_constant() -> None:
+    template = load_template("matmul_mma")
+    sizes: dict[str, Any] = {"m": 64, "n": 64, "k": 64, "weight_layout": "KN"}
+    for workload, constant in ((dense(**sizes), True), (batch_matmul(b=2, weight_batch=1, **sizes), False)):
+        config = template.default(workload, H200, template.space(workload, H200))
+        assert [step.constant for step in template.kernel(workload, H200, config).steps] == [constant, False]
+
+
+SMALL = dict(bm=16, bn=16, bk=32, wm=16, wn=16, slices=1, stages=2, panel=1, blocks_per_sm=0)
+
+
+def test_a_dense_layer_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = dense(m=21, n=19, k=36, dtype="int8", epilogue=["bias"])
+    arrays = arguments(workload)
+    template = load_template("matmul_mma")
+    config = Config({**SMALL, **{name: 1 for name in ("merged",) if name in template.space(workload, H200).names}})
+    y = emulate(monkeypatch, workload, config, arrays, by=template)
+    np.testing.assert_array_equal(y, expected(workload, arrays))
+
+
+# --- On a GPU -----------------------------------------------------------------------------------------------------------
+def check_on_gpu(workload: Workload, seed: int | None = None) -> None:
+    """Every template's default, or a random configuration, gives NumPy's result in every bit."""
+    from schedsearch.device import open_device
+
+    target = detect("cuda")
+    arrays = arguments(workload)
+    truth = expected(workload, arrays)
+    device = open_device(target)
+    try:
+        for template in load_templates(NAMES).matching(workload, target):
+            space = template.space(workload, target)
+            config = template.default(workload, target, space)
+            if seed is not None:
+                config = space.sample(1, np.random.default_rng(seed))[0]
+            source = template.kernel(workload, target, config)
+            outputs = {"y": (truth.shape, truth.dtype)}
+            y = run_on_cpu(device, source, arrays, outputs, scalars(workload))["y"]
+            np.testing.assert_array_equal(y, truth, err_msg=f"{template.name}: {workload.label} {config}")
+    finally:
+        device.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_forms_are_exact(number: int) -> None:
+    check_on_gpu(workload_of(FORMS[number]), number if number % 2 else None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", CASES)
+def test_recorded_cases_are_exact(shared: Path, family: str) -> None:
+    for workload in dict.fromkeys(cases(shared, [family])):
+        check_on_gpu(workload)
