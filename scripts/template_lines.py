@@ -33,6 +33,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
         "conv2d_cpu_int8",
     )
 } | {
+    "depthwise_conv2d_planes_cuda": "depthwise_conv2d.cuda_planes",
     "depthwise_conv2d_cuda": "depthwise_conv2d.cuda",
     "depthwise_conv2d_dw_cuda": "depthwise_conv2d.cuda_dw",
     "data_movement_cuda": "data_movement.cuda",

@@ -47,7 +47,7 @@ class Text:
 
     # ---- elements of 2 or 4 bytes and float32 registers
 
-    def load(self, address: str, dtype: str, count: int, inside: str = "") -> list[str]:
+    def load(self, address: str, dtype: str, count: int, inside: str = "", space: str = "global.nc") -> list[str]:
         """Loads neighbours as float32; zeros where the predicate `inside` is false. Call `widen` on the result."""
         guard = f"@{inside} " if inside else ""
         nbytes = count * dtype_of(dtype).nbytes
@@ -56,7 +56,7 @@ class Text:
             self.add(*(f"mov.{'b32' if nbytes >= WORD_BYTES else 'b16'} {register}, 0;" for register in registers))
         kind, words = ("b32" if nbytes >= WORD_BYTES else "b16"), ", ".join(registers)
         words = f"{{{words}}}" if len(registers) > 1 else words
-        self.add(f"{guard}ld.global.nc{_VECTOR[len(registers)]}.{kind} {words}, [{address}];")
+        self.add(f"{guard}ld.{space}{_VECTOR[len(registers)]}.{kind} {words}, [{address}];")
         return registers
 
     def widen(self, registers: Sequence[str], dtype: str, count: int) -> list[str]:
@@ -82,8 +82,8 @@ class Text:
         for i, word in enumerate(registers if len(values) > 1 else ()):
             self.add(f"shl.b32 {values[2 * i]}, {word}, 16; and.b32 {values[2 * i + 1]}, {word}, 0xffff0000;")
 
-    def store(self, address: str, values: Sequence[str], dtype: str, inside: str) -> None:
-        """Stores float32 registers as neighbours, rounded to nearest even, where `inside` is true."""
+    def store(self, address: str, values: Sequence[str], dtype: str, inside: str, space: str = "global") -> None:
+        """Stores float32 registers as neighbours, rounded to nearest even, where `inside` is true; "": always."""
         words, kind = list(values), "f32"
         if dtype_of(dtype).nbytes == 2:
             name = {"float16": "f16", "bfloat16": "bf16"}[dtype]
@@ -95,7 +95,8 @@ class Text:
                 for word, low, high in zip(words, values[::2], values[1::2]):
                     self.add(f"cvt.rn.{name}x2.f32 {word}, {high}, {low};")
         group = f"{{{', '.join(words)}}}" if len(words) > 1 else words[0]
-        self.add(f"@{inside} st.global{_VECTOR[len(words)]}.{kind} [{address}], {group};")
+        guard = f"@{inside} " if inside else ""
+        self.add(f"{guard}st.{space}{_VECTOR[len(words)]}.{kind} [{address}], {group};")
 
 
 def _guards(text: Text, row_exists: str, first_row: int, column_exists: str, first_column: int) -> Callable[[int, int], str]:
@@ -257,7 +258,7 @@ class Rows:
 
     def _load(self, row: int) -> None:
         text, patch = self._text, self._patch
-        row_inside = _test(text, "$row", row, patch.rows.sources) if self._tested else ""
+        row_inside = inside_of(text, "$row", row, patch.rows.sources) if self._tested else ""
         loads = []
         for number, piece in enumerate(self._pieces):
             inside = ""
@@ -288,9 +289,9 @@ def add_products(patch: Patch) -> Callable[..., None]:
     moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
     loaded = []
     for row in range(patch.tile_h):
-        row_inside = _test(text, "$target_row", row, patch.rows.targets)
+        row_inside = inside_of(text, "$target_row", row, patch.rows.targets)
         for piece in moved:
-            inside = _test(text, "$target_column", piece.first, patch.columns.targets, row_inside)
+            inside = inside_of(text, "$target_column", piece.first, patch.columns.targets, row_inside)
             offset = (row * patch.target[0] + piece.first * patch.target[1]) * patch.nbytes
             loaded.append((row, piece, text.load(f"{to}+{offset}", patch.dtype, patch.vector * piece.length, inside)))
     rows = Rows(text, patch, base, tested=True)
@@ -350,9 +351,9 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
     }
     moved = [Piece(i, 1) for i in range(patch.tile_w)] if patch.channels_last else patch.target_pieces
     for row in range(patch.tile_h):
-        row_inside = _test(text, "$row", row, patch.rows.targets)
+        row_inside = inside_of(text, "$row", row, patch.rows.targets)
         for piece in moved:
-            inside = _test(text, "$column", piece.first, patch.columns.targets, row_inside)
+            inside = inside_of(text, "$column", piece.first, patch.columns.targets, row_inside)
             results = []
             for column in range(piece.first, piece.first + piece.length):
                 results += values[row, column]
@@ -383,7 +384,7 @@ def _address(text: Text, base: str, row: str, column: str, strides: tuple[int, i
     return address
 
 
-def _test(text: Text, first: str, more: int, extent: int, also: str = "") -> str:
+def inside_of(text: Text, first: str, more: int, extent: int, also: str = "") -> str:
     """A predicate: 0 <= first + more < extent, and `also`."""
     at, inside = text.one("b32"), text.one("pred")
     text.add(f"add.s32 {at}, {first}, {more};")

@@ -1,0 +1,213 @@
+"""Device operations on a strip of a plane in shared memory, generated as PTX: correlate, finish and store, copy out.
+
+A strip has whole rows of a small plane. So all its columns, and the taps that meet them, are known when the kernel is built:
+no product with a column outside of the image is computed or tested. Rows are tested, unless a strip has all of them.
+
+Source: PTX ISA, "Data Movement: ld.shared, st.shared".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from schedsearch.backend.ops import device_op
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.depthwise_conv2d.patch_text import ROWS_AHEAD, Text, inside_of
+from schedsearch.templates.depthwise_conv2d.patches import Patch, Piece, pieces
+from schedsearch.templates.parts.epilogue import Epilogue
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The part of a plane that a thread computes: `patch.tile_h` rows, all columns.
+
+    Attributes:
+        patch: its `tile_w` covers the columns of the targets, and all taps are unrolled.
+    """
+
+    patch: Patch
+
+    @property
+    def alone(self) -> bool:
+        """Whether it has all rows of the plane."""
+        return self.patch.tile_h >= self.patch.rows.targets
+
+    @property
+    def width(self) -> int:
+        """Columns of the targets."""
+        return self.patch.columns.targets
+
+    @cached_property
+    def columns(self) -> dict[int, list[tuple[int, int]]]:
+        """`Patch.column_meetings` of the columns that exist."""
+        found = {}
+        for source, meetings in self.patch.column_meetings.items():
+            existing = [(target, tap) for target, tap in meetings if target < self.width]
+            if existing and 0 <= source < self.patch.columns.sources:
+                found[source] = existing
+        return found
+
+    @cached_property
+    def rows(self) -> dict[int, list[tuple[int, int]]]:
+        """`Patch.row_meetings`, of the rows that exist if the strip is alone."""
+        if not self.alone:
+            return self.patch.row_meetings
+        axis, found = self.patch.rows, {}
+        for source, meetings in self.patch.row_meetings.items():
+            existing = [(target, tap) for target, tap in meetings if target < axis.targets]
+            if existing and 0 <= source < axis.sources:
+                found[source] = existing
+        return found
+
+    @cached_property
+    def source_pieces(self) -> tuple[Piece, ...]:
+        """Accesses that load the sources of a row."""
+        return pieces(self.columns, self.patch.columns.sources, self.patch.nbytes)
+
+    @cached_property
+    def target_pieces(self) -> tuple[Piece, ...]:
+        """Accesses that store a row of targets."""
+        return pieces(range(self.width), self.width, self.patch.nbytes)
+
+    @property
+    def products(self) -> int:
+        return sum(map(len, self.rows.values())) * sum(map(len, self.columns.values()))
+
+
+def load_filter(strip: Strip, steps: tuple[int, int]) -> Callable[..., None]:
+    """weights = the filter at a global address: (weights[taps], address).
+
+    Args:
+        steps: elements of the weight from a row, and from a column, to the next.
+    """
+    text, patch = Text(), strip.patch
+    for row in range(patch.tap_h):
+        for column in range(patch.tap_w):
+            offset = (row * steps[0] + column * steps[1]) * patch.nbytes
+            (value,) = text.widen(text.load(f"$address+{offset}", patch.dtype, 1), patch.dtype, 1)
+            text.add(f"mov.f32 $weights[{row * patch.tap_w + column}], {value};")
+    return device_op(
+        "load_filter", text.block(), inout={"weights": ("f32", patch.tap_h * patch.tap_w)}, ins={"address": "u64"}
+    )
+
+
+def correlate_strip(strip: Strip) -> Callable[..., None]:
+    """sums += sources * weights: (sums[tile_h * width], weights[taps], source, row).
+
+    `source` is the shared address of the plane, `row` the source of the strip's first target and first tap, without the
+    axis's shift. The sums are those of (row, column) in this order.
+    """
+    text, patch = Text(), strip.patch
+    base = text.one("b32")
+    row_bytes = patch.columns.sources * patch.nbytes
+    text.add(f"mad.lo.s32 {base}, $row, {row_bytes}, $source;")
+    waiting, loaded = list(strip.rows), {}
+    for row, meetings in strip.rows.items():
+        while waiting and (row not in loaded or len(loaded) <= ROWS_AHEAD):
+            ahead = waiting.pop(0)
+            inside = "" if strip.alone else inside_of(text, "$row", ahead, patch.rows.sources)
+            loaded[ahead] = [
+                (
+                    piece,
+                    text.load(
+                        f"{base}+{ahead * row_bytes + piece.first * patch.nbytes}",
+                        patch.dtype, piece.length, inside, space="shared",
+                    ),
+                )
+                for piece in strip.source_pieces
+            ]  # fmt: skip
+        values = {}
+        for piece, registers in loaded.pop(row):
+            for i, value in enumerate(text.widen(registers, patch.dtype, piece.length)):
+                values[piece.first + i] = value
+        for target_row, tap_row in meetings:
+            for column, across in strip.columns.items():
+                for target_column, tap_column in across:
+                    to, tap = target_row * strip.width + target_column, tap_row * patch.tap_w + tap_column
+                    text.add(f"fma.rn.f32 $sums[{to}], {values[column]}, $weights[{tap}], $sums[{to}];")
+    text.add("// $row $source")
+    taps = patch.tap_h * patch.tap_w
+    return device_op(
+        "correlate_strip", text.block(),
+        inout={"sums": ("f32", patch.tile_h * strip.width), "weights": ("f32", taps)}, ins={"source": "u32", "row": "i32"},
+    )  # fmt: skip
+
+
+def finish_strip(strip: Strip, epilogue: Epilogue | None, out_dtype: str, accumulate: bool) -> Callable[..., None]:
+    """Applies the epilogue, or adds the gradient before, and writes the strip to its plane in shared memory.
+
+    It takes (sums[tile_h * width], target, row, k, offset, *operands): the shared address of the plane, the strip's first
+    row, its channel, and the element offset (i64) of its first element in y. With `accumulate` the plane holds the gradient
+    before.
+    """
+    text, patch, size = Text(), strip.patch, dtype_of(out_dtype).nbytes
+    row_bytes = strip.width * size
+    base = text.one("b32")
+    text.add(f"mad.lo.s32 {base}, $row, {row_bytes}, $target;")
+    ins: dict[str, str] = {"target": "u32", "row": "i32", "k": "i32", "offset": "i64"}
+    stages = epilogue.stages_of_patch(1, patch.target) if epilogue else None
+    if stages:
+        ins |= dict(stages.ins)
+        text.add(*stages.begin)
+    for row in range(min(patch.tile_h, patch.rows.targets)):
+        inside = "" if strip.alone else inside_of(text, "$row", row, patch.rows.targets)
+        for piece in strip.target_pieces:
+            results = []
+            for column in range(piece.first, piece.first + piece.length):
+                results.append(f"$sums[{row * strip.width + column}]")
+                if stages:
+                    text.add(*stages.of_pixel(results[-1:], row, column, inside or "always"))
+            at = f"{base}+{row * row_bytes + piece.first * size}"
+            if accumulate:
+                loaded = text.load(at, out_dtype, piece.length, inside, space="shared")
+                for result, addend in zip(results, text.widen(loaded, out_dtype, piece.length)):
+                    text.add(f"add.f32 {result}, {result}, {addend};")
+            text.store(at, results, out_dtype, inside, space="shared")
+    body = text.block()
+    unused = " ".join(f"${name}" for name in ins if f"${name}" not in body)
+    sums = {"sums": ("f32", patch.tile_h * strip.width)}
+    return device_op("finish_strip", f"{body} // unused: {unused}", inout=sums, ins=ins)
+
+
+def copy_vector() -> Callable[..., None]:
+    """Copies 16 bytes of shared memory to global memory: (address, staged)."""
+    text = Text()
+    words = text.new("b32", 4)
+    group = f"{{{', '.join(words)}}}"
+    text.add(f"ld.shared.v4.b32 {group}, [$staged]; st.global.v4.b32 [$address], {group};")
+    return device_op("copy_vector", text.block(), ins={"address": "u64", "staged": "u32"})
+
+
+def copy_element(nbytes: int) -> Callable[..., None]:
+    """The same for an element of 2 or 4 bytes."""
+    text, kind = Text(), f"b{8 * nbytes}"
+    value = text.one(kind)
+    text.add(f"ld.shared.{kind} {value}, [$staged]; st.global.{kind} [$address], {value};")
+    return device_op("copy_element", text.block(), ins={"address": "u64", "staged": "u32"})
+
+
+def bank_cycles(strip: Strip, threads: list[int]) -> float:
+    """Cycles that the loads and stores of a strip take in shared memory, for one warp.
+
+    Args:
+        threads: byte offset of each thread's first source from the first source of the first thread.
+    """
+    cycles = 0
+    for kind in (strip.source_pieces, strip.target_pieces):
+        for piece in kind:
+            nbytes = piece.length * strip.patch.nbytes
+            words = {(at + piece.first * strip.patch.nbytes + more) // 4 for at in threads for more in range(0, nbytes, 2)}
+            banks: dict[int, int] = {}
+            for word in words:
+                banks[word % 32] = banks.get(word % 32, 0) + 1
+            rows = len(strip.rows) if kind is strip.source_pieces else strip.patch.tile_h
+            cycles += rows * max(banks.values())
+    return float(cycles)
+
+
+def least_planes(plane_elements: int, nbytes: int) -> int:
+    """The least number of planes that fill whole vectors of 16 bytes."""
+    return 16 // math.gcd(16, plane_elements * nbytes)
