@@ -1,7 +1,7 @@
 """The operators that only move data against a device-to-device copy of as many bytes, and PyTorch eager, in one run.
 
     python benchmarks/data_movement.py [--what targets|random|layouts] [--seed N] [--draws N] [--only TEXT]
-                                       [--trials N] [--time SECONDS] [--batch N] [--db FILE] [--out FILE.json]
+                                       [--trials N] [--template NAME] [--time SECONDS] [--batch N] [--db FILE] [--out FILE]
 
 `targets` are large images with blocks of pixels and changes of layout, and slices of aligned rows. `random` draws shapes of
 16 to 256 MB from the seed. `layouts` are changes of layout of common networks. Each shape is tuned first; `--trials 0` times
@@ -38,6 +38,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="only movements whose label contains this")
     parser.add_argument("--db", default="data_movement.db", help="record database")
     parser.add_argument("--trials", type=int, default=64, help="trials for each shape; 0: time the defaults")
+    parser.add_argument("--template", help="tune with this template only; --trials 1 times its default")
     parser.add_argument("--time", type=float, help="seconds of tuning in all")
     parser.add_argument("--batch", type=int, default=128, help="images of the set layouts")
     parser.add_argument("--out", help="JSON file to write")
@@ -210,7 +211,8 @@ def main() -> None:
 
     workloads = chosen(options)
     if options.trials:
-        schedsearch.tune(workloads, options.db, target="cuda", trials=options.trials, time_s=options.time)
+        only = [options.template] if options.template else None
+        schedsearch.tune(workloads, options.db, target="cuda", trials=options.trials, time_s=options.time, templates=only)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     rows = []
     for workload in workloads:

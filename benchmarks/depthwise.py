@@ -51,6 +51,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, help="each n-th of the chosen layers")
     parser.add_argument("--limit", type=int, help="at most so many layers")
     parser.add_argument("--trials", type=int, default=64, help="trials of a layer; 0: the default configuration")
+    parser.add_argument("--template", help="tune with this template only; --trials 1 times its default")
     parser.add_argument("--time", type=float, help="seconds, after which no further layer begins")
     parser.add_argument("--db", default="depthwise.db", help="record database")
     parser.add_argument("--out", help="JSON file to write")
@@ -210,7 +211,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     workloads = chosen(options)
     if options.trials:
-        limit = {"time_s": options.time * 0.7} if options.time else {}
+        limit: dict[str, Any] = {"time_s": options.time * 0.7} if options.time else {}
+        if options.template:
+            limit["templates"] = [options.template]
         schedsearch.tune(workloads, options.db, target="cuda", trials=options.trials, **limit)
     for workload in workloads:
         if options.time and time.perf_counter() - started > options.time:
