@@ -22,7 +22,7 @@ from schedsearch.launch import Pointer, TensorMap
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import Geometry, evaluate, even_splits, mergeable
-from schedsearch.templates.parts import gather, pipeline, store, walk, wgmma
+from schedsearch.templates.parts import gather, pipeline, store, store_channels, walk, wgmma
 from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.hopper_emulator import HopperEmulator
@@ -142,7 +142,7 @@ def emulate(
     """y of one configuration and the expected y, with the stand-in for every epilogue."""
     memory = Memory()
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, kernel_module, halo_weights, gather, pipeline, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, kernel_module, halo_weights, gather, pipeline, store, store_channels, walk, wgmma)
     outputs = workload.k // workload.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", lambda w: StandInEpilogue(emulator, w, outputs))
     monkeypatch.setattr(kernel_module, "store_transposed", functools.partial(store_as_float32, memory))

@@ -17,7 +17,7 @@ from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS
-from schedsearch.templates.parts import epilogue_fragments, gather, pipeline, store, walk, wgmma
+from schedsearch.templates.parts import epilogue_fragments, gather, pipeline, store, store_channels, walk, wgmma
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.hopper_emulator import HopperEmulator
 from schedsearch.workload import Workload
@@ -74,7 +74,9 @@ def test_every_pixel_gets_its_channels(monkeypatch: pytest.MonkeyPatch, shape: A
     workload, memory = Workload.conv2d(**{**SHAPE, **shape}), Memory()
     assert TEMPLATE.validate(workload, H200) is None
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(monkeypatch, kernel_module, halo_weights, epilogue_fragments, gather, pipeline, store, walk, wgmma)
+    emulator.stand_in(
+        monkeypatch, kernel_module, halo_weights, epilogue_fragments, gather, pipeline, store, store_channels, walk, wgmma
+    )
     monkeypatch.setattr(module, "Epilogue", Bias)
     arrays = integers(workload, np.random.default_rng(0))
     y = np.full(workload.output.shape, np.nan, np.float16)

@@ -25,7 +25,7 @@ from schedsearch.ops.conv2d import conv2d
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import evaluate
-from schedsearch.templates.parts import addressing, gather, pipeline, store, walk, wgmma, zero_points
+from schedsearch.templates.parts import addressing, gather, pipeline, store, store_channels, walk, wgmma, zero_points
 from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.testing.emulator import Memory
@@ -150,7 +150,17 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late:
     assert TEMPLATE.validate(w, H200) is None
     emulator = HopperEmulator(memory, lambda value, *_: value, late)
     emulator.stand_in(
-        monkeypatch, kernel_module, halo_weights, addressing, gather, pipeline, store, walk, wgmma, zero_points
+        monkeypatch,
+        kernel_module,
+        halo_weights,
+        addressing,
+        gather,
+        pipeline,
+        store,
+        store_channels,
+        walk,
+        wgmma,
+        zero_points,
     )
     arrays = integer_model.arguments(w)
     outputs = w.k // w.groups * config.get("merged", 1)

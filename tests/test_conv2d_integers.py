@@ -189,8 +189,12 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 
 def configurations(w: Workload, count: int) -> list[Config]:
+    """The default, `count` others, and the default with every way to store y if there are others."""
     space = TEMPLATE.space(w, H200)
-    return [TEMPLATE.default(w, H200, space), *space.sample(count, np.random.default_rng(0))]
+    default = TEMPLATE.default(w, H200, space)
+    ways = space.knobs[space.names.index("store")].values if "store" in space.names and count else ()
+    stored = [Config({**default, "store": way}) for way in ways]
+    return list(dict.fromkeys([default, *space.sample(count, np.random.default_rng(0)), *stored]))
 
 
 WITH_CODE_OF_THEIR_OWN = [  # the other layers differ from one of these in signs or sizes

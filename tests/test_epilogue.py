@@ -18,6 +18,8 @@ from schedsearch.templates.conv2d.mma import Conv2dMma
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
+from schedsearch.templates.parts.epilogue_text import EpiloguePlan
+from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.workload import Workload
 
 ALL_STAGES = FLOAT_STAGES
@@ -120,6 +122,14 @@ def test_sums_of_integers_stay_in_integer_registers() -> None:
     )  # fmt: skip
     assert epilogue.accumulator == "int32"
     assert built.resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("before", "maxima"), [("relu", 0), ("residual", 1)])
+def test_requantise_right_after_relu_takes_an_instruction_less(before: str, maxima: int) -> None:
+    epilogue = ("relu", "bias", before, "requantise")
+    workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=8, r=1, s=1, dtype="int8", epilogue=epilogue)
+    requantise = EpiloguePlan.of(workload, epilogue_operands(workload)).stages[-1]
+    assert requantise.ptx.count("max.f32") == maxima
 
 
 @pytest.mark.parametrize(

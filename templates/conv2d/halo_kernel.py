@@ -41,7 +41,7 @@ from schedsearch.templates.conv2d.halo_sizes import (
     store_segment,
 )
 from schedsearch.templates.conv2d.maps import ROW_BYTES
-from schedsearch.templates.parts import gather, pipeline, ptx, store, walk
+from schedsearch.templates.parts import gather, pipeline, ptx, store_channels, walk
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.epilogue_fragments import TileRows, store_transposed
 from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
@@ -71,7 +71,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     patch_full_offset, patch_empty_offset = layout.offset("patch_full"), layout.offset("patch_empty")
     weight_full_offset, weight_empty_offset = layout.offset("weight_full"), layout.offset("weight_empty")
     staged, staged_residual = stages_y(workload), loads_residual(workload)
-    warpgroup_y_bytes = plan.positions * store.position_bytes(workload.out_dtype) if staged and not in_turn else 0
+    warpgroup_y_bytes = plan.positions * store_channels.position_bytes(workload.out_dtype) if staged and not in_turn else 0
     row_patch_bytes = 0 if in_turn else tile_h * plan.patch_w * ROW_BYTES  # from a warpgroup to the one below
 
     load_patches = _load_patches(workload, geometry, plan)
@@ -82,9 +82,9 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     wgmma = Wgmma(workload.dtype)
     accumulators, sum_type = wgmma.accumulators(plan.positions), wgmma.accumulator_type
     multiply_tile = _multiply_tile(workload, geometry, plan)
-    staging_offset = store.transposed_offset(workload.out_dtype)
+    staging_offset = store_channels.transposed_offset(workload.out_dtype)
     if pixel_shuffle(workload.epilogue, workload.k):
-        staging_offset = store.segment_offset(store_segment(workload), plan.positions)
+        staging_offset = store_channels.segment_offset(store_segment(workload), plan.positions)
     store_tile = _store_tile(workload, geometry, plan, epilogue, zero)
     residual_index = epilogue.index("residual")
 
@@ -273,7 +273,7 @@ def _store_tile(
     tile_w, patch_bytes, octets = plan.tile_w, plan.patch_bytes, plan.positions // 8
     staged, staged_residual, accumulator = stages_y(workload), loads_residual(workload), Wgmma(workload.dtype).accumulator
     late_release, in_place = _releases_late(workload, geometry, plan), _stages_in_place(workload, plan)
-    channel_step, second = store.transposed_channels(workload.out_dtype)
+    channel_step, second = store_channels.transposed_channels(workload.out_dtype)
     shuffle, segment = pixel_shuffle(workload.epilogue, workload.k), store_segment(workload)
     order = channel_order(shuffle)
     channel_of, step = (order.channel(), order.step) if order else (_same, 1)
@@ -282,11 +282,11 @@ def _store_tile(
     correct = zero.transposed_correction(epilogue, octets, tile_rows) if zero else no_transposed_correction
     fused = not epilogue.identity
     load_residual = _load_residual(geometry, plan)
-    stage_y = store.stage_transposed(workload.out_dtype if staged else "float16", octets, accumulator, segment)
-    send_y = store.send_rows(geometry.groups > 1, plan.patch_w * store.position_bytes(workload.out_dtype))
+    stage_y = store_channels.stage_transposed(workload.out_dtype if staged else "float16", octets, accumulator, segment)
+    send_y = store_channels.send_rows(geometry.groups > 1, plan.patch_w * store_channels.position_bytes(workload.out_dtype))
     if shuffle:
         run = out_channels // shuffle.block
-        send_y = store.send_segments(segment, plan.positions, plan.patch_w, out_h, out_channels, run)
+        send_y = store_channels.send_segments(segment, plan.positions, plan.patch_w, out_h, out_channels, run)
     group_barrier = ptx.group_barrier(plan.warpgroups, WARPGROUP)
 
     def store_tile(  # type: ignore[no-untyped-def]

@@ -24,7 +24,7 @@ from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES, S
 from schedsearch.templates.parts.machine import machine
 from schedsearch.templates.parts.shared import SharedLayout
 from schedsearch.templates.parts.stages import moved_residual_problem
-from schedsearch.templates.parts.store import position_bytes
+from schedsearch.templates.parts.store_channels import position_bytes
 from schedsearch.templates.parts.wgmma import K_BYTES, Wgmma
 from schedsearch.workload import Workload
 

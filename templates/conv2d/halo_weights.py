@@ -102,7 +102,7 @@ def merge_weights(workload: Workload, geometry: Geometry, plan: Plan, weights_of
 
 
 def _row_of_output(interleaved: bool) -> Callable[[Any], Any]:
-    """`row(output)`: the row of wgmma's A that is an output channel; see `store.transposed_channels`."""
+    """`row(output)`: the row of wgmma's A that is an output channel; see `store_channels.transposed_channels`."""
 
     def same(output: Any) -> Any:
         return output

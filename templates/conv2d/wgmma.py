@@ -51,7 +51,9 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     evaluate,
     octets_per_block,
     output_of,
+    stages_y,
     store_columns,
+    store_ways,
     stores_by_tma,
     useful_bks,
 )
@@ -73,7 +75,7 @@ from schedsearch.workload import Workload
 OVERHEAD_REGISTERS = (32, 48)
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
-SHAPED_BY = frozenset({"accumulators", "in_turn", "load_tiles.multicasts", "own_sums", "split_k", "staged"})
+SHAPED_BY = frozenset({"accumulators", "by_tma", "in_turn", "load_tiles.multicasts", "own_sums", "split_k"})
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -123,7 +125,7 @@ class Conv2dWgmma(Template):
         cluster_ms = [m for m in CLUSTER_SIDES if m <= most_row_tiles and gemm.fits(m * GROUP_ROWS * max(GROUPS))]
         cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.k / min(BNS))]
         group_ms = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
-        knobs = (
+        knobs: tuple[Knob, ...] = (
             Knob("consumer_groups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of its tile"),
             Knob(
                 "schedule",
@@ -141,6 +143,10 @@ class Conv2dWgmma(Template):
             Knob("group_m", tuple(group_ms), "row tiles (of clusters) walked before the next column tile; for reuse in L2"),
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
         )
+        if len(stores := store_ways(w, gemm)) > 1:
+            knobs += (
+                Knob("store", stores, "y is stored from shared memory by TMA, or by each warp without waiting for others"),
+            )
         constraints = (
             *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.epilogue)]),
             Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.image_rows + GROUP_ROWS),
@@ -217,7 +223,7 @@ class Conv2dWgmma(Template):
             weights_of = blocked_filter_map if gemm.filter_block else filter_map
             weights = weights_of(workload, own_filters, plan.bk, plan.l2_promotion)
         output: Param = Pointer("y")
-        if stores_by_tma(workload):
+        if stores_by_tma(workload, plan.store):
             output = output_map(workload, output_of(gemm, plan.bm), plan.segment, GROUP_ROWS)
         step = KernelStep(
             build_kernel(workload, gemm, plan, epilogue, zero),
@@ -287,18 +293,19 @@ def build_kernel(
     add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
 
     # Store.
-    staged, fused = stores_by_tma(workload), not epilogue.identity
+    by_tma, fused = stores_by_tma(workload, plan.store), not epilogue.identity
     interleaved = store.interleaved(workload.out_dtype)
     first_pair = output.fragment(4 if interleaved else 2)
     correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
     channel_of = gemm.order.channel() if gemm.order else _same
     fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_layout_of(gemm, output))
-    if staged:
-        begin_store, store_part = store.staged(
-            output, workload.out_dtype, own_octets, plan.segment, staging_offset, warpgroups, wgmma.accumulator
-        )
+    in_memory = output.with_pitch(workload.slice_of) if output.plain and not by_tma else output
+    staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, wgmma.accumulator)
+    if by_tma:
+        begin_store, store_part = store.staged(output, staging, warpgroups)
+    elif stages_y(workload):
+        begin_store, store_part = store.copied(in_memory, staging)
     else:
-        in_memory = output.with_pitch(workload.slice_of) if output.plain else output
         begin_store, store_part = store.direct(in_memory, own_octets, wgmma.accumulator)
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
@@ -394,7 +401,7 @@ def build_kernel(
                 row, column = origin(first_tile, cluster_row, cluster_column)
                 own_columns = types.int32(min(columns, column + bn) - (column + octet * 8))
                 finish(sums, row + group * GROUP_ROWS, column + octet * 8, own_columns)
-        if staged and leader:
+        if by_tma and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
     return kernel

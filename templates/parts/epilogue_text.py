@@ -62,14 +62,18 @@ class EpiloguePlan:
     @classmethod
     def of(cls, workload: Workload, operands: Sequence[EpilogueOperand], older: bool = False) -> EpiloguePlan:
         by_name = {operand.name: operand for operand in operands}
-        stages = []
+        stages, before = [], ""
         for stage, number in zip(computing(workload.epilogue), stage_inputs(workload)):
             code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
             named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
             named |= {"int": dtype_of(number).ptx} if of_integer else {}
             arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
-            text = code.integer if of_integer else (code.older if older else "") or code.ptx
+            if of_integer:
+                text = (code.after_relu if before == "relu" else "") or code.integer
+            else:
+                text = (code.older if older else "") or code.ptx
+            before = stage.name
             stages.append(StageText(text, arrays, tuple(named.items()), code.temporaries))
         ins = tuple((operand.name, "u64" if operand.axes else "f32") for operand in operands)
         return cls(tuple(stages), ins, not dtype_of(workload.dtype).is_float)

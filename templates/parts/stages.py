@@ -43,6 +43,7 @@ class StageCode:
         temporaries: `{temporary0}`, `{temporary1}` ...: further float32 registers that `ptx` may write.
         integer: the instructions for a value that is a 32-bit integer; "" if the stage cannot take one. `{int}` is its type,
             s32 or u32. Registers may hold either kind of number.
+        after_relu: `integer` for a value that is not negative, if that takes fewer instructions; else "".
         older: `ptx` without instructions of compute capability 8.0; "" if it has none.
     """
 
@@ -51,6 +52,7 @@ class StageCode:
     temporaries: int = 0
     integer: str = ""
     older: str = ""
+    after_relu: str = ""
 
 
 def _add(value: Any, operands: Any) -> Any:
@@ -95,14 +97,14 @@ _QUOTIENT = (
 # The product is rounded to a whole number, half to even, by adding 1.5 * 2^23: from 2^23 to 2^24, neighbours in float32 are
 # 1 apart. The bits of the sum, less those of 1.5 * 2^23, are then the whole number. cvt.rni.s32.f32 would have a quarter of
 # the rate, and add.sat.s32 would take five instructions. Beyond 2^22 any large number will do, as the result saturates to 8
-# bits: larger sums have larger bits. Negative sums would have smaller ones, hence the maximum.
+# bits: larger sums have larger bits. Negative sums would have smaller ones, hence the maximum, which relu makes needless.
 # Source: Hecker, "Let's get to the (floating) point", Game Developer Magazine, 1996.
-_REQUANTISED = (
-    "cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {requantise_scale}; "
-    "max.f32 {value}, {value}, 0fCA800000; add.rn.f32 {value}, {value}, 0f4B400000; "
-    "cvt.rni.s32.f32 {temporary0}, {y_zero_point}; sub.s32 {temporary0}, {temporary0}, 0x4B400000; "
-    "add.s32 {value}, {value}, {temporary0};"
+_SCALED = "cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {requantise_scale}; "
+_ROUNDED = (
+    "add.rn.f32 {value}, {value}, 0f4B400000; cvt.rni.s32.f32 {temporary0}, {y_zero_point}; "
+    "sub.s32 {temporary0}, {temporary0}, 0x4B400000; add.s32 {value}, {value}, {temporary0};"
 )
+_REQUANTISED = _SCALED + "max.f32 {value}, {value}, 0fCA800000; " + _ROUNDED
 
 STAGE_CODES: dict[str, StageCode] = {
     "bias": StageCode("add.f32 {value}, {value}, {bias};", _add, integer="add.{int} {value}, {value}, {bias};"),
@@ -130,7 +132,7 @@ STAGE_CODES: dict[str, StageCode] = {
         "setp.gt.f32 q, {value}, {clip_max}; selp.f32 {value}, {clip_max}, {value}, q;",
     ),
     # The result is not saturated to 8 bits: the instruction that packs it does so.
-    "requantise": StageCode("", None, integer=_REQUANTISED, temporaries=1),
+    "requantise": StageCode("", None, integer=_REQUANTISED, temporaries=1, after_relu=_SCALED + _ROUNDED),
     "dequantise": StageCode(
         "mul.rn.f32 {value}, {value}, {dequantise_scale};",
         None,

@@ -19,7 +19,10 @@ from schedsearch.backend.ops import shared_base
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.templates.parts import ptx
-from schedsearch.templates.parts.hopper import SWIZZLE_ROWS, WARPGROUP, WGMMA_M
+from schedsearch.templates.parts.hopper import WARPGROUP, WGMMA_M
+
+WARP_ROWS = 16  # of a warpgroup's 64
+LANES = 32
 
 
 class Store(NamedTuple):
@@ -133,6 +136,22 @@ class Output:
 
         return fragment(self.columns, neighbours) if self.plain else first_pair
 
+    def element(self) -> Callable[[Any, Any], Any]:
+        """`element(row, column)`: the row in its slice, and the element offset in y."""
+        locate, rows, block, block_elements = self.locate(), self.rows, self.block, self.block_elements
+        image_elements = self.image_step * rows * block
+
+        def element(row: Any, column: Any) -> Any:
+            image, within = locate(row)
+            number = types.int32(types.uint32(column) // types.uint32(block))
+            slices = types.int64(image) * image_elements + types.int64(number) * block_elements
+            return within, slices + types.int64(within) * block + (column - number * block)
+
+        def plain(row: Any, column: Any) -> Any:
+            return types.int32(row), types.int64(row) * block + column
+
+        return plain if self.plain else element
+
     def send(self, row_bytes: int) -> Callable[..., None]:
         """`send(y, staged, column, row)`: stores 64 rows of `row_bytes` at `staged`, whose columns lie in one slice."""
         locate, block, image_step, block_step = self.locate(), self.block, self.image_step, self.block_step
@@ -220,6 +239,22 @@ def direct(output: Output, octets: int, accumulator: str = "float32") -> Store:
     return Store(begin, store)
 
 
+def stage_octets(out_dtype: str, octets: int, segment_bytes: int, accumulator: str = "float32") -> Callable[..., None]:
+    """As `stage_pairs`, for rows of one chunk."""
+    pack = ptx.pack_pair(out_dtype, accumulator)
+
+    def stage(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
+        for octet in range(octets):
+            if 8 * octet < inside_columns:
+                ptx.stmatrix_x2(
+                    row_address + octet * segment_bytes,
+                    pack(values[4 * octet], values[4 * octet + 1]),
+                    pack(values[4 * octet + 2], values[4 * octet + 3]),
+                )
+
+    return stage
+
+
 def stage_pairs(
     out_dtype: str, octets: int, chunks: int, segment_bytes: int, accumulator: str = "float32"
 ) -> Callable[..., None]:
@@ -278,56 +313,84 @@ def stage_bytes(out_dtype: str, octets: int, chunks: int, segment_bytes: int) ->
     return stage
 
 
-def staged(
-    output: Output,
-    out_dtype: str,
-    octets: int,
-    segment: int,
-    staging_offset: int,
-    warpgroups: int,
-    accumulator: str = "float32",
-) -> Store:
-    """Packs elements into shared memory by stmatrix, and sends them from there by TMA; `y` is a tensor map.
+@dataclass(frozen=True)
+class Staging:
+    """A warpgroup's part of a tile in shared memory: what the stores have in common that pack elements by stmatrix.
+
+    Attributes:
+        out_dtype: float16 or bfloat16; or int8 or uint8 of interleaved columns.
+        octets: columns of the part, divided by 8; even for 8-bit elements.
+        segment: columns of a segment, of 16, 32, 64 or 128 bytes, which lie in one slice of y. 64 rows of them are
+            contiguous, and their 16-byte chunks are swizzled over the row: chunk ^= number of the row's 128-byte line.
+        offset: offset of the first warpgroup's part in shared memory; the other parts follow.
+        accumulator: dtype of the registers; see `Epilogue.accumulator`.
+    """
+
+    out_dtype: str
+    octets: int
+    segment: int
+    offset: int
+    accumulator: str = "float32"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a segment's row."""
+        return self.segment * dtype_of(self.out_dtype).nbytes
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of 16 bytes of a segment's row."""
+        return self.row_bytes // 16
+
+    @property
+    def segments(self) -> int:
+        return self.octets * 8 // self.segment
+
+    @property
+    def segment_bytes(self) -> int:
+        return WGMMA_M * self.row_bytes
+
+    def begin(self) -> Callable[..., Any]:
+        """`begin(group, lane, warp_row)`: addresses of the warpgroup's part and of the lane's row, and the row's swizzle."""
+        offset, part_bytes = self.offset, self.segments * self.segment_bytes
+        row_bytes, chunks = self.row_bytes, self.chunks
+
+        def begin(group: Any, lane: Any, warp_row: Any) -> Any:
+            part = types.uint32(shared_base() + offset + group * part_bytes)
+            row = types.uint32(warp_row + (lane & 15))
+            row_address = types.uint32(part + row * row_bytes)
+            flip = types.uint32((row * row_bytes >> 7) & (chunks - 1))
+            return part, row_address, flip
+
+        return begin
+
+    def stage(self) -> Callable[..., None]:
+        """`stage(values, lane, row_address, flip, inside_columns)` packs the part's elements into shared memory."""
+        sizes = self.octets, self.chunks, self.segment_bytes
+        if interleaved(self.out_dtype):
+            return stage_bytes(self.out_dtype, *sizes)
+        if self.chunks > 1:
+            return stage_pairs(self.out_dtype, *sizes, self.accumulator)
+        return stage_octets(self.out_dtype, *sizes[::2], self.accumulator)
+
+
+def staged(output: Output, staging: Staging, warpgroups: int) -> Store:
+    """Packs elements into shared memory, and sends them from there by TMA; `y` is a tensor map.
 
     The store of one tile is in flight while the next one is multiplied.
 
     Args:
-        output: how y lies in memory; a segment's columns lie in one slice.
-        out_dtype: float16 or bfloat16; or int8 or uint8 of interleaved columns.
-        octets: columns of the part, divided by 8; even for 8-bit elements.
-        segment: columns that one TMA store takes, of 16, 32, 64 or 128 bytes. 64 rows of them are contiguous, and their
-            16-byte chunks are swizzled over the row: chunk ^= number of the row's 128-byte line.
-        staging_offset: offset of the first warpgroup's part in shared memory; the other parts follow.
+        output: how y lies in memory.
+        staging: a TMA store takes one segment.
         warpgroups: number of warpgroups that store.
-        accumulator: dtype of the registers; see `Epilogue.accumulator`.
     """
-    size = dtype_of(out_dtype).nbytes
-    row_bytes, chunks, segments = segment * size, segment * size // 16, octets * 8 // segment
-    segment_bytes, part_bytes = WGMMA_M * row_bytes, WGMMA_M * octets * 8 * size
-    barrier, send = ptx.group_barrier(warpgroups, WARPGROUP), output.send(row_bytes)
+    segment, segments, segment_bytes = staging.segment, staging.segments, staging.segment_bytes
+    barrier, send = ptx.group_barrier(warpgroups, WARPGROUP), output.send(staging.row_bytes)
+    begin_staging, stage = staging.begin(), staging.stage()
 
     def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
-        part = types.uint32(shared_base() + staging_offset + group * part_bytes)
-        row = types.uint32(warp_row + (lane & 15))
-        row_address = types.uint32(part + row * row_bytes)
-        flip = types.uint32((row * row_bytes >> 7) & (chunks - 1))
+        part, row_address, flip = begin_staging(group, lane, warp_row)
         return group, lane, leader, part, row_address, flip
-
-    def stage_octets(values: Any, lane: Any, row_address: Any, flip: Any, inside_columns: Any) -> None:
-        for octet in range(octets):
-            if 8 * octet < inside_columns:
-                ptx.stmatrix_x2(
-                    row_address + octet * segment_bytes,
-                    pack(values[4 * octet], values[4 * octet + 1]),
-                    pack(values[4 * octet + 2], values[4 * octet + 3]),
-                )
-
-    if interleaved(out_dtype):
-        stage = stage_bytes(out_dtype, octets, chunks, segment_bytes)
-    elif chunks > 1:
-        stage = stage_pairs(out_dtype, octets, chunks, segment_bytes, accumulator)
-    else:
-        pack, stage = ptx.pack_pair(out_dtype, accumulator), stage_octets
 
     def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
         group, lane, leader, part, row_address, flip = place
@@ -346,159 +409,46 @@ def staged(
     return Store(begin, store)
 
 
-# --- For kernels whose wgmma rows are channels and whose columns are positions of pixels --------------------------------
-def position_bytes(out_dtype: str) -> int:
-    """Bytes of staged y for each position: 64 channels. Chunks of 16 bytes are swizzled over them, by address."""
-    return WGMMA_M * dtype_of(out_dtype).nbytes
+def copied(output: Output, staging: Staging) -> Store:
+    """Packs elements into shared memory, from where each warp copies its own 16 rows; `y` is an address.
 
-
-def transposed_channels(out_dtype: str) -> tuple[int, int]:
-    """How channels lie in wgmma's rows: from a lane's first channel to that of lane + 4, and to its second channel.
-
-    Row r + 8 is channel r + 8. 8-bit outputs have `interleaved` rows: of every 16, rows r and r + 8 are channels 2 r and
-    2 r + 1, so that a thread holds two neighbours, 16 bits, which `stmatrix` moves.
-    """
-    return (2, 1) if interleaved(out_dtype) else (1, 8)
-
-
-def transposed_offset(out_dtype: str) -> Callable[[Any, Any], Any]:
-    """`offset(lane, warp_channel)`: the lane's address for stmatrix, from the start of staged y: a row of a matrix.
-
-    A matrix has 8 positions and 16 bytes of channels. Of 16-bit outputs, four matrices are 16 channels of 16 positions; of
-    8-bit ones, 16 channels of 32 positions.
-    """
-    size = position_bytes(out_dtype)
-
-    def offset_16_bits(lane: Any, warp_channel: Any) -> Any:
-        warp_chunk = types.uint32(warp_channel >> 3)
-        matrix_row = types.uint32(lane & 7)
-        matrix_chunk = types.uint32(warp_chunk + ((lane >> 3) & 1))
-        return types.uint32(
-            (lane >> 4) * (SWIZZLE_ROWS * size) + matrix_row * size + ((matrix_chunk ^ matrix_row) << 4)
-        )  # fmt: skip
-
-    def offset_8_bits(lane: Any, warp_channel: Any) -> Any:
-        return types.uint32(lane * size + (((warp_channel >> 4) ^ ((lane >> 1) & 3)) << 4))
-
-    return offset_8_bits if interleaved(out_dtype) else offset_16_bits
-
-
-def segment_offset(segment: int, positions: int) -> Callable[[Any, Any], Any]:
-    """As `transposed_offset` for 16 bits, if the 64 channels of `positions` positions are staged in parts.
-
-    A part has all positions of `segment` channels (16, 32 or 64), whose chunks are swizzled over its rows.
-    """
-    size = segment * 2
-    chunks = size // 16
-
-    def offset(lane: Any, warp_channel: Any) -> Any:
-        part = types.uint32(types.uint32(warp_channel) // types.uint32(segment))
-        matrix_row = types.uint32(lane & 7)
-        chunk = types.uint32(((warp_channel >> 3) & (chunks - 1)) + ((lane >> 3) & 1))
-        flip = types.uint32((matrix_row * size >> 7) & (chunks - 1))
-        first = types.uint32(part * (positions * size) + (lane >> 4) * (SWIZZLE_ROWS * size))
-        return types.uint32(first + matrix_row * size + ((chunk ^ flip) << 4))
-
-    return offset
-
-
-def stage_transposed(
-    out_dtype: str, octets: int, accumulator: str = "float32", segment: int = WGMMA_M
-) -> Callable[..., None]:
-    """`stage(values, address)`: packs `octets` times 8 positions to the place that `transposed_offset` gives, or
-    `segment_offset` with `segment` channels of 16 bits."""
-    if interleaved(out_dtype):
-        return _stage_transposed_bytes(out_dtype, octets)
-    pack, last = ptx.pack_pair(out_dtype, accumulator), 4 * octets - 4
-    odd, octet_bytes = octets % 2 == 1, SWIZZLE_ROWS * segment * dtype_of(out_dtype).nbytes
-
-    def stage(values: Any, address: Any) -> None:
-        for pair in range(octets // 2):
-            ptx.stmatrix_x4_trans(
-                address + pair * (2 * octet_bytes),
-                pack(values[8 * pair], values[8 * pair + 1]),
-                pack(values[8 * pair + 2], values[8 * pair + 3]),
-                pack(values[8 * pair + 4], values[8 * pair + 5]),
-                pack(values[8 * pair + 6], values[8 * pair + 7]),
-            )
-        if odd:
-            ptx.stmatrix_x2_trans(
-                address + (octets - 1) * octet_bytes,
-                pack(values[last], values[last + 1]),
-                pack(values[last + 2], values[last + 3]),
-            )
-
-    return stage
-
-
-def _stage_transposed_bytes(out_dtype: str, octets: int) -> Callable[..., None]:
-    """The same for 8-bit outputs: an octet is one matrix of 8 positions and 8 pairs of channels."""
-    pack, octet_bytes = ptx.pack_bytes(out_dtype), SWIZZLE_ROWS * position_bytes(out_dtype)
-    fours, two, one = octets // 4, octets % 4 >= 2, octets % 2 == 1
-
-    def matrix(values: Any, octet: Any) -> Any:
-        at = 4 * octet
-        return pack(values[at], values[at + 2], values[at + 1], values[at + 3])
-
-    def stage(values: Any, address: Any) -> None:
-        for four in range(fours):
-            octet = 4 * four
-            ptx.stmatrix_x4_trans(
-                address + octet * octet_bytes,
-                matrix(values, octet),
-                matrix(values, octet + 1),
-                matrix(values, octet + 2),
-                matrix(values, octet + 3),
-            )
-        if two:
-            ptx.stmatrix_x2_trans(
-                address + 4 * fours * octet_bytes, matrix(values, 4 * fours), matrix(values, 4 * fours + 1)
-            )
-        if one:
-            ptx.stmatrix_x1_trans(address + (octets - 1) * octet_bytes, matrix(values, octets - 1))
-
-    return stage
-
-
-def send_rows(grouped: bool, row_bytes: int) -> Callable[..., None]:
-    """`send(y, staged, rows, channel, conv_group, column, row, image)`: stores rows of pixels that are `row_bytes` apart."""
-
-    def send(y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any) -> None:
-        for tile_row in range(rows):
-            ptx.tma_store_4d(y, types.uint32(staged + tile_row * row_bytes), channel, column, row + tile_row, image)
-
-    def send_of_group(
-        y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any
-    ) -> None:
-        for tile_row in range(rows):
-            at = types.uint32(staged + tile_row * row_bytes)
-            ptx.tma_store_5d(y, at, channel, conv_group, column, row + tile_row, image)
-
-    return send_of_group if grouped else send
-
-
-def send_segments(
-    segment: int, positions: int, row_positions: int, out_h: int, channels: int, run: int
-) -> Callable[..., None]:
-    """The same as `send_rows` through depth_to_space: `y` has the four axes of `ShuffledOutput`.
+    A lane copies 16 bytes at a time, and neighbouring lanes copy neighbours of a row. No warp waits for another one.
 
     Args:
-        segment, positions: as in `segment_offset`.
-        row_positions: positions of a row of pixels.
-        out_h: rows of an image before depth_to_space.
-        channels: before depth_to_space.
-        run: those that are neighbours in y; a multiple of `segment`.
+        output: how y lies in memory; no `ShuffledOutput`.
     """
-    part_bytes, row_bytes, parts = positions * segment * 2, row_positions * segment * 2, WGMMA_M // segment
+    size, columns = dtype_of(staging.out_dtype).nbytes, staging.octets * 8
+    segment, segments, segment_bytes = staging.segment, staging.segments, staging.segment_bytes
+    row_bytes, chunks = staging.row_bytes, staging.chunks
+    copy_rows = min(WARP_ROWS, LANES // chunks)  # at once, by all lanes, or by half of them if a row has one chunk
+    copies, copy_bytes = WARP_ROWS // copy_rows, copy_rows * row_bytes
+    begin_staging, stage = staging.begin(), staging.stage()
+    first_element, column_offset, rows, row_elements = output.element(), output.column_offset(), output.rows, output.block
 
-    def send(y: Any, staged: Any, rows: Any, channel: Any, conv_group: Any, column: Any, row: Any, image: Any) -> None:
-        for part in range(parts):
-            first = types.int32(channel + part * segment)
-            if first < channels:
-                of_block = types.int32(types.uint32(first) // types.uint32(run))
-                within = types.int32(first - of_block * run)
-                for tile_row in range(rows):
-                    at = types.uint32(staged + part * part_bytes + tile_row * row_bytes)
-                    ptx.tma_store_4d(y, at, within, column, of_block, types.int32(image * out_h + row + tile_row))
+    def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
+        part, row_address, flip = begin_staging(group, lane, warp_row)
+        own_row = types.uint32(warp_row + types.uint32(lane) // types.uint32(chunks))
+        chunk = types.uint32(lane & (chunks - 1))
+        swizzled = types.uint32(chunk ^ ((own_row * row_bytes >> 7) & (chunks - 1)))
+        source = types.uint32(part + own_row * row_bytes + (swizzled << 4))
+        own_column = types.int32(chunk * (16 // size)) if lane < copy_rows * chunks else types.int32(columns)
+        return lane, row_address, flip, source, types.int32(own_row), own_column
 
-    return send
+    def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
+        lane, row_address, flip, source, own_row, own_column = place
+        ptx.sync_warp()  # all lanes have read the previous tile's rows
+        stage(values, lane, row_address, flip, inside_columns)
+        ptx.sync_warp()
+        first_row, first = first_element(types.int32(row + own_row), column)
+        first = types.int64(first + own_column)
+        left = types.int32(inside_columns - own_column)
+        for number in range(segments):
+            for copy in range(copies):
+                inside = (first_row + copy * copy_rows < rows) & (number * segment < left)
+                element = types.int64(first + copy * copy_rows * row_elements + column_offset(number * segment))
+                # 512 bytes are four lines, which changes the swizzle of rows with eight chunks
+                chunk = types.uint32(source ^ ((copy * 4 & (chunks - 1)) << 4))
+                at = types.uint32(chunk + (number * segment_bytes + copy * copy_bytes))
+                ptx.copy_shared_16(at, types.uint64(y + types.uint64(element * size)), types.int32(inside))
+
+    return Store(begin, store)
