@@ -17,6 +17,7 @@ from schedsearch.errors import UnsupportedError
 from schedsearch.network.choices import Choices
 from schedsearch.network.costs import Cost
 from schedsearch.network.elimination import Elimination
+from schedsearch.network.explain import explain
 from schedsearch.network.graph import Constant, Network, Node, Plan, Value, View
 from schedsearch.network.layouts import conversion, same_bytes
 from schedsearch.network.plan import best_plan, complete, fastest_kernels, first_plan, missing, priced, uniform_plan
@@ -320,3 +321,31 @@ def test_a_node_that_no_kernel_computes_is_refused_with_the_reasons() -> None:
         UnsupportedError, match=r"no kernel computes node one \(one\): no template has NCHW; no template has NHWC"
     ):
         best_plan(found, lambda workload: Cost(math.inf, "none", f"no template has {workload.layout}"))
+
+
+def test_an_explanation_has_what_each_layout_costs_and_the_baselines() -> None:
+    x, a, b = image("x", 16), image("a", 16), image("b", 32)
+    one, two = convolution("one", x, a, "NCHW", "NHWC", "NCHW4c"), convolution("two", a, b, "NHWC", "NCHW4c")
+    found = network([x], [b], [a], [one, two])
+    times = dict(zip([*one.ways, *two.ways], (9e3, 3e3, 2e3, 1e3, 3e3)))
+
+    def costs(workload: Workload) -> Cost:
+        return Cost(times.get(workload, 1e3), "roofline" if workload == two.ways[0] else "record", "by hand")
+
+    explanation = explain(found, best_plan(found, costs), costs)
+    assert explanation.plans.rows == (
+        ("this plan", "6.00", "2 (2.00 us)"),
+        ("all NHWC", "6.00", "2 (2.00 us)"),
+        ("fastest kernels", "6.00", "3 (3.00 us)"),
+    )
+    assert explanation.summary == (
+        "Predicted: 6.00 us for 2 kernels and 2 conversions of layouts.\n"
+        "The times of 1 of 4 different workloads are estimated."
+    )
+    rows = {row[0]: row[1:] for row in explanation.values.rows}
+    assert rows["x"] == ("NCHW", "NHWC", "", "", "the caller gives it so")
+    assert rows["a"] == ("NHWC", "NHWC", "NCHW4c", "+0.00", "as fast as the next best")
+    assert rows["b"] == ("NHWC", "NCHW", "NCHW4c", "+1.00", "made faster so, in spite of 1 conversion")
+    assert explanation.nodes.rows[1] == ("two", two.ways[0].label, "1.00", "estimated: by hand")
+    assert max(map(len, explanation.text().splitlines())) < 100
+    assert "| b | NHWC | NCHW | NCHW4c | +1.00 |" in explanation.markdown()

@@ -37,10 +37,14 @@ class _Slot:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """Joint states of some variables in which a workload is launched once."""
+    """Joint states of some variables in which a workload can be launched.
+
+    Attributes:
+        extra_ns: for each joint state what it costs more than the workload that is launched there; inf: it does not fit.
+    """
 
     variables: tuple[int, ...]
-    mask: np.ndarray
+    extra_ns: np.ndarray
 
 
 class Choices:
@@ -121,10 +125,11 @@ class Choices:
                 table[state], pick[state] = time_ns, number
         self._factors.append((variables, table))
         self._picks[node.name] = variables, pick
-        for number, way in enumerate(ways):
-            if way is not None and math.isfinite(times[number]):
-                mask = (pick == number) & np.isfinite(table)
-                self.occurrences.setdefault(way, []).append(Occurrence(variables, mask))
+        for (number, time_ns, _), state in zip(rows, states):
+            if (way := ways[number]) is not None:
+                extra_ns = np.full(table.shape, np.inf)
+                extra_ns[state] = time_ns - table[state]
+                self.occurrences.setdefault(way, []).append(Occurrence(variables, extra_ns))
         self._add_slots(every[0], slots)
 
     def _add_slots(self, use: Use, slots: Sequence[_Slot]) -> None:
@@ -182,7 +187,7 @@ class Choices:
                 needed |= spread(slot) == y
             for x in sorted(set(made.layouts) - {y}):
                 mask = needed & (spread(made) == x)
-                table[mask] += self._price(value, x, y, Occurrence(tuple(variables), mask))
+                table[mask] += self._price(value, x, y, tuple(variables), mask)
         self._factors.append((tuple(variables), table))
 
     def _add_presence(self, value: Value, wanted: Iterable[int]) -> None:
@@ -194,7 +199,7 @@ class Choices:
             for x in sorted(set(made.layouts) - {y}):
                 mask = np.zeros(table.shape, dtype=bool)
                 mask[[layout == x for layout in made.layouts], 1] = True
-                table[mask] = self._price(value, x, y, Occurrence((made.variable, there), mask))
+                table[mask] = self._price(value, x, y, (made.variable, there), mask)
             self._factors.append(((made.variable, there), table))
             for slot in read:
                 if y in slot.layouts:
@@ -202,13 +207,15 @@ class Choices:
                     need[[layout == y for layout in slot.layouts], 0] = np.inf
                     self._factors.append(((slot.variable, there), need))
 
-    def _price(self, value: Value, x: int, y: int, where: Occurrence) -> float:
+    def _price(self, value: Value, x: int, y: int, variables: tuple[int, ...], mask: np.ndarray) -> float:
+        """The time of a conversion, which is done in the joint states of some variables that the mask has."""
         words = self._words[value.name]
         workload = conversion(value, words[x], words[y])
         if workload is None:
             return math.inf
         time_ns = self.costs(workload).time_ns
         if math.isfinite(time_ns):
+            where = Occurrence(variables, np.where(mask, 0.0, np.inf))
             self.occurrences.setdefault(workload, []).append(where)
         return time_ns
 
@@ -235,9 +242,9 @@ class Choices:
         return losses
 
     def forced_ns(self, where: Occurrence) -> float:
-        """What the best plan with these choices costs more than the best of all; inf if there is none."""
-        least = self.solution.least(*where.variables)[where.mask]
-        return max(0.0, float(least.min()) - self.solution.cost) if least.size else math.inf
+        """How much more the best plan costs that launches the workload there; inf if there is none."""
+        least = self.solution.least(*where.variables) + where.extra_ns
+        return max(0.0, float(least.min()) - self.solution.cost)
 
 
 def _first_places(items: Sequence[Hashable]) -> tuple[int, ...]:
