@@ -1,17 +1,21 @@
 """The kernels of examples/own_kernel: default and tuned times, beside the limits of the card and other libraries.
 
-    python benchmarks/own_kernels.py [--only softmax ...] [--trials 60] [--time 20] [--out own_kernels.json]
+    python benchmarks/own_kernels.py [--only softmax ...] [--trials 60] [--time 20] [--together] [--out own_kernels.json]
 
-Columns: the time of the default configuration and of the best one, both of the final race; the speed-up; the rate, and its
-share of the card's limit (the rate of a copy of 1 GiB, or the card's FP32 peak); trials and seconds; the time of PyTorch or
-CuPy on the same arrays, where they have such a function. The first lines show the host time of calls.
+Columns: the time of the author's configuration and of the best one, both of the final race; the speed-up; the rate, and its
+share of the limit (the rate of a copy of as many bytes, for the sum the rate at which PyTorch reads 1 GiB, or the card's
+FP32 peak); trials; the times of PyTorch, torch.compile (with --compile) and CuPy on arrays of the same sizes, where they
+have such a function. The last line shows the host time of calls. With --together one run tunes all kernels, and its line
+shows how many trials it verified in a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,11 +25,22 @@ from typing import Any
 import common
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "own_kernel"
-COPIED_BYTES = 2 << 30  # that a copy reads and writes to find out its rate
-NAMES = ("matmul", "stencil", "softmax", "histogram", "total", "pnpoly", "convolution")
+READ_BYTES = 1 << 30  # that a sum reads to find out the rate of reading
+NAMES = ("histogram", "pnpoly", "convolution", "softmax", "stencil", "matmul", "total")
+FIRST_CALL = """
+import sys, time
+import torch, schedsearch
+u, v = torch.zeros((64, 64), device="cuda"), torch.zeros((64, 64), device="cuda")
+torch.cuda.synchronize()
+began = time.perf_counter()
+kernel = schedsearch.own_kernel("stencil", sys.argv[1])
+kernel(u, v)
+torch.cuda.synchronize()
+print((time.perf_counter() - began) * 1e3)
+"""
 
 
-def peers(name: str, arrays: list[Any]) -> dict[str, Callable[[], Any]]:
+def peers(name: str, arrays: list[Any], compiled: bool) -> dict[str, Callable[[], Any]]:
     """Library -> a function that computes the same on the same arrays."""
     import torch
 
@@ -35,11 +50,15 @@ def peers(name: str, arrays: list[Any]) -> dict[str, Callable[[], Any]]:
         found["torch"] = lambda: torch.matmul(first, arrays[1])
     elif name == "softmax":
         found["torch"] = lambda: torch.softmax(first, 1)
+        if compiled:
+            function = torch.compile(lambda x: torch.softmax(x, 1))
+            found["torch.compile"] = lambda: function(first)
     elif name == "total":
         found["torch"] = lambda: first.sum()
     elif name == "convolution":
         found["torch"] = lambda: torch.nn.functional.conv2d(first[None, None], arrays[1][None, None])
     elif name == "histogram":
+        found["torch.bincount"] = lambda: torch.bincount(first, minlength=256)
         try:
             import cupy
         except ImportError:
@@ -89,19 +108,38 @@ def host_us(function: Callable[[], Any], calls: int = 500) -> float:
     return best
 
 
-def measure(name: str, options: argparse.Namespace, copy: float, peak: float) -> dict[str, Any]:
+def read_rate() -> float:
+    """Bytes per ns at which a large array is read."""
+    import torch
+
+    numbers = torch.zeros(READ_BYTES // 4, device="cuda")
+    return READ_BYTES / time_ns(lambda: numbers.sum())
+
+
+def tuned(names: list[str], options: argparse.Namespace) -> list[tuple[str, Any, float]]:
+    """Name, summary of the task and seconds of each kernel."""
+    import schedsearch
+
+    modules = [importlib.import_module(name) for name in names]
+    tasks = [getattr(module, name).task(*module.SHAPES) for name, module in zip(names, modules)]
+    limits = {"trials": options.trials, "time_s": options.time, "run_timeout_s": options.run_timeout}
+    found = []
+    for some in [tasks] if options.together else [[task] for task in tasks]:
+        began = time.monotonic()
+        summary = schedsearch.tune(some, options.db, target="cuda", **limits)
+        seconds = time.monotonic() - began
+        ok = sum(task.outcomes.get("ok", 0) for task in summary.tasks)
+        print(f"{ok} verified trials in {seconds:.1f} s ({ok / seconds:.1f}/s); {summary.shares}", flush=True)
+        found += [(task, seconds) for task in summary.tasks]
+    return [(name, task, seconds) for name, (task, seconds) in zip(names, found)]
+
+
+def row_of(name: str, task: Any, seconds: float, options: argparse.Namespace, read: float, peak: float) -> dict[str, Any]:
     """One row of the table."""
     import torch
 
     module = importlib.import_module(name)
-    kernel = getattr(module, name)
-    kernel.db = options.db
-    began = time.monotonic()
-    summary = kernel.tune(
-        *module.SHAPES, target="cuda", trials=options.trials, time_s=options.time, run_timeout_s=options.run_timeout
-    )
-    (task,) = summary.tasks
-    row: dict[str, Any] = {"kernel": name, "trials": task.trials, "seconds": round(time.monotonic() - began, 1)}
+    row: dict[str, Any] = {"kernel": name, "trials": task.trials, "seconds": round(seconds, 1)}
     row["outcomes"] = {str(outcome): count for outcome, count in task.outcomes.items()}
     if task.best_ns is None:
         return row | {"problem": task.problem or "no valid configuration"}
@@ -111,20 +149,24 @@ def measure(name: str, options: argparse.Namespace, copy: float, peak: float) ->
     if work.flops:
         row |= {"rate": f"{work.flops / task.best_ns / 1e3:.1f} TFLOP/s", "share": work.flops / task.best_ns / peak}
     else:
-        row |= {"rate": f"{work.nbytes / task.best_ns:.0f} GB/s", "share": work.nbytes / task.best_ns / copy}
-    dtypes = [shape.partition(":")[2] for shape in module.SHAPES]
-    sizes = [tuple(map(int, shape.partition(":")[0].split("x"))) for shape in module.SHAPES]
-    arrays = [torch.zeros(size, dtype=getattr(torch, dtype), device="cuda") for size, dtype in zip(sizes, dtypes)]
-    row["peers_us"] = {library: time_ns(call) / 1e3 for library, call in peers(name, arrays).items()}
+        limit = read if name == "total" else work.nbytes / (1e3 * common.copy_us(work.nbytes))
+        row |= {"rate": f"{work.nbytes / task.best_ns:.0f} GB/s", "share": work.nbytes / task.best_ns / limit}
+    arrays = []
+    for shape in module.SHAPES:
+        sizes, _, dtype = shape.partition(":")
+        size, of_floats = tuple(map(int, sizes.split("x"))), dtype.startswith("float")
+        made = torch.randn(size, device="cuda") if of_floats else torch.randint(0, 256, size, device="cuda")
+        arrays.append(made.to(getattr(torch, dtype)))
+    row["peers_us"] = {library: time_ns(call) / 1e3 for library, call in peers(name, arrays, options.compile).items()}
     return row
 
 
 def host_times(options: argparse.Namespace) -> dict[str, float]:
-    """Host time in us of a call, a bound call, and the same kernel through Numba's launcher."""
+    """Host time in us of a call, a bound call, a kernel of as many arguments through Numba's launcher, and the first call
+    of another process, from records."""
     import torch
     from numba import cuda
 
-    sys.path.insert(0, str(EXAMPLES))
     stencil = importlib.import_module("stencil").stencil
     stencil.db = options.db
     u = torch.zeros((64, 64), device="cuda")
@@ -143,7 +185,10 @@ def host_times(options: argparse.Namespace) -> dict[str, float]:
     a, b = cuda.as_cuda_array(u), cuda.as_cuda_array(v)
     launcher = plain[(2, 8), (32, 8)]
     launcher(a, b)
-    return found | {"numba": host_us(lambda: launcher(a, b))}
+    found["numba"] = host_us(lambda: launcher(a, b))
+    stencil.tune(u, v, trials=1)
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL, options.db], capture_output=True, text=True, check=True)
+    return found | {"first call": float(done.stdout) * 1e3}
 
 
 def main() -> None:
@@ -153,26 +198,29 @@ def main() -> None:
     parser.add_argument("--time", type=float, default=None, help="seconds for each kernel")
     parser.add_argument("--run-timeout", type=float, default=10.0)
     parser.add_argument("--db", default="own_kernels.db")
+    parser.add_argument("--together", action="store_true", help="tune all kernels in one run")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile too")
     parser.add_argument("--out")
     options = parser.parse_args()
     sys.path.insert(0, str(EXAMPLES))
-    copy, peak = COPIED_BYTES / (1e3 * common.copy_us(COPIED_BYTES)), fp32_peak()  # bytes and operations per ns
-    print(f"copy {copy:.0f} GB/s, FP32 peak {peak / 1e3:.1f} TFLOP/s", flush=True)
-    host = host_times(options)
-    print("host time: " + ", ".join(f"{what} {us:.1f} us" for what, us in host.items()), flush=True)
+    read, peak = read_rate(), fp32_peak()  # bytes and operations per ns
+    print(f"read {read:.0f} GB/s, FP32 peak {peak / 1e3:.1f} TFLOP/s", flush=True)
     rows = []
-    for name in options.only:
-        row = measure(name, options, copy, peak)
+    for name, task, seconds in tuned(list(options.only), options):
+        row = row_of(name, task, seconds, options, read, peak)
         rows.append(row)
         if "problem" in row:
             print(f"{name:12} {row['problem']} {row['outcomes']}", flush=True)
             continue
         others = ", ".join(f"{library} {us:.1f} us" for library, us in row["peers_us"].items())
-        yours, tuned = row["yours_us"], row["tuned_us"]
-        print(f"{name:12} yours {yours:9.1f} us  tuned {tuned:9.1f} us  {row['speedup']:5.2f}x", end="  ")
-        print(f"{row['rate']} ({row['share']:.0%})  {row['trials']} trials {row['seconds']} s  {others}", end="  ")
-        print(row["best"], row["outcomes"], flush=True)
-    common.write(options.out, {"copy_gb_s": copy, "fp32_peak_gflops": peak, "rows": rows, "host_us": host})
+        yours, fastest = row["yours_us"], row["tuned_us"]
+        print(f"{name:12} yours {yours:9.1f} us  tuned {fastest:9.1f} us  {row['speedup']:5.2f}x", end="  ")
+        print(f"{row['rate']} ({row['share']:.0%})  {row['trials']} trials  {others}", end="  ")
+        print(json.dumps(row["best"]), row["outcomes"], flush=True)
+    common.write(options.out, {"read_gb_s": read, "fp32_peak_gflops": peak, "rows": rows})
+    host = host_times(options)
+    print("host time: " + ", ".join(f"{what} {us:.1f} us" for what, us in host.items()), flush=True)
+    common.write(options.out, {"read_gb_s": read, "fp32_peak_gflops": peak, "rows": rows, "host_us": host})
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from schedsearch.target import Target
     from schedsearch.task import Task
     from schedsearch.template import Template, load_templates
+    from schedsearch.templates.own_kernel.launches import Launch, folded, unfolded
     from schedsearch.workload import Workload
 
 compat.install()
@@ -77,6 +78,7 @@ _HOMES = {
     "Interrupted": "schedsearch.errors",
     "Kernel": "schedsearch.runtime",
     "KernelCache": "schedsearch.runtime",
+    "Launch": "schedsearch.templates.own_kernel.launches",
     "Net": "schedsearch.executable.net",
     "NoRecordError": "schedsearch.errors",
     "NoValidConfigError": "schedsearch.errors",
@@ -108,6 +110,7 @@ _HOMES = {
     "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d",
     "detect": "schedsearch.device.detect",
     "explain": "schedsearch.runtime",
+    "folded": "schedsearch.templates.own_kernel.launches",
     "layout_transform": "schedsearch.ops.layout_transform",
     "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
@@ -121,6 +124,7 @@ _HOMES = {
     "transpose": "schedsearch.ops.transpose",
     "tunable": "schedsearch.own.decorator",
     "tune": "schedsearch.session",
+    "unfolded": "schedsearch.templates.own_kernel.launches",
     "unpack": "schedsearch.ops.packing",
 }
 
@@ -135,6 +139,7 @@ __all__ = [
     "Interrupted",
     "Kernel",
     "KernelCache",
+    "Launch",
     "Net",
     "NoRecordError",
     "NoValidConfigError",
@@ -166,6 +171,7 @@ __all__ = [
     "depthwise_conv2d",
     "detect",
     "explain",
+    "folded",
     "layout_transform",
     "load",
     "load_templates",
@@ -179,6 +185,7 @@ __all__ = [
     "transpose",
     "tunable",
     "tune",
+    "unfolded",
     "unpack",
 ]
 

@@ -104,7 +104,7 @@ class Number:
 class Literal:
     """A constant of the kernel: Numba compiles the value into the code. The parameter exists, but the kernel ignores it."""
 
-    value: int | bool
+    value: int | bool | str
     kind: typing.Literal["literal"] = "literal"
 
 

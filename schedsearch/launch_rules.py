@@ -42,6 +42,7 @@ MAX_ALIGNMENT = 1 << 16
 MAX_WORK_ITEMS = 1 << 48  # the CPU multiplies it by the number of threads, in 64 bits
 
 MAX_RANK = 8
+MAX_TEXT = 255  # characters of a literal
 # Number format of a scalar -> its code in the module struct.
 SCALAR_FORMATS = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
@@ -164,7 +165,10 @@ def _param(param: Any, cuda: bool) -> Iterator[str]:
     elif param.kind == "number":
         yield from _number(param)
     elif param.kind == "literal":
-        if type(param.value) is not bool:
+        if isinstance(param.value, str):
+            if len(param.value) > MAX_TEXT:
+                yield f"value is a text of {len(param.value)} characters; allowed: up to {MAX_TEXT}"
+        elif type(param.value) is not bool:
             yield from _whole("value", param.value, -(2**63), 2**63 - 1)
     elif param.kind == "array":
         yield from _array(param)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from cli_support import isolate
 from cli_support import schedsearch as command
 from numba import cuda
+from own_kernels_examples import NAMES, example
 from page_support import Page
 
 import schedsearch
@@ -36,18 +36,7 @@ from schedsearch.templates.own_kernel.rules import predicate
 from schedsearch.workload import Workload, distance
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = sorted(path.stem for path in (ROOT / "examples" / "own_kernel").glob("*.py"))
 FACTOR = 2
-
-
-def example(name: str) -> Any:
-    """A module of examples/own_kernel."""
-    spec = importlib.util.spec_from_file_location(f"own_{name}", ROOT / "examples" / "own_kernel" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as for an imported module
-    spec.loader.exec_module(module)
-    return module
 
 
 def declared(function: Any = None, **changes: Any) -> Any:
@@ -126,7 +115,10 @@ def test_the_launch_and_the_reference_belong_to_the_identity() -> None:
         declared().definition.code,
         declared(grid=lambda x, k: -(-x.size // (k.threads * k.per)) + 1).definition.code,
         declared(block=64, knobs={"per": (1, 2)}, grid=lambda x, k: x.size).definition.code,
+        declared(block=128, knobs={"per": (1, 2)}, grid=lambda x, k: x.size).definition.code,
         declared(reference=lambda x: 3 * x).definition.code,
+        declared(shared=1024).definition.code,
+        declared(max_registers=32).definition.code,
     ]
     assert len(set(codes)) == len(codes)
     assert declared().definition.code == codes[0]
@@ -352,7 +344,7 @@ def test_records_of_an_unknown_source_are_passed_over_when_records_are_verified(
 # ---- compiled for the GPU
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_example_compiles_for_a_gpu(name: str) -> None:
     module, target = example(name), PRESETS["h200"]
     workload, template = getattr(module, name).workload(*module.SHAPES), load_template("own_kernel_cuda")
@@ -363,7 +355,7 @@ def test_every_example_compiles_for_a_gpu(name: str) -> None:
     assert built.resources.spill_bytes == 0
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_example_needs_at_most_15_lines_beyond_the_kernel(name: str) -> None:
     lines = (ROOT / "examples" / "own_kernel" / f"{name}.py").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("@schedsearch.tunable"))
@@ -393,7 +385,7 @@ def test_knobs_are_constants_of_the_code() -> None:
     module, target = example("matmul"), PRESETS["h200"]
     workload, template = module.matmul.workload(*module.SHAPES), load_template("own_kernel_cuda")
     for tile in (8, 16):
-        config = schedsearch.Config(tile=tile, unroll=False)
+        config = schedsearch.Config({**module.matmul.definition.default, "tile": tile, "unroll": False})
         (step,) = template.kernel(workload, target, config).steps
         assert _compile_to_ptx(step, "kernel_0", "sm_90").count("fma.rn.f32") == tile
 

@@ -31,6 +31,7 @@ PUBLIC = [
     "Interrupted",
     "Kernel",
     "KernelCache",
+    "Launch",
     "Net",
     "NoRecordError",
     "NoValidConfigError",
@@ -62,6 +63,7 @@ PUBLIC = [
     "depthwise_conv2d",
     "detect",
     "explain",
+    "folded",
     "layout_transform",
     "load",
     "load_templates",
@@ -75,6 +77,7 @@ PUBLIC = [
     "transpose",
     "tunable",
     "tune",
+    "unfolded",
     "unpack",
 ]
 

@@ -1,9 +1,11 @@
-"""A softmax of each row. A block takes a row, and its threads keep their numbers in registers between the passes."""
+"""A softmax of each row, formulated twice: a block takes a row of any length; or a block takes several rows, whose length
+the knobs must meet, so that every number stays in a register and no index is tested."""
 
 import math
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint64
+from numba.cuda import libdevice
 
 import schedsearch
 
@@ -64,6 +66,54 @@ def softmax(x, y, *, threads, each):
                     y[row, column] = math.exp(x[row, column] - largest) * factor
                 else:
                     y[row, column] = kept[i] * factor
+
+
+@softmax.alternative(
+    knobs={
+        "threads": (32, 64, 128, 256, 512, 1024),
+        "each": (4, 8, 16, 32, 64),
+        "rows": (1, 2, 4, 8),
+        "fast": (True, False),
+    },
+    rules=["threads * rows <= 1024"],
+    grid=lambda x, k: x.shape[0] // k.rows if x.shape[0] % k.rows == 0 and x.shape[1] == k.threads * k.each else 0,
+    block=lambda k: (k.threads, k.rows),
+    fastmath=lambda k: k.fast,
+)
+def whole_rows(x, y, *, threads, each, rows):
+    largests, totals = cuda.shared.array((rows, 32), float32), cuda.shared.array((rows, 32), float32)
+    kept = cuda.local.array(each, float32)
+    place, thread = cuda.threadIdx.y, cuda.threadIdx.x
+    row, first = uint64(cuda.blockIdx.x * rows + place), uint64(thread)  # Numba tests whether signed indices are negative
+    for i in range(each):
+        kept[i] = x[row, first + uint64(i * threads)]
+    largest = kept[0]
+    for i in range(1, each):
+        largest = libdevice.fmaxf(largest, kept[i])
+    for step in (16, 8, 4, 2, 1):
+        largest = libdevice.fmaxf(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, step))
+    if threads > 32:
+        if thread % 32 == 0:
+            largests[place, thread // 32] = largest
+        cuda.syncthreads()
+        for i in range(threads // 32):
+            largest = libdevice.fmaxf(largest, largests[place, i])
+    total = float32(0)
+    for i in range(each):
+        kept[i] = math.exp(kept[i] - largest)
+        total += kept[i]
+    for step in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, step)
+    if threads > 32:
+        if thread % 32 == 0:
+            totals[place, thread // 32] = total
+        cuda.syncthreads()
+        total = float32(0)
+        for i in range(threads // 32):
+            total += totals[place, i]
+    factor = float32(1) / total
+    for i in range(each):
+        y[row, first + uint64(i * threads)] = kept[i] * factor
 
 
 SHAPES = ("16384x4096:float32", "16384x4096:float32")

@@ -24,8 +24,8 @@ _BY_NAME = {"numpy", "numba", "numba_cuda", "llvmlite", "torch", "cupy", "cupyx"
 _DIGITS = 16
 
 
-def code_digest(exact: Iterable[Callable[..., Any] | None], loose: Iterable[Callable[..., Any] | None] = ()) -> str:
-    """Digest of some functions.
+def code_digest(exact: Iterable[Any], loose: Iterable[Any] = ()) -> str:
+    """Digest of some functions, numbers and texts, and of lists of these.
 
     Args:
         exact: every value that these capture must have a stable description.

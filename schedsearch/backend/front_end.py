@@ -62,6 +62,7 @@ def compile_to_ptx(
     cc: tuple[int, int],
     launch_bounds: tuple[int, int],
     shaped_by: frozenset[str] | None,
+    fastmath: bool = False,
 ) -> Ptx:
     """The PTX of a kernel.
 
@@ -70,7 +71,7 @@ def compile_to_ptx(
         signature: Numba types of its arguments.
         cc: compute capability.
         launch_bounds: threads per block, blocks per multiprocessor.
-        shaped_by: as in `KernelStep`.
+        shaped_by, fastmath: as in `KernelStep`.
 
     Raises:
         ValueError: the kernel, or a function that it captures, is recursive or captures a name without a value; or
@@ -78,18 +79,19 @@ def compile_to_ptx(
         Exception: any error of Numba or NVVM.
     """
     captured = dict(_captured(function))
-    if shaped_by is not None:
+    if shaped_by is not None and not fastmath:
         _check_names(function, shaped_by, captured)
         shape, filling = _take_apart(function, signature, cc, launch_bounds, shaped_by)
         pieces = _front_end(shape) if _hashable(shape) else None
         if pieces is not None:
             text = "".join(filling[piece] if number % 2 else piece for number, piece in enumerate(pieces))
             return Ptx(_to_ptx(text, cc), shared=True)
-    return Ptx(_to_ptx(_lower(function, signature, cc, launch_bounds), cc), shared=False)
+    return Ptx(_to_ptx(_lower(function, signature, cc, launch_bounds, fastmath), cc, fastmath), shared=False)
 
 
-def _to_ptx(modules: str, cc: tuple[int, int]) -> str:
-    ptx: bytes = nvvm.compile_ir(modules.split(_NEXT_MODULE), opt=3, arch=f"compute_{cc[0]}{cc[1]}")
+def _to_ptx(modules: str, cc: tuple[int, int], fastmath: bool = False) -> str:
+    options = {"fastmath": True} if fastmath else {}
+    ptx: bytes = nvvm.compile_ir(modules.split(_NEXT_MODULE), opt=3, arch=f"compute_{cc[0]}{cc[1]}", **options)
     return ptx.decode().strip("\0").strip()
 
 
@@ -293,7 +295,9 @@ def _device_functions_for(cc: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = own
 
 
-def _lower(function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launch_bounds: tuple[Any, Any]) -> str:
+def _lower(
+    function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launch_bounds: tuple[Any, Any], fastmath: bool = False
+) -> str:
     """A kernel's LLVM modules.
 
     Numba has no public way to get them. This does the same as its own `compile`, with another pipeline.
@@ -301,6 +305,8 @@ def _lower(function: Any, signature: tuple[Any, ...], cc: tuple[int, int], launc
     flags = CUDAFlags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
+    if fastmath:
+        flags.fastmath = True
     flags.compute_capability = cc
     context = cuda_target.target_context
     with global_compiler_lock, numba_target_override(), _device_functions_for(cc):

@@ -15,6 +15,8 @@ import importlib
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
+from numba.types import StringLiteral
+
 
 def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> Any:
     """A subclass of the class `compiler` that inlines plain functions; `core` is the package that its passes come from."""
@@ -91,12 +93,35 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
             ir_utils.fixup_var_define_in_scope(state.func_ir.blocks)
             return True
 
+    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
+    class TextsAsConstants(machinery.FunctionPass):  # type: ignore[name-defined]
+        """Arguments of literal texts become constants, so that comparisons with them are decided before types are inferred.
+        Otherwise Numba compiles its comparison of texts into the kernel, which takes seconds."""
+
+        _name = "schedsearch_texts_as_constants"
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def run_pass(self, state: Any) -> bool:
+            changed = False
+            for block in state.func_ir.blocks.values():
+                for each in block.find_insts(ir.Assign):
+                    if isinstance(each.value, ir.Arg) and isinstance(state.args[each.value.index], StringLiteral):
+                        each.value = ir.Const(state.args[each.value.index].literal_value, each.loc)
+                        changed = True
+            if changed:
+                state.func_ir._definitions = ir_utils.build_definitions(state.func_ir.blocks)
+            return changed
+
     class InliningCompiler(compiler):
         def define_pipelines(self) -> Any:
             pipelines = super().define_pipelines()
             for pipeline in pipelines:
                 (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.InlineClosureLikes)
                 pipeline.passes[at] = InlineFunctions, "inline calls of plain functions"
+                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.IRProcessing)
+                pipeline.passes.insert(at + 1, (TextsAsConstants, "texts become constants"))
                 pipeline.finalize()
             return pipelines
 

@@ -194,7 +194,7 @@ class BoundCpuKernel:
                         self._words[place] = value
             elif isinstance(param, Scalar):
                 self._scalars.setdefault(param.name, []).append((word, param.dtype))
-            elif isinstance(param, (Int32, Int64, Literal)):
+            elif isinstance(param, (Int32, Int64)):
                 self._words[word] = param.value & 0xFFFF_FFFF_FFFF_FFFF
             elif isinstance(param, Float32):
                 self._words[word] = number_bits(param.value, "float32")
@@ -302,7 +302,7 @@ def _llvm_types(param: Param) -> list[str]:
     if isinstance(param, NumbaArray):
         return ["ptr", "ptr", "i64", "i64", "ptr"] + ["i64"] * (len(param.words) - 5)
     if isinstance(param, Literal):
-        return ["i8" if isinstance(param.value, bool) else "i64"]
+        return ["ptr" if isinstance(param.value, str) else "i8" if isinstance(param.value, bool) else "i64"]
     if isinstance(param, Scalar | Number):
         return [_LLVM_FORMATS.get(param.dtype) or f"i{param.dtype.removeprefix('u').removeprefix('int')}"]
     return [_LLVM_TYPES[param.kind]]

@@ -412,7 +412,9 @@ class CudaBoundKernel:
             return [scalar]
         if param.kind == "number":
             return [ctypes.c_uint64(number_bits(param.value, param.dtype))]
-        kinds = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float, "literal": ctypes.c_int64}
+        if param.kind == "literal":
+            return [ctypes.c_int64()]  # the kernel ignores it
+        kinds = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
         return [kinds[param.kind](param.value)]
 
     def _pack_pointer(self, buffer: str, addresses: Mapping[str, int]) -> Any:

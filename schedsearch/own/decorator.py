@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
+import dataclasses
 import os
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-import numpy as np
-
-from schedsearch.backend.code_identity import code_digest, names_read
+from schedsearch.backend.code_identity import names_read
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.own_kernel import AFTER, Role, parameters_of
+from schedsearch.ops.own_kernel import Role, parameters_of
 from schedsearch.own.arguments import Given, integer_range, is_array, read
 from schedsearch.own.calls import BoundCall, Launches
+from schedsearch.own.declared import check_function, check_names, check_written, code_of, formulation, plain_function
 from schedsearch.runtime.deploy import explain
 from schedsearch.runtime.explain import Explanation
 from schedsearch.runtime.ladder import RUNGS
 from schedsearch.session.summary import RunSummary
 from schedsearch.session.tune import tune
-from schedsearch.space import Knob
 from schedsearch.task import Task
-from schedsearch.templates.own_kernel.definition import Definition, register
-from schedsearch.templates.own_kernel.rules import predicate
+from schedsearch.templates.own_kernel.definition import FORMULATION, Definition, Value, register
+from schedsearch.templates.own_kernel.launches import Launch
 from schedsearch.workload import Workload
+
+VERIFY = ("each size", "once")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def tunable(
     *,
-    knobs: Mapping[str, Sequence[int | bool]],
+    knobs: Mapping[str, Sequence[Value]],
     grid: Any,
     block: Any,
     outputs: Iterable[str] = (),
     inplace: Iterable[str] = (),
     rules: Iterable[str] = (),
     shared: Any = 0,
-    default: Mapping[str, int | bool] | None = None,
+    before: Iterable[Launch] = (),
+    workspaces: Mapping[str, Any] | None = None,
+    default: Mapping[str, Value] | None = None,
     reference: Callable[..., Any] | None = None,
     reduction: Any = 1,
     flops: Any = 0,
     inputs: Mapping[str, tuple[float, float]] | None = None,
+    verify: Literal["each size", "once"] = "each size",
     db: str | os.PathLike[str] = DEFAULT_DB,
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], Tunable]:
     """Makes a kernel tunable.
 
@@ -54,7 +56,7 @@ def tunable(
     (arrays without numbers: `.shape`, `.size`, `.strides`, `.dtype`) and the knobs as `k`.
 
     Args:
-        knobs: name -> its values, whole numbers or booleans. A knob that only `grid` or `block` reads need not be a
+        knobs: name -> its values, whole numbers, booleans or texts. A knob that only `grid` or `block` reads need not be a
             parameter of the kernel.
         grid: blocks along x, y and z: a number, a tuple, or a function that returns one.
         block: threads of a block along x, y and z, in the same way.
@@ -63,6 +65,10 @@ def tunable(
             every launch.
         rules: expressions over knobs that must hold, e.g. "tile * tile <= 1024".
         shared: bytes of dynamic shared memory.
+        before: kernels that run before this one, e.g. `[schedsearch.Launch(block_sums, grid=..., block=...)]`. A call takes
+            the arguments of all kernels in the order in which they first occur.
+        workspaces: array that one of the kernels writes and a later one reads -> (shape, dtype), or a function that returns
+            them. Callers do not pass it.
         default: the author's own choice, for the knobs whose first value it is not.
         reference: computes the outputs (those of `outputs` and `inplace`, in the order of the parameters) from all other
             arguments and those of `inplace`, as NumPy arrays of float64 or int64. Without one, kernels are compared with the
@@ -71,7 +77,10 @@ def tunable(
         flops: floating-point operations of a launch; with 0 results are shown in GB/s.
         inputs: argument -> (lowest, highest) number to verify with; integers are also timed with them. By default floats are
             within +-4, and integers in the range of the arrays that `tune` gets.
+        verify: whether a call with other sizes than those that were tuned verifies the kernel once for each size and
+            process, or uses the verified machine code as it is.
         db: file of the records.
+        settings: `cluster`, `blocks_per_sm`, `max_registers`, `min_blocks_per_sm`, `fastmath`: see `schedsearch.Launch`.
 
     Raises:
         UsageError: a knob, rule or name does not fit the function; the text says which, and what is allowed.
@@ -87,46 +96,25 @@ def tunable(
         >>> double.tune(x, y, trials=3)
         >>> double(x, y)
     """
-    if isinstance(outputs, str) or isinstance(inplace, str) or isinstance(rules, str):
-        raise UsageError("outputs, inplace and rules are lists of names or rules, got one text; write outputs=['c']")
-    outputs, inplace, rules = tuple(outputs), tuple(inplace), tuple(rules)
-    if not isinstance(knobs, Mapping) or not all(isinstance(given, Iterable) for given in knobs.values()):
-        raise UsageError(f"knobs is a mapping of lists, got {knobs!r}; write knobs={{'tile': (8, 16)}}")
-    if wrong := [rule for rule in rules if not isinstance(rule, str)]:
-        raise UsageError(f"a rule is a text over the knobs, got a {type(wrong[0]).__name__}; write 'tile * tile <= 1024'")
+    if isinstance(outputs, str) or isinstance(inplace, str):
+        raise UsageError("outputs and inplace are lists of names, got one text; write outputs=['c']")
+    if verify not in VERIFY:
+        raise UsageError(f"verify is {verify!r}{did_you_mean(str(verify), VERIFY)}; allowed: {', '.join(VERIFY)}")
+    outputs, inplace = tuple(outputs), tuple(inplace)
+    settings = {"grid": grid, "block": block, "shared": shared, **settings}
 
     def decorate(function: Callable[..., Any]) -> Tunable:
-        plain = getattr(function, "py_func", function)
-        if not isinstance(plain, FunctionType):
-            raise UsageError(f"a tunable is a Python function, got a {type(function).__name__}")
-        parameters, kernel_knobs = _parameters(plain)
-        name = plain.__qualname__.replace("<locals>.", "")
-        values = {knob: tuple(given) for knob, given in knobs.items()}
-        first = {knob: given[0] for knob, given in values.items() if given}
-        launch = {"grid": grid, "block": block, "shared": shared}
-        functions = [each for each in launch.values() if callable(each)]
-        constants = [each for each in launch.values() if not callable(each)]
-        written = [*outputs, *inplace]
-        _check_knobs(name, plain, kernel_knobs, values, functions)
-        _check_default(name, first, values, default or {})
-        _check_names(name, parameters, written, inplace, inputs or {})
-        for what, each in {**launch, "reduction": reduction, "flops": flops}.items():
-            _check_function(what, each, (*parameters, "k"))
-        for rule in rules:
-            predicate(rule, tuple(values))
-        unnamed = sorted(written_arguments(plain) - {*written, *kernel_knobs})
-        if unnamed:
-            raise UsageError(f"{name} writes {', '.join(unnamed)}; name it in outputs=, or in inplace= if it is also read")
-        code = code_digest([plain, *functions, lambda: constants], [reference])
+        made = formulation(function, settings, before, workspaces or {}, knobs, rules, default or {})
+        name = plain_function(function).__qualname__.replace("<locals>.", "")
+        check_names(name, made.arguments, [*outputs, *inplace], inplace, inputs or {})
+        check_written(made, (*outputs, *inplace))
+        for what, each in {"reduction": reduction, "flops": flops}.items():
+            check_function(what, each, made.arguments)
         definition = Definition(
-            name, code, plain, parameters, kernel_knobs, values, rules, grid, block, shared,
-            {**first, **(default or {})}, reference, reduction, flops, dict(inputs or {}),
+            name, code_of([made], reference), plain_function(function).__module__, made.arguments, (made,), reference,
+            reduction, flops, dict(inputs or {}), verify == "once",
         )  # fmt: skip
-        made = Tunable(definition, outputs, inplace, db)
-        if problem := made.default_problem():
-            raise UsageError(problem)
-        register(definition)
-        return made
+        return Tunable(definition, outputs, inplace, db)
 
     return decorate
 
@@ -145,17 +133,72 @@ class Tunable:
         inplace: tuple[str, ...],
         db: str | os.PathLike[str],
     ) -> None:
-        self.definition = definition
         self.__name__ = self.__qualname__ = definition.name
-        self.__doc__ = definition.function.__doc__
-        self.__module__ = definition.function.__module__
+        self.__doc__ = definition.formulations[0].launches[-1].function.__doc__
+        self.__module__ = definition.module
         self._db = db
         self._outputs, self._inplace = outputs, inplace
-        fixed: set[str] = set()
-        for each in (definition.grid, definition.block, definition.shared):
-            fixed |= names_read(each) if callable(each) else frozenset()
-        self._fixed = fixed & set(definition.parameters)
-        self._launches = Launches(db, self._read, self._workload, RUNGS)
+        self._define(definition)
+
+    def _define(self, definition: Definition) -> None:
+        self.definition = definition
+        read = frozenset().union(*(names_read(each) for made in definition.formulations for each in made.functions))
+        self._fixed = read & set(definition.parameters)
+        register(definition)
+        self._launches = Launches(self._db, self._read, self._workload, RUNGS)
+
+    def alternative(
+        self,
+        *,
+        knobs: Mapping[str, Sequence[Value]],
+        grid: Any,
+        block: Any,
+        rules: Iterable[str] = (),
+        shared: Any = 0,
+        before: Iterable[Launch] = (),
+        workspaces: Mapping[str, Any] | None = None,
+        default: Mapping[str, Value] | None = None,
+        **settings: Any,
+    ) -> Callable[[_Function], _Function]:
+        """Adds another formulation of the same operator, which competes in the same budget.
+
+        The knob `formulation` chooses one by the name of its function. Formulations may share knobs: each has its own values
+        of them. The kernel takes the same arguments by the same names. Outputs, reference and rounding bound hold for all
+        formulations. Records that were made without the alternative are not used.
+
+        Args: as for `schedsearch.tunable`.
+
+        Raises:
+            UsageError: as `schedsearch.tunable`; or the name or the arguments do not fit.
+
+        Example:
+            >>> @double.alternative(knobs={"each": (2, 4)}, block=256, grid=lambda x, k: -(-x.size // (256 * k.each)))
+            ... def double_several(x, y, *, each):
+            ...     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+            ...         y[i] = 2 * x[i]
+        """
+        launched = {"grid": grid, "block": block, "shared": shared, **settings}
+
+        def decorate(function: _Function) -> _Function:
+            made = formulation(function, launched, before, workspaces or {}, knobs, rules, default or {})
+            known = self.definition
+            if any(made.name == each.name for each in known.formulations):
+                raise UsageError(f"{known.name} has a formulation {made.name!r} already; give the function another name")
+            if FORMULATION in {*made.knobs, *known.knobs} and len(known.formulations) == 1:
+                raise UsageError(f"a knob is named {FORMULATION!r}, as the one that chooses a formulation; rename it")
+            if set(made.arguments) != set(known.parameters):
+                raise UsageError(
+                    f"{made.name} takes {', '.join(made.arguments)}; allowed: {', '.join(known.parameters)}, as "
+                    f"{known.name} does; name what it does not share in workspaces="
+                )
+            check_written(made, (*self._outputs, *self._inplace))
+            formulations = (*known.formulations, made)
+            code = code_of(formulations, known.reference)
+            self._launches.close()
+            self._define(dataclasses.replace(known, code=code, formulations=formulations))
+            return function
+
+        return decorate
 
     @property
     def db(self) -> str | os.PathLike[str]:
@@ -193,7 +236,7 @@ class Tunable:
         time_s: float | None = None,
         db: str | os.PathLike[str] | None = None,
         target: str = "auto",
-        restrict: Mapping[str, Sequence[int | bool]] | None = None,
+        restrict: Mapping[str, Sequence[Value]] | None = None,
         **options: Any,
     ) -> RunSummary:
         """Searches for fast configurations, and records everything that was measured.
@@ -227,7 +270,7 @@ class Tunable:
         finally:
             self._launches.forget()
 
-    def task(self, *args: Any, restrict: Mapping[str, Sequence[int | bool]] | None = None) -> Task:
+    def task(self, *args: Any, restrict: Mapping[str, Sequence[Value]] | None = None) -> Task:
         """What `tune` gives to `schedsearch.tune` for some arguments, for runs with tasks of several kernels."""
         given = self._read(args)
         self._note_numbers(args, given)
@@ -244,17 +287,6 @@ class Tunable:
     def close(self) -> None:
         """Unloads the kernels; a later call loads them again."""
         self._launches.close()
-
-    def default_problem(self) -> str:
-        """Why the default configuration breaks a rule; empty if it does not."""
-        columns = {name: np.array([value]) for name, value in self.definition.default.items()}
-        for rule in self.definition.rules:
-            if not np.all(predicate(rule, tuple(columns))(columns)):
-                return (
-                    f"the default configuration {dict(self.definition.default)} of {self.definition.name} breaks the rule "
-                    f"{rule!r}; give default={{...}}"
-                )
-        return ""
 
     def _read(self, args: tuple[Any, ...]) -> list[Given]:
         names = self.definition.parameters
@@ -288,107 +320,3 @@ class Tunable:
 
     def __repr__(self) -> str:
         return f"<tunable {self.definition.name}, knobs {', '.join(self.definition.knobs)}>"
-
-
-def _parameters(function: FunctionType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the positional and of the keyword-only parameters."""
-    positional, knobs = [], []
-    for name, each in inspect.signature(function).parameters.items():
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            raise UsageError(f"{function.__qualname__} takes *{name}; a tunable names every parameter")
-        if each.kind is each.KEYWORD_ONLY:
-            knobs.append(name)
-        elif each.default is not each.empty:
-            raise UsageError(
-                f"{name} of {function.__qualname__} has a default; a tunable takes every argument from the caller"
-            )
-        else:
-            positional.append(name)
-    if not positional:
-        raise UsageError(f"{function.__qualname__} has no arguments; a kernel takes arrays")
-    return tuple(positional), tuple(knobs)
-
-
-def _check_knobs(
-    name: str,
-    function: FunctionType,
-    kernel_knobs: tuple[str, ...],
-    knobs: Mapping[str, tuple[Any, ...]],
-    functions: Sequence[Callable[..., Any]],
-) -> None:
-    if not knobs:
-        raise UsageError(f"{name} has no knobs; give knobs={{'threads': (128, 256)}}")
-    for knob, values in knobs.items():
-        Knob(knob, values)
-        if any(isinstance(value, str) for value in values):
-            raise UsageError(f"knob {knob!r} of {name} has text among its values; allowed: whole numbers and booleans")
-    for knob in kernel_knobs:
-        if knob not in knobs:
-            raise UsageError(
-                f"{name} has the keyword-only parameter {knob!r}, which is not a knob{did_you_mean(knob, list(knobs))}; "
-                "give knobs its values, or put it before the *"
-            )
-    read_by_kernel = names_read(function)
-    read_outside = frozenset().union(*(names_read(each) for each in functions))
-    for knob in knobs:
-        if knob not in kernel_knobs and knob not in read_outside:
-            hint = did_you_mean(knob, [*kernel_knobs, *read_outside])
-            raise UsageError(
-                f"knob {knob!r} is neither a keyword-only parameter of {name} nor read by grid, block or shared{hint}; "
-                "remove it, or add it to the parameters after the *"
-            )
-        if knob in kernel_knobs and knob not in read_by_kernel and knob not in read_outside:
-            raise UsageError(f"knob {knob!r} is not used by {name}, nor by grid, block or shared; remove it")
-
-
-def _check_default(
-    name: str, first: Mapping[str, Any], knobs: Mapping[str, tuple[Any, ...]], default: Mapping[str, Any]
-) -> None:
-    for knob, value in default.items():
-        if knob not in knobs:
-            raise UsageError(
-                f"default of {name} names {knob!r}{did_you_mean(knob, list(knobs))}; the knobs are {', '.join(knobs)}"
-            )
-        if value not in knobs[knob]:
-            raise UsageError(f"default of {name} has {knob}={value!r}; allowed: {', '.join(map(str, knobs[knob]))}")
-
-
-def _check_names(
-    name: str, parameters: tuple[str, ...], written: Sequence[str], inplace: Iterable[str], inputs: Mapping[str, Any]
-) -> None:
-    for each in (*written, *inputs):
-        if each not in parameters:
-            raise UsageError(
-                f"{name} has no argument {each!r}{did_you_mean(each, parameters)}; it takes {', '.join(parameters)}"
-            )
-    if not written:
-        raise UsageError(f"{name} names no outputs; give outputs=[...], or inplace=[...] for arrays that it updates")
-    if twice := sorted({each for each in written if list(written).count(each) > 1}):
-        raise UsageError(f"{twice[0]!r} of {name} is named twice; an argument is either an output or in place")
-    for each in inplace:
-        if each + AFTER in parameters:
-            raise UsageError(f"{name} has arguments {each!r} and {each + AFTER!r}; rename the second")
-
-
-def _check_function(what: str, given: Any, allowed: tuple[str, ...]) -> None:
-    if not callable(given):
-        return
-    for parameter in inspect.signature(given).parameters.values():
-        if parameter.name not in allowed:
-            hint = did_you_mean(parameter.name, list(allowed))
-            raise UsageError(f"{what} takes {parameter.name!r}{hint}; allowed: {', '.join(allowed)} (k holds the knobs)")
-
-
-def written_arguments(function: FunctionType) -> set[str]:
-    """Parameters that the function assigns elements of, as far as its source shows; empty without a source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return set()
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
-            found.add(node.value.id)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("cuda.atomic.") and node.args:
-            found |= {node.args[0].id} if isinstance(node.args[0], ast.Name) else set()
-    return found & set(inspect.signature(function).parameters)

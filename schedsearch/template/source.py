@@ -31,7 +31,8 @@ class KernelStep:
     named by their path: "ring.stages" is the variable `stages` of the function that the kernel calls `ring`. A name that is
     not captured is an error. A function of the module that is not captured always decides, with everything that it captures.
 
-    The other fields are as in `Step`.
+    `max_registers` limits the registers of a thread (0: no limit). `fastmath` allows approximate division and square root,
+    and flushes denormal numbers to zero. Both are for CUDA only. The other fields are as in `Step`.
     """
 
     function: Callable[..., None]
@@ -45,13 +46,16 @@ class KernelStep:
     shaped_by: frozenset[str] | None = None
     block_shape: tuple[int, ...] = ()
     restores: bool = False
+    max_registers: int = 0
+    fastmath: bool = False
 
 
 @dataclass(frozen=True)
 class KernelSource:
     """What a template gives to the backend. The fields are as in `LaunchPlan`.
 
-    `arch` is native, the target's own architecture, or names one, such as sm_90a.
+    `arch` is native, the target's own architecture, or names one, such as sm_90a. A CUDA kernel whose registers spill is
+    rejected unless it `may_spill`.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -59,3 +63,4 @@ class KernelSource:
     steps: tuple[KernelStep, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
     alignments: Mapping[str, int] = field(default_factory=dict)
+    may_spill: bool = False

@@ -1,46 +1,73 @@
-"""What a user says about a kernel: its function, knobs, rules, launch and roles of arguments."""
+"""What a user says about a tunable kernel: its formulations, knobs, rules, workspaces and reference."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from schedsearch.backend.shipping import pack, unpack
 from schedsearch.errors import UsageError
-from schedsearch.launch import MAX_BLOCK_THREADS, MAX_GRID_X
-from schedsearch.launch_rules import MAX_BLOCK_Z, MAX_GRID_YZ
-from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.own_kernel import OWN_KERNEL, Argument, Hints, arguments_of
+from schedsearch.ops.own_kernel import OWN_KERNEL, Hints, arguments_of
+from schedsearch.space import Columns, Constraint, Knob
+from schedsearch.templates.own_kernel.launches import (
+    ArrayShape,
+    Extents,
+    Knobs,
+    Launch,
+    evaluate,
+    shapes_of,
+    workspace_shape,
+)
+from schedsearch.templates.own_kernel.rules import predicate
 from schedsearch.workload import Workload
 
 ROUNDOFFS = 16  # that every kernel may have, beside one for each addend
+FORMULATION = "formulation"  # the knob that chooses one, if there are several
+
+Value: TypeAlias = int | str | bool
 
 
 @dataclass(frozen=True)
-class ArrayShape:
-    """What `grid` and the like see of an array: everything but the numbers. Strides are in bytes, as NumPy's."""
+class Formulation:
+    """One way to compute the outputs: kernels in a row, with knobs of their own.
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
+    Attributes:
+        name: of the function that was decorated.
+        launches: in the order in which they run.
+        workspaces: array between the launches -> (shape, dtype), or a function that returns them.
+        default: the author's own choice.
+    """
+
+    name: str
+    launches: tuple[Launch, ...]
+    workspaces: Mapping[str, Any]
+    knobs: Mapping[str, tuple[Value, ...]]
+    rules: tuple[str, ...]
+    default: Mapping[str, Value]
 
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
+    def arguments(self) -> tuple[str, ...]:
+        """What a caller gives: the parameters of all launches in the order in which they first occur."""
+        names = dict.fromkeys(name for launch in self.launches for name in launch.parameters)
+        return tuple(name for name in names if name not in self.workspaces)
 
     @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+    def functions(self) -> list[Callable[..., Any]]:
+        """The functions that decide how it is launched."""
+        found = [each for launch in self.launches for each in launch.functions]
+        return found + [each for each in self.workspaces.values() if callable(each)]
 
-    def __len__(self) -> int:
-        return self.shape[0]
+
+@dataclass(frozen=True)
+class Planned:
+    """One configuration for one workload: each launch with its extents, and the shapes of the workspaces."""
+
+    launches: tuple[tuple[Launch, Extents], ...]
+    workspaces: Mapping[str, ArrayShape]
 
 
 @dataclass(frozen=True)
@@ -49,63 +76,96 @@ class Definition:
 
     Attributes:
         code: digest of everything that decides what the kernel computes and how it is launched.
-        parameters: names of the positional parameters, in order.
-        kernel_knobs: names of the keyword-only parameters, in order.
+        parameters: names of the arguments of a call, in order.
+        formulations: that compete; the first is the author's own.
+        module: that defines it.
+        verified_once: whether machine code that was verified for one size serves others unverified.
         scalars: scalar -> value for verification and timing, of the last call of `tune`.
         measured: argument -> (lowest, highest) number of the last call of `tune`, for integers.
     """
 
     name: str
     code: str
-    function: FunctionType
+    module: str
     parameters: tuple[str, ...]
-    kernel_knobs: tuple[str, ...]
-    knobs: Mapping[str, tuple[int | bool, ...]]
-    rules: tuple[str, ...]
-    grid: Any
-    block: Any
-    shared: Any
-    default: Mapping[str, int | bool]
+    formulations: tuple[Formulation, ...]
     reference: Callable[..., Any] | None
     reduction: Any
     flops: Any
     inputs: Mapping[str, tuple[float, float]]
+    verified_once: bool = False
     scalars: dict[str, float] = field(default_factory=dict)
     measured: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @functools.cached_property
-    def positional(self) -> FunctionType:
-        """The function with its keyword-only parameters made positional: they follow the others in `co_varnames`."""
-        code = self.function.__code__
-        code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
-        return FunctionType(code, self.function.__globals__, self.function.__name__, None, self.function.__closure__)
+    def knobs(self) -> Mapping[str, tuple[Value, ...]]:
+        """The knobs of all formulations, with the values of all, and before them the one that chooses a formulation."""
+        found: dict[str, tuple[Value, ...]] = {}
+        if len(self.formulations) > 1:
+            found[FORMULATION] = tuple(each.name for each in self.formulations)
+        for each in self.formulations:
+            for name, values in each.knobs.items():
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *values)))
+        return found
 
-    def launch(
-        self, workload: Workload, config: Mapping[str, Any]
-    ) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
-        """Extents of grid and block, and bytes of dynamic shared memory.
+    @functools.cached_property
+    def default(self) -> Mapping[str, Value]:
+        """The author's own choice: the first formulation with its default."""
+        return self.completed(self.formulations[0], self.formulations[0].default)
+
+    def completed(self, formulation: Formulation, values: Mapping[str, Value]) -> dict[str, Value]:
+        """A configuration: values of a formulation's knobs, and the first value of every knob that it lacks."""
+        chosen: dict[str, Value] = {FORMULATION: formulation.name} if len(self.formulations) > 1 else {}
+        return {name: chosen.get(name, values.get(name, known[0])) for name, known in self.knobs.items()}
+
+    def formulation(self, config: Mapping[str, Any]) -> Formulation:
+        if len(self.formulations) == 1:
+            return self.formulations[0]
+        return next(each for each in self.formulations if each.name == config[FORMULATION])
+
+    def plan(self, workload: Workload, config: Mapping[str, Any]) -> Planned:
+        """What a configuration launches.
 
         Raises:
             UsageError: a function of the definition raised, or returned something that cannot be launched.
         """
-        known = values_of(workload)
-        k = SimpleNamespace(**config)
-        grid = _extents("grid", self.name, _evaluate("grid", self.grid, known, k), (MAX_GRID_X, MAX_GRID_YZ, MAX_GRID_YZ))
-        limits = (MAX_BLOCK_THREADS, MAX_BLOCK_THREADS, MAX_BLOCK_Z)
-        block = _extents("block", self.name, _evaluate("block", self.block, known, k), limits)
-        if math.prod(block) > MAX_BLOCK_THREADS:
-            raise UsageError(f"block of {self.name} has {math.prod(block)} threads; allowed: up to {MAX_BLOCK_THREADS}")
-        shared = _evaluate("shared", self.shared, known, k)
-        if type(shared) is not int or shared < 0:
-            raise UsageError(f"shared of {self.name} returned {shared!r}; allowed: a number of bytes")
-        return grid, block, shared
+        formulation, known = self.formulation(config), shapes_of(arguments_of(workload.params))
+        workspaces = {
+            name: workspace_shape(name, evaluate(f"workspace {name}", given, known, Knobs(**config)))
+            for name, given in formulation.workspaces.items()
+        }
+        known = {**known, **workspaces}
+        return Planned(tuple((each, each.extents(known, config)) for each in formulation.launches), workspaces)
+
+    def constraints(self) -> list[Constraint]:
+        """The user's rules, and for several formulations which values each of them has."""
+        found = []
+        for each in self.formulations:
+            holds = self._where(each)
+            found += [Constraint(rule, holds(predicate(rule, tuple(each.knobs)))) for rule in each.rules]
+            for name, values in self.knobs.items():
+                own = tuple(Knob(name, each.knobs[name]).values) if name in each.knobs else (values[0],)
+                if name != FORMULATION and set(own) != set(values):
+                    what = "has" if name in each.knobs else "does not use"
+                    found.append(Constraint(f"{each.name} {what} {name} ({own[0]} ...)", holds(_among(name, own))))
+        return found
+
+    def _where(self, formulation: Formulation) -> Callable[[Callable[[Columns], Any]], Callable[[Columns], Any]]:
+        """Limits a predicate to the configurations of one formulation."""
+        if len(self.formulations) == 1:
+            return lambda holds: holds
+        return lambda holds: lambda columns: (columns[FORMULATION] != formulation.name) | holds(columns)
 
     def hints(self, params: Mapping[str, Any]) -> Hints:
         """What the definition knows about a workload, given by its parameters."""
-        known = {**_values(arguments_of(params)), **self.scalars}
-        reduction = _evaluate("reduction", self.reduction, known)
-        flops = _evaluate("flops", self.flops, known)
+        known = {**shapes_of(arguments_of(params)), **self.scalars}
+        reduction = evaluate("reduction", self.reduction, known)
+        flops = evaluate("flops", self.flops, known)
         return Hints(int(flops), ROUNDOFFS + int(reduction), {**self.measured, **self.inputs}, self.scalars)
+
+
+def _among(name: str, allowed: tuple[Value, ...]) -> Callable[[Columns], Any]:
+    return lambda columns: np.isin(columns[name], np.array(allowed))
 
 
 DEFINITIONS: dict[str, Definition] = {}
@@ -114,7 +174,7 @@ DEFINITIONS: dict[str, Definition] = {}
 def register(definition: Definition) -> None:
     """Makes a definition known in this process, and to the processes that workloads of it are sent to."""
     DEFINITIONS[definition.code] = definition
-    OWN_KERNEL.sources[definition.code] = lambda: pack(definition, (definition.function.__module__,))
+    OWN_KERNEL.sources[definition.code] = lambda: pack(definition, (definition.module,))
 
 
 def find(code: str) -> Definition | None:
@@ -147,45 +207,3 @@ def _hints(params: Mapping[str, Any]) -> Hints:
 
 
 OWN_KERNEL.hints = _hints
-
-
-def values_of(workload: Workload) -> dict[str, Any]:
-    """What `grid` and the like may take by name: arrays without numbers, and the fixed scalars."""
-    return _values(arguments_of(workload.params))
-
-
-def _values(arguments: Sequence[Argument]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for each in arguments:
-        if each.is_array:
-            itemsize = dtype_of(each.dtype).nbytes
-            found[each.name] = ArrayShape(each.shape, tuple(itemsize * stride for stride in each.strides), each.dtype)
-        else:
-            found[each.name] = each.value if each.role == "fixed" else None
-    return found
-
-
-def _evaluate(what: str, given: Any, known: Mapping[str, Any], k: Any = None) -> Any:
-    """A constant, or the result of a function of some arguments, by name, and of the knobs `k`."""
-    if not callable(given):
-        return given
-    names = inspect.signature(given).parameters
-    try:
-        return given(**{name: k if name == "k" else known[name] for name in names})
-    except Exception as error:  # the user's own code
-        raise UsageError(f"{what} raised {type(error).__name__}: {error}") from error
-
-
-def _extents(what: str, name: str, given: Any, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    extents = tuple(given) if isinstance(given, tuple | list) else (given,)
-    extents = tuple(int(each) if isinstance(each, np.integer) else each for each in extents)
-    if not 1 <= len(extents) <= 3 or any(type(each) is not int for each in extents):
-        raise UsageError(f"{what} of {name} returned {given!r}; allowed: one to three whole numbers")
-    extents = (*extents, 1, 1)[:3]
-    for axis, extent, limit in zip("xyz", extents, limits):
-        if not 1 <= extent <= limit:
-            remedy = ""
-            if what == "grid" and axis != "x" and extent > limit:
-                remedy = f"; fold it: launch along x, and compute {axis} = cuda.blockIdx.x // blocks_of_x in the kernel"
-            raise UsageError(f"{what} of {name} is {extent} along {axis}; allowed: 1 to {limit}{remedy}")
-    return extents[0], extents[1], extents[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,11 +13,20 @@ from schedsearch.launch import MAX_BLOCK_THREADS, Literal, NumbaArray, Number, P
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.own_kernel import Argument, arguments_of
 from schedsearch.template import Config, ConfigSpace, Constraint, Grid, KernelSource, KernelStep, Knob, Target, Template
-from schedsearch.templates.own_kernel.definition import Definition, definition_of, find, unknown
-from schedsearch.templates.own_kernel.rules import predicate
+from schedsearch.templates.own_kernel.definition import (
+    FORMULATION,
+    Definition,
+    Formulation,
+    Planned,
+    definition_of,
+    find,
+    unknown,
+)
+from schedsearch.templates.own_kernel.launches import ArrayShape, Launch
 from schedsearch.workload import Workload
 
 _COPY_THREADS = 256
+_CLUSTERS_SINCE = (9, 0)  # compute capability
 
 
 class _OwnKernel(Template):
@@ -28,68 +37,91 @@ class _OwnKernel(Template):
         if definition is None:
             return unknown(workload)
         try:
-            definition.launch(workload, definition.default)
+            planned = definition.plan(workload, definition.default)
         except UsageError as error:
             return f"with the default configuration {dict(definition.default)}, {error}"
-        return None
+        return _unfit(planned, target)
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         definition = definition_of(workload)
         knobs = [Knob(name, values, f"of {definition.name}") for name, values in definition.knobs.items()]
-        rules = [Constraint(rule, predicate(rule, tuple(definition.knobs))) for rule in definition.rules]
-        most = target.shared_bytes_per_block if target.kind == "cuda" else 0
-        return ConfigSpace(knobs, [*rules, _launchable(definition, workload, most)])
+        return ConfigSpace(knobs, [*definition.constraints(), _launchable(definition, workload, target)])
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         return Config(definition_of(workload).default)
 
 
 class OwnKernelCuda(_OwnKernel):
-    """The kernel as it stands."""
+    """The kernels as they stand."""
 
     name: ClassVar[str] = "own_kernel_cuda"
     kind = "cuda"
+    serves_other_sizes: ClassVar[bool] = True
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        definition, arguments = definition_of(workload), arguments_of(workload.params)
-        grid, block, shared = definition.launch(workload, config)
-        flat_grid, flat_block = grid[1:] == (1, 1), block[1:] == (1, 1)
-        step = KernelStep(
-            definition.positional,
-            _params(definition, arguments, config),
-            Grid(math.prod(grid), shape=() if flat_grid else grid),
-            math.prod(block),
-            dynamic_shared_bytes=shared,
-            block_shape=() if flat_block else block,
-        )
         from schedsearch.templates.own_kernel.copies import copy_on_gpu
 
+        definition, arguments = definition_of(workload), arguments_of(workload.params)
+        planned = definition.plan(workload, config)
+        steps = [
+            KernelStep(
+                launch.positional,
+                _params(launch, arguments, planned.workspaces, config),
+                Grid(math.prod(to.grid), to.blocks_per_sm, shape=() if to.grid[1:] == (1, 1) else to.grid),
+                math.prod(to.block),
+                dynamic_shared_bytes=to.shared,
+                cluster=to.cluster,
+                min_blocks_per_sm=to.min_blocks_per_sm,
+                block_shape=() if to.block[1:] == (1, 1) else to.block,
+                max_registers=to.max_registers,
+                fastmath=to.fastmath,
+            )
+            for launch, to in planned.launches
+        ]
         restoring = [
             _restoring(each, copy_on_gpu, _COPY_THREADS, _COPY_THREADS) for each in arguments if each.role == "inout"
         ]
-        return KernelSource("cuda", "native", (*restoring, step))
+        workspaces = _nbytes(planned.workspaces)
+        return KernelSource("cuda", "native", (*restoring, *steps), workspaces, may_spill=True)
 
 
 class OwnKernelCpu(_OwnKernel):
-    """An element-wise kernel, whose grid the CPU's threads walk through."""
+    """Element-wise kernels, whose grids the CPU's threads walk through."""
 
     name: ClassVar[str] = "own_kernel_cpu"
     kind = "cpu"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        from schedsearch.backend.grid_walk import refused_names
-
         problem = super().validate(workload, target)
         if problem is not None:
             return problem
         definition = definition_of(workload)
-        refused = refused_names(definition.function)
-        if refused or definition.shared:
-            what = f"cuda.{refused[0]}" if refused else "dynamic shared memory"
-            return (
-                f"{definition.name} uses {what}; on a CPU a kernel may use cuda.grid, cuda.gridsize and cuda.atomic.add, "
-                "because the threads of a block do not run side by side; tune it on a GPU (target='cuda')"
-            )
+        return self._refusal(definition, definition.formulations[0])
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        definition, whole = definition_of(workload), super().space(workload, target)
+        refused = [each.name for each in definition.formulations if self._refusal(definition, each)]
+        if not refused:
+            return whole
+        runs = Constraint(
+            f"{', '.join(refused)} cannot run on a CPU", lambda columns: ~np.isin(columns[FORMULATION], refused)
+        )
+        return ConfigSpace(whole.knobs, [*whole.constraints, runs])
+
+    @staticmethod
+    def _refusal(definition: Definition, formulation: Formulation) -> str | None:
+        """Why a formulation cannot run on a CPU."""
+        from schedsearch.backend.grid_walk import refused_names
+
+        for launch in formulation.launches:
+            refused = refused_names(launch.function)
+            if refused or launch.shared:
+                what = f"cuda.{refused[0]}" if refused else "dynamic shared memory"
+                return (
+                    f"{definition.name} uses {what}; on a CPU a kernel may use cuda.grid, cuda.gridsize and "
+                    "cuda.atomic.add, because the threads of a block do not run side by side; tune it on a GPU "
+                    "(target='cuda')"
+                )
         return None
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
@@ -97,19 +129,42 @@ class OwnKernelCpu(_OwnKernel):
         from schedsearch.templates.own_kernel.copies import copy_on_cpu
 
         definition, arguments = definition_of(workload), arguments_of(workload.params)
-        grid, block, _ = definition.launch(workload, config)
-        threads = grid[0] * block[0], grid[1] * block[1], grid[2] * block[2]
-        function = walked(definition.positional, (*definition.parameters, *definition.kernel_knobs), threads)
-        params = _params(definition, arguments, config)
-        step = KernelStep(function, params, Grid(math.prod(threads)), target.sms)
+        planned = definition.plan(workload, config)
+        steps = []
+        for launch, to in planned.launches:
+            threads = to.grid[0] * to.block[0], to.grid[1] * to.block[1], to.grid[2] * to.block[2]
+            function = walked(launch.positional, (*launch.parameters, *launch.knobs), threads)
+            params = _params(launch, arguments, planned.workspaces, config)
+            steps.append(KernelStep(function, params, Grid(math.prod(threads)), target.sms))
         restoring = [_restoring(each, copy_on_cpu, 1, target.sms) for each in arguments if each.role == "inout"]
-        return KernelSource("cpu", "native", (*restoring, step))
+        return KernelSource("cpu", "native", (*restoring, *steps), _nbytes(planned.workspaces))
 
 
-def _params(definition: Definition, arguments: tuple[Argument, ...], config: Config) -> tuple[Param, ...]:
-    """The launch parameters: arguments in their order, then the knobs."""
-    knobs = (Literal(config[name]) for name in definition.kernel_knobs)
-    return (*(_param(each) for each in arguments), *knobs)
+def _params(
+    launch: Launch, arguments: tuple[Argument, ...], workspaces: Mapping[str, ArrayShape], config: Config
+) -> tuple[Param, ...]:
+    """The launch parameters: arguments and workspaces in the order of the function's, then the knobs."""
+    params = {each.name: _param(each) for each in arguments}
+    params |= {name: NumbaArray(name, each.dtype, each.shape, each.strides) for name, each in workspaces.items()}
+    return (*(params[name] for name in launch.parameters), *(Literal(config[name]) for name in launch.knobs))
+
+
+def _nbytes(workspaces: Mapping[str, ArrayShape]) -> dict[str, int]:
+    return {name: each.size * dtype_of(each.dtype).nbytes for name, each in workspaces.items()}
+
+
+def _unfit(planned: Planned, target: Target) -> str | None:
+    """Why a device cannot run some launches, as far as the user says it."""
+    for launch, to in planned.launches if target.kind == "cuda" else ():
+        name = launch.function.__name__
+        if to.shared > target.shared_bytes_per_block:
+            return (
+                f"shared of {name} is {to.shared} bytes; allowed: up to {target.shared_bytes_per_block} on {target.name}; "
+                "use a smaller tile"
+            )
+        if to.cluster > 1 and target.compute_capability < _CLUSTERS_SINCE:
+            return f"{name} is launched in clusters of {to.cluster} blocks; {target.name} has none: they need sm_90 or newer"
+    return None
 
 
 def _param(argument: Argument) -> Param:
@@ -122,22 +177,21 @@ def _param(argument: Argument) -> Param:
     return NumbaArray(argument.buffer, argument.dtype, argument.shape, tuple(itemsize * each for each in argument.strides))
 
 
-def _launchable(definition: Definition, workload: Workload, shared_bytes: int) -> Constraint:
-    """The rule that grid, block and shared memory can be launched. Errors of the user's functions count as illegal."""
+def _launchable(definition: Definition, workload: Workload, target: Target) -> Constraint:
+    """The rule that a device can run the launches. Errors of the user's functions count as illegal."""
     names = tuple(definition.knobs)
 
     def possible(values: tuple[Any, ...]) -> bool:
         try:
-            _, _, shared = definition.launch(workload, dict(zip(names, values)))
+            return _unfit(definition.plan(workload, dict(zip(names, values))), target) is None
         except UsageError:
             return False
-        return not shared_bytes or shared <= shared_bytes
 
     def holds(columns: Any) -> Any:
         rows = zip(*(np.asarray(columns[name]).tolist() for name in names))
         return np.array([possible(row) for row in rows], dtype=np.bool_)
 
-    reason = f"grid, block (up to {MAX_BLOCK_THREADS} threads) and shared memory are within the limits"
+    reason = f"grid, block (up to {MAX_BLOCK_THREADS} threads), cluster and shared memory are within the limits"
     return Constraint(reason, holds)
 
 
