@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class Net:
-    """Builds a model node by node; the last node's result is the network's.
+    """Builds a model node by node; `results`, or the last node's result, are the network's.
 
     Weights are random, uniform in -1 ... 1 unless `value` says otherwise.
     """
 
     def __init__(self, *shape: int | str, dtype: int = TensorProto.FLOAT) -> None:
         self.shape, self.dtype = shape, dtype
+        self.results: list[str] = []
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
@@ -64,14 +64,14 @@ class Net:
         variance = self.weight(f"{name}.3", channels, value=np.linspace(0.5, 2, channels))
         return self.node("BatchNormalization", x, *parts, variance, name=name)
 
-    def model(self, results: Sequence[str] = (), *, opset: int = 21) -> Any:
+    def model(self, *, opset: int = 21) -> Any:
         info = helper.make_tensor_value_info
-        outputs = [helper.make_empty_tensor_value_info(name) for name in results or [self.nodes[-1].output[0]]]
+        outputs = [helper.make_empty_tensor_value_info(name) for name in self.results or [self.nodes[-1].output[0]]]
         graph = helper.make_graph(self.nodes, "net", [info("x", self.dtype, self.shape)], outputs, self.weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
         return onnx.shape_inference.infer_shapes(model)
 
-    def save(self, folder: Path, results: Sequence[str] = (), **options: Any) -> Path:
+    def save(self, folder: Path, **options: Any) -> Path:
         path = folder / "net.onnx"
-        onnx.save(self.model(results, **options), path)
+        onnx.save(self.model(**options), path)
         return path

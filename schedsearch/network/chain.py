@@ -27,6 +27,7 @@ class Chain:
         stages: the epilogue; its operands are in `arguments`.
         arguments: argument of the workload -> value of the model, or constant.
         scalars: call-time scalar -> number.
+        channels, channel_axis: how many channels the result has, and which of its axes they are.
     """
 
     op: str
@@ -36,6 +37,8 @@ class Chain:
     arguments: dict[str, Operand]
     stages: list[str | dict[str, Any]] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
+    channels: int = 0
+    channel_axis: int = 1
 
     def next(self, taken: set[ir.Node]) -> ir.Node | None:
         """The only node that reads the value, if no chain has it yet."""

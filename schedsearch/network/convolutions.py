@@ -7,17 +7,16 @@ is rounded to whole numbers of sx sw[k], and the sums are multiplied by sx sw[k]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.epilogue import float_stages
-from schedsearch.network.facts import FLOATS, INTEGERS, Array, dtype_of, extents_of, folded, inputs_of, is_given, name_of
+from schedsearch.network.epilogue import append_bias, append_requantise, float_stages, integer_stages
+from schedsearch.network.facts import FLOATS, INTEGERS, Array, dtype_of, extents_of, folded, inputs_of, name_of
 from schedsearch.network.graph import Constant
 from schedsearch.network.model import ModelError
-from schedsearch.network.quantised import Quantised, converted_from, converted_to
+from schedsearch.network.quantised import Quantised, converted_from
+from schedsearch.network.windows import window_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,9 +39,9 @@ def _conv(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
         chain.op = "depthwise_conv2d"
         chain.params = {key: value for key, value in chain.params.items() if key not in ("groups", "k")}
         chain.params["multiplier"] = params["k"] // params["c"]
-    if problem := _bias(chain, node, 2):
+    if problem := append_bias(chain, node, 2):
         return problem
-    float_stages(chain, params["k"], taken)
+    float_stages(chain, taken)
     follower = chain.next(taken)
     if chain.op == "conv2d" and follower is not None and follower.op_type == "DepthToSpace":
         chain.append(follower, {"depth_to_space": block_of(follower)})
@@ -56,28 +55,10 @@ def _quantised_conv(node: ir.Node, x: Quantised, weight: Quantised, taken: set[i
         return chain
     if x.scale is None or weight.scale is None:
         return f"{name_of(node)} has a scale that is computed; allowed: a constant"
-    filters = chain.params["k"]
     scale = x.scale * weight.scale
-    if problem := _bias(chain, node, 2, scale):
+    if problem := append_bias(chain, node, 2, scale):
         return problem
-    follower = chain.next(taken)
-    if follower is not None and follower.op_type == "Relu":
-        chain.append(follower, "relu")
-        follower = chain.next(taken)
-    if follower is not None and (y := converted_to(follower)):
-        _requantise(chain, scale, y, filters)
-        chain.append(follower)
-        return chain
-    chain.stages.append("dequantise")
-    chain.arguments["dequantise_scale"] = _scales(chain, "dequantise_scale", scale, filters)
-    chain.params["out_dtype"] = dtype_of(chain.value)
-    float_stages(chain, filters, taken)
-    follower = chain.next(taken)
-    if follower is not None and (y := converted_to(follower)) and y.scale is not None and y.zero_point is not None:
-        stage = {"quantise": {"to": y.dtype}}
-        arguments = {"quantise_scale": _scales(chain, "quantise_scale", y.scale, filters)}
-        chain.append(follower, stage, arguments=arguments, scalars={"y_zero_point": y.zero_point})
-        del chain.params["out_dtype"]
+    integer_stages(chain, scale, taken)
     return chain
 
 
@@ -92,9 +73,9 @@ def _qlinear_conv(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
         return chain
     if x.scale is None or weight.scale is None or y.scale is None or y.zero_point is None:
         return f"{name_of(node)} has a scale or zero point that is computed; allowed: constants"
-    if problem := _bias(chain, node, 8):
+    if problem := append_bias(chain, node, 8):
         return problem
-    _requantise(chain, x.scale * weight.scale, y, chain.params["k"])
+    append_requantise(chain, x.scale * weight.scale, y)
     return chain
 
 
@@ -116,7 +97,7 @@ def _begin(node: ir.Node, params: dict[str, Any], x: ir.Value, weight: ir.Value,
     if filters is None:
         return f"{name_of(node)} has a weight that is computed; allowed: a constant"
     arguments: dict[str, Operand] = {"x": x, "weight": Constant(str(weight.name), "OIHW", filters)}
-    return Chain("conv2d", params, [node], node.outputs[0], arguments)
+    return Chain("conv2d", params, [node], node.outputs[0], arguments, channels=filters.shape[0])
 
 
 def _integer_chain(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | str:
@@ -139,38 +120,6 @@ def _integer_chain(node: ir.Node, x: Quantised, weight: Quantised) -> Chain | st
     return chain
 
 
-def _bias(chain: Chain, node: ir.Node, place: int, scale: Array | None = None) -> str:
-    """Appends the stage for a bias, and returns what is wrong with it.
-
-    Args:
-        scale: what a whole number of the sums stands for, if the bias is not in whole numbers.
-    """
-    if not is_given(node, place):
-        return ""
-    value = node.inputs[place]
-    bias = folded(value)
-    if value is None or bias is None:
-        return f"{name_of(node)} has a bias that is computed; allowed: a constant"
-    name = str(value.name)
-    if scale is not None:
-        name, bias = f"{name_of(node)}.bias", np.rint(bias / scale.astype("float64")).astype("int32")
-    chain.stages.append("bias")
-    chain.arguments["bias"] = Constant(name, "K", bias)
-    return ""
-
-
-def _requantise(chain: Chain, scale: Array, y: Quantised, filters: int) -> None:
-    """Appends the stage that makes 8-bit numbers y of sums of which a whole number stands for `scale`."""
-    assert y.scale is not None and y.zero_point is not None
-    chain.stages.append({"requantise": {"to": y.dtype}})
-    chain.arguments["requantise_scale"] = _scales(chain, "requantise_scale", scale / y.scale, filters)
-    chain.scalars["y_zero_point"] = y.zero_point
-
-
-def _scales(chain: Chain, name: str, scale: Array, filters: int) -> Constant:
-    return Constant(f"{name_of(chain.nodes[0])}.{name}", "K", np.broadcast_to(scale, (filters,)))
-
-
 def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> dict[str, Any] | str:
     """Sizes and window of a two-dimensional convolution; why not if it has another number of dimensions."""
     image, kernel = extents_of(node, x), extents_of(node, weight)
@@ -183,30 +132,3 @@ def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> dict[str, Any] | st
             f"{x.name!r} has {c}; correct the model"
         )
     return {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, **window_of(node, (h, w), (r, s)), "groups": groups}
-
-
-def window_of(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> dict[str, Any]:
-    """Stride, dilation and padding of a convolution or pool over two dimensions."""
-    read = node.attributes
-    stride, dilation = (list(read.get_ints(name, (1, 1))) for name in ("strides", "dilations"))
-    padding = _padding(read.get_string("auto_pad", "NOTSET"), image, kernel, stride, dilation)
-    if padding is None:
-        padding = list(read.get_ints("pads", (0, 0, 0, 0)))
-    return {"stride": stride, "dilation": dilation, "padding": padding}
-
-
-def _padding(
-    auto_pad: str, image: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> list[int] | None:
-    """[top, left, bottom, right] by ONNX's `auto_pad`; None if the node's `pads` count."""
-    if auto_pad == "NOTSET":
-        return None
-    if auto_pad == "VALID":
-        return [0, 0, 0, 0]
-    before, after = [], []
-    for extent, taps, step, gap in zip(image, kernel, stride, dilation):
-        total = max((-(-extent // step) - 1) * step + (taps - 1) * gap + 1 - extent, 0)
-        smaller, larger = total // 2, total - total // 2
-        before.append(smaller if auto_pad == "SAME_UPPER" else larger)
-        after.append(larger if auto_pad == "SAME_UPPER" else smaller)
-    return [*before, *after]

@@ -7,19 +7,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedsearch.network.chain import Chain, Operand
-from schedsearch.network.facts import Array, constant_input, constant_of, inputs_of, is_given, is_onnx, name_of
+from schedsearch.network.facts import (
+    Array,
+    constant_input,
+    constant_of,
+    dtype_of,
+    folded,
+    inputs_of,
+    is_given,
+    is_onnx,
+    name_of,
+)
 from schedsearch.network.graph import Constant
+from schedsearch.network.quantised import Quantised, converted_to
 from schedsearch.ops import STAGES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 
 
-def float_stages(chain: Chain, channels: int, taken: set[ir.Node]) -> None:
+def float_stages(chain: Chain, taken: set[ir.Node]) -> None:
     """Appends nodes in floating point as long as a stage computes them."""
-    while (node := chain.next(taken)) is not None and (found := _float_stage(chain, node, channels)) is not None:
+    while (node := chain.next(taken)) is not None and (found := _float_stage(chain, node)) is not None:
         stage, arguments, scalars = found
         if stage in chain.stages and not STAGES[stage].repeatable:
             return
@@ -29,7 +40,7 @@ def float_stages(chain: Chain, channels: int, taken: set[ir.Node]) -> None:
 _Found = tuple[str, dict[str, Operand], dict[str, float]]  # a stage, its operands and its scalars
 
 
-def _float_stage(chain: Chain, node: ir.Node, channels: int) -> _Found | None:
+def _float_stage(chain: Chain, node: ir.Node) -> _Found | None:
     if not is_onnx(node):
         return None
     if node.op_type == "Relu":
@@ -40,25 +51,27 @@ def _float_stage(chain: Chain, node: ir.Node, channels: int) -> _Found | None:
         bounds = clip_bounds(node)
         return None if bounds is None else ("clip", {}, {"clip_min": bounds[0], "clip_max": bounds[1]})
     if node.op_type == "BatchNormalization":  # one that could not become part of the weights
-        return _batch_norm(node)
+        operands = batch_norm_operands(node)
+        return None if operands is None else ("scale_shift", dict(operands), {})
     if node.op_type == "Add":
-        return _addition(chain, node, channels)
+        return _addition(chain, node)
     return None
 
 
-def _addition(chain: Chain, node: ir.Node, channels: int) -> _Found | None:
+def _addition(chain: Chain, node: ir.Node) -> _Found | None:
     first, second = inputs_of(node, 2)
     other = second if first is chain.value else first
     if other is chain.value:
         return None
     if (constant := constant_of(other)) is not None:
-        if chain.stages or not _is_per_channel(constant, chain.value, channels):
+        if chain.stages or not _is_per_channel(constant, chain):
             return None
-        return "bias", {"bias": Constant(str(other.name), "K", np.broadcast_to(constant.ravel(), (channels,)))}, {}
+        return "bias", {"bias": Constant(str(other.name), "K", np.broadcast_to(constant.ravel(), (chain.channels,)))}, {}
     return ("residual", {"residual": other}, {}) if other.shape == chain.value.shape else None
 
 
-def _batch_norm(node: ir.Node) -> _Found | None:
+def batch_norm_operands(node: ir.Node) -> dict[str, Constant] | None:
+    """`scale` and `shift` of a BatchNormalization for each channel; None if they are computed."""
     parts = [constant_input(node, place) for place in range(1, 5)]
     if any(part is None for part in parts):
         return None
@@ -66,17 +79,16 @@ def _batch_norm(node: ir.Node) -> _Found | None:
     scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
     shift = beta - mean * scale
     name = name_of(node)
-    operands: dict[str, Operand] = {
+    return {
         "scale": Constant(f"{name}.scale", "K", scale.astype(np.float32)),
         "shift": Constant(f"{name}.shift", "K", shift.astype(np.float32)),
     }
-    return "scale_shift", operands, {}
 
 
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """The bounds of a Clip; None if one is computed."""
+    """The bounds of a Clip, `LARGEST` if there is none; None if one is computed."""
     found = []
-    for place, name, default in ((1, "min", -_LARGEST), (2, "max", _LARGEST)):
+    for place, name, default in ((1, "min", -LARGEST), (2, "max", LARGEST)):
         bound = constant_input(node, place)
         if bound is None and is_given(node, place):
             return None
@@ -84,8 +96,63 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
     return found[0], found[1]
 
 
-def _is_per_channel(constant: Array, value: ir.Value, channels: int) -> bool:
+def _is_per_channel(constant: Array, chain: Chain) -> bool:
     """Whether a constant has one element for each channel, and is broadcast along the other axes."""
-    rank = 0 if value.shape is None else len(value.shape)
-    along = [channels if axis == (1 if rank == 4 else rank - 1) else 1 for axis in range(rank)]
+    rank = 0 if chain.value.shape is None else len(chain.value.shape)
+    along = [chain.channels if axis == chain.channel_axis else 1 for axis in range(rank)]
     return [*(1,) * (rank - constant.ndim), *constant.shape] == along
+
+
+# --- Whole numbers ------------------------------------------------------------------------------------------------------
+def append_bias(chain: Chain, node: ir.Node, place: int, scale: Array | None = None) -> str:
+    """Appends the stage for a bias that is an input of the node, and returns why this is not possible.
+
+    Args:
+        scale: what a whole number of the sums stands for, if the sums are whole numbers and the bias is not.
+    """
+    if not is_given(node, place):
+        return ""
+    value = node.inputs[place]
+    bias = folded(value)
+    if value is None or bias is None:
+        return f"{name_of(node)} has a bias that is computed; allowed: a constant"
+    name = str(value.name)
+    if scale is not None:
+        name, bias = f"{name_of(node)}.bias", np.rint(bias / scale.astype("float64")).astype("int32")
+    chain.stages.append("bias")
+    chain.arguments["bias"] = Constant(name, "K", np.broadcast_to(bias.ravel(), (chain.channels,)))
+    return ""
+
+
+def append_requantise(chain: Chain, scale: Array, y: Quantised) -> None:
+    """Appends the stage that makes 8-bit numbers y of sums of which a whole number stands for `scale`."""
+    assert y.scale is not None and y.zero_point is not None
+    chain.stages.append({"requantise": {"to": y.dtype}})
+    chain.arguments["requantise_scale"] = _scales(chain, "requantise_scale", scale / y.scale)
+    chain.scalars["y_zero_point"] = y.zero_point
+
+
+def integer_stages(chain: Chain, scale: Array, taken: set[ir.Node]) -> None:
+    """Appends nodes behind sums of which a whole number stands for `scale`, up to the QuantizeLinear if there is one."""
+    follower = chain.next(taken)
+    if follower is not None and follower.op_type == "Relu":
+        chain.append(follower, "relu")
+        follower = chain.next(taken)
+    if follower is not None and (y := converted_to(follower)):
+        append_requantise(chain, scale, y)
+        chain.append(follower)
+        return
+    chain.stages.append("dequantise")
+    chain.arguments["dequantise_scale"] = _scales(chain, "dequantise_scale", scale)
+    chain.params["out_dtype"] = dtype_of(chain.value)
+    float_stages(chain, taken)
+    follower = chain.next(taken)
+    if follower is not None and (y := converted_to(follower)) and y.scale is not None and y.zero_point is not None:
+        stage = {"quantise": {"to": y.dtype}}
+        arguments: dict[str, Operand] = {"quantise_scale": _scales(chain, "quantise_scale", y.scale)}
+        chain.append(follower, stage, arguments=arguments, scalars={"y_zero_point": y.zero_point})
+        del chain.params["out_dtype"]
+
+
+def _scales(chain: Chain, name: str, scale: Array) -> Constant:
+    return Constant(f"{name_of(chain.nodes[0])}.{name}", "K", np.broadcast_to(scale, (chain.channels,)))

@@ -1,8 +1,9 @@
 """From an ONNX graph to a `Network`: every node becomes part of a kernel call, or a view.
 
 A kernel call begins at a node that has an operator, and takes the nodes behind it that its epilogue computes. Convolutions
-come before everything else, the last one first: of two that are added to one another, the later one takes the addition,
-because the other's result is there. Data movements come last, because a convolution may store through them.
+and matrix products take nodes before everything else, and the last of them is the first to take: of two that are added to
+one another, the later one takes the addition, because the other's result is there. The element-wise nodes that they leave
+become chains. Data movements come last, because a convolution may store through them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,27 @@ from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.convolutions import CONVOLUTIONS
+from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import FLOATS, dtype_of, extents_of, inputs_of, is_onnx, name_of
 from schedsearch.network.graph import Constant, Network, Node, Value, View, axes_of
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.model import ModelError
 from schedsearch.network.movements import MOVEMENTS
+from schedsearch.network.others import RESIZES, SOFTMAXES
+from schedsearch.network.products import PRODUCTS
 from schedsearch.network.ways import IMAGE, ways_of
+from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
+from schedsearch.ops.registry import BUILT_IN
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 LAYOUTS = ("NHWC", "NCHW", "NCHW32c")
 VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
-_FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, MOVEMENTS)  # those before take nodes first
-READERS: Mapping[str, Read] = {op: read for family in _FAMILIES for op, read in family.items()}
+# Those before take nodes first.
+_FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, PRODUCTS, POOLS, SOFTMAXES, RESIZES, ELEMENTWISE, MOVEMENTS)
+_LAST_FIRST = (CONVOLUTIONS, PRODUCTS, ELEMENTWISE)
 
 
 @dataclass(frozen=True)
@@ -101,12 +108,12 @@ class _Graph:
     def read(self) -> None:
         places = {node: place for place, node in enumerate(self.model.graph)}
         for family in _FAMILIES:
-            for node in sorted(places, key=places.__getitem__, reverse=family is CONVOLUTIONS):
+            for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
                 if node in self.taken or node.op_type not in family or not is_onnx(node):
                     continue
                 chain = family[node.op_type](node, self.taken)
-                if isinstance(chain, str):
-                    self.reasons[node] = chain
+                if isinstance(chain, str) or chain.op not in BUILT_IN:
+                    self.reasons[node] = chain if isinstance(chain, str) else ""
                     continue
                 self.taken.update(chain.nodes)
                 self.calls.append((max(places[each] for each in chain.nodes), self._node(chain)))

@@ -8,7 +8,7 @@ from typing import Any
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain
 from schedsearch.network.facts import FLOATS, name_of
-from schedsearch.network.graph import axes_of
+from schedsearch.network.graph import Constant, axes_of
 from schedsearch.network.model import ModelError
 from schedsearch.ops import Layout
 from schedsearch.workload import Workload
@@ -55,8 +55,14 @@ def ways_of(
 def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:
     """The chain's parameters with its epilogue and the chosen format of floating-point numbers."""
     params, stages = dict(chain.params), chain.stages
+    constants = [name for name, operand in chain.arguments.items() if isinstance(operand, Constant)]
     if dtype is not None:
         params |= {key: dtype for key in ("dtype", "out_dtype") if params.get(key) in FLOATS}
+        if chain.op == "elementwise":
+            params["inputs"] = [
+                [name, dtype if of_input in FLOATS and name not in constants else of_input, shape]
+                for name, of_input, shape in params["inputs"]
+            ]
         to = "dequantise" if dtype == "float32" else {"dequantise": {"to": dtype}}
         stages = [to if stage == "dequantise" else stage for stage in stages]
     return {**params, "epilogue": stages} if stages else params
@@ -76,6 +82,51 @@ def _convolutions(chain: Chain, params: dict[str, Any], layouts: Sequence[str], 
 def _images(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
     for layout in layouts:
         yield {**params, "layout": layout}, {}
+
+
+def _dense(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    """The weight is packed when a network is loaded, so both layouts are possible; the model's own comes first."""
+    weight = chain.arguments["weight"]
+    assert isinstance(weight, Constant)
+    for layout in (weight.axes, weight.axes[::-1]):
+        yield {**params, "weight_layout": layout}, {}
+        if not mixed:
+            return
+
+
+def _plain(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    yield params, {}
+
+
+def _elementwise(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    """Inputs of as many dimensions as y have its layout, others are only possible in the plain order."""
+    rank = len(params["y"])
+    axes = axes_of(rank)
+    for layout in memory_layouts(rank, layouts):
+        inputs, names = [], {"y": layout.text}
+        possible = fills(layout, dict(zip(axes, params["y"])))
+        for name, dtype, shape in params["inputs"]:
+            sizes = dict(zip(axes, shape))
+            if len(shape) == rank:
+                possible = possible and fills(layout, sizes)
+                inputs.append([name, dtype, list(layout.shape(sizes))])
+                names[name] = layout.text
+            else:
+                possible = possible and layout.text == axes
+                inputs.append([name, dtype, shape])
+                names[name] = axes_of(len(shape))
+        if possible:
+            yield {**params, "y": layout.shape(dict(zip(axes, params["y"]))), "inputs": inputs}, names
+
+
+def _softmax(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    rank = len(params["x"])
+    axes = axes_of(rank)
+    for layout in memory_layouts(rank, layouts):
+        if not layout.blocks:
+            shape = layout.shape(dict(zip(axes, params["x"])))
+            axis = layout.axes.index(axes[params["axis"]])
+            yield {**params, "x": shape, "axis": axis}, {"x": layout.text, "y": layout.text}
 
 
 def _transpose(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
@@ -138,6 +189,12 @@ def fills(layout: Layout, sizes: Mapping[str, int]) -> bool:
 _CANDIDATES: Mapping[str, Callable[[Chain, dict[str, Any], Sequence[str], bool], _Candidates]] = {
     "conv2d": _convolutions,
     "depthwise_conv2d": _convolutions,
+    "dense": _dense,
+    "batch_matmul": _plain,
+    "elementwise": _elementwise,
+    "softmax": _softmax,
+    "pool2d": _images,
+    "resize": _images,
     "depth_to_space": _images,
     "space_to_depth": _images,
     "transpose": _transpose,

@@ -1,0 +1,62 @@
+"""Softmax and Resize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.network.chain import Chain, Read
+from schedsearch.network.facts import FLOATS, constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_FLAT_OPSET = 13  # before it, softmax made one axis of `axis` and all behind it
+_COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+
+
+def _softmax(*, log: bool) -> Read:
+    def read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+        (x,) = inputs_of(node, 1)
+        extents = extents_of(node, x)
+        old = node.graph is not None and node.graph.opset_imports.get("", _FLAT_OPSET) < _FLAT_OPSET
+        axis = node.attributes.get_int("axis", 1 if old else -1) % len(extents)
+        if old and any(extent > 1 for extent in extents[axis + 1 :]):
+            return f"{name_of(node)} is over axis {axis} and those behind it; allowed: the last axis, or opset {_FLAT_OPSET}"
+        if (dtype := dtype_of(x)) not in FLOATS:
+            return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
+        return Chain("softmax", {"x": extents, "axis": axis, "log": log, "dtype": dtype}, [node], node.outputs[0], {"x": x})
+
+    return read
+
+
+def _resize(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    (x,) = inputs_of(node, 1)
+    shape, to = extents_of(node, x), extents_of(node, node.outputs[0])
+    if len(shape) != 4 or shape[:2] != to[:2]:
+        return f"{name_of(node)} makes {to} of {shape}; allowed: images, of which height and width change"
+    read = node.attributes
+    mode = {"nearest": "nearest", "linear": "linear", "bilinear": "linear"}.get(found := read.get_string("mode", "nearest"))
+    upsample = node.op_type == "Upsample"
+    coordinates = "asymmetric" if upsample else read.get_string("coordinate_transformation_mode", "half_pixel")
+    wrong = [name for name in ("antialias", "exclude_outside") if read.get_int(name, 0)]
+    if read.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
+        wrong.append("keep_aspect_ratio_policy")
+    if mode is None or coordinates not in _COORDINATES or wrong:
+        got = ", ".join([found, coordinates, *wrong])
+        return f"{name_of(node)} is {got}; allowed: nearest or linear, {', '.join(_COORDINATES)}"
+    params: dict[str, Any] = dict(zip("nchw", shape))
+    params |= {"oh": to[2], "ow": to[3], "mode": mode, "coordinates": coordinates, "dtype": dtype_of(x)}
+    if mode == "nearest":
+        params["rounding"] = "floor" if upsample else read.get_string("nearest_mode", "round_prefer_floor")
+    place = 1 if upsample or len(node.inputs) == 2 else 2
+    scales = constant_input(node, place)
+    if scales is None and is_given(node, place):
+        return f"{name_of(node)} has scales that are computed; allowed: constants"
+    if scales is not None and scales.size:
+        params["scale"] = [float(scale) for scale in scales[-2:]]
+    return Chain("resize", params, [node], node.outputs[0], {"x": x})
+
+
+SOFTMAXES: Mapping[str, Read] = {"Softmax": _softmax(log=False), "LogSoftmax": _softmax(log=True)}
+RESIZES: Mapping[str, Read] = {"Resize": _resize, "Upsample": _resize}

@@ -1,0 +1,113 @@
+"""Windows that slide over images, and pools of what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.network.chain import Chain, Read
+from schedsearch.network.facts import constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
+from schedsearch.network.quantised import Quantised, converted_from, converted_to
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def window_of(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> dict[str, Any]:
+    """Stride, dilation and padding of a convolution or pool over two dimensions."""
+    read = node.attributes
+    stride, dilation = (list(read.get_ints(name, (1, 1))) for name in ("strides", "dilations"))
+    padding = _padding(read.get_string("auto_pad", "NOTSET"), image, kernel, stride, dilation)
+    if padding is None:
+        padding = list(read.get_ints("pads", (0, 0, 0, 0)))
+    return {"stride": stride, "dilation": dilation, "padding": padding}
+
+
+def _padding(
+    auto_pad: str, image: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> list[int] | None:
+    """[top, left, bottom, right] by ONNX's `auto_pad`; None if the node's `pads` count."""
+    if auto_pad == "NOTSET":
+        return None
+    if auto_pad == "VALID":
+        return [0, 0, 0, 0]
+    before, after = [], []
+    for extent, taps, step, gap in zip(image, kernel, stride, dilation):
+        total = max((-(-extent // step) - 1) * step + (taps - 1) * gap + 1 - extent, 0)
+        smaller, larger = total // 2, total - total // 2
+        before.append(smaller if auto_pad == "SAME_UPPER" else larger)
+        after.append(larger if auto_pad == "SAME_UPPER" else smaller)
+    return [*before, *after]
+
+
+def _pool(mode: str, *, whole: bool = False) -> Read:
+    """Reads pools with a window, or those of whole images."""
+
+    def read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+        (x,) = inputs_of(node, 1)
+        extents = extents_of(node, x)
+        if len(extents) != 4:
+            return f"{name_of(node)} has {len(extents) - 2} spatial dimensions; allowed: 2"
+        if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+            return f"{name_of(node)} gives the places of the largest pixels; allowed: only their values"
+        if whole:
+            return _chain(node, x, mode, extents[2:], {}, taken)
+        kernel = list(node.attributes.get_ints("kernel_shape", ()))
+        params = window_of(node, extents[2:], kernel)
+        params["ceil_mode"] = bool(node.attributes.get_int("ceil_mode", 0))
+        if mode == "average":
+            params["count_include_pad"] = bool(node.attributes.get_int("count_include_pad", 0))
+        return _chain(node, x, mode, kernel, params, taken)
+
+    return read
+
+
+def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    """A ReduceMean of the two dimensions of images."""
+    (x,) = inputs_of(node, 1)
+    extents = extents_of(node, x)
+    axes = constant_input(node, 1)
+    if axes is None and is_given(node, 1):
+        return f"{name_of(node)} has axes that are computed; allowed: constants"
+    given = node.attributes.get_ints("axes", ()) if axes is None else [int(axis) for axis in axes.ravel()]
+    if len(extents) != 4 or sorted(axis % 4 for axis in given) != [2, 3]:
+        return f"{name_of(node)} is a mean over the axes {list(given)} of {extents}; allowed: height and width of images"
+    return _chain(node, x, "average", extents[2:], {}, taken)
+
+
+def _chain(
+    node: ir.Node, x: ir.Value, mode: str, kernel: Sequence[int], window: dict[str, Any], taken: set[ir.Node]
+) -> Chain:
+    """The pool; of 8-bit numbers if it stands between conversions with the same scale."""
+    n, c, h, w = extents_of(node, x)
+    sizes = {"n": n, "c": c, "h": h, "w": w, "r": kernel[0], "s": kernel[1], "mode": mode}
+    chain = Chain("pool2d", {**sizes, **window, "dtype": dtype_of(x)}, [node], node.outputs[0], {"x": x})
+    before, follower = converted_from(x), chain.next(taken)
+    after = None if follower is None else converted_to(follower)
+    if follower is None or before is None or after is None or not _alike(before, after):
+        return chain
+    if not before.zero_point or not window.get("count_include_pad"):
+        chain.params["dtype"] = before.dtype
+        chain.arguments["x"] = before.value
+        chain.append(follower)
+    return chain
+
+
+def _alike(one: Quantised, other: Quantised) -> bool:
+    """Whether equal whole numbers stand for equal numbers."""
+    if one.scale is None or other.scale is None or one.dtype != other.dtype or one.zero_point is None:
+        return False
+    return (
+        one.scale.shape == other.scale.shape
+        and bool((one.scale == other.scale).all())
+        and one.zero_point == other.zero_point
+    )
+
+
+POOLS: Mapping[str, Read] = {
+    "MaxPool": _pool("max"),
+    "AveragePool": _pool("average"),
+    "GlobalMaxPool": _pool("max", whole=True),
+    "GlobalAveragePool": _pool("average", whole=True),
+    "ReduceMean": _mean,
+}
