@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         WorkloadError,
         WrongResultError,
     )
+    from schedsearch.executable.build import build
     from schedsearch.executable.file import load
     from schedsearch.executable.net import Net
     from schedsearch.ops.batch_matmul import batch_matmul
@@ -102,6 +103,7 @@ _HOMES = {
     "WorkloadError": "schedsearch.errors",
     "WrongResultError": "schedsearch.errors",
     "batch_matmul": "schedsearch.ops.batch_matmul",
+    "build": "schedsearch.executable.build",
     "compile": "schedsearch.runtime",
     "concat": "schedsearch.ops.concat",
     "conv2d": "schedsearch.ops.conv2d",
@@ -163,6 +165,7 @@ __all__ = [
     "WorkloadError",
     "WrongResultError",
     "batch_matmul",
+    "build",
     "compile",
     "concat",
     "conv2d",

@@ -55,6 +55,7 @@ PUBLIC = [
     "WorkloadError",
     "WrongResultError",
     "batch_matmul",
+    "build",
     "compile",
     "concat",
     "conv2d",

@@ -23,6 +23,16 @@ def _shapes(context: click.Context, parameter: click.Parameter, texts: tuple[str
     return found
 
 
+SHAPE_OPTION = click.option(
+    "--shape",
+    "shapes",
+    metavar="INPUT=N,...",
+    multiple=True,
+    callback=_shapes,
+    help="Shape of an input with dynamic extents.",
+)
+
+
 @click.command()
 @click.argument("model", metavar="MODEL.onnx", type=click.Path(dir_okay=False))
 @click.option("--output", "-o", metavar="FILE", help="Workload file to write; default, and '-': standard output.")
@@ -35,14 +45,7 @@ def _shapes(context: click.Context, parameter: click.Parameter, texts: tuple[str
     "--layout", "layouts", metavar="LAYOUT", multiple=True, default=("NHWC",), show_default=True,
     help="Of images: NHWC, NCHW, NCHW32c ...; may be given several times.",
 )  # fmt: skip
-@click.option(
-    "--shape",
-    "shapes",
-    metavar="INPUT=N,...",
-    multiple=True,
-    callback=_shapes,
-    help="Shape of an input with dynamic extents.",
-)
+@SHAPE_OPTION
 def extract(
     model: str, output: str | None, dtype: str | None, layouts: tuple[str, ...], shapes: dict[str, list[int]]
 ) -> None:

@@ -24,6 +24,8 @@ from schedsearch.text import MESSAGE_LIMIT, shortened
 COMMANDS = {
     "extract": "schedsearch.cli.extract:extract",
     "tune": "schedsearch.cli.tune:tune",
+    "build": "schedsearch.cli.build:build",
+    "run": "schedsearch.cli.run:run",
     "space": "schedsearch.cli.inspect:space",
     "templates": "schedsearch.cli.inspect:templates",
     "records": "schedsearch.cli.records:records",

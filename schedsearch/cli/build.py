@@ -1,0 +1,75 @@
+"""`schedsearch build`: a model as one file that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.cli.extract import SHAPE_OPTION
+from schedsearch.cli.tune import Duration
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
+
+
+@click.command()
+@click.argument("model", metavar="MODEL.onnx", type=click.Path(dir_okay=False))
+@click.option("--db", metavar="FILE", default=DEFAULT_DB, show_default=True, help="Record store to read, and to tune into.")
+@click.option(
+    "--output", "-o", metavar="FILE", type=click.Path(dir_okay=False), help="Written. Default: MODEL.ssx, in this folder."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16", "float32"]),
+    help="Format of numbers in floating point; default: the model's own.",
+)
+@click.option(
+    "--layout", type=click.Choice(["auto", "NHWC", "NCHW"]), default="auto", show_default=True, help="Of all images."
+)
+@click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option(
+    "--mode", type=click.Choice(MODES), default=COLD_GRAPH, show_default=True, help="How the records' times were taken."
+)
+@click.option(
+    "--tune", "tune_s", metavar="TIME", type=Duration(), help="Measure kernels without a record for e.g. 90s, 10m."
+)
+@click.option("--strict", is_flag=True, help="Refuse kernels without a record of exactly their workload and device.")
+@click.option("--explain", "explained", is_flag=True, help="Print the plan: every kernel call, its kernel and its layouts.")
+@SHAPE_OPTION
+def build(
+    model: str,
+    db: str,
+    output: str | None,
+    dtype: str | None,
+    layout: str,
+    selector: str,
+    mode: str,
+    tune_s: float | None,
+    strict: bool,
+    explained: bool,
+    shapes: dict[str, list[int]],
+) -> None:
+    """Write a model as one file that runs on this machine's device, with its weights and the best recorded kernels.
+
+    Kernels without a record take default configurations, unless --tune measures them first. A program loads the file with
+    schedsearch.load(FILE); `schedsearch run` tries it. Exits with 4 when --strict refuses kernels.
+    """
+    from schedsearch.executable.build import build as build_
+
+    path = Path(output or f"{Path(model).stem}.ssx")
+    net = build_(
+        model, db=db, out=path, dtype=dtype, layout=layout, target=selector, shapes=shapes, tune_s=tune_s, strict=strict,
+        mode=mode, say=render.note,
+    )  # fmt: skip
+    with net:
+        if explained:
+            render.say(net.explain())
+        untuned = sum(call.origin.rung != "exact" for call in net.steps)
+        if untuned:
+            render.note(
+                f"{untuned} of {render.counted(len(net.steps), 'kernel call')} have no record and use default "
+                "configurations; measure them: --tune 10m"
+            )
+        inputs = ", ".join(map(str, net.inputs))
+        size = render.size_bytes(path.stat().st_size)
+        render.say(f"{path}: {render.counted(len(net.steps), 'kernel call')}, {size}, takes {inputs}")

@@ -1,0 +1,174 @@
+"""`schedsearch run`: runs a built model, times it, and compares it with the model's own precision."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from schedsearch.cli import render
+from schedsearch.cli.options import AtLeast
+from schedsearch.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from schedsearch.executable.net import Net, Port, Times
+
+    Array = np.ndarray[Any, Any]
+
+
+@click.command()
+@click.argument("executable", metavar="MODEL.ssx", type=click.Path())
+@click.option(
+    "--input", "files", metavar="[NAME=]FILE.npy", multiple=True, help="An input of the model; default: random numbers."
+)
+@click.option("--output", metavar="FILE", type=click.Path(), help="Write the outputs: one as .npy, several as .npz.")
+@click.option(
+    "--compare", metavar="onnx|MODEL.onnx", help="Show the error of every layer. onnx: the file that it was built from."
+)
+@click.option("--repeat", metavar="N", type=AtLeast(0), default=100, show_default=True, help="Runs to time; 0: none.")
+@click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def run(
+    executable: str,
+    files: tuple[str, ...],
+    output: str | None,
+    compare: str | None,
+    repeat: int,
+    selector: str,
+    as_json: bool,
+) -> None:
+    """Run a model that `schedsearch build` wrote: its time, that of each kernel call, and its error.
+
+    The error of a layer is its largest difference from the model in its own precision, divided by the largest magnitude
+    there. ONNX Runtime computes the model if it is installed, otherwise ONNX's reference evaluator.
+    """
+    from schedsearch.executable.compare import layer_errors
+    from schedsearch.executable.file import load
+
+    with load(executable, target=selector) as net:
+        inputs = _inputs(net, files)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # arrays of files are in the host's memory
+            found = net(**inputs)
+        outputs = dict(zip((port.name for port in net.outputs), found if isinstance(found, tuple) else (found,)))
+        if output is not None:
+            _write(Path(output), outputs)
+        errors = layer_errors(net, _original(net, Path(executable), compare), inputs) if compare else []
+        times = net.measure(repeat) if repeat else None
+        if as_json:
+            render.echo_json(
+                {
+                    "model": net.program.model,
+                    "target": net.program.target,
+                    "total_ns": times.total_ns if times else None,
+                    "calls": [
+                        {"name": call.name, "kernel": call.label, "template": call.origin.template, "time_ns": time_ns}
+                        for call, time_ns in zip(net.steps, times.calls_ns if times else [None] * len(net.steps))
+                    ],
+                    "errors": [{"value": each.value, "relative": each.relative} for each in errors],
+                }
+            )
+            return
+        if times:
+            _say_times(net, times)
+        if errors:
+            rows = [(each.value, f"{each.relative:.2e}", f"{each.largest:.3g}") for each in errors]
+            render.say(render.table(("value", "relative error", "largest difference"), rows, right=("relative error",)))
+            worst = max(errors, key=lambda each: each.relative)
+            render.say(
+                f"largest relative error: {worst.relative:.2e}, of {worst.value}; of the output {errors[-1].relative:.2e}"
+            )
+
+
+def _say_times(net: Net, times: Times) -> None:
+    together = sum(times.calls_ns)
+    rows = [
+        (call.name, call.label, call.origin.template, render.duration(time_ns), f"{100 * time_ns / together:.1f} %")
+        for call, time_ns in zip(net.steps, times.calls_ns)
+    ]
+    render.say(render.table(("call", "computes", "kernel", "time", "share"), rows, right=("time", "share")))
+    render.say(
+        f"total: {render.duration(times.total_ns)} as a whole; {render.duration(together)} if every call runs alone, again "
+        "and again"
+    )
+
+
+def _inputs(net: Net, files: tuple[str, ...]) -> dict[str, Array]:
+    """The inputs by name, from files or drawn."""
+    import numpy as np
+
+    ports = {port.name: port for port in net.inputs}
+    found: dict[str, Array] = {}
+    for number, text in enumerate(files):
+        name, mark, path = text.partition("=")
+        if not mark or name not in ports:
+            if number >= len(ports):
+                raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, net.inputs))}")
+            name, path = net.inputs[number].name, text
+        found[name] = _in_format(_read(Path(path)), ports[name])
+    rng = np.random.default_rng(0)
+    for name, port in ports.items():
+        if name not in found:
+            whole = "int" in port.dtype
+            numbers = rng.integers(0, 100, port.shape) if whole else rng.standard_normal(port.shape)
+            found[name] = _in_format(np.asarray(numbers, np.int32 if whole else np.float32), port)
+    return found
+
+
+def _read(path: Path) -> Array:
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from error
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{path} holds several arrays; give one .npy for each input, as NAME=FILE.npy")
+    return array
+
+
+def _in_format(array: Array, port: Port) -> Array:
+    """An array in the format of an input; its shape is checked by the call."""
+    import numpy as np
+
+    from schedsearch.ops.dtypes import dtype, encode
+
+    row = dtype(port.dtype)
+    stored = np.ascontiguousarray(encode(array, port.dtype))
+    if row.storage == row.library:
+        return stored
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise UsageError(f"{port.name} is {port.dtype}, which NumPy lacks; pip install ml-dtypes") from error
+    return stored.view(getattr(ml_dtypes, row.library))
+
+
+def _write(path: Path, outputs: dict[str, Array]) -> None:
+    import numpy as np
+
+    from schedsearch.records.output import new_file
+
+    with new_file(path) as file:
+        if len(outputs) == 1:
+            np.save(file, next(iter(outputs.values())))
+        else:
+            np.savez(file, **outputs)  # type: ignore[arg-type]  # an output may have the name of a parameter
+
+
+def _original(net: Net, executable: Path, compare: str) -> Path:
+    """The model to compare with."""
+    if compare != "onnx":
+        return Path(compare)
+    places = [executable.parent / net.program.model, Path(net.program.model)]
+    for path in places:
+        if net.program.model and path.is_file():
+            return path
+    raise UsageError(
+        f"the model file {net.program.model or '(unknown)'} is neither beside {executable} nor here; give its path: "
+        "--compare MODEL.onnx"
+    )

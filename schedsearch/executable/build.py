@@ -1,0 +1,158 @@
+"""`schedsearch.build`: from a model to a network that runs here."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.device import open_device
+from schedsearch.device.detect import detect
+from schedsearch.errors import UsageError
+from schedsearch.executable.assemble import assemble
+from schedsearch.executable.file import save
+from schedsearch.executable.kernels import find_kernels
+from schedsearch.executable.net import Net
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.network.graph import Network, Plan
+from schedsearch.network.plan import first_plan
+from schedsearch.target import Target
+from schedsearch.task import Task
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_CPU_LAYOUTS = ("NHWC", "NCHW")
+LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
+
+
+def build(
+    model: str | os.PathLike[str] | Network | Any,
+    example: Any = None,
+    *,
+    db: str | os.PathLike[str] = DEFAULT_DB,
+    out: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    layout: str = "auto",
+    target: str | Target = "auto",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    tune_s: float | None = None,
+    strict: bool = False,
+    mode: str = COLD_GRAPH,
+    say: Callable[[str], None] = lambda text: None,
+) -> Net:
+    """Turns a model into a network that runs on this machine's device, with the best recorded kernels.
+
+    Args:
+        model: path of an ONNX file; a torch module; or a `Network`.
+        example: for a torch module: its input, or a tuple of several, for `torch.export`.
+        db: the records; it may be missing if `strict` is false.
+        out: a file to write as well, for `schedsearch.load`.
+        dtype: float16, bfloat16 or float32, in place of the model's format of numbers in floating point, also of inputs and
+            outputs; default: the model's own.
+        layout: of images inside the network: auto, or NHWC or NCHW for all.
+        target: auto, cpu, cuda, cuda:N, or a detected `Target`.
+        shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
+        tune_s: seconds to spend on measuring kernels of the plan that have no record yet; None: none. The records go to
+            `db`.
+        strict: refuse kernels that were not measured for exactly their workload on this kind of device.
+        mode: how the records were timed; new ones are timed in the same way.
+        say: takes a line about each stage.
+
+    Raises:
+        UsageError: an argument is impossible, or the model cannot be read or has operators that schedsearch lacks
+            (ModelError, UnsupportedError).
+        NoRecordError: `strict`, and records are missing; or no kernel runs a workload. The message lists them.
+        DatabaseError, DeviceError: the database, the file or the device cannot be used.
+
+    Example:
+        >>> net = schedsearch.build("resnet50.onnx", db="records.db", dtype="float16", out="resnet50.ssx")
+        >>> y = net(x)
+    """
+    if layout not in LAYOUT_CHOICES:
+        raise UsageError(f"layout {layout!r} is not possible; allowed: {', '.join(LAYOUT_CHOICES)}")
+    target = detect(target) if isinstance(target, str) else target
+    network, name = _network(model, example, dtype, layout, target, shapes or {})
+    plan = first_plan(network)
+    if tune_s is not None:
+        _tune(plan, db, target, tune_s, mode, say)
+        plan = first_plan(network)
+    counts = _occurrences(plan)
+    say(f"{len(network.nodes)} nodes, {len(plan.conversions)} conversions of layouts, {len(counts)} different kernels")
+    kernels = find_kernels(counts, db, target, mode=mode, strict=strict)
+    executable = assemble(network, plan, lambda task: kernels[task], target=target.key, model=name)
+    if out is not None:
+        save(executable, out)
+    return Net(executable, open_device(target))
+
+
+def _network(
+    model: Any, example: Any, dtype: str | None, layout: str, target: Target, shapes: Mapping[str, Sequence[int]]
+) -> tuple[Network, str]:
+    """The network of a model, and the name of its file."""
+    if isinstance(model, Network):
+        if example is not None or dtype is not None or shapes:
+            raise UsageError("a Network has its formats and shapes; leave out example, dtype and shapes")
+        return model, ""
+    from schedsearch.network.lower import LAYOUTS, lower
+    from schedsearch.network.model import read_model
+
+    layouts = LAYOUTS if layout == "auto" else (layout,)
+    if target.kind == "cpu":
+        layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
+
+    def lowered(graph: onnx_ir.Model) -> Network:
+        return lower(graph, dtype=dtype, layouts=layouts)
+
+    if isinstance(model, str | os.PathLike):
+        if example is not None:
+            raise UsageError("example is for a torch module; for the shapes of an ONNX file give shapes={input: shape}")
+        return lowered(read_model(model, shapes)), Path(model).name
+    if not (hasattr(model, "forward") and hasattr(model, "state_dict")):
+        raise UsageError(
+            f"model is a {type(model).__name__}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"
+        )
+    if example is None:
+        raise UsageError("a torch module needs an example of its input: schedsearch.build(module, example)")
+    with _exported(model, example) as path:
+        return lowered(read_model(path)), type(model).__name__
+
+
+@contextlib.contextmanager
+def _exported(module: Any, example: Any) -> Iterator[Path]:
+    """The ONNX file of a torch module, made by torch.export."""
+    import torch
+
+    arguments = example if isinstance(example, tuple) else (example,)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "module.onnx"
+        with torch.no_grad():
+            torch.onnx.export(module.eval(), arguments, str(path), dynamo=True, verbose=False)
+        yield path
+
+
+def _occurrences(plan: Plan) -> dict[Any, int]:
+    """How often each workload of a plan runs, in the order of the first time."""
+    return collections.Counter([*plan.ways.values(), *(step.workload for step in plan.conversions)])
+
+
+def _tune(
+    plan: Plan, db: str | os.PathLike[str], target: Target, time_s: float, mode: str, say: Callable[[str], None]
+) -> None:
+    """Measures the workloads of a plan that have no record, each weighted by how often it runs."""
+    from schedsearch.records.lookup import Lookup
+    from schedsearch.session.tune import tune
+
+    counts = _occurrences(plan)
+    if Path(db).exists():
+        with Lookup(db) as lookup:
+            counts = {each: count for each, count in counts.items() if lookup.exact(each.id, target.key, mode) is None}
+    if not counts:
+        say("every kernel of the plan has a record; nothing to tune")
+        return
+    say(f"tuning {len(counts)} kernels without a record for {time_s:.0f} s")
+    tune([Task(each, weight=count) for each, count in counts.items()], Path(db), target=target, time_s=time_s, mode=mode)

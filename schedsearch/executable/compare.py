@@ -1,0 +1,95 @@
+"""The error of every layer of a network against the model that it was made from, computed in the model's own precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.errors import UsageError
+from schedsearch.executable.net import Net
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far a value of the network is from the model's.
+
+    Attributes:
+        value: its name in the model.
+        relative: the largest difference, divided by the largest magnitude of the model's value.
+        largest: the largest difference.
+    """
+
+    value: str
+    relative: float
+    largest: float
+
+
+def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[LayerError]:
+    """Compares every value that the network computes and the model names, in the order of the network.
+
+    ONNX Runtime computes the model if it is installed, otherwise ONNX's reference evaluator, which is slow.
+
+    Args:
+        model: an ONNX file with the same inputs.
+        inputs: by name, in the network's formats.
+
+    Raises:
+        UsageError: onnx is not installed, the file is not an ONNX model, or it has other inputs.
+    """
+    import numpy as np
+
+    found = net.trace(**inputs)
+    wanted = _evaluated(model, {name: np.asarray(array) for name, array in inputs.items()}, list(found))
+    errors = []
+    for name, array in found.items():
+        if name not in wanted:
+            continue
+        truth = np.asarray(wanted[name], np.float64)
+        if truth.shape != array.shape:
+            raise UsageError(
+                f"{name} has shape {array.shape} in the network and {truth.shape} in {model}; give the model that it was "
+                "built from"
+            )
+        largest = float(np.abs(array.astype(np.float64) - truth).max(initial=0.0))
+        scale = float(np.abs(truth).max(initial=0.0))
+        errors.append(LayerError(name, largest / scale if scale else largest, largest))
+    if not errors:
+        raise UsageError(f"{model} has none of the network's values; give the model that it was built from")
+    return errors
+
+
+def _evaluated(
+    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], names: list[str]
+) -> Mapping[str, np.ndarray[Any, Any]]:
+    """The values of a model by name, as far as it has them."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise UsageError(f'comparing needs the extra `network`: pip install "schedsearch[network]" ({error})') from error
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protobuf's errors have no common base
+        raise UsageError(f"{path} is not an ONNX model, or it is damaged: {error}") from error
+    taken = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
+    taken = {name: kind for name, kind in taken.items() if name not in {each.name for each in model.graph.initializer}}
+    if sorted(taken) != sorted(inputs):
+        raise UsageError(f"{path} has the inputs {', '.join(taken)}, the network {', '.join(inputs)}; give its own model")
+    feeds = {name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(taken[name])) for name, array in inputs.items()}
+    try:
+        import onnxruntime
+    except ImportError:
+        from onnx.reference import ReferenceEvaluator
+
+        results: Mapping[str, np.ndarray[Any, Any]] = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+        return results
+    made = {name for node in model.graph.node for name in node.output}
+    outputs = {each.name for each in model.graph.output}
+    asked = [name for name in names if name in made]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in outputs)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip(asked, session.run(asked, feeds)))

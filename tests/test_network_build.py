@@ -1,0 +1,124 @@
+"""`schedsearch build` and `run`: from an ONNX file to an executable, on a CPU with default kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import network_support as support
+import numpy as np
+import pytest
+from cli_support import schedsearch as command
+
+import schedsearch
+from schedsearch.errors import NoRecordError, UsageError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+from test_network import Net as Model  # noqa: E402
+
+
+def save(folder: Path) -> Path:
+    """relu(conv(x) + x) twice, the layers of `support.two_convolutions`."""
+    model = Model(1, 8, 6, 6)
+    x = "x"
+    for number in "12":
+        convolution = model.conv(x, 8, 8, name=f"conv{number}", bias=True)
+        x = model.node("Relu", model.node("Add", convolution, x, name=f"add{number}"), name=f"relu{number}")
+    return model.save(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with net.onnx and the net.ssx that `schedsearch build` makes of it."""
+    folder = tmp_path_factory.mktemp("net")
+    model = save(folder)
+    done = command("build", model, "--target", "cpu", "-o", folder / "net.ssx", "--db", folder / "none.db", "--explain")
+    assert done.exit_code == 0, done.stderr
+    assert "4 kernel calls, 2 of them conversions of layouts" in done.stdout
+    assert "4 of 4 kernel calls have no record and use default configurations" in done.stderr
+    assert "takes x float32 [1, 8, 6, 6]" in done.stdout
+    return folder
+
+
+def test_a_built_model_computes_what_onnx_computes(folder: Path) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(onnx.load(folder / "net.onnx")).run(None, {"x": x})
+    with schedsearch.load(folder / "net.ssx") as net:
+        np.testing.assert_allclose(net(x), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_run_prints_times_and_the_error_of_every_layer(folder: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)
+    np.save(folder / "x.npy", x)
+    done = command(
+        "run", folder / "net.ssx", "--input", folder / "x.npy", "--output", folder / "y.npy", "--compare", "onnx",
+        "--repeat", "2",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    assert "relu1.out" in done.stdout and "largest relative error" in done.stdout and "as a whole" in done.stdout
+    with schedsearch.load(folder / "net.ssx") as net:
+        np.testing.assert_array_equal(np.load(folder / "y.npy"), net(x))
+
+
+def test_run_as_json_has_a_time_and_an_error_of_each_call(folder: Path) -> None:
+    done = command("run", folder / "net.ssx", "--compare", folder / "net.onnx", "--repeat", "2", "--json")
+    found = json.loads(done.stdout)
+    assert [call["name"] for call in found["calls"]] == ["x: NCHW to NHWC", "conv1", "conv2", "relu2.out: NHWC to NCHW"]
+    assert all(call["time_ns"] > 0 for call in found["calls"])
+    assert {each["value"] for each in found["errors"]} == {"relu1.out", "relu2.out"}
+    assert all(each["relative"] < 1e-5 for each in found["errors"])
+
+
+def test_run_names_what_is_wrong_with_inputs_and_models(folder: Path) -> None:
+    np.save(folder / "wrong.npy", np.zeros((1, 8, 5, 5), np.float32))
+    (folder / "text.npy").write_text("no array")
+    other = Model(1, 8, 6, 6)
+    other.node("Relu", "x")
+    other.save(folder / "..").rename(folder / "other.onnx")
+    for arguments, message in (
+        (("--input", folder / "wrong.npy"), "x has shape (1, 8, 5, 5)"),
+        (("--input", folder / "text.npy"), "cannot be read as an array"),
+        (("--compare", folder / "text.npy"), "is not an ONNX model"),
+        (("--compare", folder / "other.onnx"), "has none of the network's values"),
+    ):
+        done = command("run", folder / "net.ssx", "--repeat", "0", *arguments)
+        assert done.exit_code == 2 and message in done.stderr, done.stderr
+
+
+def test_strict_names_every_kernel_without_a_record(folder: Path) -> None:
+    from schedsearch.records.store import Store
+
+    with Store.open(folder / "empty.db"):
+        pass
+    done = command(
+        "build", folder / "net.onnx", "--target", "cpu", "--db", folder / "empty.db", "--strict", "-o", folder / "no.ssx"
+    )
+    assert done.exit_code == NoRecordError.exit_code == 4
+    assert "no record on" in done.stderr and "for 3 kernels: conv2d" in done.stderr
+    assert not (folder / "no.ssx").exists()
+
+
+def test_a_network_can_be_built_without_a_file() -> None:
+    network = support.two_convolutions()
+    x = np.ones((1, 8, 6, 6), np.float32)
+    with schedsearch.build(network, db="none.db", target="cpu") as net:
+        np.testing.assert_array_equal(net(x), support.truth(network, {"x": x})["y"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": 3}, "model is a int; allowed: the path of an ONNX file"),
+        ({"model": "net.onnx", "layout": "NC"}, "layout 'NC' is not possible; allowed: auto, NHWC, NCHW"),
+        ({"model": "missing.onnx"}, "missing.onnx is not a file"),
+        ({"model": "net.onnx", "example": 1}, "example is for a torch module"),
+        ({"model": support.two_convolutions(), "dtype": "float16"}, "a Network has its formats and shapes"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        schedsearch.build(**arguments, target="cpu")
