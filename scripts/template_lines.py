@@ -38,6 +38,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "depthwise_conv2d_dw_cuda": "depthwise_conv2d.cuda_dw",
     "data_movement_cuda": "data_movement.cuda",
     "data_movement_cpu": "data_movement.cpu",
+    "depthwise_conv2d_both_cuda": "depthwise_conv2d.cuda_both",
     "depthwise_conv2d_cpu": "depthwise_conv2d.cpu",
     "matmul_wgmma": "matmul.cuda",
     "matmul_mma": "matmul.cuda",

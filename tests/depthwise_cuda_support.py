@@ -49,31 +49,33 @@ def emulate(
     if change:
         change(arrays)
     truth = numpy_depthwise(workload, arrays, SCALARS)
-    output = workload.output
-    poison = np.frombuffer(bytearray(b"\xff" * output.nbytes), dtype(output.dtype).storage).reshape(output.shape)
-    result = arrays.get(f"{output.name}_before", poison)
-    buffers = {name: memory.add(array) for name, array in arrays.items()}
-    buffers[output.name] = buffers.get(f"{output.name}_before") or memory.add(poison)
+    buffers, results = {name: memory.add(array) for name, array in arrays.items()}, {}
+    for output in workload.outputs:
+        poison = np.frombuffer(bytearray(b"\xff" * output.nbytes), dtype(output.dtype).storage).reshape(output.shape)
+        results[output.name] = arrays.get(f"{output.name}_before", poison)
+        buffers[output.name] = buffers.get(f"{output.name}_before") or memory.add(poison)
     buffers |= {name: memory.add(np.full(size, 0xFF, np.uint8)) for name, size in source.workspaces.items()}
     for step in source.steps:
         emulator.run(step, buffers, sms=2, scalars=SCALARS)
-    assert_close(result, truth[output.name], workload, config)
+    for name, result in results.items():
+        assert_close(result, truth[name], workload, config)
 
 
 def run_on_device(device: Any, template: Template, workload: Workload, config: Config) -> None:
     """The same on a GPU, without a gradient in place."""
-    arrays, output = small_integers(workload), workload.output
+    arrays = small_integers(workload)
     source = template.kernel(workload, device.target, config)
-    outputs = {output.name: (output.shape, dtype(output.dtype).storage)}
+    outputs = {output.name: (output.shape, dtype(output.dtype).storage) for output in workload.outputs}
     scalars = {each.name: SCALARS[each.name] for each in workload.scalars}
-    found = run_on_cpu(device, source, arrays, outputs, scalars)[output.name]
-    assert_close(found, numpy_depthwise(workload, arrays, SCALARS)[output.name], workload, config)
+    found, truth = run_on_cpu(device, source, arrays, outputs, scalars), numpy_depthwise(workload, arrays, SCALARS)
+    for name in outputs:
+        assert_close(found[name], truth[name], workload, config)
 
 
 def assert_close(found: Any, truth: Any, workload: Workload, config: Config) -> None:
     from schedsearch.ops.dtypes import decode
 
-    name = workload.output.dtype
+    name = workload.dtype  # of every output
     values = decode(np.ascontiguousarray(found).view(dtype(name).storage), name).astype(np.float64)
     message = f"{workload.label} {dict(config)}"
     np.testing.assert_allclose(values, truth, rtol=UNITS_IN_LAST_PLACE[name], atol=1e-6, err_msg=message)

@@ -89,17 +89,47 @@ def test_defaults_compile_without_spills(capability: str) -> None:
         assert_compiles(PLANES, workload, PRESETS[capability])
 
 
+# --- Both gradients by one plan -----------------------------------------------------------------------------------------
+BOTH = load_template("depthwise_conv2d_both_cuda")
+
+
+class TestBoth(TemplateContract):
+    template, target, compiled = BOTH, H200, 1
+    accepted = (
+        layer(512, 14, direction="grad_both", accumulate=True, deterministic=True),
+        layer(64, 56, direction="grad_both", layout="NHWC", dtype="float32"),
+    )
+    refused = ((layer(64, 7), "grad_both"), (layer(64, 300, stride=12, direction="grad_both"), "dx_: a gradient's patch"))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_both_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch, layout: str, accumulate: bool) -> None:
+    workload = depthwise_conv2d(
+        n=2, c=4, h=6, w=5, r=3, s=2, padding=1, stride=2, direction="grad_both", layout=layout, accumulate=accumulate
+    )
+    space = BOTH.space(workload, H200)
+    emulate(monkeypatch, BOTH, workload, BOTH.default(workload, H200, space))
+    emulate(monkeypatch, BOTH, workload, space.sample(1, np.random.default_rng(0))[0])
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [*SHAPES, "7x7", "14x14"])
+@pytest.mark.parametrize("shape", [*SHAPES, "7x7", "14x14", "both"])
 def test_results_on_a_device(shape: str) -> None:
     from schedsearch.device import open_device
 
-    larger = {"7x7": layer(96, 7), "14x14": layer(40, 14, kernel=5, n=5, direction="grad_input", dtype="float32")}
+    both = layer(96, 14, n=3, direction="grad_both")
+    larger = {
+        "7x7": layer(96, 7),
+        "both": both,
+        "14x14": layer(40, 14, kernel=5, n=5, direction="grad_input", dtype="float32"),
+    }
     workload = larger[shape] if shape in larger else depthwise_conv2d(**SHAPES[shape], layout="NCHW")
     device = open_device(detect("cuda"))
     try:
-        space = PLANES.space(workload, device.target)
-        for config in (PLANES.default(workload, device.target, space), *space.sample(2, np.random.default_rng(0))):
-            run_on_device(device, PLANES, workload, config)
+        template = BOTH if workload.direction == "grad_both" else PLANES
+        space = template.space(workload, device.target)
+        for config in (template.default(workload, device.target, space), *space.sample(1, np.random.default_rng(0))):
+            run_on_device(device, template, workload, config)
     finally:
         device.close()

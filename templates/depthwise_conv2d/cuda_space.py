@@ -136,7 +136,7 @@ def direction_problem(workload: Workload, *allowed: str) -> str | None:
         return None
     problem = f"direction is {workload.direction}; allowed: {', '.join(allowed)}"
     if workload.direction == "grad_both":
-        problem += "; on a GPU compute grad_input and grad_weight by two kernels"
+        problem += "; depthwise_conv2d_both_cuda computes both gradients"
     return problem
 
 

@@ -1,7 +1,9 @@
-"""Several configuration spaces as one, where some knobs choose among them.
+"""Several configuration spaces as one: some knobs choose among them, or a configuration has a part for each.
 
 A template that runs another one on arguments of different forms has a space for each form: other values, other limits,
 other derived quantities under the same names. `one_of` makes one space of them, whose first knobs name the form.
+
+A template that runs several others, one after the other, has the knobs of each. `side_by_side` gives them prefixes.
 """
 
 from __future__ import annotations
@@ -46,6 +48,51 @@ def one_of(choices: Sequence[Knob], spaces: Mapping[Choice, ConfigSpace]) -> Con
         for name in _all_keys([space.derived for space in spaces.values()])
     }
     return ConfigSpace([*choices, *knobs.values()], constraints, derived)
+
+
+def side_by_side(spaces: Mapping[str, ConfigSpace]) -> ConfigSpace:
+    """The knobs, rules and derived quantities of several spaces, whose names get prefixes.
+
+        >>> of_a, of_b = (ConfigSpace([Knob("tile", values, "tile")]) for values in ((1, 2), (4,)))
+        >>> space = side_by_side({"a_": of_a, "b_": of_b})
+        >>> space.names, own_values({"a_tile": 2, "b_tile": 4}, "b_")
+        (('a_tile', 'b_tile'), {'tile': 4})
+
+    Args:
+        spaces: prefix -> space; no prefix is the beginning of another.
+    """
+    knobs, constraints, derived = [], [], dict[str, Formula]()
+    for prefix, space in spaces.items():
+        knobs += [Knob(prefix + knob.name, knob.values, knob.doc) for knob in space.knobs]
+        for rule in space.constraints:
+            constraints.append(Constraint(f"{prefix.rstrip('_')}: {rule.reason}", _within(rule.predicate, prefix)))
+        derived |= {prefix + name: _within(formula, prefix) for name, formula in space.derived.items()}
+    return ConfigSpace(knobs, constraints, derived)
+
+
+def own_values(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The part of a configuration that has a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in config.items() if name.startswith(prefix)}
+
+
+def _within(formula: Formula, prefix: str) -> Formula:
+    return lambda columns: formula(_Prefixed(columns, prefix))
+
+
+class _Prefixed(Mapping[str, Any]):
+    """The columns of a space whose names have a prefix, under their own names."""
+
+    def __init__(self, columns: Columns, prefix: str) -> None:
+        self._columns, self._prefix = columns, prefix
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._columns if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(name.startswith(self._prefix) for name in self._columns)
 
 
 class _Cases:

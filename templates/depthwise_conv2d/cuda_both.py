@@ -1,0 +1,78 @@
+"""depthwise_conv2d on NVIDIA GPUs, dx and dw in one launch plan: the kernels of two templates, one after the other.
+
+The second kernel finds what it needs of dy in L2, as far as that fits. docs/kernels/depthwise.md says what is known about
+reading dy once.
+"""
+
+from __future__ import annotations
+
+from schedsearch.config import Config
+from schedsearch.space import ConfigSpace
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, Template
+from schedsearch.templates.depthwise_conv2d.cuda import DepthwiseConv2dCuda
+from schedsearch.templates.depthwise_conv2d.cuda_dw import DepthwiseConv2dDwCuda
+from schedsearch.templates.depthwise_conv2d.cuda_planes import DepthwiseConv2dPlanesCuda
+from schedsearch.templates.parts.subspaces import own_values, side_by_side
+from schedsearch.workload import Workload
+
+_PLANES, _PATCHES, _FILTERS = DepthwiseConv2dPlanesCuda(), DepthwiseConv2dCuda(), DepthwiseConv2dDwCuda()
+
+
+class DepthwiseConv2dBothCuda(Template):
+    """dx and dw. A configuration is one of the template of dx (`dx_...`), which is that of small planes where it fits, and
+    one of the template of dw (`dw_...`)."""
+
+    name = "depthwise_conv2d_both_cuda"
+    version = _PLANES.version + _PATCHES.version + _FILTERS.version - 2  # if one changes, a configuration is another kernel
+    op = "depthwise_conv2d"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if workload.direction != "grad_both":
+            return f"direction is {workload.direction}; allowed: grad_both"
+        for name, (template, half) in _halves(workload, target).items():
+            if problem := template.validate(half, target):
+                return f"{name}: {problem}"
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        halves = _halves(workload, target)
+        return side_by_side({name: template.space(half, target) for name, (template, half) in halves.items()})
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The defaults of both."""
+        found = {}
+        for name, (template, half) in _halves(workload, target).items():
+            own = template.default(half, target, template.space(half, target))
+            found |= {name + knob: value for knob, value in own.items()}
+        return Config(found)
+
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """The plain configurations of both."""
+        found = {}
+        for name, (template, half) in _halves(workload, target).items():
+            own = template.plain(half, target, template.space(half, target))
+            if own is None:
+                return None
+            found |= {name + knob: value for knob, value in own.items()}
+        return Config(found)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        of_dx, of_dw = (
+            template.kernel(half, target, Config(own_values(config, name)))
+            for name, (template, half) in _halves(workload, target).items()
+        )
+        arguments = {*of_dx.alignments, *of_dw.alignments}
+        # Both are powers of two.
+        alignments = {name: max(of_dx.alignments.get(name, 1), of_dw.alignments.get(name, 1)) for name in arguments}
+        return KernelSource(
+            "cuda", "native", (*of_dx.steps, *of_dw.steps), {**of_dx.workspaces, **of_dw.workspaces}, alignments
+        )
+
+
+def _halves(workload: Workload, target: Target) -> dict[str, tuple[Template, Workload]]:
+    """Prefix of knobs -> the template and the workload of a gradient."""
+    dx = workload.replace(direction="grad_input", deterministic=False)
+    of_dx: Template = _PATCHES if _PLANES.validate(dx, target) else _PLANES
+    return {"dx_": (of_dx, dx), "dw_": (_FILTERS, workload.replace(direction="grad_weight"))}
