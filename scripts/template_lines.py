@@ -40,6 +40,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "data_movement_cpu": "data_movement.cpu",
     "depthwise_conv2d_both_cuda": "depthwise_conv2d.cuda_both",
     "depthwise_conv2d_cpu": "depthwise_conv2d.cpu",
+    "matmul_gemv": "matmul.gemv",
     "matmul_wgmma": "matmul.cuda",
     "matmul_mma": "matmul.cuda",
     "matmul_simt": "matmul.cuda",

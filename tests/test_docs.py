@@ -155,7 +155,7 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(workload, target) for workload in (crossing, crossing.replace(permutation=(1, 0, 2)))]
     dtype = "float32" if template.kind == "cpu" else "float16"
     if "dense" in template.ops:
-        products = [dense(m=64, n=128, k=128, dtype=each) for each in (dtype, "float32", "int8")]
+        products = [dense(m=m, n=128, k=128, dtype=each) for m in (2, 64) for each in (dtype, "float32", "int8")]
         return [template.space(workload, target) for workload in products if template.validate(workload, target) is None]
     if template.op == "depthwise_conv2d":
         depthwise = depthwise_conv2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1, dtype=dtype)

@@ -16,6 +16,10 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template, load_templates
+from schedsearch.templates.matmul import gemv
+from schedsearch.templates.parts import epilogue, row_products, simt
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
@@ -65,6 +69,37 @@ def test_a_dense_layer_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config({**SMALL, **{name: 1 for name in ("merged",) if name in template.space(workload, H200).names}})
     y = emulate(monkeypatch, workload, config, arrays, by=template)
     np.testing.assert_array_equal(y, expected(workload, arrays))
+
+
+VECTORS: list[tuple[dict[str, Any], dict[str, int]]] = [
+    ({"m": 2, "n": 7, "k": 1040}, {"columns": 2, "parts": 2, "groups": 2, "unroll": 2}),
+    ({"m": 1, "n": 5, "k": 264, "dtype": "float32", "epilogue": ["bias", "relu"]},
+     {"columns": 4, "parts": 1, "groups": 1, "unroll": 1}),
+    ({"m": 3, "n": 5, "k": 1552, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x", "weight"]},
+     {"columns": 2, "parts": 2, "groups": 1, "unroll": 2}),
+    ({"b": 2, "m": 2, "n": 6, "k": 64, "x_batch": 1, "epilogue": ["residual"]},
+     {"columns": 1, "parts": 1, "groups": 2, "unroll": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(VECTORS)))
+def test_few_rows_in_the_emulator(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Thread by thread, the PTX too: k that fills no step, columns that fill no block, zero points, a shared x."""
+    workload, config = workload_of(VECTORS[number][0]), Config(VECTORS[number][1])
+    arrays, y = arguments(workload), np.full(workload.output.shape, 99, np.dtype(workload.output.dtype))
+    truth = expected(workload, arrays)
+    cached = (epilogue._operation, simt.store_global, simt.load_shared)
+    emulator = PtxEmulator(Memory())
+    for each in cached:
+        each.cache_clear()
+    emulator.stand_in(monkeypatch, gemv, row_products, simt, epilogue)
+    source = load_template("matmul_gemv").kernel(workload, H200, config)
+    for each in cached:
+        each.cache_clear()
+    buffers = {name: emulator.memory.add(array) for name, array in {**arrays, "y": y}.items()}
+    for step in source.steps:
+        emulator.run(step, buffers, 2, scalars=scalars(workload))
+    np.testing.assert_array_equal(y, truth)
 
 
 # --- On a GPU -----------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ BUILT_IN = {
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
     "depthwise_conv2d_both_cuda": "schedsearch.templates.depthwise_conv2d.cuda_both:DepthwiseConv2dBothCuda",
     "depthwise_conv2d_cpu": "schedsearch.templates.depthwise_conv2d.cpu:DepthwiseConv2dCpu",
+    "matmul_gemv": "schedsearch.templates.matmul.gemv:MatmulGemv",
     "matmul_wgmma": "schedsearch.templates.matmul.cuda:MatmulWgmma",
     "matmul_mma": "schedsearch.templates.matmul.cuda:MatmulMma",
     "matmul_simt": "schedsearch.templates.matmul.cuda:MatmulSimt",

@@ -2,8 +2,9 @@
 
 `PtxEmulator.device_op` takes the place of `schedsearch.backend.ops.device_op` in a module that generates text. It translates
 the text to a Python function once, and the emulated threads call it. The instructions are those of kernels on CUDA cores:
-moves, loads, stores, comparisons, float32 arithmetic, conversions to and from 16 bits, and forward branches. A vote is that
-of one thread, so it suits kernels that compute the same on both sides of the branch.
+moves, loads, stores, comparisons, float32 arithmetic, products of four bytes, conversions to and from 16 bits, exchanges in
+a warp, and forward branches. A vote is that of one thread, so it suits kernels that compute the same on both sides of the
+branch.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ class PtxEmulator(Emulator):
         convergent: bool = False,
     ) -> Callable[..., Any]:
         """The operation as a Python function; the arguments are those of `backend.ops.device_op`."""
-        source = _translated(name, ptx, list(inout or {}), list(ins or {}), list(outs or {}))
+        source = _translated(name, ptx, list(inout or {}), list(ins or {}), outs or {})
         scope: dict[str, Any] = {
-            "F": _float, "I": _integer, "H": _half, "f32": np.float32, "memory": self._load, "shared": self._load_shared,
-            "store": self._store, "store_shared": self._store_shared, "to_half": _to_half, "from_half": _from_half,
-            "wide": _signed, "maximum": np.maximum, "minimum": np.minimum, "red": self._add,
+            "F": _float, "I": _integer, "H": _half, "f32": np.float32, "memory": self._load,
+            "from_shared": self._load_shared, "store": self._store, "store_shared": self._store_shared,
+            "to_half": _to_half, "from_half": _from_half, "wide": _signed, "maximum": np.maximum, "minimum": np.minimum,
+            "red": self._add, "dot": _dot, "butterfly": self._butterfly,
         }  # fmt: skip
         exec(compile(source, f"<{name}>", "exec"), scope)  # the text of our own generators
         return scope["operation"]  # type: ignore[no-any-return]
@@ -74,6 +76,9 @@ class PtxEmulator(Emulator):
 
     def _store_shared(self, address: int, nbytes: int, *values: Any) -> None:
         self._shared(int(address), nbytes * len(values))[:] = _joined(values, nbytes)
+
+    def _butterfly(self, value: Any, distance: int) -> Any:
+        return self.block.exchange(value)[self.thread.number % 32 ^ distance]
 
     def _add(self, address: int, value: Any) -> None:
         self.memory.at(address, 4).view(np.float32)[0] += _float(value)
@@ -100,6 +105,14 @@ def _signed(value: Any) -> int:
     return (int(value) + 2**31) % 2**32 - 2**31
 
 
+def _dot(a: Any, b: Any, total: Any, a_kind: str, b_kind: str) -> int:
+    """The sum of four products of bytes, each signed (s32) or not (u32), and `total`."""
+    formats = {"s32": np.int8, "u32": np.uint8}
+    bytes_a, bytes_b = (np.array([_integer(value) & 0xFFFFFFFF], np.uint32).view(formats[kind]).astype(np.int64)
+                        for value, kind in ((a, a_kind), (b, b_kind)))  # fmt: skip
+    return _signed(int(bytes_a @ bytes_b) + int(total))
+
+
 def _split(data: Any, nbytes: int) -> tuple[int, ...]:
     return tuple(int(each) for each in data.view({2: np.uint16, 4: np.uint32}[nbytes]))
 
@@ -124,7 +137,7 @@ def _from_half(bits: int, dtype: str) -> Any:
 # ---- translation
 
 
-def _translated(name: str, ptx: str, arrays: list[str], ins: list[str], outs: list[str]) -> str:
+def _translated(name: str, ptx: str, arrays: list[str], ins: list[str], outs: Mapping[str, str]) -> str:
     """Python source of a function `operation`; segments between labels follow one another, or are jumped to."""
     text = re.sub(r"//[^\n]*", "", ptx)
     text = re.sub(r"^\s*\{|\}\s*$", "", text.strip())
@@ -145,7 +158,8 @@ def _translated(name: str, ptx: str, arrays: list[str], ins: list[str], outs: li
         body = [_statement(name, statement, labels) for statement in segment]
         lines += [f"        {line}" for line in body or ["pass"]]
     if outs:
-        lines.append(f"    return {outs[0] if len(outs) == 1 else ', '.join(outs)}")
+        results = [f"F({name})" if kind == "f32" else name for name, kind in outs.items()]
+        lines.append(f"    return {', '.join(results)}")
     return "\n".join(lines)
 
 
@@ -154,7 +168,10 @@ def _statement(name: str, statement: str, labels: Mapping[str, int]) -> str:
     if not found:
         raise NotImplementedError(f"{name}: {statement!r}")
     negated, guard, operation, rest = found.groups()
-    operands = [each.strip() for each in re.findall(r"\{[^}]*\}|\[[^\]]*\](?=\s*,|\s*$)|\$\w+\[\d+\]|[^,{}]+", rest)]
+    operands = [
+        each.strip()
+        for each in re.findall(r"\{[^}]*\}|\[[^][]*(?:\[\d+\][^][]*)?\](?=\s*,|\s*$)|\$\w+\[\d+\]|[^,{}]+", rest)
+    ]
     operands = [each for each in operands if each]
     kind, *suffixes = operation.split(".")
     guard = f"{'not ' if negated else ''}{guard}" if guard else ""
@@ -208,6 +225,12 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         return f"{names[0]} = {kind}imum(F({names[1]}), F({names[2]}))"
     if kind == "cvt":
         return _conversion(suffixes, names)
+    if kind == "dp4a":
+        return f"{names[0]} = dot({names[1]}, {names[2]}, {names[3]}, {suffixes[0]!r}, {suffixes[1]!r})"
+    if kind == "shfl":
+        return f"{names[0]} = butterfly({names[1]}, {names[2]})"
+    if kind == "add" and last == "s32":
+        return f"{names[0]} = wide(int({names[1]}) + int({names[2]}))"
     if kind == "add":
         return f"{names[0]} = (int({names[1]}) + int({names[2]})) & {_MASKS[last[1:]]}"
     if kind == "mad":
@@ -238,7 +261,7 @@ def _access(kind: str, suffixes: list[str], operands: list[str]) -> str:
     shared = "shared" in suffixes
     if kind == "ld":
         to = _names(operands[0])
-        loaded = f"{'shared' if shared else 'memory'}({_address(operands[1])}, {nbytes}, {len(to)})"
+        loaded = f"{'from_shared' if shared else 'memory'}({_address(operands[1])}, {nbytes}, {len(to)})"
         return f"{', '.join(to)}{',' if len(to) == 1 else ''} = {loaded}"
     values = ", ".join(_names(operands[1]))
     if kind == "red":

@@ -46,10 +46,7 @@ class _MatmulCuda(Template):
             )
         if reason := self.inner.validate(product.workload, target):
             return f"as {product.workload.label}: {reason}"
-        for spec in transposed(workload):
-            if reason := _repack(spec, target).problem():
-                return f"{spec.name}: {reason}"
-        return None
+        return transposed_problem(workload, target)
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return self.inner.space(Convolution.of(in_rows(workload)).workload, target)
@@ -98,6 +95,14 @@ def in_rows(workload: Workload) -> Workload:
 def transposed(workload: Workload) -> list[ArgSpec]:
     """The factors that have to be transposed."""
     return [spec for spec in workload.signature[:2] if not spec.axes.endswith(ROWS_OF[spec.name])]
+
+
+def transposed_problem(workload: Workload, target: Target) -> str | None:
+    """Why a factor cannot be transposed, or None."""
+    for spec in transposed(workload):
+        if reason := _repack(spec, target).problem():
+            return f"{spec.name}: {reason}"
+    return None
 
 
 def after_transposing(workload: Workload, target: Target, source: KernelSource) -> KernelSource:
