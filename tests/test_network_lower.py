@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ import onnx_ir  # noqa: E402
 from onnx import TensorProto  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx_support import Net  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import onnx_models  # noqa: E402
 
 from schedsearch.network.evaluate import evaluate  # noqa: E402
 from schedsearch.network.graph import Network, Node, View  # noqa: E402
@@ -227,7 +232,7 @@ def test_all_nodes_without_an_operator_are_listed(tmp_path: Path) -> None:
     net = Net(1, 8, 6, 6)
     value = net.conv("x", 8, 8, name="a")
     for name in ("one", "two"):
-        value = net.node("Det", value, name=name) if name == "three" else net.node("Hardmax", value, name=name)
+        value = net.node("Hardmax", value, name=name)
     net.node("Conv", value, value, name="computed weight")
     with pytest.raises(ModelError, match=r"Hardmax: one, two\n  Conv: computed weight \(.* weight that is computed"):
         lower(read_model(net.save(tmp_path)))
@@ -240,3 +245,16 @@ def test_names_in_the_network_are_those_of_the_model(tmp_path: Path) -> None:
     sources: Sequence[Sequence[str]] = [node.sources for node in network.nodes]
     assert sources[0] == ("conv0", "add1")
     assert network.outputs == (network.nodes[-1].y,)  # type: ignore[union-attr]
+
+
+# --- Well-known networks ------------------------------------------------------------------------------------------------
+def test_a_small_model_of_a_well_known_network(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(onnx_models.build("resnet18_depthwise", size=(32, 32), width=1 / 8), path)
+    model = read_model(path)
+    network = lower(model)
+    assert Counter(node.ways[0].op for node in network.nodes if isinstance(node, Node)) == {
+        "conv2d": 20, "depthwise_conv2d": 16, "pool2d": 2, "dense": 1,
+    }  # fmt: skip
+    x = np.random.default_rng(1).uniform(-1, 1, (1, 3, 32, 32)).astype(np.float32)
+    check(network, expected(model, x), evaluate(network, {"x": x}), 1e-4)

@@ -2,8 +2,8 @@
 
 A kernel call begins at a node that has an operator, and takes the nodes behind it that its epilogue computes. Convolutions
 and matrix products take nodes before everything else, and the last of them is the first to take: of two that are added to
-one another, the later one takes the addition, because the other's result is there. The element-wise nodes that they leave
-become chains. Data movements come last, because a convolution may store through them.
+one another, the later one takes the addition, because the other's result is there. The element-wise nodes that the others
+leave become chains.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("NHWC", "NCHW", "NCHW32c")
 VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
 # Those before take nodes first.
-_FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, PRODUCTS, POOLS, SOFTMAXES, RESIZES, ELEMENTWISE, MOVEMENTS)
+_FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, PRODUCTS, POOLS, SOFTMAXES, RESIZES, MOVEMENTS, ELEMENTWISE)
 _LAST_FIRST = (CONVOLUTIONS, PRODUCTS, ELEMENTWISE)
 
 
@@ -92,6 +92,8 @@ class _Graph:
 
     Attributes:
         taken: nodes that belong to a chain.
+        needed: values that a chain reads.
+        unread: conversions between numbers and whole numbers whose results nothing reads.
         calls: place of the last node of each chain, and what the chain became.
     """
 
@@ -100,6 +102,8 @@ class _Graph:
     layouts: tuple[str, ...]
     mixed: bool
     taken: set[ir.Node] = field(default_factory=set)
+    needed: set[ir.Value] = field(default_factory=set)
+    unread: set[ir.Node] = field(default_factory=set)
     calls: list[tuple[int, Node | View]] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
@@ -109,13 +113,14 @@ class _Graph:
         places = {node: place for place, node in enumerate(self.model.graph)}
         for family in _FAMILIES:
             for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
-                if node in self.taken or node.op_type not in family or not is_onnx(node):
+                if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
                     continue
                 chain = family[node.op_type](node, self.taken)
                 if isinstance(chain, str) or chain.op not in BUILT_IN:
                     self.reasons[node] = chain if isinstance(chain, str) else ""
                     continue
                 self.taken.update(chain.nodes)
+                self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
                 self.calls.append((max(places[each] for each in chain.nodes), self._node(chain)))
         for node, place in places.items():
             if node.op_type in VIEWS and is_onnx(node) and self._is_known(node):
@@ -126,12 +131,12 @@ class _Graph:
         graph = self.model.graph
         others: dict[str, list[str]] = {}
         reasons: dict[str, str] = {}
-        for node in graph:
-            if node in self.taken or node.op_type in (*VIEWS, "Constant") or self._is_unread(node):
-                continue
-            others.setdefault(node.op_type, []).append(name_of(node))
-            if reason := self._reason(node):
-                reasons.setdefault(node.op_type, reason)
+        left = [node for node in reversed(graph) if node not in self.taken and not self._is_unread(node)]
+        for node in reversed(left):
+            if node.op_type not in (*VIEWS, "Constant"):
+                others.setdefault(node.op_type, []).append(name_of(node))
+                if reason := self._reason(node):
+                    reasons.setdefault(node.op_type, reason)
         inputs = tuple(self._value(value) for value in graph.inputs if value.name not in graph.initializers)
         outputs = tuple(self._value(value) for value in graph.outputs) if not others else ()
         nodes = tuple(call for _, call in sorted(self.calls, key=lambda each: each[0]))
@@ -144,13 +149,16 @@ class _Graph:
         return self.reasons.get(node, "")
 
     def _is_unread(self, node: ir.Node) -> bool:
-        """Whether chains read what is before a conversion, so that nothing needs its result."""
+        """Whether nothing reads the result of a conversion, because chains read what is before it."""
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             return False
-        if any(value.is_graph_output() for value in node.outputs):
-            return False
         users = [user for value in node.outputs for user, _ in value.uses()]
-        return bool(users) and all(user in self.taken or self._is_unread(user) for user in users)
+        if any(value.is_graph_output() or value in self.needed for value in node.outputs):
+            return False
+        if not all(user in self.taken or user in self.unread for user in users):
+            return False
+        self.unread.add(node)
+        return True
 
     # --- values and constants ---
     def _value(self, value: ir.Value) -> str:

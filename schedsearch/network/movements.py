@@ -10,6 +10,7 @@ from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.convolutions import block_of
 from schedsearch.network.facts import constant_input, constant_of, dtype_of, extents_of, inputs_of, is_given, name_of
 from schedsearch.network.graph import Constant, axes_of
+from schedsearch.network.quantised import same_scale
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def _blocks(op: str) -> Read:
     def read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
         (x,) = inputs_of(node, 1)
         n, c, h, w = extents_of(node, x)
-        return _chain(node, op, {"n": n, "c": c, "h": h, "w": w, "dtype": dtype_of(x), **block_of(node)})
+        return _chain(node, op, {"n": n, "c": c, "h": h, "w": w, "dtype": dtype_of(x), **block_of(node)}, taken)
 
     return read
 
@@ -29,7 +30,7 @@ def _transpose(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     (x,) = inputs_of(node, 1)
     extents = extents_of(node, x)
     permutation = list(node.attributes.get_ints("perm", tuple(reversed(range(len(extents))))))
-    return _chain(node, "transpose", {"x": extents, "permutation": permutation, "dtype": dtype_of(x)})
+    return _chain(node, "transpose", {"x": extents, "permutation": permutation, "dtype": dtype_of(x)}, taken)
 
 
 def _slice(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
@@ -48,19 +49,15 @@ def _slice(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
         chosen = range(extents[axis])[slice(start, stop, step)]
         begin[axis], strides[axis] = chosen.start, step
         end[axis] = chosen.stop if chosen.stop >= 0 else -extents[axis] - 1
-    return _chain(
-        node, "strided_slice", {"x": extents, "begin": begin, "end": end, "strides": strides, "dtype": dtype_of(x)}
-    )
+    params = {"x": extents, "begin": begin, "end": end, "strides": strides, "dtype": dtype_of(x)}
+    return _chain(node, "strided_slice", params, taken)
 
 
 def _concat(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     values = inputs_of(node, len(node.inputs))
     shapes = [extents_of(node, value) for value in values]
     axis = node.attributes.get_int("axis", 1) % len(shapes[0])
-    chain = _chain(node, "concat", {"x": shapes, "axis": axis, "dtype": dtype_of(node.outputs[0])})
-    if not isinstance(chain, str):
-        chain.arguments = {f"x{number}": _operand(value) for number, value in enumerate(values)}
-    return chain
+    return _chain(node, "concat", {"x": shapes, "axis": axis, "dtype": dtype_of(node.outputs[0])}, taken)
 
 
 def _pad(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
@@ -78,7 +75,7 @@ def _pad(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     for place, axis in enumerate(along):
         before[axis], after[axis] = pads[place], pads[len(along) + place]
     fill = node.attributes.get_float("value", 0.0) if value is None else float(value.flat[0])
-    return _chain(node, "pad", {"x": extents, "before": before, "after": after, "value": fill, "dtype": dtype_of(x)})
+    return _chain(node, "pad", {"x": extents, "before": before, "after": after, "value": fill, "dtype": dtype_of(x)}, taken)
 
 
 MOVEMENTS: Mapping[str, Read] = {
@@ -91,14 +88,23 @@ MOVEMENTS: Mapping[str, Read] = {
 }
 
 
-def _chain(node: ir.Node, op: str, params: dict[str, Any]) -> Chain | str:
-    """A chain of one node that reads `x`; why not if the operator does not do it."""
-    (x,) = inputs_of(node, 1)
+def _chain(node: ir.Node, op: str, params: dict[str, Any], taken: set[ir.Node]) -> Chain | str:
+    """A chain of one node; why not if the operator does not do it. It moves 8-bit numbers if it stands between conversions
+    with the same scale."""
+    count = len(node.inputs) if op == "concat" else 1
+    values = inputs_of(node, count)
+    names = [f"x{number}" for number in range(count)] if op == "concat" else ["x"]
+    chain = Chain(op, params, [node], node.outputs[0], {name: _operand(value) for name, value in zip(names, values)})
+    follower = chain.next(taken)
+    whole = same_scale(values, follower) if op != "pad" else None
+    if whole and follower is not None:
+        chain.params["dtype"] = whole[0].dtype
+        chain.append(follower, arguments={name: each.value for name, each in zip(names, whole)})
     try:
-        Workload(op, params)
+        Workload(op, chain.params)
     except WorkloadError as error:
         return f"{name_of(node)}: {error}"
-    return Chain(op, params, [node], node.outputs[0], {"x": _operand(x)})
+    return chain
 
 
 def _operand(value: ir.Value) -> Operand:

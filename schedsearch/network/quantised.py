@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,24 @@ def converted_from(value: ir.Value) -> Quantised | None:
     if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
         return None
     return Quantised.of(node, node.inputs[0], 1, 2)
+
+
+def same_scale(values: Sequence[ir.Value], reader: ir.Node | None) -> list[Quantised] | None:
+    """The whole numbers that values are made of, if the only reader of a result of theirs makes whole numbers with the same
+    scale and zero point; otherwise None. A node in between that selects elements may then select whole numbers."""
+    y = None if reader is None else converted_to(reader)
+    found = [converted_from(value) for value in values]
+    if y is None or y.scale is None:
+        return None
+    known = [each for each in found if each is not None and each.scale is not None]
+    alike = [
+        each
+        for each in known
+        if (each.dtype, each.zero_point) == (y.dtype, y.zero_point)
+        and each.scale is not None
+        and each.scale.tolist() == y.scale.tolist()
+    ]
+    return alike if len(alike) == len(values) and y.scale.size == 1 else None
 
 
 def converted_to(node: ir.Node) -> Quantised | None:

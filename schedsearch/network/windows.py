@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.network.chain import Chain, Read
 from schedsearch.network.facts import constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
-from schedsearch.network.quantised import Quantised, converted_from, converted_to
+from schedsearch.network.quantised import same_scale
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -82,26 +82,13 @@ def _chain(
     n, c, h, w = extents_of(node, x)
     sizes = {"n": n, "c": c, "h": h, "w": w, "r": kernel[0], "s": kernel[1], "mode": mode}
     chain = Chain("pool2d", {**sizes, **window, "dtype": dtype_of(x)}, [node], node.outputs[0], {"x": x})
-    before, follower = converted_from(x), chain.next(taken)
-    after = None if follower is None else converted_to(follower)
-    if follower is None or before is None or after is None or not _alike(before, after):
-        return chain
-    if not before.zero_point or not window.get("count_include_pad"):
-        chain.params["dtype"] = before.dtype
-        chain.arguments["x"] = before.value
+    follower = chain.next(taken)
+    whole = same_scale([x], follower)
+    if whole and follower is not None and not (whole[0].zero_point and window.get("count_include_pad")):
+        chain.params["dtype"] = whole[0].dtype
+        chain.arguments["x"] = whole[0].value
         chain.append(follower)
     return chain
-
-
-def _alike(one: Quantised, other: Quantised) -> bool:
-    """Whether equal whole numbers stand for equal numbers."""
-    if one.scale is None or other.scale is None or one.dtype != other.dtype or one.zero_point is None:
-        return False
-    return (
-        one.scale.shape == other.scale.shape
-        and bool((one.scale == other.scale).all())
-        and one.zero_point == other.zero_point
-    )
 
 
 POOLS: Mapping[str, Read] = {
