@@ -186,7 +186,12 @@ def as_python(workload: Workload) -> tuple[str, str]:
 
 
 def distance(one: Workload, other: Workload) -> float:
-    """How much two workloads of one operator differ: |log2| of the ratio of each number, 4 for any other difference."""
+    """How much two workloads of one operator differ: |log2| of the ratio of each number, 4 for any other difference.
+
+    Workloads that the operator calls unrelated are infinitely far apart.
+    """
+    if one.definition.unrelated(one.params, other.params):
+        return math.inf
     total = 0.0
     for name in one.params.keys() | other.params.keys():
         mine, theirs = _flat(one.params.get(name)), _flat(other.params.get(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from schedsearch import folded, unfolded
 from schedsearch.backend import compile_source
 from schedsearch.backend.base import CompileError
 from schedsearch.backend.cuda import ptx_of
+from schedsearch.backend.relaunch import relaunched
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
@@ -24,7 +26,7 @@ from schedsearch.measure.verify import verify_once
 from schedsearch.ops.own_kernel import arguments_of
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, load_template
-from schedsearch.workload import Workload
+from schedsearch.workload import Workload, distance
 
 SHAPES = ("1000:float32", "1000:float32")
 
@@ -384,3 +386,46 @@ def test_a_formulation_of_an_example_computes_what_its_reference_says(
         np.testing.assert_allclose(result, truth, rtol=1e-5, atol=1e-5 * np.abs(truth).max())
     else:
         np.testing.assert_array_equal(result, truth)
+
+
+# ---- sizes that change
+
+
+def test_machine_code_is_launched_for_other_sizes() -> None:
+    """What is launched is what a build for these sizes would be, and nothing else is served."""
+    kernel, target = chain(), PRESETS["h200"]
+    made_from, source = source_of(kernel, per=4), source_of(kernel, ("70001:float32", "70001:float32"), per=4)
+    artifact = compile_source(made_from, target).artifact
+    assert relaunched(artifact, made_from, source) == compile_source(source, target).artifact
+    for other in (
+        source_of(kernel, ("70001:float64", "70001:float64"), per=4),
+        source_of(kernel, per=1),
+        source_of(kernel, per=4, threads=128),
+        source_of(chain(max_registers=40), per=4),
+    ):
+        assert relaunched(artifact, made_from, other) is None
+
+
+def test_a_call_with_other_sizes_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.arange(1000, dtype=np.float32)
+    declared(db=tmp_path / "own.db").tune([(x, x.copy()), (x[:8], x[:8].copy())], trials=1, workers=1)
+    monkeypatch.setattr("schedsearch.backend.cpu.compile_cpu", None)
+    x = np.arange(77777, dtype=np.float32)
+    for verify, verified in (("each size", True), ("once", False)):
+        kernel, y = declared(db=tmp_path / "own.db", verify=verify), np.empty_like(x)
+        kernel(x, y)
+        np.testing.assert_array_equal(y, 2 * x)
+        served = kernel.bind(x, y).kernel
+        assert (served.rung, served.verified) == ("nearest", verified)
+        assert "machine code of twice x=1000:f32" in served.provenance.why[-1]
+
+
+def test_kernels_of_other_names_lend_no_configuration() -> None:
+    one, other = declared().workload(*SHAPES), chain().workload(*SHAPES)
+    assert distance(one, other) == math.inf
+    assert distance(one, declared(reference=None).workload(*SHAPES)) < 10
+
+
+def test_an_unknown_way_to_verify_is_refused() -> None:
+    with pytest.raises(UsageError, match="verify is 'never'; allowed: each size, once"):
+        declared(verify="never")

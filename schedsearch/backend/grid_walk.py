@@ -8,6 +8,7 @@ instruction. All other names are refused, because threads of a block do not run 
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import sys
 from collections.abc import Callable
@@ -33,7 +34,19 @@ def walked(function: Callable[..., None], parameters: tuple[str, ...], threads: 
         function: takes the parameters by position.
         parameters: their names.
         threads: of the whole grid along x, y and z.
+
+    Returns:
+        The same function for all grids of one axis whose size the kernel does not ask for, so that it is compiled once.
     """
+    if threads[1:] == (1, 1) and "gridsize" not in _used_names(function):
+        threads = (1, 1, 1)  # the position is the number of the work item
+    return _walked(function, parameters, threads)
+
+
+@functools.lru_cache(maxsize=256)
+def _walked(
+    function: Callable[..., None], parameters: tuple[str, ...], threads: tuple[int, int, int]
+) -> Callable[..., None]:
     body = FunctionType(
         function.__code__,
         {name: _stand_in(threads) if _is_cuda(value) else value for name, value in function.__globals__.items()},
@@ -55,15 +68,20 @@ def walked(function: Callable[..., None], parameters: tuple[str, ...], threads: 
 
 def refused_names(function: Callable[..., None]) -> list[str]:
     """The names of `numba.cuda` that the kernel uses and a CPU cannot stand in for."""
+    return sorted(_used_names(function) - set(ALLOWED))
+
+
+def _used_names(function: Callable[..., None]) -> set[str]:
+    """The names of `numba.cuda` that the kernel uses."""
     code = function.__code__
-    found = set()
+    found: set[str] = set()
     for each in (code, *inner_codes(code)):
         instructions = list(dis.get_instructions(each))
         for first, second in itertools.pairwise(instructions):
             is_global = first.opname == "LOAD_GLOBAL" and _is_cuda(function.__globals__.get(first.argval))
-            if is_global and second.opname in ("LOAD_ATTR", "LOAD_METHOD") and second.argval not in ALLOWED:
+            if is_global and second.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 found.add(second.argval)
-    return sorted(found)
+    return found
 
 
 def _is_cuda(value: Any) -> bool:

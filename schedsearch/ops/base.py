@@ -316,6 +316,10 @@ class Op(ABC):
         """Takes what `carried` returned in the process that sent the workload."""
         raise NotImplementedError(f"operator {self.name} carries something that it cannot receive")
 
+    def unrelated(self, params: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+        """Whether what is known about one workload says nothing about another, given by its parameters. Default: no."""
+        return False
+
     def label(self, params: Mapping[str, Any]) -> str:
         """A short text for tables. By default it has the name and each parameter that differs from its default."""
         optional = self.defaults(params)

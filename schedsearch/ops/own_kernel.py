@@ -223,6 +223,10 @@ class OwnKernel(Op):
     def receive(self, params: Mapping[str, Any], carried: bytes) -> None:
         self.received[params["code"]] = carried
 
+    def unrelated(self, params: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+        """Kernels of different names have different knobs."""
+        return bool(params["kernel"] != others["kernel"])
+
     def label(self, params: Mapping[str, Any]) -> str:
         words = [params["kernel"]]
         for each in arguments_of(params):

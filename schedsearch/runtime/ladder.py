@@ -7,6 +7,7 @@ first checked, without a device and without compiling, and then loaded or built.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from schedsearch.errors import (
 )
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records.damage import DamageError
-from schedsearch.records.lookup import Lookup, LookupRow
+from schedsearch.records.lookup import Lookup, LookupRow, NeighbourRow
 from schedsearch.runtime.kernel import Provenance
 from schedsearch.target import Target
 from schedsearch.workload import Workload, distance
@@ -101,7 +102,7 @@ class Ladder:
         self, workload: Workload, target: Target, lookup: Lookup | None, db: Path, mode: str, allowed: Collection[str]
     ) -> None:
         self.workload, self.target, self._lookup, self._db = workload, target, lookup, db
-        self._mode, self._allowed = mode, allowed
+        self.mode, self._allowed = mode, allowed
         self._spaces: dict[str, ConfigSpace] = {}
 
     def climb(self, device: Callable[[], Device]) -> Found:
@@ -126,7 +127,7 @@ class Ladder:
                     obstacle = _text(error)
                 else:
                     taken = (*why, f"{way.rung}: {way.reason}")
-                    origin = (way.rung, way.template, way.config, way.time_ns, way.record_id, taken, self._mode)
+                    origin = (way.rung, way.template, way.config, way.time_ns, way.record_id, taken, self.mode)
                     return Found(loaded, verified, Provenance(*origin))
             why.append(f"{way.rung}: {obstacle}")
         text = f"no kernel for {self.workload.label} on {self.target.name}: {'; '.join(why)}. "
@@ -163,7 +164,7 @@ class Ladder:
 
     def _exact(self, lookup: Lookup) -> Iterator[Way | Miss]:
         try:
-            row = lookup.exact(self.workload.id, self.target.key, self._mode)
+            row = lookup.exact(self.workload.id, self.target.key, self.mode)
         except DamageError as error:
             yield Miss("exact", str(error))
             return
@@ -185,7 +186,7 @@ class Ladder:
 
     def _imported(self, lookup: Lookup) -> Iterator[Way | Miss]:
         """What others measured on exactly this task: configurations that are built and verified here."""
-        rows = lookup.imported(self.workload.id, self.target.key, self._mode, _IMPORTED_TRIED)
+        rows = lookup.imported(self.workload.id, self.target.key, self.mode, _IMPORTED_TRIED)
         for row in rows:
             config = Config.from_json(row.config_json)
             build = _Build(self, row.template, config, row.template_version)
@@ -194,13 +195,13 @@ class Ladder:
             )
             yield Way("exact", reason, row.template, config, build.check, build.load, None, row.record_id)
         if not rows:
-            why = f"no record of this workload on {self.target.key} in mode {self._mode}"
+            why = f"no record of this workload on {self.target.key} in mode {self.mode}"
             yield Miss("exact", "; ".join(filter(None, [why, lookup.damage.summary()])))
 
     def _same_architecture(self, lookup: Lookup) -> Iterator[Way | Miss]:
         target = self.target
         found, why = False, [f"no stored machine code of this workload runs on {target.name}"]
-        for row in lookup.same_architecture(self.workload.id, self._mode):
+        for row in lookup.same_architecture(self.workload.id, self.mode):
             if row.target_key == target.key or row.plan_json is None or row.arch is None:
                 continue
             if not row.vouched:
@@ -226,23 +227,28 @@ class Ladder:
     def _nearest(self, lookup: Lookup) -> Iterator[Way | Miss]:
         workload, target = self.workload, self.target
         ranked, unreadable = [], 0
-        for row in lookup.nearest(workload.op, self._mode, f"{target.kind}:"):
+        for row in lookup.nearest(workload.op, self.mode, f"{target.kind}:"):
             try:
                 other = Workload.from_json(row.workload_json)
             except UsageError:  # of an operator or a version that this installation does not know
                 unreadable += 1
                 continue
-            if other != workload or row.target_key != target.key:  # else the exact rung has it
-                ranked.append((distance(workload, other), row.target_key != target.key, other.label, row))
+            far = distance(workload, other)
+            if (other != workload or row.target_key != target.key) and far < math.inf:  # else the exact rung has it
+                ranked.append((far, row.target_key != target.key, other.label, row, other))
         ranked.sort(key=lambda entry: entry[:3])
-        for far, _, label, row in ranked[:_NEIGHBOURS_TRIED]:
+        for far, _, label, row, other in ranked[:_NEIGHBOURS_TRIED]:
             config = Config.from_json(row.config_json)
+            if _reuse(row.template, workload) != "never":
+                again = _Relaunch(self, row, config, other, lookup)
+                reason = f"machine code of {label} ({row.template}), launched for these sizes"
+                yield Way("nearest", reason, row.template, config, again.check, again.load)
             build = _Build(self, row.template, config, row.template_version)
             reason = f"configuration of {label} ({row.template}, distance {far:.2f}), built now"
             yield Way("nearest", reason, row.template, config, build.check, build.load)
         if not ranked:
             more = f" ({unreadable} cannot be read by this version)" if unreadable else ""
-            why = f"no record of another {workload.op} on a {target.kind} device in mode {self._mode}{more}"
+            why = f"no record of another {workload.op} on a {target.kind} device in mode {self.mode}{more}"
             yield Miss("nearest", "; ".join(filter(None, [why, lookup.damage.summary()])))
 
     def _default(self) -> Iterator[Way | Miss]:
@@ -303,6 +309,85 @@ def _plan(lookup: Lookup, row: LookupRow, workload: Workload | None = None) -> L
 
 
 @dataclass(frozen=True)
+class _Relaunch:
+    """Stored machine code of another workload, whose kernel takes its sizes at run time."""
+
+    ladder: Ladder
+    row: NeighbourRow
+    config: Config
+    other: Workload
+    lookup: Lookup
+
+    def check(self) -> None:
+        """Raises Refusal, SchedsearchError or ImportError if the code cannot serve here."""
+        self._artifact()
+
+    def _stored(self) -> Artifact:
+        """Raises Refusal or SchedsearchError if there is no code that this device runs and this machine signed."""
+        target, label = self.ladder.target, self.other.label
+        try:
+            row = self.lookup.exact(self.other.id, self.row.target_key, self.ladder.mode)
+        except DamageError as error:
+            raise Refusal(str(error)) from error
+        if row is None or row.artifact_sha256 is None or row.plan_json is None or row.config_json != self.row.config_json:
+            raise Refusal(f"the database has no machine code of {label}")
+        if not row.vouched:
+            raise Refusal(f"this machine did not sign record {row.record_id} of {label}")
+        plan = _plan(self.lookup, row, self.other)
+        if plan.kind != target.kind or (target.kind == "cuda" and not target.runs(plan.arch)):
+            raise Refusal(f"machine code of {label} is for {plan.arch}")
+        return Artifact(self.lookup.code(row), plan)
+
+    def _artifact(self) -> Artifact:
+        from schedsearch.template import load_template
+
+        workload, target = self.ladder.workload, self.ladder.target
+        template = load_template(self.row.template)
+        if template.version != self.row.template_version:
+            raise Refusal(f"{template.name} is now version {template.version}, the record is of {self.row.template_version}")
+        if reason := template.validate(workload, target):
+            raise Refusal(f"{template.name} cannot run it here: {reason}")
+        if reasons := self.ladder.space(template).check(self.config):
+            raise Refusal(f"the configuration is not legal here: {'; '.join(reasons)}")
+        from schedsearch.backend.relaunch import relaunched
+
+        sources = [template.kernel(each, target, self.config) for each in (self.other, workload)]
+        found = relaunched(self._stored(), sources[0], sources[1])
+        if found is None:
+            raise Refusal(f"machine code of {self.other.label} is for other types or launches")
+        found.plan.check(workload)
+        return found
+
+    def load(self, device: Device) -> tuple[LoadedKernel, bool]:
+        workload = self.ladder.workload
+        loaded = device.load(self._artifact())
+        if _reuse(self.row.template, workload) == "trusted":
+            return loaded, False
+        return _verified(device, workload, loaded), True
+
+
+def _reuse(template: str, workload: Workload) -> str:
+    """`Template.reuse`; never if the template cannot be loaded here."""
+    from schedsearch.template import load_template
+
+    try:
+        return load_template(template).reuse(workload)
+    except (SchedsearchError, ImportError):
+        return "never"
+
+
+def _verified(device: Device, workload: Workload, loaded: LoadedKernel) -> LoadedKernel:
+    """Raises WrongResultError, after unloading it, if a kernel computes something else than the reference."""
+    from schedsearch.measure.verify import verify_once
+
+    problem = verify_once(device, workload, loaded)
+    if problem:
+        loaded.close()
+        raise WrongResultError(f"the kernel computes wrong values here: {problem}")
+    return loaded
+
+
+@dataclass(frozen=True)
 class _Build:
     """A configuration that is built now and verified once."""
 
@@ -329,7 +414,6 @@ class _Build:
 
     def load(self, device: Device) -> tuple[LoadedKernel, bool]:
         from schedsearch.backend import CompileError, RejectedError, compile_source
-        from schedsearch.measure.verify import verify_once
         from schedsearch.template import load_template
 
         workload, target = self.ladder.workload, self.ladder.target
@@ -337,12 +421,7 @@ class _Build:
             built = compile_source(load_template(self.template).kernel(workload, target, self.config), target)
         except (CompileError, RejectedError) as error:
             raise Refusal(f"the configuration does not build here: {error}") from error
-        loaded = device.load(built.artifact)
-        problem = verify_once(device, workload, loaded)
-        if problem:
-            loaded.close()
-            raise WrongResultError(f"the kernel computes wrong values here: {problem}")
-        return loaded, True
+        return _verified(device, workload, device.load(built.artifact)), True
 
 
 def _is_installed(module: str) -> bool:

@@ -70,6 +70,13 @@ class Template(ABC):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         """The kernel for one legal configuration. Plain Python: compiles nothing."""
 
+    def reuse(self, workload: Workload) -> Literal["never", "verified", "trusted"]:
+        """Whether machine code that was made for another workload may serve this one, if both kernels have the same
+        functions and types of parameters, and only their launches differ: never, after it was verified for this workload, or
+        as it is. Such kernels take sizes as numbers, and `kernel` returns the same function objects for all workloads.
+        """
+        return "never"
+
 
 class Reference(ABC):
     """The independent truth about one operator, with which every candidate is compared. Stateless.

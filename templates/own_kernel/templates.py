@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from schedsearch.errors import UsageError
-from schedsearch.launch import MAX_BLOCK_THREADS, Literal, NumbaArray, Number, Param, Scalar
+from schedsearch.launch import MAX_BLOCK_THREADS, NumbaArray, Number, Param, Scalar
+from schedsearch.launch import Literal as Constant
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.own_kernel import Argument, arguments_of
 from schedsearch.template import Config, ConfigSpace, Constraint, Grid, KernelSource, KernelStep, Knob, Target, Template
@@ -50,13 +51,19 @@ class _OwnKernel(Template):
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         return Config(definition_of(workload).default)
 
+    def reuse(self, workload: Workload) -> Literal["never", "verified", "trusted"]:
+        """Shapes and strides reach a kernel at run time."""
+        definition = find(workload.code)
+        if definition is None:
+            return "never"
+        return "trusted" if definition.verified_once else "verified"
+
 
 class OwnKernelCuda(_OwnKernel):
     """The kernels as they stand."""
 
     name: ClassVar[str] = "own_kernel_cuda"
     kind = "cuda"
-    serves_other_sizes: ClassVar[bool] = True
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         from schedsearch.templates.own_kernel.copies import copy_on_gpu
@@ -146,7 +153,7 @@ def _params(
     """The launch parameters: arguments and workspaces in the order of the function's, then the knobs."""
     params = {each.name: _param(each) for each in arguments}
     params |= {name: NumbaArray(name, each.dtype, each.shape, each.strides) for name, each in workspaces.items()}
-    return (*(params[name] for name in launch.parameters), *(Literal(config[name]) for name in launch.knobs))
+    return (*(params[name] for name in launch.parameters), *(Constant(config[name]) for name in launch.knobs))
 
 
 def _nbytes(workspaces: Mapping[str, ArrayShape]) -> dict[str, int]:
