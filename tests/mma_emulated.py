@@ -16,13 +16,13 @@ from schedsearch.ops.conv2d import accumulator_dtype
 from schedsearch.target import PRESETS
 from schedsearch.template import Template
 from schedsearch.templates.conv2d import mma_kernel, mma_store, placement, weight_rows
-from schedsearch.templates.parts import addressing, mma, zero_points
+from schedsearch.templates.parts import addressing, mma, window_sums, zero_points
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.testing.emulator import TYPES, Emulator, Memory
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
-_MODULES = (mma_kernel, mma_store, placement, weight_rows, addressing, mma, zero_points)
+_MODULES = (mma_kernel, mma_store, placement, weight_rows, addressing, mma, window_sums, zero_points)
 
 
 def emulate(

@@ -201,7 +201,7 @@ def test_alignments_are_those_of_the_widest_access() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        (dict(dtype="int8", zero_points=["weight"]), "weight has a zero point"),
+        (dict(dtype="int8", zero_points=["weight"], n=2**22), "the zero point of the weight needs 268435456 sums of x"),
         (dict(n=2**30), "n is 1073741824"),
     ],
 )

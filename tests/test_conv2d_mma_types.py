@@ -51,6 +51,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         dict(BASE, zero_points=["x"], layout="NCHW4c", c=8, k=8, groups=2, epilogue=REQUANTISED),
         dict(SMALL, merged=2),
     ),
+    "zero points of both, borders of two rows, sums by fours": (
+        dict(BASE, zero_points=["x", "weight"], padding=(2, 1, 1, 2), weight_dtype="uint8", epilogue=REQUANTISED), SMALL
+    ),
+    "zero points of both, merged groups of 3 and 5 channels, sums by ones": (
+        dict(BASE, zero_points=["x", "weight"], c=12, k=20, groups=4, dtype="uint8"), dict(SMALL, merged=4)
+    ),
+    "zero point of the weight, NCHW, sums by pairs": (
+        dict(BASE, zero_points=["weight"], layout="NCHW", c=6, k=6, dilation=(1, 2), weight_dtype="uint8"), SMALL
+    ),
+    "zero point of the weight, NCHW8c, two groups": (
+        dict(BASE, zero_points=["weight"], layout="NCHW8c", c=16, k=16, groups=2), dict(SMALL, merged=2)
+    ),
     "NCHW12c": (dict(BASE, layout="NCHW12c", c=24, k=36), SMALL),
     "NCHW16c, bound batch, persistent": (
         dict(BASE, layout="NCHW16c", c=48, h=7, epilogue=REQUANTISED),
@@ -92,7 +104,8 @@ def small_convolutions(draw: st.DrawFn) -> tuple[Workload, int]:
         r=draw(st.integers(1, 3)), s=draw(st.integers(1, 3)), padding=draw(st.sampled_from([1, (2, 1, 1, 2)])),
         stride=draw(st.integers(1, 2)), groups=groups, layout={0: "NHWC", 1: "NCHW"}.get(block, f"NCHW{block}c"),
         dtype=draw(st.sampled_from(["int8", "uint8"])), weight_dtype=draw(st.sampled_from(["int8", "uint8"])),
-        zero_points=draw(st.sampled_from([[], ["x"]])), epilogue=draw(st.sampled_from([[], ["residual"], REQUANTISED])),
+        zero_points=draw(st.sampled_from([[], ["x"], ["x", "weight"]])),
+        epilogue=draw(st.sampled_from([[], ["residual"], REQUANTISED])),
     )  # fmt: skip
     return w, draw(st.integers(0, 99))
 
@@ -198,6 +211,7 @@ LAYER: dict[str, Any] = dict(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1
 COMPILED: list[tuple[Target, dict[str, Any]]] = [
     (PRESETS["a100"], dict(LAYER, dtype="int8", epilogue=["bias", "residual", "relu", "requantise"])),
     (AMPERE_86, dict(LAYER, dtype="uint8", weight_dtype="int8", layout="NCHW32c", zero_points=["x"], epilogue=REQUANTISED)),
+    (PRESETS["a100"], dict(LAYER, dtype="uint8", zero_points=["x", "weight"], epilogue=["bias", "relu", "requantise"])),
     (H200, dict(LAYER, dtype="int8", c=3, k=65, epilogue=[{"dequantise": {"to": "float16"}}, "scale_shift", "quantise"])),
     (AMPERE_86, dict(LAYER, dtype="float32", precision="tf32", epilogue=["bias", "relu"])),
     (H200, dict(LAYER, dtype="float32")),
@@ -298,7 +312,8 @@ def test_random_integer_convolutions_are_exact(seed: int) -> None:
         n=pick(1, 2, 5), h=int(rng.integers(5, 30)), w=int(rng.integers(5, 30)),
         c=groups * max(block, 1) * pick(1, 2, 3, 5, 16), k=groups * max(block, 1) * pick(1, 2, 3, 8, 17),
         r=r, s=s, stride=pick(1, 2, (2, 1)), padding=tuple(int(p) for p in rng.integers(0, 3, 4)), dilation=pick(1, 1, 2),
-        groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"), zero_points=pick([], ["x"]),
+        groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"),
+        zero_points=pick([], ["x"], ["x", "weight"]),
         layout={0: "NHWC", 1: "NCHW"}.get(block, f"NCHW{block}c"),
         epilogue=[*(stage for stage in ("bias", "residual", "relu", "clip") if rng.random() < 0.4), *ends],
     )  # fmt: skip

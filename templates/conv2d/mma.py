@@ -31,10 +31,12 @@ from schedsearch.templates.conv2d.limits import size_problem
 from schedsearch.templates.conv2d.mma_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.mma_sizes import Gemms, Plan, shared_bytes
 from schedsearch.templates.conv2d.mma_space import config_space
+from schedsearch.templates.conv2d.mma_store import Corrections
 from schedsearch.templates.conv2d.tiles import ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, moved_residual_problem
+from schedsearch.templates.parts.window_sums import WindowSums, window_sums_problem
 from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_problem
 from schedsearch.workload import Workload
 
@@ -57,7 +59,7 @@ class Conv2dMma(Template):
         if target.compute_capability < needed:
             (major, minor), has = needed, "{}.{}".format(*target.compute_capability)
             return f"{w.dtype} needs compute capability {major}.{minor} or later, {target.name} has {has}"
-        if reason := zero_point_problem(w):
+        if reason := zero_point_problem(w, of_weight=True) or window_sums_problem(w):
             return reason
         of_one_byte: dict[str, Any] = {
             "dtypes": ("float16", "bfloat16", "float32", "int32", "uint32"),
@@ -122,10 +124,11 @@ class Conv2dMma(Template):
         )  # fmt: skip
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan, zero = Plan.of(workload, config), ZeroPoint.of(workload)
-        gemm, epilogue = plan.gemm, Epilogue(workload, zero.params if zero else ())
+        plan, zero, windows = Plan.of(workload, config), ZeroPoint.of(workload), WindowSums.of(workload)
+        further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
+        gemm, epilogue = plan.gemm, Epilogue(workload, further)
         convolve = KernelStep(
-            build_kernel(workload, plan, epilogue, zero),
+            build_kernel(workload, plan, epilogue, Corrections(epilogue, zero, windows)),
             (Pointer("x"), Pointer(ROWS if gemm.repacked else "weight"), Pointer("y"), *epilogue.params),
             Grid(plan.tiling.tiles, config["blocks_per_sm"]),
             plan.threads,
@@ -150,4 +153,8 @@ class Conv2dMma(Template):
             steps.append(zero.step())
             workspaces |= zero.workspaces
             alignments |= zero.alignments | {"weight": max(alignments["weight"], 4)}
+        if windows:
+            steps.append(windows.step())
+            workspaces |= windows.workspaces
+            alignments["x"] = max(alignments["x"], windows.run)
         return KernelSource("cuda", "native", (*steps, convolve), workspaces=workspaces, alignments=alignments)

@@ -17,12 +17,11 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.conv2d import CONV2D
 from schedsearch.templates.conv2d.mma_sizes import Plan
-from schedsearch.templates.conv2d.mma_store import output
+from schedsearch.templates.conv2d.mma_store import Corrections, output
 from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.templates.parts.zero_points import ZeroPoint
 from schedsearch.workload import Workload
 
 OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
@@ -30,7 +29,7 @@ OUTSIDE = -(2**30)  # a row coordinate that no tap can bring back into the image
 SHAPED_BY = frozenset({"accumulators", "rows_x"})
 
 
-def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x, weight, y, *epilogue.params); addresses are u64."""
     index = types.int64 if plan.wide_counts else types.int32
     tiles, steps, stages, persistent = plan.tiling.tiles, plan.steps, plan.stages, plan.persistent
@@ -47,7 +46,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroP
     commit, wait_stage, wait_all = ptx.cp_async_commit, ptx.cp_async_wait(stages - 2), ptx.cp_async_wait(0)
     flip, multiply = swizzle(chunks), mma.multiply(wm, wn, row_bytes)
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
-    stop_of, store = image_end(plan), output(workload, plan, epilogue, zero)
+    stop_of, store = image_end(plan), output(workload, plan, epilogue, corrections)
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()

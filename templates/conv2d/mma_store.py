@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from numba import cuda, types
@@ -17,18 +18,19 @@ from schedsearch.templates.conv2d.placement import shuffled_offset
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.window_sums import WindowSums
 from schedsearch.templates.parts.zero_points import SCALAR, TABLE, ZeroPoint
 from schedsearch.workload import Workload
 
 
-def output(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def output(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
     """`store(y, shared, thread, m_first, m_stop, group, k_first, k_left, operands)` writes the staged tile of y."""
     count = types.int64 if plan.wide_counts else types.uint32
     bm, threads, vectors = plan.bm, plan.threads, plan.bn // plan.gemm.vector
     k_total, staged_row_bytes, out_bytes = plan.gemm.k, plan.staged_row_bytes, plan.gemm.out_bytes
     place, offset_of = store_order(workload, plan), offsets(workload, plan)
-    finish = {1: one_channel, 2: pairs, 8: pairs, 4: four_bytes}[plan.gemm.vector](workload, plan, epilogue, zero)
-    class_of = zero.places() if zero else lambda m: types.int32(0)
+    finish = {1: one_channel, 2: pairs, 8: pairs, 4: four_bytes}[plan.gemm.vector](workload, plan, epilogue, corrections)
+    class_of = corrections.places()
 
     def store(
         y: Any, shared: Any, thread: Any, m_first: Any, m_stop: Any, group: Any, k_first: Any, k_left: Any, operands: Any
@@ -94,14 +96,14 @@ def offsets(workload: Workload, plan: Plan) -> Callable[[Any, Any], Any]:
 
 # --- Neighbouring channels of a pixel ---------------------------------------------------------------------------------
 # Each function returns `finish(address, staged, k, offset, place, operands)`: from sums in shared memory to y in global
-# memory. `place` is what `ZeroPoint.places` gives for the pixel.
+# memory. `place` is what `Corrections.places` gives for the pixel.
 
 
-def one_channel(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def one_channel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
     slices, slice_bytes, single = plan.slices, plan.slice_bytes, epilogue.single
     sum_type, whole = plan.gemm.mma.accumulator_type, plan.gemm.mma.accumulator == "int32"
     load = ptx.load_shared_i32 if whole else ptx.load_shared_f32
-    write, correct = _writer(workload, plan), _correction(epilogue, zero, 1)
+    write, correct = _writer(workload, plan), corrections.of(1)
 
     def finish(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
         a0 = load(staged)
@@ -125,7 +127,7 @@ def _writer(workload: Workload, plan: Plan) -> Callable[[Any, Any], None]:
     return lambda address, value: ptx.store_global_u8(address, pack_four(value, zero, zero, zero))
 
 
-def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
     """8 or 2 channels of 2 bytes, or 2 of 4 bytes."""
     slices, slice_bytes, pair, vector = plan.slices, plan.slice_bytes, epilogue.pair, plan.gemm.vector
     accumulator, sum_type, out_bytes = plan.gemm.mma.accumulator, plan.gemm.mma.accumulator_type, plan.gemm.out_bytes
@@ -133,7 +135,7 @@ def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | 
     load = ptx.load_shared_i32x2 if whole else ptx.load_shared_f32x2
     store_words = ptx.store_global_b32x2 if whole else ptx.store_global_f32x2
     pack = ptx.pack_pair(workload.out_dtype if out_bytes == 2 else "float16", accumulator)
-    correct = _correction(epilogue, zero, 2)
+    correct = corrections.of(2)
 
     def sums(staged: Any, place: Any, k: Any, operands: Any) -> Any:
         a0, a1 = load(staged)
@@ -164,11 +166,11 @@ def pairs(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | 
     return two_words if out_bytes == 4 else four_words if vector == 8 else one_word
 
 
-def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None) -> Callable[..., None]:
+def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, corrections: Corrections) -> Callable[..., None]:
     """Four channels of one byte. A warp then reads and writes neighbouring words, without bank conflicts."""
     slices, slice_bytes, pair = plan.slices, plan.slice_bytes, epilogue.pair
     load, pack = ptx.load_shared_i32x4, ptx.pack_bytes(workload.out_dtype)
-    correct = _correction(epilogue, zero, 4)
+    correct = corrections.of(4)
 
     def finish(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
         a0, a1, a2, a3 = load(staged)
@@ -184,24 +186,72 @@ def four_bytes(workload: Workload, plan: Plan, epilogue: Epilogue, zero: ZeroPoi
     return finish
 
 
-def _correction(epilogue: Epilogue, zero: ZeroPoint | None, count: int) -> Callable[..., Any]:
-    """`correct(a0, ..., place, k, operands)`: the sums of `count` neighbouring channels without the zero point of x."""
-    if zero is None:
-        same: dict[int, Callable[..., Any]] = {1: _same_one, 2: _same_two, 4: _same_four}
-        return same[count]
-    table, scalar, values = epilogue.index(TABLE), epilogue.index(SCALAR), zero.values(count)
+@dataclass(frozen=True)
+class Corrections:
+    """The correction of sums for zero points.
 
-    def one(a0: Any, place: Any, k: Any, operands: Any) -> Any:
-        return values(a0, 1, place, k, operands[table], operands[scalar])
+    Attributes:
+        epilogue: whose operands have what the corrections read.
+        zero: of x, or None.
+        windows: of the weight, or None.
+    """
 
-    def two(a0: Any, a1: Any, place: Any, k: Any, operands: Any) -> Any:
-        return values(a0, a1, 1, place, k, operands[table], operands[scalar])
+    epilogue: Epilogue
+    zero: ZeroPoint | None
+    windows: WindowSums | None
 
-    def four(a0: Any, a1: Any, a2: Any, a3: Any, place: Any, k: Any, operands: Any) -> Any:
-        return values(a0, a1, a2, a3, 1, place, k, operands[table], operands[scalar])
+    def places(self) -> Callable[[Any], Any]:
+        """`place(m)`: what the corrections need to know about an output pixel."""
+        class_of = self.zero.places() if self.zero else lambda m: types.int32(0)
 
-    corrections: dict[int, Callable[..., Any]] = {1: one, 2: two, 4: four}
-    return corrections[count]
+        def class_and_pixel(m: Any) -> Any:
+            return class_of(m), m
+
+        return class_and_pixel if self.windows else class_of
+
+    def of(self, count: int) -> Callable[..., Any]:
+        """`correct(a0, ..., place, k, operands)`: the corrected sums of `count` neighbouring channels."""
+        of_x = self._of_x(count)
+        if self.windows is None:
+            return of_x
+        term = self.windows.terms(self.epilogue)
+
+        def one(a0: Any, place: Any, k: Any, operands: Any) -> Any:
+            class_place, m = place
+            return types.int32(of_x(a0, class_place, k, operands) + term(m, k, operands))
+
+        def two(a0: Any, a1: Any, place: Any, k: Any, operands: Any) -> Any:
+            class_place, m = place
+            a0, a1 = of_x(a0, a1, class_place, k, operands)
+            return types.int32(a0 + term(m, k, operands)), types.int32(a1 + term(m, k + 1, operands))
+
+        def four(a0: Any, a1: Any, a2: Any, a3: Any, place: Any, k: Any, operands: Any) -> Any:
+            class_place, m = place
+            a0, a1, a2, a3 = of_x(a0, a1, a2, a3, class_place, k, operands)
+            a0, a1 = types.int32(a0 + term(m, k, operands)), types.int32(a1 + term(m, k + 1, operands))
+            return a0, a1, types.int32(a2 + term(m, k + 2, operands)), types.int32(a3 + term(m, k + 3, operands))
+
+        corrections: dict[int, Callable[..., Any]] = {1: one, 2: two, 4: four}
+        return corrections[count]
+
+    def _of_x(self, count: int) -> Callable[..., Any]:
+        """The same for the zero point of x."""
+        if self.zero is None:
+            same: dict[int, Callable[..., Any]] = {1: _same_one, 2: _same_two, 4: _same_four}
+            return same[count]
+        table, scalar, values = self.epilogue.index(TABLE), self.epilogue.index(SCALAR), self.zero.values(count)
+
+        def one(a0: Any, place: Any, k: Any, operands: Any) -> Any:
+            return values(a0, 1, place, k, operands[table], operands[scalar])
+
+        def two(a0: Any, a1: Any, place: Any, k: Any, operands: Any) -> Any:
+            return values(a0, a1, 1, place, k, operands[table], operands[scalar])
+
+        def four(a0: Any, a1: Any, a2: Any, a3: Any, place: Any, k: Any, operands: Any) -> Any:
+            return values(a0, a1, a2, a3, 1, place, k, operands[table], operands[scalar])
+
+        corrections: dict[int, Callable[..., Any]] = {1: one, 2: two, 4: four}
+        return corrections[count]
 
 
 def _same_one(a0: Any, place: Any, k: Any, operands: Any) -> Any:

@@ -230,12 +230,16 @@ def no_transposed_correction(
     """In the place of `ZeroPoint.transposed_correction` if x has no zero point."""
 
 
-def zero_point_problem(workload: Workload) -> str | None:
-    """Why a kernel that multiplies x and the weights as they are cannot correct its sums (one sentence), or None."""
-    if "weight" in workload.zero_points:
+def zero_point_problem(workload: Workload, of_weight: bool = False) -> str | None:
+    """Why a kernel that multiplies x and the weights as they are cannot correct its sums (one sentence), or None.
+
+    Args:
+        of_weight: the kernel corrects for a zero point of the weight too; see `window_sums`.
+    """
+    if "weight" in workload.zero_points and not of_weight:
         return (
-            "weight has a zero point; allowed: a zero point of x, whose correction depends on the weights only; kernels on "
-            "CUDA cores subtract both before they multiply"
+            "weight has a zero point; allowed: a zero point of x, whose correction depends on the weights only; conv2d_mma "
+            "and conv2d_simt take both"
         )
     zero = ZeroPoint.of(workload)
     if zero is None:
