@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.dense import dense
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
+    from schedsearch.ops.elementwise import elementwise
     from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.pad import pad
@@ -111,6 +112,7 @@ _HOMES = {
     "depth_to_space": "schedsearch.ops.depth_to_space",
     "depthwise_conv2d": "schedsearch.ops.depthwise_conv2d",
     "detect": "schedsearch.device.detect",
+    "elementwise": "schedsearch.ops.elementwise",
     "explain": "schedsearch.runtime",
     "folded": "schedsearch.templates.own_kernel.launches",
     "layout_transform": "schedsearch.ops.layout_transform",
@@ -173,6 +175,7 @@ __all__ = [
     "depth_to_space",
     "depthwise_conv2d",
     "detect",
+    "elementwise",
     "explain",
     "folded",
     "layout_transform",

@@ -48,6 +48,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "matmul_cpu_int8": "matmul.cpu",
     "pool2d_cuda": "pool2d.cuda",
     "pool2d_cpu": "pool2d.cpu",
+    "elementwise_cuda": "elementwise.cuda",
+    "elementwise_cpu": "elementwise.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

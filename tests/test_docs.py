@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import schedsearch
-from schedsearch import dense, depthwise_conv2d, layout_transform, pool2d, transpose
+from schedsearch import dense, depthwise_conv2d, elementwise, layout_transform, pool2d, transpose
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import STAGES
 from schedsearch.space import ConfigSpace
@@ -165,6 +165,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     if template.op == "pool2d":
         pools = pool2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1), pool2d(n=8, h=7, w=7, c=64, r=7, s=7, mode="average")
         return [template.space(workload, target) for workload in pools]
+    if template.op == "elementwise":
+        return [template.space(elementwise(y=(8, 32, 32, 64), expression="relu(a + b)"), target)]
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
     others += [many.replace(dtype="float32")]

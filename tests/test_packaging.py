@@ -63,6 +63,7 @@ PUBLIC = [
     "depth_to_space",
     "depthwise_conv2d",
     "detect",
+    "elementwise",
     "explain",
     "folded",
     "layout_transform",

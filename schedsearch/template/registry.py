@@ -46,6 +46,8 @@ BUILT_IN = {
     "matmul_cpu_int8": "schedsearch.templates.matmul.cpu:MatmulCpuInt8",
     "pool2d_cuda": "schedsearch.templates.pool2d.cuda:Pool2dCuda",
     "pool2d_cpu": "schedsearch.templates.pool2d.cpu:Pool2dCpu",
+    "elementwise_cuda": "schedsearch.templates.elementwise.cuda:ElementwiseCuda",
+    "elementwise_cpu": "schedsearch.templates.elementwise.cpu:ElementwiseCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

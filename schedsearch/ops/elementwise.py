@@ -1,0 +1,214 @@
+"""elementwise: a small expression of arrays, such as `relu(a + b)`, computed for every element in one kernel.
+
+`expression` is a text of `schedsearch.ops.expressions`. Each of its names is an input. An input has y's extents, or extents
+that broadcast to them by NumPy's rule: aligned at the end, and 1 or missing where the input is repeated. In NHWC, [256] is a
+number for each channel and [32, 1, 1, 256] one for each image and channel; in NCHW, [256, 1, 1] is one for each channel.
+
+Kernels take the inputs in the order of `inputs` and write y. They widen every number to float32, compute in float32, and
+round once at the end: to the nearest float, half to even, or to the nearest whole number, half to even, within the range of
+int8 or uint8.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import (
+    MAX_INT,
+    ArgSpec,
+    Op,
+    Parameter,
+    frozen,
+    is_int,
+    judge,
+    missing_parameters,
+    one_of,
+    plain,
+    unknown_parameters,
+)
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, extents, shown, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.expressions import Expression, ExpressionError, parse_expression
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
+MAX_INPUTS = 16
+_SAMPLES = 512  # for which the numbers for verification must give finite results
+_ROUNDINGS = 1  # of a number before it becomes an integer; the reference's magnitude has them all
+
+_PARAMETERS = {
+    "y": extents(f"extents of y, 1 to {len(AXES)} of them"),
+    "expression": Parameter("the value of an element of y, e.g. relu(a + b)", {"type": "string"}),
+    "inputs": Parameter(
+        "each input: its name, [name, dtype] or [name, dtype, extents]; default: the names in the expression, all like y",
+        {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS},
+    ),
+    "dtype": Parameter.choice("of inputs that do not say, and of y; default float16", DTYPES),
+    "out_dtype": Parameter("of y; default: dtype", {"enum": list(DTYPES)}),
+}
+_SIZES = {name: _PARAMETERS[name] for name in ("y", "expression")}
+
+Input = tuple[str, str, tuple[int, ...]]
+
+
+class Elementwise(Op):
+    name: ClassVar[str] = "elementwise"
+    reference: ClassVar[str] = "schedsearch.templates.elementwise.reference:ElementwiseReference"
+    constructor: ClassVar[str] = "schedsearch:elementwise"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def defaults(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        dtype = params.get("dtype", "float16")
+        optional = {"dtype": "float16", "out_dtype": dtype, "inputs": ()}
+        try:
+            names = parse_expression(params["expression"]).inputs
+            optional["inputs"] = tuple((name, dtype, frozen(params["y"])) for name in names)
+        except (ExpressionError, KeyError, TypeError):  # `normalise` says what is wrong
+            pass
+        return optional
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        params = {key: plain(value) for key, value in params.items()}
+        problems = unknown_parameters(self.name, params, _PARAMETERS) + missing_parameters(params, _SIZES)
+        out = {**self.defaults(params), **{key: params[key] for key in _PARAMETERS if key in params}}
+        out = {key: frozen(out[key]) for key in _PARAMETERS if key in out}
+        for key in ("y", "expression", "inputs"):
+            if key in params and (complaint := judge(params[key], _PARAMETERS[key].schema)):
+                problems.append(Problem(key, f"{key} {complaint}"))
+        for key in ("dtype", "out_dtype"):
+            problems += one_of(key, out[key], DTYPES)
+        if problems:
+            return out, problems
+        try:
+            expression = parse_expression(out["expression"])
+        except ExpressionError as error:
+            return out, [Problem("expression", f"expression {error}")]
+        out["expression"] = expression.text
+        found = [_input(each, out) for each in out["inputs"]]
+        problems = [each for each in found if isinstance(each, Problem)]
+        if not problems:
+            out["inputs"] = tuple(found)
+            problems = _names_problems(expression, [each[0] for each in out["inputs"]])
+        return out, problems or too_large("y", out["y"], 4)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        axes = AXES[: len(params["y"])]
+        return tuple(ArgSpec(name, axes[-len(shape) :], shape, dtype) for name, dtype, shape in params["inputs"])
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        roundings = 0 if dtype_of(params["out_dtype"]).is_float else _ROUNDINGS
+        return (ArgSpec("y", AXES[: len(params["y"])], params["y"], params["out_dtype"], roundings=roundings),)
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Numbers for which samples of y are finite: of both signs if possible. No two inputs share a number, so that
+        differences are not zero. Whole numbers are those of their format if possible."""
+        return _domains(params["expression"], params["inputs"], params["out_dtype"])
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        dtypes = dict.fromkeys([*(each[1] for each in params["inputs"]), params["out_dtype"]])
+        words = [f"elementwise {shown(params['y'])}", f'"{params["expression"]}"']
+        return " ".join([*words, "-".join(dtype_of(each).short for each in dtypes)])
+
+
+ELEMENTWISE = Elementwise()
+
+
+def _input(given: Any, p: Mapping[str, Any]) -> Input | Problem:
+    """An input in full, or what is wrong with it."""
+    entry = (given,) if isinstance(given, str) else given
+    if not isinstance(entry, tuple) or not 1 <= len(entry) <= 3 or not isinstance(entry[0], str):
+        return Problem("inputs", f"inputs has {given!r}; allowed: a name, [name, dtype] or [name, dtype, extents]")
+    name, dtype, shape = (*entry, *(p["dtype"], p["y"])[len(entry) - 1 :])
+    if wrong := one_of("inputs", dtype, DTYPES):
+        return Problem("inputs", f"input {name}: {wrong[0].message}")
+    known = isinstance(shape, tuple) and shape and all(is_int(each) and 1 <= each <= MAX_INT for each in shape)
+    if not known or len(shape) > len(p["y"]) or any(n not in (1, m) for n, m in zip(shape[::-1], p["y"][::-1])):
+        got = shown(shape) if known else repr(shape)
+        return Problem(
+            "inputs",
+            f"input {name} has the extents {got}, which do not broadcast to y's {shown(p['y'])}; allowed: from the last "
+            "extent on, 1 or that of y",
+        )
+    return name, dtype, shape
+
+
+def _names_problems(expression: Expression, names: Sequence[str]) -> list[Problem]:
+    if sorted(names) != sorted(expression.inputs):
+        wanted = ", ".join(expression.inputs)
+        return [Problem("inputs", f"inputs are {', '.join(names)}, but the expression has {wanted}; give each of them once")]
+    if len(names) > MAX_INPUTS:
+        return [Problem("expression", f"expression has {len(names)} inputs; at most {MAX_INPUTS} are possible")]
+    if "y" in names:
+        return [Problem("expression", "expression has an input y, which is the name of the output; give it another name")]
+    return []
+
+
+@functools.lru_cache(maxsize=256)
+def _domains(text: str, inputs: tuple[Input, ...], out_dtype: str) -> Mapping[str, Domain]:
+    import numpy as np
+
+    expression, largest = parse_expression(text), dtype_of(out_dtype).largest / 2
+    chosen: dict[str, Domain] = {}
+    for whole, sign in itertools.product((127, 15, 3), (-1, 0, 1)):
+        chosen = {}
+        for number, (name, dtype, _) in enumerate(inputs):
+            row = dtype_of(dtype)
+            if row.is_float:  # 16 k + 8 + number sixty-fourths have at most 8 bits
+                parts = range(-16 if sign < 0 else 0, 16)
+                offset = 1.0 if sign > 0 else 0.0
+                chosen[name] = Domain(tuple((16 * k + 8 + number % 8) / 64 + offset * (k >= 0) for k in parts))
+            else:
+                chosen[name] = Domain(
+                    range(max(int(row.lowest), -whole if sign < 0 else 1), min(whole, int(row.largest)) + 1)
+                )
+        rng = np.random.default_rng(0)
+        drawn = {name: rng.choice(np.asarray(domain.values, float), _SAMPLES) for name, domain in chosen.items()}
+        values = np.abs(expression.evaluate(drawn))
+        if np.isfinite(values).all() and (not dtype_of(out_dtype).is_float or values.max() <= largest):
+            break
+    return chosen
+
+
+def elementwise(
+    *,
+    y: Sequence[int],
+    expression: str,
+    inputs: Sequence[Any] | None = None,
+    dtype: str = "float16",
+    out_dtype: str | None = None,
+) -> Workload:
+    """An expression of arrays, computed for every element in one kernel.
+
+    Args:
+        y: extents of y.
+        expression: e.g. "relu(a + b)" or "t = a * scale + shift; t * sigmoid(t)". It has + - * /, ** with a constant
+            exponent, numbers, names and the functions relu, leaky_relu(x, slope), clip(x, low, high), sigmoid, silu,
+            hard_sigmoid(x, alpha=0.2, beta=0.5), hard_swish, tanh, gelu, erf, exp, log, sqrt, abs, min(a, b), max(a, b),
+            round, quantise(x, scale, zero_point) and dequantise(q, scale, zero_point).
+        inputs: each a name, (name, dtype) or (name, dtype, extents); default: the names in the expression, all like y.
+        dtype: of inputs that do not say, and of y: float16, bfloat16, float32, int8 or uint8.
+        out_dtype: of y; default: dtype.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> inputs = ["a", ("scale", "float32", (64,)), "b"]
+        >>> layer = elementwise(y=(1, 56, 56, 64), expression="relu(a*scale+b)", inputs=inputs)
+        >>> layer.expression, layer.signature[1].shape
+        ('relu(a * scale + b)', (64,))
+    """
+    from schedsearch.workload import Workload
+
+    params: dict[str, Any] = {"y": tuple(y), "expression": expression, "dtype": dtype}
+    optional = {"inputs": inputs, "out_dtype": out_dtype}
+    return Workload("elementwise", params | {name: value for name, value in optional.items() if value is not None})

@@ -1,0 +1,119 @@
+"""elementwise on CPUs: see docs/kernels/bandwidth.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.backend.cpu_ops import as_array, round_to_even
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.expressions import parse_expression
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.elementwise.broadcast import Spread
+from schedsearch.templates.elementwise.float32_functions import nearest
+from schedsearch.templates.elementwise.programs import program
+from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.workload import Workload
+
+_PIECES = (1024, 4096, 16384)
+_MAX_ITEMS = 2**31 - 1
+
+
+class ElementwiseCpu(Template):
+    """A work item is a piece of y along which every input is a run of neighbours or one element."""
+
+    name = "elementwise_cpu"
+    version = 1
+    op = "elementwise"
+    kind = "cpu"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        items = _items(workload, _PIECES[-1])
+        return None if items <= _MAX_ITEMS else f"y has {items} parts; allowed: less than 2**31"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
+        pieces = tuple(n for n in _PIECES if _items(workload, n) <= _MAX_ITEMS)
+        return ConfigSpace(
+            (
+                Knob("piece", pieces, "elements of a work item, at most"),
+                Knob("threads", threads, "threads that share the work items"),
+            )
+        )
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The numbers of a work item stay in the first-level cache. All cores."""
+        values = {knob.name: knob.values for knob in space.knobs}
+        return Config(piece=values["piece"][min(1, len(values["piece"]) - 1)], threads=values["threads"][-1])
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        params = (Pointer("y"), *(Pointer(spec.name) for spec in workload.signature))
+        items = _items(workload, config["piece"])
+        step = KernelStep(elementwise_kernel(workload, config["piece"]), params, Grid(items), min(config["threads"], items))
+        return KernelSource("cpu", "native", (step,))
+
+
+def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
+    """The kernel (y, *inputs, start, stop) over pieces of runs."""
+    size, run = p.output.size, _run(p)
+    pieces, narrow, element = -(-run // piece), narrowed(p.out_dtype), element_type(p.out_dtype)
+    compute = program(parse_expression(p.expression), [spec.name for spec in p.signature], nearest(_nearest_whole))
+    fetch: Callable[..., Any] = _no_numbers
+    places: Callable[..., Any] = _no_places
+    for slot, spec in enumerate(p.signature):
+        spread = Spread.of(spec.shape, p.y)
+        places = _then_place(places, spread.offset(types.int64))
+        fetch = _then_number(fetch, slot, spec.size, element_type(spec.dtype), widened(spec.dtype), int(spread.moves))
+
+    def apply(y: Any, *arrays: Any, start: Any, stop: Any) -> None:
+        out = as_array(y, (size,), element)
+        for item in range(start, stop):
+            inside = item % pieces * piece
+            first = item // pieces * run + inside
+            at = places(first)
+            for i in range(min(piece, run - inside)):
+                out[first + i] = narrow(compute(fetch(arrays, at, i)))
+
+    return apply
+
+
+def _nearest_whole(x: Any) -> Any:
+    return round_to_even(types.float32(x))
+
+
+def _no_numbers(arrays: Any, at: Any, i: Any) -> Any:
+    return ()
+
+
+def _then_number(before: Any, slot: int, size: int, element: Any, widen: Any, step: int) -> Callable[..., Any]:
+    def numbers(arrays: Any, at: Any, i: Any) -> Any:
+        values = as_array(arrays[slot], (size,), element)
+        return before(arrays, at, i) + (widen(values[at[slot] + i * step]),)  # noqa: RUF005 - Numba knows no *
+
+    return numbers
+
+
+def _no_places(place: Any) -> Any:
+    return ()
+
+
+def _then_place(before: Any, offset: Any) -> Callable[[Any], Any]:
+    def places(place: Any) -> Any:
+        return before(place) + (types.int64(offset(place)),)  # noqa: RUF005 - Numba knows no *
+
+    return places
+
+
+def _run(p: Workload) -> int:
+    """Elements of y along which every input is a run of neighbours or one element."""
+    return min(Spread.of(spec.shape, p.y).inner for spec in p.signature)
+
+
+def _items(p: Workload, piece: int) -> int:
+    run = _run(p)
+    return p.output.size // run * -(-run // piece)

@@ -1,0 +1,218 @@
+"""elementwise on NVIDIA GPUs: see docs/kernels/bandwidth.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.launch_rules import MAX_GRID_X
+from schedsearch.ops import ArgSpec
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.expressions import parse_expression
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.elementwise.broadcast import Spread
+from schedsearch.templates.elementwise.float32_functions import nearest
+from schedsearch.templates.elementwise.programs import program
+from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
+from schedsearch.workload import Workload
+
+THREADS = (64, 128, 256, 512)
+UNROLLS = (1, 2, 4)
+_HELD_WORDS = 64  # registers of loads in flight
+
+
+class ElementwiseCuda(Template):
+    """A thread loads vectors of every input, computes, and stores a vector."""
+
+    name = "elementwise_cuda"
+    version = 1
+    op = "elementwise"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if target.compute_capability < LEAST_CAPABILITY:
+            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
+            return f"compute capability is {got}; allowed: {least} and later"
+        blocks = workload.output.size // THREADS[0]
+        return None if blocks < MAX_GRID_X else f"y has {workload.output.size} elements; allowed: less than 2**37"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        knobs = (
+            Knob("vector", _vectors(workload), "neighbouring elements of y"),
+            Knob("unroll", UNROLLS, "vectors of a thread that are loaded before the first is computed"),
+            Knob("threads", THREADS, "threads of a block"),
+        )
+        words = {vector: sum(_words(spec, vector, workload) for spec in workload.signature) for vector in knobs[0].values}
+
+        def held_words(k: Columns) -> Any:
+            return k["unroll"] * np.array([words[int(vector)] for vector in np.ravel(k["vector"])])
+
+        rules = (
+            Constraint(
+                f"loads in flight take at most {_HELD_WORDS} registers",
+                lambda k: (k["held_words"] <= _HELD_WORDS) | ((k["unroll"] == 1) & (k["vector"] == 1)),
+            ),
+        )
+        return ConfigSpace(knobs, rules, {"held_words": held_words})
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """Accesses of 16 bytes by most arrays, two vectors of a thread if there are many, blocks of 256 threads."""
+        sizes = [spec.dtype for spec in (*workload.signature, workload.output) if spec.size == workload.output.size]
+        wanted = MOST_BYTES // max(dtype_of(dtype).nbytes for dtype in sizes)
+        vector = max(n for n in _vectors(workload) if n <= max(wanted, 4))
+        waves = workload.output.size // (vector * target.sms * target.threads_per_sm)
+        for unroll in (2 if waves >= 4 else 1, 1):
+            config = Config(vector=vector, unroll=unroll, threads=256 if waves else 128)
+            if not space.check(config):
+                return config
+        return Config(vector=1, unroll=1, threads=256)
+
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """One element of y a thread."""
+        return Config(vector=1, unroll=1, threads=128)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        vector, unroll, threads = config["vector"], config["unroll"], config["threads"]
+        function = elementwise_kernel(workload, vector, unroll, threads)
+        params = (Pointer("y"), *(Pointer(spec.name) for spec in workload.signature))
+        step = KernelStep(function, params, Grid(-(-workload.output.size // (vector * unroll * threads))), threads)
+        alignments = {spec.name: _alignment(spec, vector, workload) for spec in (*workload.signature, workload.output)}
+        return KernelSource("cuda", "native", (step,), alignments=alignments)
+
+
+def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> Callable[..., None]:
+    """The kernel (y, *inputs). Vectors of neighbouring threads are neighbours."""
+    size = p.output.size
+    position = types.uint32 if size < 2**31 else types.uint64
+    fetch, widen, held = _fetches(p, vector, position)
+    functions = nearest(_nearest_whole)
+    compute = program(parse_expression(p.expression), [spec.name for spec in p.signature], functions)
+    words_out, out_bytes, inputs = vectors.words_of(p.out_dtype, vector), dtype_of(p.out_dtype).nbytes, len(p.signature)
+    pack, store = vectors.pack(p.out_dtype, vector), vectors.store(p.out_dtype, vector)
+    all_held, numbers, items = held * unroll, vector * inputs, size // vector
+    env = _env(inputs, vector)
+
+    def apply(y, *arrays) -> None:  # type: ignore[no-untyped-def]
+        word = cuda.local.array(all_held, types.uint32)
+        number = cuda.local.array(numbers, types.float32)
+        result = cuda.local.array(vector, types.float32)
+        rounded = cuda.local.array(words_out, types.uint32)
+        first = position(cuda.blockIdx.x) * position(threads * unroll) + position(cuda.threadIdx.x)
+        for i in range(unroll):
+            item = position(first + position(i * threads))
+            fetch(word, i * held, arrays, position(item * position(vector)), item < position(items))
+        for i in range(unroll):
+            item = position(first + position(i * threads))
+            if item < position(items):
+                widen(word, i * held, number)
+                for e in range(vector):
+                    result[e] = compute(env(number, e))
+                pack(result, 0, rounded, 0)
+                store(rounded, 0, y + types.uint64(types.uint64(item) * types.uint64(vector * out_bytes)))
+
+    return apply
+
+
+def _nearest_whole(x: Any) -> Any:
+    """Beyond 2^23 float32 has no fractions."""
+    magnitude = types.float32(abs(x))
+    if not magnitude < types.float32(8388608.0):
+        return x
+    whole = types.float32(types.float32(magnitude + types.float32(8388608.0)) - types.float32(8388608.0))
+    return types.float32(-whole) if x < types.float32(0) else whole
+
+
+def _fetches(p: Workload, vector: int, position: Any) -> tuple[Callable[..., None], Callable[..., None], int]:
+    """`fetch(words, at, arrays, place, valid)` loads a vector of every input, and `widen(words, at, numbers)` makes float32
+    of it; and how many words the vectors take.
+    """
+    fetch: Callable[..., None] = _fetch_nothing
+    widen: Callable[..., None] = _widen_nothing
+    held = 0
+    for slot, spec in enumerate(p.signature):
+        spread = Spread.of(spec.shape, p.y)
+        count = vector if spread.moves else 1
+        fetch = _then_fetch(fetch, slot, held, vectors.load(spec.dtype, count), spread.offset(position), spec)
+        widen = _then_widen(widen, slot * vector, held, vectors.unpack(spec.dtype, count), 0 if spread.moves else vector)
+        held += vectors.words_of(spec.dtype, count)
+    return fetch, widen, held
+
+
+def _fetch_nothing(words: Any, at: Any, arrays: Any, place: Any, valid: Any) -> None:
+    pass
+
+
+def _widen_nothing(words: Any, at: Any, numbers: Any) -> None:
+    pass
+
+
+def _then_fetch(
+    before: Callable[..., None], slot: int, held: int, load: Any, offset: Any, spec: ArgSpec
+) -> Callable[..., None]:
+    element = dtype_of(spec.dtype).nbytes
+
+    def fetch(words: Any, at: Any, arrays: Any, place: Any, valid: Any) -> None:
+        before(words, at, arrays, place, valid)
+        load(words, at + held, arrays[slot] + types.uint64(types.uint64(offset(place)) * types.uint64(element)), valid)
+
+    return fetch
+
+
+def _then_widen(before: Callable[..., None], to: int, held: int, unpack: Any, copies: int) -> Callable[..., None]:
+    def widen(words: Any, at: Any, numbers: Any) -> None:
+        before(words, at, numbers)
+        unpack(words, at + held, numbers, to)
+        for i in range(1, copies):  # of an input that is repeated along the vector
+            numbers[to + i] = numbers[to]
+
+    return widen
+
+
+def _env(inputs: int, vector: int) -> Callable[[Any, Any], Any]:
+    """`env(numbers, e)`: the tuple of the inputs' numbers for element e of the vector."""
+    found: Callable[[Any, Any], Any] = _no_numbers
+    for slot in range(inputs):
+        found = _then_number(found, slot * vector)
+    return found
+
+
+def _no_numbers(numbers: Any, e: Any) -> Any:
+    return ()
+
+
+def _then_number(before: Callable[[Any, Any], Any], at: int) -> Callable[[Any, Any], Any]:
+    def env(numbers: Any, e: Any) -> Any:
+        return before(numbers, e) + (numbers[at + e],)  # noqa: RUF005 - Numba knows no *
+
+    return env
+
+
+def _inners(workload: Workload) -> list[int]:
+    """Lengths of runs of y that a vector must not cross."""
+    return [Spread.of(spec.shape, workload.y).inner for spec in workload.signature]
+
+
+def _vectors(workload: Workload) -> tuple[int, ...]:
+    """Elements of y of a thread: powers of two that divide every run, up to 16 bytes of the narrowest array."""
+    narrowest = min(dtype_of(spec.dtype).nbytes for spec in (*workload.signature, workload.output))
+    widest = math.gcd(MOST_BYTES // narrowest, workload.output.size, *_inners(workload))
+    return tuple(1 << i for i in range(widest.bit_length()))
+
+
+def _words(spec: ArgSpec, vector: int, workload: Workload) -> int:
+    return vectors.words_of(spec.dtype, vector if Spread.of(spec.shape, workload.y).moves else 1)
+
+
+def _alignment(spec: ArgSpec, vector: int, workload: Workload) -> int:
+    extents: Sequence[int] = spec.shape
+    count = vector if Spread.of(extents, workload.y).moves else 1
+    return min(count * dtype_of(spec.dtype).nbytes, MOST_BYTES)

@@ -1,0 +1,138 @@
+"""The functions of expressions on float32 numbers, for kernels on GPUs and CPUs. See `program`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numba import types
+
+F32 = types.float32
+_SQRT_HALF = F32(math.sqrt(0.5))
+_SIXTH = F32(1 / 6)
+_MOST_FACTORS = 16  # of a power that is multiplied out
+
+
+def add(a: Any, b: Any) -> Any:
+    return F32(a + b)
+
+
+def subtract(a: Any, b: Any) -> Any:
+    return F32(a - b)
+
+
+def multiply(a: Any, b: Any) -> Any:
+    return F32(a * b)
+
+
+def divide(a: Any, b: Any) -> Any:
+    return F32(a / b)
+
+
+def negate(a: Any) -> Any:
+    return F32(-a)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """A NaN stays."""
+    return b if (b < a) | (b != b) else a
+
+
+def larger(a: Any, b: Any) -> Any:
+    return b if (b > a) | (b != b) else a
+
+
+def absolute(x: Any) -> Any:
+    return F32(abs(x))
+
+
+def relu(x: Any) -> Any:
+    return F32(0) if x < F32(0) else x
+
+
+def leaky_relu(x: Any, slope: Any) -> Any:
+    return F32(x * slope) if x < F32(0) else x
+
+
+def clip(x: Any, low: Any, high: Any) -> Any:
+    return smaller(larger(x, low), high)
+
+
+def sigmoid(x: Any) -> Any:
+    return F32(F32(1) / F32(F32(1) + F32(math.exp(F32(-x)))))
+
+
+def silu(x: Any) -> Any:
+    return F32(x / F32(F32(1) + F32(math.exp(F32(-x)))))
+
+
+def hard_sigmoid(x: Any, alpha: Any, beta: Any) -> Any:
+    return clip(F32(F32(alpha * x) + beta), F32(0), F32(1))
+
+
+def hard_swish(x: Any) -> Any:
+    return F32(x * hard_sigmoid(x, _SIXTH, F32(0.5)))
+
+
+def tanh(x: Any) -> Any:
+    return F32(math.tanh(x))
+
+
+def erf(x: Any) -> Any:
+    return F32(math.erf(x))
+
+
+def gelu(x: Any) -> Any:
+    return F32(F32(F32(0.5) * x) * F32(F32(1) + F32(math.erf(F32(x * _SQRT_HALF)))))
+
+
+def exp(x: Any) -> Any:
+    return F32(math.exp(x))
+
+
+def log(x: Any) -> Any:
+    return F32(math.log(x))
+
+
+def sqrt(x: Any) -> Any:
+    return F32(math.sqrt(x))
+
+
+def power(exponent: float) -> Callable[[Any], Any]:
+    if exponent == 0.5:
+        return sqrt
+    count, inverse, constant = int(abs(exponent)), exponent < 0, F32(exponent)
+
+    def product(base: Any) -> Any:
+        found = F32(1)
+        for _ in range(count):
+            found = F32(found * base)
+        return F32(F32(1) / found) if inverse else found
+
+    def general(base: Any) -> Any:
+        return F32(math.pow(base, constant))
+
+    return product if count == abs(exponent) and count <= _MOST_FACTORS else general
+
+
+def nearest(nearest_whole: Callable[[Any], Any]) -> Mapping[str, Callable[..., Any]]:
+    """All functions.
+
+    Args:
+        nearest_whole: of the device: rounds a float32 to a whole number, half to even.
+    """
+
+    def quantise(x: Any, scale: Any, zero_point: Any) -> Any:
+        return F32(nearest_whole(F32(x / scale)) + zero_point)
+
+    def dequantise(q: Any, scale: Any, zero_point: Any) -> Any:
+        return F32(F32(q - zero_point) * scale)
+
+    return {
+        "number": F32, "add": add, "subtract": subtract, "multiply": multiply, "divide": divide, "negate": negate,
+        "power": power, "relu": relu, "leaky_relu": leaky_relu, "clip": clip, "sigmoid": sigmoid, "silu": silu,
+        "hard_sigmoid": hard_sigmoid, "hard_swish": hard_swish, "tanh": tanh, "gelu": gelu, "erf": erf, "exp": exp,
+        "log": log, "sqrt": sqrt, "abs": absolute, "min": smaller, "max": larger, "round": nearest_whole,
+        "quantise": quantise, "dequantise": dequantise,
+    }  # fmt: skip
