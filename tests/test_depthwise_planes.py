@@ -12,7 +12,7 @@ from schedsearch import Workload, depthwise_conv2d
 from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
-from schedsearch.templates.depthwise_conv2d.cuda_planes import _strip
+from schedsearch.templates.depthwise_conv2d.cuda_planes import strip_of
 from schedsearch.testing.template_contract import TemplateContract
 
 PLANES = load_template("depthwise_conv2d_planes_cuda")
@@ -77,16 +77,53 @@ def test_an_infinite_number_reaches_only_the_results_that_read_it(monkeypatch: p
 
 def test_a_strip_computes_only_products_that_exist() -> None:
     """A whole 7 x 7 plane has 19 * 19 pairs of a pixel and a tap of a 3 x 3 filter, along each axis 7 + 6 + 6."""
-    strip = _strip(layer(1024, 7), 7)
+    strip = strip_of(layer(1024, 7), 7)
     assert strip.alone and strip.products == 19 * 19
-    assert _strip(layer(512, 14), 2).products == 2 * 3 * (14 + 13 + 13)
-    assert _strip(layer(512, 14, stride=2, direction="grad_input"), 14).products == (7 + 7 + 6) ** 2
+    assert strip_of(layer(512, 14), 2).products == 2 * 3 * (14 + 13 + 13)
+    assert strip_of(layer(512, 14, stride=2, direction="grad_input"), 14).products == (7 + 7 + 6) ** 2
 
 
 @pytest.mark.parametrize("capability", ["h200", "a100"])
 def test_defaults_compile_without_spills(capability: str) -> None:
-    for workload in (layer(1024, 7), layer(512, 14, dtype="float32", direction="grad_input"), layer(576, 14, 5, stride=2)):
+    for workload in (layer(1024, 7), layer(512, 14, dtype="float32", direction="grad_input")):
         assert_compiles(PLANES, workload, PRESETS[capability])
+
+
+# --- dw -----------------------------------------------------------------------------------------------------------------
+FILTERS = load_template("depthwise_conv2d_dw_planes_cuda")
+FILTER_SHAPES: dict[str, dict[str, Any]] = {
+    "odd planes, the last block is not full": dict(n=3, c=8, h=7, w=7, r=3, s=3, padding=1),
+    "stride 2, added": dict(n=2, c=4, h=9, w=8, r=3, s=3, padding=1, stride=2, accumulate=True, dtype="float32"),
+    "dilation, weights by tap": dict(n=4, c=8, h=4, w=6, r=5, s=2, padding=4, dilation=(2, 1), weight_layout="HWIO"),
+}
+
+
+class TestFilters(TemplateContract):
+    template, target, compiled = FILTERS, H200, 1
+    accepted = (
+        layer(1024, 7, direction="grad_weight"),
+        layer(512, 14, stride=2, direction="grad_weight", dtype="float32", accumulate=True, deterministic=True),
+    )
+    refused = (
+        (layer(64, 7), "direction"),
+        (layer(3, 7, direction="grad_weight"), "an image of x has 294 bytes"),
+        (layer(64, 56, direction="grad_weight"), "columns"),
+    )
+
+
+@pytest.mark.parametrize("shape", FILTER_SHAPES.values(), ids=FILTER_SHAPES)
+def test_sums_of_strips_and_splits_give_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
+    workload = depthwise_conv2d(**shape, layout="NCHW", direction="grad_weight")
+    space = FILTERS.space(workload, H200)
+    for splits, buffers in ((1, 2), (2, 1)):
+        few = space.restrict({"splits": [splits], "buffers": [buffers], "planes": [2, 4, 8]})
+        emulate(monkeypatch, FILTERS, workload, few.sample(1, np.random.default_rng(3))[0])
+    emulate(monkeypatch, FILTERS, workload, FILTERS.default(workload, H200, space))
+
+
+def test_defaults_of_dw_compile_without_spills() -> None:
+    for workload in (layer(1024, 7), layer(512, 14, dtype="float32")):
+        assert_compiles(FILTERS, workload.replace(direction="grad_weight"), H200)
 
 
 # --- Both gradients by one plan -----------------------------------------------------------------------------------------
@@ -114,12 +151,13 @@ def test_both_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [*SHAPES, "7x7", "14x14", "both"])
+@pytest.mark.parametrize("shape", [*SHAPES, "7x7", "14x14", "both", "dw"])
 def test_results_on_a_device(shape: str) -> None:
     from schedsearch.device import open_device
 
     both = layer(96, 14, n=3, direction="grad_both")
     larger = {
+        "dw": layer(72, 7, n=9, direction="grad_weight"),
         "7x7": layer(96, 7),
         "both": both,
         "14x14": layer(40, 14, kernel=5, n=5, direction="grad_input", dtype="float32"),
@@ -127,7 +165,7 @@ def test_results_on_a_device(shape: str) -> None:
     workload = larger[shape] if shape in larger else depthwise_conv2d(**SHAPES[shape], layout="NCHW")
     device = open_device(detect("cuda"))
     try:
-        template = BOTH if workload.direction == "grad_both" else PLANES
+        template = {"grad_both": BOTH, "grad_weight": FILTERS}.get(workload.direction, PLANES)
         space = template.space(workload, device.target)
         for config in (template.default(workload, device.target, space), *space.sample(1, np.random.default_rng(0))):
             run_on_device(device, template, workload, config)

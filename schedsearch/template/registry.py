@@ -35,6 +35,7 @@ BUILT_IN = {
     "depthwise_conv2d_planes_cuda": "schedsearch.templates.depthwise_conv2d.cuda_planes:DepthwiseConv2dPlanesCuda",
     "depthwise_conv2d_cuda": "schedsearch.templates.depthwise_conv2d.cuda:DepthwiseConv2dCuda",
     "data_movement_cpu": "schedsearch.templates.data_movement.cpu:DataMovementCpu",
+    "depthwise_conv2d_dw_planes_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw_planes:DepthwiseConv2dDwPlanesCuda",
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
     "depthwise_conv2d_both_cuda": "schedsearch.templates.depthwise_conv2d.cuda_both:DepthwiseConv2dBothCuda",
     "depthwise_conv2d_cpu": "schedsearch.templates.depthwise_conv2d.cpu:DepthwiseConv2dCpu",

@@ -6,25 +6,29 @@ reading dy once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from schedsearch.config import Config
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
 from schedsearch.templates.depthwise_conv2d.cuda import DepthwiseConv2dCuda
 from schedsearch.templates.depthwise_conv2d.cuda_dw import DepthwiseConv2dDwCuda
+from schedsearch.templates.depthwise_conv2d.cuda_dw_planes import DepthwiseConv2dDwPlanesCuda
 from schedsearch.templates.depthwise_conv2d.cuda_planes import DepthwiseConv2dPlanesCuda
 from schedsearch.templates.parts.subspaces import own_values, side_by_side
 from schedsearch.workload import Workload
 
-_PLANES, _PATCHES, _FILTERS = DepthwiseConv2dPlanesCuda(), DepthwiseConv2dCuda(), DepthwiseConv2dDwCuda()
+_OF_DX = (DepthwiseConv2dPlanesCuda(), DepthwiseConv2dCuda())  # the first that takes a workload
+_OF_DW = (DepthwiseConv2dDwPlanesCuda(), DepthwiseConv2dDwCuda())
 
 
 class DepthwiseConv2dBothCuda(Template):
-    """dx and dw. A configuration is one of the template of dx (`dx_...`), which is that of small planes where it fits, and
-    one of the template of dw (`dw_...`)."""
+    """dx and dw. A configuration is one of the template of dx (`dx_...`), and one of the template of dw (`dw_...`). They are
+    those of small planes where these take the workload."""
 
     name = "depthwise_conv2d_both_cuda"
-    version = _PLANES.version + _PATCHES.version + _FILTERS.version - 2  # if one changes, a configuration is another kernel
+    version = sum(each.version for each in (*_OF_DX, *_OF_DW)) - 3  # if one changes, a configuration is another kernel
     op = "depthwise_conv2d"
     kind = "cuda"
 
@@ -74,5 +78,10 @@ class DepthwiseConv2dBothCuda(Template):
 def _halves(workload: Workload, target: Target) -> dict[str, tuple[Template, Workload]]:
     """Prefix of knobs -> the template and the workload of a gradient."""
     dx = workload.replace(direction="grad_input", deterministic=False)
-    of_dx: Template = _PATCHES if _PLANES.validate(dx, target) else _PLANES
-    return {"dx_": (of_dx, dx), "dw_": (_FILTERS, workload.replace(direction="grad_weight"))}
+    dw = workload.replace(direction="grad_weight")
+    return {"dx_": (_first(_OF_DX, dx, target), dx), "dw_": (_first(_OF_DW, dw, target), dw)}
+
+
+def _first(templates: Sequence[Template], workload: Workload, target: Target) -> Template:
+    """The first of some templates that takes a workload, or the last one."""
+    return next((each for each in templates[:-1] if each.validate(workload, target) is None), templates[-1])

@@ -81,7 +81,7 @@ class DepthwiseConv2dPlanesCuda(Template):
             return f"a plane has {widest} columns; allowed: up to {MOST_COLUMNS}"
         if shape.images * shape.channels >= 2**30:
             return f"there are {shape.images * shape.channels} planes; allowed: less than 2**30"
-        if not any(_fits(workload, target, planes, height) for planes in PLANES for height in _heights(workload)):
+        if not any(_fits(workload, target, planes, height) for planes in PLANES for height in heights_of(workload)):
             return (
                 f"no strip of rows has at most {MOST_SUMS} elements and {MOST_PRODUCTS} products, with planes in "
                 f"{target.shared_bytes_per_block} bytes of shared memory"
@@ -89,9 +89,9 @@ class DepthwiseConv2dPlanesCuda(Template):
         return epilogue_problem(workload)
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        shape, heights = Shape.of(workload), _heights(workload)
+        shape, heights = Shape.of(workload), heights_of(workload)
         element, all_planes = shape.nbytes, shape.images * shape.channels
-        bytes_of_planes = _plane_bytes(shape)
+        bytes_of_planes = plane_bytes_of(shape)
         whole = math.lcm(*(least_planes(each // element, element) for each in bytes_of_planes))
 
         def threads(k: Columns) -> Any:
@@ -148,7 +148,7 @@ class DepthwiseConv2dPlanesCuda(Template):
         return next(iter(_configurations(workload, space)))
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        shape, strip = Shape.of(workload), _strip(workload, config["tile_h"])
+        shape, strip = Shape.of(workload), strip_of(workload, config["tile_h"])
         planes = Planes(strip, shape.images * shape.channels, shape.channels, config["planes"], config["order"])
         epilogue = Epilogue(workload, capability=target.compute_capability) if workload.direction == "forward" else None
         source, to, weight = arrays_of(workload)
@@ -242,7 +242,7 @@ def build_kernel(workload: Workload, planes: Planes, epilogue: Epilogue | None) 
     row_up, row_down, width = patch.rows.up, patch.rows.down, strip.width
     plane_elements, accumulate = target_bytes // element, workload.accumulate
     place = planes.place()
-    copy_in, copy_out = _copy_in(threads), _copy_out(threads, element)
+    copy_in, copy_out = copy_in_of(threads), _copy_out(threads, element)
     of_filter, of_row, of_column = (filter_strides(workload)[axis].outer for axis in "OHW")
     load_weights = load_filter(strip, (of_row, of_column))
     correlate = correlate_strip(strip)
@@ -279,7 +279,7 @@ def build_kernel(workload: Workload, planes: Planes, epilogue: Epilogue | None) 
     return kernel
 
 
-def _copy_in(threads: int) -> Callable[..., None]:
+def copy_in_of(threads: int) -> Callable[..., None]:
     """`copy_in(shared, address, planes, thread, plane_bytes)`: asynchronous copies of the block's first `planes` planes."""
     copy = ptx.cp_async(VECTOR_BYTES)
 
@@ -310,7 +310,7 @@ def _copy_out(threads: int, element: int) -> Callable[..., None]:
 # ---- configurations
 
 
-def _heights(workload: Workload) -> tuple[int, ...]:
+def heights_of(workload: Workload) -> tuple[int, ...]:
     """Rows that a strip may have."""
     shape = Shape.of(workload)
     unit, targets = shape.rows.down, shape.rows.targets
@@ -318,34 +318,34 @@ def _heights(workload: Workload) -> tuple[int, ...]:
     return tuple(sorted({height for height in found if height * shape.columns.targets <= MOST_SUMS})) or (unit,)
 
 
-def _strip(workload: Workload, height: int) -> Strip:
+def strip_of(workload: Workload, height: int) -> Strip:
     shape = Shape.of(workload)
     unit = shape.columns.down
     width = -(-shape.columns.targets // unit) * unit
     return Strip(Patch.of(workload, height, width, shape.tap_h, shape.tap_w, 1))
 
 
-def _plane_bytes(shape: Shape) -> tuple[int, int]:
+def plane_bytes_of(shape: Shape) -> tuple[int, int]:
     rows, columns = shape.rows, shape.columns
     return rows.sources * columns.sources * shape.nbytes, rows.targets * columns.targets * shape.nbytes
 
 
 def _fits(workload: Workload, target: Target, planes: int, height: int) -> bool:
-    shape, strip = Shape.of(workload), _strip(workload, height)
-    whole = math.lcm(*(least_planes(each // shape.nbytes, shape.nbytes) for each in _plane_bytes(shape)))
+    shape, strip = Shape.of(workload), strip_of(workload, height)
+    whole = math.lcm(*(least_planes(each // shape.nbytes, shape.nbytes) for each in plane_bytes_of(shape)))
     strips = -(-shape.rows.targets // height)
     return (
         planes % whole == 0
         and planes * strips <= MAX_BLOCK_THREADS
         and strip.products <= MOST_PRODUCTS
         and height * shape.columns.targets <= MOST_SUMS
-        and planes * sum(_plane_bytes(shape)) + 2 * VECTOR_BYTES <= target.shared_bytes_per_block
+        and planes * sum(plane_bytes_of(shape)) + 2 * VECTOR_BYTES <= target.shared_bytes_per_block
         and height * shape.columns.targets + shape.taps + 3 * shape.columns.sources + OTHER_REGISTERS <= max(REGISTERS)
     )
 
 
 def _shared_bytes(workload: Workload, config: Config) -> int:
-    return int(config["planes"]) * sum(_plane_bytes(Shape.of(workload)))
+    return int(config["planes"]) * sum(plane_bytes_of(Shape.of(workload)))
 
 
 def _blocks_per_sm(target: Target, planes: Planes, registers: int) -> int:
@@ -357,7 +357,7 @@ def _blocks_per_sm(target: Target, planes: Planes, registers: int) -> int:
 def _configurations(workload: Workload, space: ConfigSpace) -> Iterator[Config]:
     """All configurations with a third of the registers free, because compilers differ from the estimate."""
     shape = Shape.of(workload)
-    for height in _heights(workload):
+    for height in heights_of(workload):
         used = height * shape.columns.targets + shape.taps + 3 * shape.columns.sources + OTHER_REGISTERS
         registers = next((n for n in REGISTERS if 3 * used <= 2 * n), max(REGISTERS))
         for planes in PLANES:
@@ -369,7 +369,7 @@ def _configurations(workload: Workload, space: ConfigSpace) -> Iterator[Config]:
 
 def _cycles(workload: Workload, target: Target, config: Config) -> float:
     """Estimated cycles: instructions or accesses to shared memory, whichever take longer, and what one thread takes."""
-    shape, strip = Shape.of(workload), _strip(workload, config["tile_h"])
+    shape, strip = Shape.of(workload), strip_of(workload, config["tile_h"])
     planes = Planes(strip, shape.images * shape.channels, shape.channels, config["planes"], config["order"])
     place, patch = planes.place(), strip.patch
     source_bytes = planes.plane_bytes[0]

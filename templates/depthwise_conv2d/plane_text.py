@@ -211,3 +211,46 @@ def bank_cycles(strip: Strip, threads: list[int]) -> float:
 def least_planes(plane_elements: int, nbytes: int) -> int:
     """The least number of planes that fill whole vectors of 16 bytes."""
     return 16 // math.gcd(16, plane_elements * nbytes)
+
+
+def add_products_strip(strip: Strip) -> Callable[..., None]:
+    """sums += sources * targets, the part of one strip in the gradient of a filter: (sums[taps], source, target, row,
+    target_row).
+
+    `source` and `target` are the shared addresses of the planes, `row` and `target_row` the first of the strip in each,
+    `row` without the axis's shift. The sums are those of (tap row, tap column) in this order.
+    """
+    text, patch = Text(), strip.patch
+    of_source, of_target = text.one("b32"), text.one("b32")
+    source_bytes, target_bytes = patch.columns.sources * patch.nbytes, strip.width * patch.nbytes
+    text.add(f"mad.lo.s32 {of_source}, $row, {source_bytes}, $source;")
+    text.add(f"mad.lo.s32 {of_target}, $target_row, {target_bytes}, $target;")
+    factors, exists = {}, {}
+    for row in range(min(patch.tile_h, patch.rows.targets)):
+        exists[row] = "" if patch.rows.targets % patch.tile_h == 0 or strip.alone else inside_of(
+            text, "$target_row", row, patch.rows.targets
+        )  # fmt: skip
+        for piece in strip.target_pieces:
+            at = f"{of_target}+{row * target_bytes + piece.first * patch.nbytes}"
+            loaded = text.load(at, patch.dtype, piece.length, exists[row], space="shared")
+            for i, value in enumerate(text.widen(loaded, patch.dtype, piece.length)):
+                factors[row, piece.first + i] = value
+    for row, meetings in strip.rows.items():
+        inside = "" if strip.alone else inside_of(text, "$row", row, patch.rows.sources)
+        values = {}
+        for piece in strip.source_pieces:
+            at = f"{of_source}+{row * source_bytes + piece.first * patch.nbytes}"
+            loaded = text.load(at, patch.dtype, piece.length, inside, space="shared")
+            for i, value in enumerate(text.widen(loaded, patch.dtype, piece.length)):
+                values[piece.first + i] = value
+        for target_row, tap_row in meetings:
+            guard = f"@{exists[target_row]} " if exists[target_row] else ""
+            for column, across in strip.columns.items():
+                for target_column, tap_column in across:
+                    to, factor = tap_row * patch.tap_w + tap_column, factors[target_row, target_column]
+                    text.add(f"{guard}fma.rn.f32 $sums[{to}], {values[column]}, {factor}, $sums[{to}];")
+    text.add("// $row $source $target_row $target")
+    return device_op(
+        "add_products_strip", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w)},
+        ins={"source": "u32", "target": "u32", "row": "i32", "target_row": "i32"},
+    )  # fmt: skip
