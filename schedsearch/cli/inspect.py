@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
-from schedsearch.cli.options import AtLeast
+from schedsearch.cli.options import AtLeast, kernels_option
 from schedsearch.errors import ConfigError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 TARGET_HELP = "auto, cpu, cuda or cuda:N; also a100, h200, b200 without such a card."
 
 
-def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Target]:
+def resolve(workload_file: str, selector: str | None, kernel_files: tuple[str, ...] = ()) -> tuple[WorkloadFile, Target]:
     """A workload file and its device, which may be one of `PRESETS`."""
+    from schedsearch.cli.tune import load_tasks
     from schedsearch.device.detect import detect
-    from schedsearch.workload_file import load
 
-    file = load(workload_file)
+    file = load_tasks(workload_file, kernel_files=kernel_files)
     target = detect(selector or file.target, presets=True)
     return file.resolve(target), target
 
@@ -32,6 +32,7 @@ def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Tar
 @click.command()
 @click.argument("workload_file", metavar="WORKLOAD.yaml", type=click.Path())
 @click.option("--target", "selector", metavar="TARGET", help=TARGET_HELP)
+@kernels_option
 @click.option("--task", metavar="N", type=AtLeast(1), help="Only the N-th task of the file, from 1.")
 @click.option("--template", metavar="NAME", help="Only this template.")
 @click.option("--samples", metavar="N", type=AtLeast(0), default=3, show_default=True, help="Show random configurations.")
@@ -41,6 +42,7 @@ def resolve(workload_file: str, selector: str | None) -> tuple[WorkloadFile, Tar
 def space(
     workload_file: str,
     selector: str | None,
+    kernel_files: tuple[str, ...],
     task: int | None,
     template: str | None,
     samples: int,
@@ -54,7 +56,7 @@ def space(
     """
     from schedsearch.cli.tune import plan
 
-    file, target = resolve(workload_file, selector)
+    file, target = resolve(workload_file, selector, kernel_files)
     plans = plan(file, target)
     if task is not None and task > len(plans):
         raise UsageError(f"there is no --task {task}; the file has {len(plans)} tasks, counted from 1")

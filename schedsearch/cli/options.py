@@ -11,6 +11,14 @@ from schedsearch.measurement import MODES
 mode_option = click.option("--mode", type=click.Choice(MODES), help="How times are taken. Default: the workload file's.")
 """The option of commands that measure, or that read records of one mode."""
 
+kernels_option = click.option(
+    "--kernels",
+    "kernel_files",
+    metavar="FILE.py",
+    multiple=True,
+    help="Run this Python file, whose kernels the workload file names by op: FILE:KERNEL.",
+)
+
 
 class AtLeast(click.ParamType["int"]):
     """A whole number with a lower limit, e.g. a number of trials."""

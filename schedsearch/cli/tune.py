@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.cli import render
-from schedsearch.cli.options import AtLeast, mode_option
+from schedsearch.cli.options import AtLeast, kernels_option, mode_option
 from schedsearch.errors import Interrupted, NoValidConfigError, UsageError
 from schedsearch.tuner import TUNERS
 
@@ -48,6 +48,7 @@ class Duration(click.ParamType["float"]):
 @click.option(
     "--shape", "shapes", metavar="NAME=SHAPE", multiple=True, help="An array of the KERNEL, e.g. a=4096x4096:float32."
 )
+@kernels_option
 @click.option("--scalar", "scalars", metavar="NAME=NUMBER", multiple=True, help="A number that the KERNEL takes, e.g. n=5.")
 @click.option("--db", metavar="FILE", help="Record store; created when missing. Default: the workload file's, records.db.")
 @click.option(
@@ -73,6 +74,7 @@ def tune(
     workload_file: str,
     shapes: tuple[str, ...],
     scalars: tuple[str, ...],
+    kernel_files: tuple[str, ...],
     db: str | None,
     selector: str | None,
     trials: int | None,
@@ -95,7 +97,7 @@ def tune(
     from schedsearch.device.detect import detect
     from schedsearch.session.options import DEFAULT_TRIALS
 
-    file = _load(workload_file, shapes, scalars)
+    file = load_tasks(workload_file, shapes, scalars, kernel_files)
     selector = selector or file.target
     target = detect(selector, presets=dry_run)
     file = file.resolve(target)
@@ -180,9 +182,11 @@ def plan(file: WorkloadFile, target: Target) -> list[TaskPlan]:
         raise file.error(str(error), error.where.index, *part) from error
 
 
-def _load(given: str, shapes: Sequence[str], scalars: Sequence[str]) -> WorkloadFile:
+def load_tasks(
+    given: str, shapes: Sequence[str] = (), scalars: Sequence[str] = (), kernel_files: Sequence[str] = ()
+) -> WorkloadFile:
     """A workload file, or the one task of FILE.py:KERNEL."""
-    from schedsearch.own.command_line import arguments_of_options, is_kernel, load_kernel
+    from schedsearch.own.command_line import KernelFiles, arguments_of_options, is_kernel, load_kernel
     from schedsearch.workload_file import WorkloadFile, load
 
     if is_kernel(given):
@@ -194,7 +198,7 @@ def _load(given: str, shapes: Sequence[str], scalars: Sequence[str]) -> Workload
             f"--shape and --scalar describe a kernel of your own, and {given} is a workload file; leave them out, or give "
             "FILE.py:KERNEL"
         )
-    return load(given)
+    return load(given, KernelFiles(kernel_files))
 
 
 def _names(file: WorkloadFile) -> dict[str, str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.own.decorator import Tunable
+from schedsearch.workload import Workload
 
 Argument: TypeAlias = str | int | float | bool
 _NAMED = re.compile(r"(.+\.py):([^:/]+)")
@@ -54,6 +55,44 @@ def load_kernel(text: str) -> Tunable:
     what = f"is of type {type(found).__name__}, not a tunable" if name in vars(module) else "does not exist"
     has = f"it has {', '.join(kernels)}" if kernels else "it has none; decorate the kernel with schedsearch.tunable"
     raise UsageError(f"{name} in {path} {what}{did_you_mean(name, kernels)}; {has}")
+
+
+class KernelFiles:
+    """The Python files that a command line names by --kernels. Each is run when a task first needs it.
+
+    Calling it with the operator of a task, such as "kernels:matmul", and its arguments by name makes the workload.
+
+    Raises:
+        UsageError: two files have the same name, or a file does not end in .py.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = {Path(file).stem: file for file in files}
+        if wrong := [file for file in files if not file.endswith(".py")]:
+            raise UsageError(f"--kernels {wrong[0]!r} is not a Python file; allowed: FILE.py")
+        if len(self._files) != len(files):
+            raise UsageError(f"two of the files {', '.join(files)} have the same name; rename one of them")
+        self._kernels: dict[str, Tunable] = {}
+
+    def __call__(self, op: str, shape: Mapping[str, Argument]) -> Workload:
+        """Raises UsageError if no such file was named, it has no such kernel, or the arguments do not fit."""
+        stem, _, name = op.partition(":")
+        if stem not in self._files:
+            known = f"named are {', '.join(self._files.values())}" if self._files else "none is named"
+            raise UsageError(
+                f"{op!r} is a kernel of your own in {stem}.py; a Python file is run only if you name it ({known}): add "
+                f"--kernels {stem}.py"
+            )
+        if op not in self._kernels:
+            self._kernels[op] = load_kernel(f"{self._files[stem]}:{name}")
+        kernel = self._kernels[op]
+        names = kernel.definition.parameters
+        if unknown := [each for each in shape if each not in names]:
+            hint = did_you_mean(unknown[0], names)
+            raise UsageError(f"{name} has no argument {unknown[0]!r}{hint}; it takes {', '.join(names)}")
+        if missing := [each for each in names if each not in shape]:
+            raise UsageError(f"shape lacks {', '.join(missing)}; {name} takes {', '.join(names)}")
+        return kernel.task(*(shape[each] for each in names)).workload
 
 
 def arguments_of_options(kernel: Tunable, shapes: Sequence[str], scalars: Sequence[str]) -> tuple[Argument, ...]:

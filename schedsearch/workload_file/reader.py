@@ -7,14 +7,15 @@ describes the format; `json_schema` gives it to editors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from schedsearch.errors import Problem, UnknownOperatorError, WorkloadError
+from schedsearch.errors import Problem, UnknownOperatorError, UsageError, WorkloadError
 from schedsearch.ops import Op, operator, operator_names, operators
 from schedsearch.ops.base import MAX_INT
 from schedsearch.ops.registry import RECORDED_ONLY
@@ -25,8 +26,10 @@ from schedsearch.workload_file.limits import TASK_STEPS, values_in
 from schedsearch.workload_file.schema import (
     AUTO,
     AUTO_DTYPES,
+    KERNEL_OP,
     Budget,
     FileModel,
+    KernelTask,
     MeasureOptions,
     TaskOptions,
     TunerChoice,
@@ -38,6 +41,8 @@ from schedsearch.workload_file.schema import (
 from schedsearch.workload_file.yaml_source import PathKey, WorkloadFileError, YamlSource
 
 _Model = TypeVar("_Model", bound=BaseModel)
+# From "kernels:matmul" and its arguments by name to the workload. It raises UsageError.
+Kernels: TypeAlias = Callable[[str, Mapping[str, Any]], Workload]
 
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 MAX_ARRAY_BYTES = 1 << 40  # no device can hold an argument of a TiB
@@ -127,33 +132,45 @@ class WorkloadFile:
         return self._places[task_index].find(path)
 
 
-def load(path: str | Path) -> WorkloadFile:
+def no_kernels(op: str, shape: Mapping[str, Any]) -> Workload:
+    """Raises UsageError: reading a file never runs another one that it names."""
+    file = f"{op.partition(':')[0]}.py"
+    raise UsageError(
+        f"{op!r} is a kernel of your own in {file}; a Python file is run only if you name it: schedsearch tune ... "
+        f"--kernels {file}"
+    )
+
+
+def load(path: str | Path, kernels: Kernels = no_kernels) -> WorkloadFile:
     """Reads a workload file.
+
+    Args:
+        kernels: makes the workloads of tasks whose operator is a kernel of the user, such as "kernels:matmul".
 
     Raises:
         WorkloadFileError: the file cannot be read, is not YAML, or asks for something impossible; the error lists all
             mistakes.
     """
-    return _interpret(YamlSource.read(path))
+    return _interpret(YamlSource.read(path), kernels)
 
 
-def parse(text: str, name: str = "<text>") -> WorkloadFile:
+def parse(text: str, name: str = "<text>", kernels: Kernels = no_kernels) -> WorkloadFile:
     """Reads the text of a workload file; messages call the file `name`.
 
     Raises:
         WorkloadFileError: as in `load`.
     """
-    return _interpret(YamlSource(name, text))
+    return _interpret(YamlSource(name, text), kernels)
 
 
-def _interpret(source: YamlSource) -> WorkloadFile:
+def _interpret(source: YamlSource, kernels: Kernels) -> WorkloadFile:
     data = source.value
     if not isinstance(data, dict):
         what = "the file is empty" if data is None else f"a workload file is a mapping, got {show(data)}"
         source.report((), f"{what}; it needs at least the key `tasks` with a list of tasks")
         source.raise_problems()
     model = _check(source, FileModel, data, Places(()))
-    reader = _TaskReader(source, data.get("defaults"))
+    reader = _TaskReader(source, data.get("defaults"), kernels)
     tasks = data.get("tasks")
     for index, task in enumerate(tasks if isinstance(tasks, list) else []):
         reader.read(index, task)
@@ -200,7 +217,8 @@ def _tebibytes(nbytes: int) -> str:
 class _TaskReader:
     """Tasks in the order of the file. Each is merged with the defaults, checked, and made once for every kind of target."""
 
-    def __init__(self, source: YamlSource, defaults: Any) -> None:
+    def __init__(self, source: YamlSource, defaults: Any, kernels: Kernels) -> None:
+        self._kernels = kernels
         self.tasks: dict[str, list[Task]] = {kind: [] for kind in AUTO_DTYPES}
         self.places: list[Places] = []
         self._source = source
@@ -220,7 +238,11 @@ class _TaskReader:
         if not isinstance(task, dict):
             self._source.report(base, f"a task must be a mapping with the keys op and shape, got {show(task)}")
             return
-        op, complaint = self._operator(task.get("op", self._defaults.get("op")))
+        given = task.get("op", self._defaults.get("op"))
+        if isinstance(given, str) and re.fullmatch(KERNEL_OP, given):
+            self._read_kernel(index, task, places)
+            return
+        op, complaint = self._operator(given)
         ops = self._all if op is None else (op,)
         model = task_model(*ops)
         merged = self._merge(task, base, places, model, op)
@@ -235,6 +257,30 @@ class _TaskReader:
             workloads = self._workloads(op, merged, places)
             if options is not None and workloads:
                 self._append(index, options, workloads, places)
+
+    def _read_kernel(self, index: int, task: dict[str, Any], places: Places) -> None:
+        """Appends a task with a kernel of the user. Of the defaults it takes everything but the sizes."""
+        base: PathKey = ("tasks", index)
+        merged = {key: value for key, value in self._defaults.items() if key in KernelTask.model_fields}
+        merged = {**{key: value for key, value in merged.items() if key not in ("name", "shape")}, **task}
+        for key in merged:
+            places.add((key,), (*base, key) if key in task else ("defaults", key))
+        for size in task["shape"] if isinstance(task.get("shape"), dict) else ():
+            places.add(("shape", size), (*base, "shape", size))
+        self._source.take(TASK_STEPS + values_in(merged), base)
+        options = _check(self._source, KernelTask, merged, places)
+        if options is None:
+            return
+        try:
+            workload = self._kernels(merged["op"], options.shape or {})
+            _check_sizes(workload)
+        except WorkloadError as error:
+            for problem in error.problems:
+                self._source.report(places.find(("shape",)), problem.message)
+        except UsageError as error:
+            self._source.report(places.find(("op",)), str(error))
+        else:
+            self._append(index, options, dict.fromkeys(AUTO_DTYPES, workload), places)
 
     @staticmethod
     def _operator(given: Any) -> tuple[Op | None, str]:

@@ -204,6 +204,27 @@ class TaskOptions(Section):
     ] = Field(default=None, description="names of the templates to tune; every one that fits unless given")
 
 
+KERNEL_OP = r"[A-Za-z_]\w*:[A-Za-z_]\w*"  # of a user's kernel: FILE:NAME
+
+
+class KernelTask(TaskOptions):
+    """A kernel that `schedsearch.tunable` decorates, in a Python file."""
+
+    op: Annotated[Any, WithJsonSchema({"type": "string", "pattern": f"^{KERNEL_OP}$"})] = Field(
+        default=None, description="FILE:KERNEL, of a file that the command line names by --kernels FILE.py"
+    )
+    shape: Annotated[
+        dict[str, str | int | float | bool] | None,
+        Expect(
+            "a mapping from the kernel's arguments, e.g. {x: 4096x4096:float32, n: 5}",
+            item="text like 4096x4096:float32 for an array, or a number",
+        ),
+    ] = Field(default=None, description="argument -> shape and dtype of an array, like 4096x4096:float32, or a number")
+    name: Annotated[Name | None, Expect("text")] = Field(
+        default=None, description="in tables and messages; made from the parameters unless given"
+    )
+
+
 _EXPECT_INT = Expect(f"at most {MAX_INT}")
 
 
@@ -302,7 +323,7 @@ def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
     known = list(operators()[0].values() if ops is None else ops)
     models = {op.name: task_model(op) for op in known}
     any_task: Any = Section
-    for model in models.values():
+    for model in (*models.values(), KernelTask):
         any_task = model if any_task is Section else any_task | model
     defaults = task_model(*known, named=False)
     fields: dict[str, Any] = {
@@ -311,11 +332,18 @@ def json_schema(ops: Iterable[Op] | None = None) -> dict[str, Any]:
     }
     made = create_model("WorkloadFile", __base__=FileModel, __doc__=FileModel.__doc__, **fields).model_json_schema()
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_tidy(made)}
+    kernel = {"$ref": f"#/$defs/{KernelTask.__name__}"}
     references = {name: {"$ref": f"#/$defs/{model.__name__}"} for name, model in models.items()}
     schema["properties"]["tasks"]["items"] = {
         "type": "object",
-        "properties": {"op": {"enum": list(models), "description": "the operator"}},
+        "properties": {
+            "op": {
+                "anyOf": [{"enum": list(models)}, {"type": "string", "pattern": f"^{KERNEL_OP}$"}],
+                "description": "the operator, or FILE:KERNEL for a kernel of your own",
+            }
+        },
         "allOf": [
+            {"if": {"properties": {"op": {"pattern": f"^{KERNEL_OP}$"}}, "required": ["op"]}, "then": kernel},
             *(
                 {"if": {"properties": {"op": {"const": name}}, "required": ["op"]}, "then": reference}
                 for name, reference in references.items()
