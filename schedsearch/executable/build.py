@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import tempfile
@@ -18,10 +17,12 @@ from schedsearch.executable.file import save
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.net import Net
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
-from schedsearch.network.graph import Network, Plan
-from schedsearch.network.plan import first_plan
+from schedsearch.network.costs import RecordCosts
+from schedsearch.network.explain import explain
+from schedsearch.network.graph import Network
+from schedsearch.network.plan import best_plan, missing
+from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
-from schedsearch.task import Task
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -77,14 +78,15 @@ def build(
         raise UsageError(f"layout {layout!r} is not possible; allowed: {', '.join(LAYOUT_CHOICES)}")
     target = detect(target) if isinstance(target, str) else target
     network, name = _network(model, example, dtype, layout, target, shapes or {})
-    plan = first_plan(network)
     if tune_s is not None:
-        _tune(plan, db, target, tune_s, mode, say)
-        plan = first_plan(network)
-    counts = _occurrences(plan)
-    say(f"{len(network.nodes)} nodes, {len(plan.conversions)} conversions of layouts, {len(counts)} different kernels")
-    kernels = find_kernels(counts, db, target, mode=mode, strict=strict)
-    executable = assemble(network, plan, lambda task: kernels[task], target=target.key, model=name)
+        _tune(network, db, target, tune_s, mode, say)
+    with _costs(network, db, target, mode) as costs:
+        plan = best_plan(network, costs, layout)
+        reasons = explain(network, plan, costs).text().splitlines()
+    workloads = dict.fromkeys([*plan.ways.values(), *(step.workload for step in plan.conversions)])
+    say(f"{len(network.nodes)} nodes, {len(plan.conversions)} conversions of layouts, {len(workloads)} different kernels")
+    kernels = find_kernels(workloads, db, target, mode=mode, strict=strict)
+    executable = assemble(network, plan, lambda workload: kernels[workload], target=target.key, model=name, reasons=reasons)
     if out is not None:
         save(executable, out)
     return Net(executable, open_device(target))
@@ -135,24 +137,24 @@ def _exported(module: Any, example: Any) -> Iterator[Path]:
         yield path
 
 
-def _occurrences(plan: Plan) -> dict[Any, int]:
-    """How often each workload of a plan runs, in the order of the first time."""
-    return collections.Counter([*plan.ways.values(), *(step.workload for step in plan.conversions)])
+@contextlib.contextmanager
+def _costs(network: Network, db: str | os.PathLike[str], target: Target, mode: str) -> Iterator[RecordCosts]:
+    """What the workloads of a network cost by the records that there are; the database may be missing."""
+    with contextlib.ExitStack() as stack:
+        lookup = stack.enter_context(Lookup(Path(db))) if Path(db).exists() else None
+        yield RecordCosts(lookup, target, mode, network)
 
 
 def _tune(
-    plan: Plan, db: str | os.PathLike[str], target: Target, time_s: float, mode: str, say: Callable[[str], None]
+    network: Network, db: str | os.PathLike[str], target: Target, time_s: float, mode: str, say: Callable[[str], None]
 ) -> None:
-    """Measures the workloads of a plan that have no record, each weighted by how often it runs."""
-    from schedsearch.records.lookup import Lookup
+    """Measures workloads that could change the plan and have no record, each weighted by how often it runs."""
     from schedsearch.session.tune import tune
 
-    counts = _occurrences(plan)
-    if Path(db).exists():
-        with Lookup(db) as lookup:
-            counts = {each: count for each, count in counts.items() if lookup.exact(each.id, target.key, mode) is None}
-    if not counts:
+    with _costs(network, db, target, mode) as costs:
+        tasks = missing(network, costs)
+    if not tasks:
         say("every kernel of the plan has a record; nothing to tune")
         return
-    say(f"tuning {len(counts)} kernels without a record for {time_s:.0f} s")
-    tune([Task(each, weight=count) for each, count in counts.items()], Path(db), target=target, time_s=time_s, mode=mode)
+    say(f"tuning {len(tasks)} kernels without a record for {time_s:.0f} s")
+    tune(tasks, Path(db), target=target, time_s=time_s, mode=mode)
