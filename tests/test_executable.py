@@ -331,3 +331,16 @@ def test_saving_replaces_executables_only(executable: Executable, path: Path, tm
     with pytest.raises(UsageError, match="exists and is not an executable"):
         save(executable, tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "keep"
+
+
+# ---- kernels
+
+
+def test_kernels_that_must_be_built_are_compiled_ahead_in_parallel(tmp_path: Path) -> None:
+    workloads = [schedsearch.layout_transform(n=1, c=c, h=2, w=2, layout="NCHW", to="NHWC", dtype="float32") for c in (2, 3)]
+    with schedsearch.KernelCache(tmp_path / "no.db", "cpu") as kernels:
+        assert kernels.build_ahead(workloads) == 2
+        assert kernels.build_ahead([]) == 0
+        x = np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2)
+        np.testing.assert_array_equal(kernels.kernel(workloads[0])(x), x.transpose(0, 2, 3, 1))
+        assert kernels.build_ahead(workloads[:1]) == 0  # it is there already

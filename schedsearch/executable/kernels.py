@@ -13,6 +13,8 @@ from schedsearch.runtime import RUNGS, Kernel, KernelCache
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
+_FEW = 4  # kernels that are built one after the other, because starting compiler processes takes seconds
+
 
 def find_kernels(
     workloads: Iterable[Workload],
@@ -34,7 +36,10 @@ def find_kernels(
     """
     with KernelCache(db, target, allow=("exact",) if strict else RUNGS, mode=mode) as cache:
         found, missing = {}, []
-        for workload in dict.fromkeys(workloads):
+        distinct = list(dict.fromkeys(workloads))
+        if len(distinct) > _FEW:
+            cache.build_ahead(distinct)
+        for workload in distinct:
             try:
                 found[workload] = _chosen(cache.kernel(workload))
             except NoRecordError as error:

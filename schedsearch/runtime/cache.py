@@ -18,7 +18,7 @@ from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
 from schedsearch.runtime.explain import Explanation, explain_ladder
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.ladder import RUNGS, Found, Ladder, check_rungs
+from schedsearch.runtime.ladder import RUNGS, Found, Ladder, Way, check_rungs
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 
@@ -102,6 +102,39 @@ class KernelCache:
                 entry = self._entries[workload] = _Entry(self._find(workload), best, None)
             entry.version = self._seen
             return entry.kernel
+
+    def build_ahead(self, workloads: Iterable[Workload]) -> int:
+        """Compiles the kernels that `kernel` would have to build, in parallel, so that it finds them in the build cache.
+
+        Returns:
+            How many were compiled; 0 if the build cache is off. A kernel that does not build is left to `kernel`.
+
+        Raises:
+            UsageError: the cache was closed, or made in another process.
+            DeviceError: no compiler process can start.
+        """
+        with self._lock:
+            self._refresh()
+            ways = [(workload, self._first_way(workload)) for workload in workloads if workload not in self._entries]
+        built = [(workload, way) for workload, way in ways if way is not None and way.builds]
+        if not built:
+            return 0
+        from schedsearch.backend.build_cache import BuildCache
+        from schedsearch.measure import Builder
+        from schedsearch.measure.builder import Candidate
+        from schedsearch.template import load_template
+
+        if BuildCache.open() is None:
+            return 0
+        with Builder(self.target, mode=self.mode) as builder:
+            for workload, way in built:
+                builder.submit(Candidate(workload, load_template(way.template), way.config))
+            return len(builder.drain())
+
+    def _first_way(self, workload: Workload) -> Way | None:
+        """The first way that can be taken, as far as this can be seen without device and compiler."""
+        ladder = self._ladder(workload)
+        return next((way for way in ladder.ways() if isinstance(way, Way) and ladder.obstacle(way) is None), None)
 
     def explain(self, workload: Workload) -> Explanation:
         """What `kernel` would do for a new workload; builds and loads nothing. Raises the errors of `kernel`."""

@@ -59,6 +59,7 @@ class Way:
             without a device and without compiling.
         load: returns the kernel and whether it is verified for this workload on this kind of device; raises the same errors.
         time_ns, record_id: of the record, if there is one for this workload and device.
+        builds: whether `load` compiles the configuration; otherwise there is stored code.
     """
 
     rung: str
@@ -69,6 +70,7 @@ class Way:
     load: Callable[[Device], tuple[LoadedKernel, bool]]
     time_ns: float | None = None
     record_id: int | None = None
+    builds: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class Ladder:
             yield Way("exact", reason, *origin, stored.check, stored.load, time_ns, row.record_id)
         build = _Build(self, *origin, row.template_version)
         reason = f"{record}, built again from its configuration"
-        yield Way("exact", reason, *origin, build.check, build.load, time_ns, row.record_id)
+        yield Way("exact", reason, *origin, build.check, build.load, time_ns, row.record_id, builds=True)
 
     def _imported(self, lookup: Lookup) -> Iterator[Way | Miss]:
         """What others measured on exactly this task: configurations that are built and verified here."""
@@ -193,7 +195,7 @@ class Ladder:
             reason = (
                 f"imported record {row.record_id} by {row.template} (from {row.source}), built now from its configuration"
             )
-            yield Way("exact", reason, row.template, config, build.check, build.load, None, row.record_id)
+            yield Way("exact", reason, row.template, config, build.check, build.load, None, row.record_id, builds=True)
         if not rows:
             why = f"no record of this workload on {self.target.key} in mode {self.mode}"
             yield Miss("exact", "; ".join(filter(None, [why, lookup.damage.summary()])))
@@ -245,7 +247,7 @@ class Ladder:
                 yield Way("nearest", reason, row.template, config, again.check, again.load)
             build = _Build(self, row.template, config, row.template_version)
             reason = f"configuration of {label} ({row.template}, distance {far:.2f}), built now"
-            yield Way("nearest", reason, row.template, config, build.check, build.load)
+            yield Way("nearest", reason, row.template, config, build.check, build.load, builds=True)
         if not ranked:
             more = f" ({unreadable} cannot be read by this version)" if unreadable else ""
             why = f"no record of another {workload.op} on a {target.kind} device in mode {self.mode}{more}"
@@ -266,7 +268,7 @@ class Ladder:
             config = template.default(self.workload, self.target, self.space(template))
             build = _Build(self, template.name, config, template.version)
             reason = f"rule-based configuration of {template.name}, built now"
-            yield Way("default", reason, template.name, config, build.check, build.load)
+            yield Way("default", reason, template.name, config, build.check, build.load, builds=True)
 
     def space(self, template: Template) -> ConfigSpace:
         """The template's configurations for the workload, made once."""

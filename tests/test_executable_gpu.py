@@ -1,0 +1,109 @@
+"""Executables on a GPU: one graph, arrays of torch, streams, and host arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import network_support as support
+import numpy as np
+import pytest
+
+import schedsearch
+from schedsearch.errors import ArgumentError
+from schedsearch.executable.net import Net
+from schedsearch.network.graph import Network
+
+pytestmark = pytest.mark.gpu
+NETWORK = support.two_convolutions("float16", channels=16)
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+    """Built, saved and loaded again."""
+    path = tmp_path_factory.mktemp("net") / "model.ssx"
+    schedsearch.build(NETWORK, db="none.db", target="cuda", out=path).close()
+    with schedsearch.load(path) as net:
+        yield net
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def image(seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(-1, 2, (1, 16, 6, 6)).astype(np.float16)
+
+
+def expected(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rounded to float16 where the network rounds; the sums are whole numbers that float32 holds."""
+    first, second = NETWORK.nodes
+    halves = {}
+    for node in (first, second):
+        part = support.truth(
+            Network(NETWORK.inputs, (), NETWORK.values, NETWORK.constants, (node,)),
+            {"x": x} if node is first else {"t": halves["t"]},
+        )
+        halves |= {name: array.astype(np.float16) for name, array in part.items()}
+    return halves["y"]
+
+
+def test_a_call_computes_and_its_outputs_are_new_arrays(net: Net, torch: Any) -> None:
+    kept = []
+    for seed in range(3):
+        x = torch.from_numpy(image(seed)).cuda()
+        kept.append((seed, net(x)))
+    for seed, y in kept:
+        np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))
+
+
+def test_calls_follow_the_callers_stream(net: Net, torch: Any) -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        x = torch.zeros((1, 16, 6, 6), device="cuda", dtype=torch.float16)
+        torch.cuda._sleep(20_000_000)  # the input comes late on this stream
+        x.copy_(torch.from_numpy(image()))
+        y = net(x)
+    stream.synchronize()
+    np.testing.assert_array_equal(y.cpu().numpy(), expected(image()))
+
+
+def test_a_bound_network_reads_and_writes_the_callers_memory(net: Net, torch: Any) -> None:
+    x = torch.from_numpy(image()).cuda()
+    out = torch.empty_like(x)
+    step = net.bind(x, out=out)
+    assert step() is out
+    np.testing.assert_array_equal(out.cpu().numpy(), expected(image()))
+    x.copy_(torch.from_numpy(image(1)))
+    step()
+    np.testing.assert_array_equal(out.cpu().numpy(), expected(image(1)))
+    step.close()
+
+
+def test_host_arrays_are_copied_and_the_net_says_so(net: Net) -> None:
+    with pytest.warns(UserWarning, match="x: in the host's memory"):
+        y = net(image())
+    np.testing.assert_array_equal(y, expected(image()))
+    with pytest.raises(ArgumentError, match="x is on cpu:0, the kernel runs on cuda:0"):
+        net.bind(image())
+
+
+def test_instances_run_at_the_same_time_on_streams_of_their_own(net: Net, torch: Any) -> None:
+    other = net.instance()
+    xs = [torch.from_numpy(image(seed)).cuda() for seed in range(2)]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in xs]
+    ys: list[Any] = []
+    for _ in range(20):
+        ys = [each(x, stream=stream) for each, x, stream in zip((net, other), xs, streams)]
+    torch.cuda.synchronize()
+    for seed, y in enumerate(ys):
+        np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))
+    other.close()
+
+
+def test_the_trace_and_the_times_have_every_call(net: Net) -> None:
+    np.testing.assert_array_equal(net.trace(image())["y"], expected(image()))
+    times = net.measure(20)
+    assert len(times.calls_ns) == 4 and min(times.total_ns, *times.calls_ns) > 0
