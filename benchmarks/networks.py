@@ -1,0 +1,302 @@
+"""Whole networks: the plan and its baselines, predicted and measured, beside PyTorch in a CUDA graph.
+
+    python benchmarks/networks.py --limit 600 --db networks.db --out benchmarks/results/networks_graphs_h200.json
+    python benchmarks/networks.py --cases resnet50:1:float16 --limit 65 --tune 30 --out first.json
+
+For each case NAME:BATCH:FORMAT, in the order given: the network of `onnx_models.py` is lowered and tuned for its share of
+the time that is left, then every plan is built and timed. PyTorch runs the same weights in fp16 and channels_last, as it is
+and compiled; a process of its own compiles while kernels are tuned. int8 networks are compared with PyTorch's fp16 of the
+same shapes, and their values with the quantised model in fp32. `hot` is the time of a launch among launches that follow one
+another, `cold` that of a launch after 256 MiB were written. The file is written after every network.
+
+Needs a CUDA device, PyTorch, onnx, onnx-ir and onnxscript.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import common
+import onnx
+import onnx_models
+import onnx_torch
+import torch
+
+import schedsearch
+from schedsearch.device import open_device
+from schedsearch.device.detect import detect
+from schedsearch.executable.assemble import assemble
+from schedsearch.executable.kernels import find_kernels
+from schedsearch.executable.net import Net
+from schedsearch.measurement import COLD_GRAPH
+from schedsearch.network.costs import RecordCosts
+from schedsearch.network.explain import explain
+from schedsearch.network.graph import Network, Plan
+from schedsearch.network.lower import lower
+from schedsearch.network.model import read_model
+from schedsearch.network.plan import baselines, best_plan, missing
+from schedsearch.records.lookup import Lookup
+
+CASES = (
+    "resnet50:1:float16", "resnet50:1:int8", "inception_v3:1:float16", "mobilenet_v2:1:float16", "vgg16:1:float16",
+    "super_resolution:1:float16", "resnet50:32:float16", "resnet50:32:int8", "inception_v3:1:int8", "vgg16:1:int8",
+    "mobilenet_v2:32:float16", "vgg16:32:float16", "inception_v3:32:float16", "resnet18_depthwise:1:float16",
+    "vgg16:32:int8", "inception_v3:32:int8",
+)  # fmt: skip
+RUNS = 60
+FLUSHED = 256 << 20  # bytes
+AFTER_TUNING_S = 12.0  # for builds and timing of a case
+
+
+def hot_us(launch: Callable[[], Any]) -> float:
+    """The median over groups of ten launches."""
+    for _ in range(5):
+        launch()
+    return statistics.median(_events(launch, 10) / 10 for _ in range(RUNS // 5))
+
+
+def cold_us(launch: Callable[[], Any]) -> float:
+    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(RUNS // 2):
+        flush.zero_()
+        times.append(_events(launch, 1))
+    return statistics.median(times)
+
+
+def _events(launch: Callable[[], Any], count: int) -> float:
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    for _ in range(count):
+        launch()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) * 1e3
+
+
+# ---- PyTorch, in a process of its own: it compiles, waits for a line, and then times
+
+
+def serve_peer(path: str) -> None:
+    module = onnx_torch.as_module(onnx.load(path)).half().cuda().to(memory_format=torch.channels_last)
+    x = _input(onnx.load(path)).half().contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        compiled = torch.compile(module)
+        compiled(x)
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    found: dict[str, float] = {}
+    for name, call in (("torch", module), ("torch.compile", compiled)):
+        with torch.no_grad():
+            graph = _captured(lambda: call(x))  # noqa: B023
+        found |= {f"{name} hot_us": hot_us(graph.replay), f"{name} cold_us": cold_us(graph.replay)}
+    print(json.dumps(found), flush=True)
+
+
+def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+class Peer:
+    """The other process."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, __file__, "--peer", str(path)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(command, text=True, **pipes)
+
+    def times(self, timeout_s: float) -> dict[str, Any]:
+        try:
+            out, errors = self._process.communicate("go\n", timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return {"torch error": f"not ready after {timeout_s:.0f} s more"}
+        lines = out.strip().splitlines()
+        if self._process.returncode or len(lines) < 2:
+            return {"torch error": errors[-300:]}
+        return json.loads(lines[-1])
+
+
+def _input(model: onnx.ModelProto) -> torch.Tensor:
+    shape = [each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim]
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).cuda()
+
+
+# ---- ours
+
+
+def tuned(network: Network, target: schedsearch.Target, options: argparse.Namespace, time_s: float) -> dict[str, Any]:
+    """Measures what is missing: what the plan uses, then what could change it most."""
+    with _costs(network, target, options) as costs:
+        tasks = missing(network, costs)
+        used = {*(plan := best_plan(network, costs)).ways.values(), *(each.workload for each in plan.conversions)}
+    tasks.sort(key=lambda task: task.workload not in used)
+    chosen = tasks[: max(len([task for task in tasks if task.workload in used]), int(time_s * options.tasks_a_second))]
+    started = time.perf_counter()
+    if chosen and time_s > 1:
+        schedsearch.tune(chosen, options.db, target=target, time_s=time_s, mode=options.mode)
+    return {"missing": len(tasks), "tuned": len(chosen), "tuning_s": round(time.perf_counter() - started, 1)}
+
+
+class _costs:  # a context: the database is open in it
+    def __init__(self, network: Network, target: schedsearch.Target, options: argparse.Namespace) -> None:
+        self._lookup = Lookup(options.db) if Path(options.db).exists() else None
+        self._made = RecordCosts(self._lookup, target, options.mode, network)
+
+    def __enter__(self) -> RecordCosts:
+        return self._made
+
+    def __exit__(self, *error: object) -> None:
+        if self._lookup is not None:
+            self._lookup.close()
+
+
+def run_plan(
+    network: Network,
+    plan: Plan,
+    target: schedsearch.Target,
+    options: argparse.Namespace,
+    truth: torch.Tensor,
+    x: torch.Tensor,
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    workloads = dict.fromkeys([*plan.ways.values(), *(each.workload for each in plan.conversions)])
+    kernels = find_kernels(workloads, options.db, target, mode=options.mode)
+    executable = assemble(network, plan, kernels.__getitem__, target=target.key)
+    with Net(executable, open_device(target)) as net:
+        build_s = time.perf_counter() - started
+        given = x.to(getattr(torch, net.inputs[0].dtype)).contiguous()
+        launch = net.bind(given)
+        y = launch().float().reshape(truth.shape)
+        torch.cuda.synchronize()
+        rungs = [call.origin.rung for call in net.steps]
+        return {
+            "predicted_us": plan.predicted_ns / 1e3,
+            "hot_us": hot_us(launch),
+            "cold_us": cold_us(launch),
+            "error": float((y - truth).abs().max() / truth.abs().max()),
+            "mean_error": float((y - truth).abs().mean() / truth.abs().mean()),
+            "calls": len(rungs),
+            "conversions": len(plan.conversions),
+            "untuned_calls": len(rungs) - rungs.count("exact"),
+            "build_s": round(build_s, 2),
+            "arena_bytes": net.program.arena_bytes,
+            "least_arena_bytes": net.program.least_arena_bytes,
+        }
+
+
+def measure(case: str, options: argparse.Namespace, ends: float, share_s: float) -> dict[str, Any]:
+    name, batch, format_ = case.split(":")
+    found: dict[str, Any] = {"case": case, "network": name, "batch": int(batch), "format": format_}
+    target = detect("cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        path, peer_path = Path(folder) / "model.onnx", Path(folder) / "peer.onnx"
+        model = onnx_models.build(name, batch=int(batch), int8=format_ == "int8")
+        onnx.save(model, path)
+        peer = None
+        if not options.no_torch:
+            onnx.save(onnx_models.build(name, batch=int(batch)) if format_ == "int8" else model, peer_path)
+            peer = Peer(peer_path)
+        started = time.perf_counter()
+        network = lower(read_model(path), dtype="float16")
+        found["lowering_s"] = round(time.perf_counter() - started, 2)
+        found["nodes"] = len(network.nodes)
+        time_s = options.tune if options.tune is not None else share_s - AFTER_TUNING_S
+        found |= tuned(network, target, options, min(time_s, ends - time.monotonic() - AFTER_TUNING_S))
+        with torch.no_grad():
+            x = _input(model)
+            truth = onnx_torch.as_module(model).cuda()(x)
+        with _costs(network, target, options) as costs:
+            started = time.perf_counter()
+            best = best_plan(network, costs)
+            found["planning_s"] = round(time.perf_counter() - started, 3)
+            plans = {"plan": best, **baselines(network, costs)}
+            found["explanation"] = explain(network, best, costs).text()
+        found["plans"] = {}
+        for label, plan in plans.items():
+            same = next((other for other, row in found["plans"].items() if plans[other].ways == plan.ways), None)
+            found["plans"][label] = (
+                {**found["plans"][same], "same_as": same} if same else run_plan(network, plan, target, options, truth, x)
+            )
+            if time.monotonic() > ends:
+                break
+        if peer is not None:
+            found |= peer.times(max(5.0, ends - time.monotonic()))
+    return found
+
+
+def show(row: dict[str, Any]) -> None:
+    if "error" in row:
+        print(f"{row['case']:<28} failed: {row['error'][-400:]}", flush=True)
+        return
+    print(
+        f"{row['case']:<28} {row['nodes']} nodes, tuned {row['tuned']} of {row['missing']} in {row['tuning_s']} s, "
+        f"planned in {row['planning_s']} s"
+    )
+    for label in ("torch", "torch.compile"):
+        if f"{label} hot_us" in row:
+            print(f"   {label:<16} {'':18}  hot {row[f'{label} hot_us']:8.1f}  cold {row[f'{label} cold_us']:8.1f} us")
+    if "torch error" in row:
+        print(f"   torch: {row['torch error']}")
+    for label, plan in row["plans"].items():
+        same = f" (same as {plan['same_as']})" if "same_as" in plan else ""
+        print(
+            f"   {label:<16} predicted {plan['predicted_us']:8.1f}  hot {plan['hot_us']:8.1f}  "
+            f"cold {plan['cold_us']:8.1f} us  {plan['calls']} calls, {plan['conversions']} conversions, "
+            f"{plan['untuned_calls']} untuned, error {plan['error']:.2e} mean {plan['mean_error']:.2e}{same}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="NAME:BATCH:FORMAT")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for everything")
+    parser.add_argument("--tune", type=float, help="seconds of tuning a case; default: its share of the limit")
+    parser.add_argument("--tasks-a-second", type=float, default=1.0, help="how many workloads to tune in a second")
+    parser.add_argument("--mode", default=COLD_GRAPH, help="how kernels are timed")
+    parser.add_argument("--db", default="networks.db")
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's times out")
+    parser.add_argument("--out", help="JSON file for the data")
+    parser.add_argument("--peer", metavar="MODEL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peer:
+        serve_peer(options.peer)
+        return
+    ends = time.monotonic() + options.limit
+    rows: list[dict[str, Any]] = []
+    for place, case in enumerate(options.cases):
+        left = ends - time.monotonic()
+        if left < AFTER_TUNING_S:
+            print(f"no time is left for {', '.join(options.cases[place:])}")
+            break
+        try:
+            rows.append(measure(case, options, ends, left / (len(options.cases) - place)))
+        except Exception:  # the other networks go on
+            rows.append({"case": case, "error": traceback.format_exc()[-1500:]})
+        show(rows[-1])
+        common.write(options.out, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
