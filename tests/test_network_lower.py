@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -110,7 +111,45 @@ def products() -> Net:
     return net
 
 
-FLOATS = [pools, head, products, residual, inception, depthwise, super_resolution, moves, unfolded]
+def gates() -> Net:
+    """SiLU and squeeze-excite, as EfficientNet and MobileNetV3 have them."""
+    net = Net(2, 8, 6, 6)
+    value = net.conv("x", 32, 8, name="wide")
+    value = net.node("Mul", value, net.node("Sigmoid", value, name="sigmoid"), name="silu")
+    small = net.node("Relu", net.conv(net.node("GlobalAveragePool", value, name="pool"), 8, 32, 1, name="squeeze"))
+    gate = net.node("HardSigmoid", net.conv(small, 32, 8, 1, name="excite"), name="gate", alpha=0.25)
+    net.node("Mul", value, gate, name="gated")
+    return net
+
+
+def functions() -> Net:
+    """One chain of many functions, constants of every shape that broadcasts, and a value that two nodes read."""
+    net = Net(2, 4, 5, 5)
+    value = net.node("Sub", net.weight("channels", 4, 1, 1), net.node("Abs", "x"))
+    value = net.node("PRelu", value, net.weight("slopes", 1, 4, 1, 1))
+    positive = net.node("Add", net.node("Pow", value, net.numbers(2)), net.numbers(0.5))
+    one = net.node("Div", net.node("Log", positive), net.node("Sqrt", positive))
+    two = net.node("Tanh", net.node("Exp", net.node("Neg", positive)))
+    value = net.node("Max", one, two, net.node("Erf", "x"))
+    value = net.node("Clip", value, "", net.numbers(0.9))
+    value = net.node("Gelu", net.node("HardSwish", net.node("Mul", value, net.weight("column", 5, 1))))
+    net.node("LeakyRelu", net.batch_norm(value, 4), alpha=0.125)
+    return net
+
+
+FLOATS = [
+    gates,
+    functions,
+    pools,
+    head,
+    products,
+    residual,
+    inception,
+    depthwise,
+    super_resolution,
+    moves,
+    unfolded,
+]
 
 
 def expected(model: Any, x: Any) -> dict[str, Any]:
@@ -172,6 +211,18 @@ def test_layouts_of_a_convolution_and_a_concatenation(tmp_path: Path) -> None:
     assert [way.output.shape for way in concat.ways] == [(1, 7, 7, 128), (1, 128, 7, 7), (1, 4, 7, 7, 32)]
 
 
+def test_elementwise_nodes_are_one_kernel(tmp_path: Path) -> None:
+    network = lower(read_model(gates().save(tmp_path)))
+    nodes = [node for node in network.nodes if isinstance(node, Node) and node.ways[0].op == "elementwise"]
+    assert [node.sources for node in nodes] == [("sigmoid", "silu"), ("gate", "gated")]
+    assert [node.ways[0].expression for node in nodes] == ["a * sigmoid(a)", "a * hard_sigmoid(b, 0.25, 0.5)"]
+    assert [[each[2] for each in way.inputs] for way in nodes[1].ways] == [
+        [(2, 6, 6, 32), (2, 1, 1, 32)], [(2, 32, 6, 6), (2, 32, 1, 1)], [(2, 1, 6, 6, 32), (2, 1, 1, 1, 32)],
+    ]  # fmt: skip
+    (node,) = lower(read_model(functions().save(tmp_path))).nodes
+    assert isinstance(node, Node) and len(node.sources) == 19
+
+
 # --- Quantised graphs ---------------------------------------------------------------------------------------------------
 def quantised(*, filters_apart: bool = False, join: bool = False) -> Net:
     """Two int8 convolutions, as tools for quantisation write them; the second in floating point from its sums on."""
@@ -208,6 +259,26 @@ def test_integers_between_conversions_are_those_of_the_model(filters_apart: bool
             assert np.abs(differing).max() <= 1  # the model adds its bias before it is rounded to whole numbers
             assert (differing != 0).mean() < 0.1
             assert len(np.unique(truth[name])) > 10
+
+
+def test_a_quantised_addition_is_one_kernel_of_integers(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(onnx_models.build("resnet18_depthwise", size=(32, 32), width=1 / 8, int8=True), path)
+    model = read_model(path)
+    network = lower(model, dtype="float16")
+    kernels = [node for node in network.nodes if isinstance(node, Node) and node.ways[0].op == "elementwise"]
+    quantise, *additions, dequantise = (kernel.ways[0].expression for kernel in kernels)
+    assert (quantise, dequantise) == ("quantise(a, 0.031496063, 0)", "dequantise(a, 0.015686275, 0)")
+    assert len(additions) == 8
+    assert all(
+        re.fullmatch(r"quantise\(relu\(dequantise\(a, .*\) \+ dequantise\(b, .*\)\), .*\)", each) for each in additions
+    )
+    formats = [value.dtype for value in network.values.values() if "int8" not in value.dtype]
+    assert formats == ["float16"] * 5  # the input, what the pool reads and makes, a view of it, and the output
+    x = np.random.default_rng(1).uniform(-1, 1, (1, 3, 32, 32)).astype(np.float32)
+    truth, found = expected(model, x), evaluate(network, {"x": x})
+    (output,) = network.outputs
+    assert np.abs(found[output] - truth[output]).max() < 0.05 * np.abs(truth[output]).max()  # a rounding may differ by one
 
 
 def test_operators_of_integers_are_exact(tmp_path: Path) -> None:

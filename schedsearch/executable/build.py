@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,21 +119,9 @@ def _network(
         )
     if example is None:
         raise UsageError("a torch module needs an example of its input: schedsearch.build(module, example)")
-    with _exported(model, example) as path:
-        return lowered(read_model(path)), type(model).__name__
+    from schedsearch.network.torch_export import export
 
-
-@contextlib.contextmanager
-def _exported(module: Any, example: Any) -> Iterator[Path]:
-    """The ONNX file of a torch module, made by torch.export."""
-    import torch
-
-    arguments = example if isinstance(example, tuple) else (example,)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "module.onnx"
-        with torch.no_grad():
-            torch.onnx.export(module.eval(), arguments, str(path), dynamo=True, verbose=False)
-        yield path
+    return lowered(export(model, example)), type(model).__name__
 
 
 @contextlib.contextmanager

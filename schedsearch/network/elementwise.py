@@ -1,11 +1,13 @@
 """Chains of element-wise nodes as one expression.
 
 A chain ends at one node and grows towards its inputs: a node in front of it belongs to it if nothing outside of the chain
-reads its result. Nodes of a smaller shape are computed again for every element that they are broadcast to.
+reads its result. Nodes of a smaller shape are computed again for every element that they are broadcast to, and whole numbers
+are dequantised by every chain that reads them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,15 +18,13 @@ from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.epilogue import LARGEST, batch_norm_operands, clip_bounds
 from schedsearch.network.facts import FLOATS, INTEGERS, Array, constant_of, dtype_of, extents_of, is_given, is_onnx, name_of
 from schedsearch.network.graph import Constant, axes_of
+from schedsearch.ops.expressions import MAX_CHARACTERS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-MAX_INPUTS = 16  # as `elementwise` has it
-MAX_CHARACTERS = 1000
 MOST_NODES = 32
-_LETTERS = "abcdefghijklmnopqrsuvwxz"  # without t, which names steps, and y, which is the output
-_RANGES = {"int8": (-128, 127), "uint8": (0, 255)}
+_LETTERS = "abcdefghijklmnop"  # as many as `elementwise` has inputs
 
 
 _Format = Callable[["ir.Node", Sequence[str]], "str | None"]  # (node, texts of its inputs) -> text of its result
@@ -110,7 +110,8 @@ _FORMATS: Mapping[str, _Format] = {
     "Gelu": _gelu,
     "Clip": _clip,
 }
-_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "Cast", "BatchNormalization")
+_ENDS = ("QuantizeLinear", "DequantizeLinear")  # others may read the whole numbers between these
+_CONVERSIONS = (*_ENDS, "Cast", "BatchNormalization")
 
 
 def _read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
@@ -121,7 +122,12 @@ def _read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     while True:
         expression = _Expression(node.outputs[0])
         text = expression.written(nodes)
-        if text is not None and expression.inputs and len(expression.inputs) <= MAX_INPUTS and len(text) <= MAX_CHARACTERS:
+        if (
+            text is not None
+            and expression.inputs
+            and len(expression.inputs) <= len(_LETTERS)
+            and len(text) <= MAX_CHARACTERS
+        ):
             return expression.chain(nodes, text)
         if len(nodes) == 1:
             return f"{name_of(node)} has an input that is computed, where only a constant is possible"
@@ -157,7 +163,7 @@ def _grown(root: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
 
 
 def _joins(node: ir.Node, chain: Sequence[ir.Node]) -> bool:
-    if node.op_type not in ELEMENTWISE or not is_onnx(node) or _problem(node):
+    if node.op_type not in ELEMENTWISE or node.op_type in _ENDS or not is_onnx(node) or _problem(node):
         return False
     value = node.outputs[0]
     return not value.is_graph_output() and all(user in chain for user, _ in value.uses())
@@ -194,7 +200,7 @@ class _Expression:
     def written(self, nodes: Sequence[ir.Node]) -> str | None:
         """The text; None if a node cannot be written."""
         for node in nodes:
-            text = self._node(node, last=node is nodes[-1])
+            text = self._node(node)
             if text is None:
                 return None
             value = node.outputs[0]
@@ -204,12 +210,15 @@ class _Expression:
             self.texts[value] = text
         return "; ".join([*self.steps, _bare(text)])
 
-    def _node(self, node: ir.Node, *, last: bool) -> str | None:
+    def _node(self, node: ir.Node) -> str | None:
         if node.op_type in _FORMATS:
             reading = node.inputs[:1] if node.op_type == "Clip" else node.inputs
-            return _FORMATS[node.op_type](node, [self._text(node, value) for value in reading if value is not None])
+            texts = [self._text(node, value) for value in reading if value is not None]
+            return None if None in texts else _FORMATS[node.op_type](node, [text for text in texts if text is not None])
         assert node.inputs[0] is not None
         x = self._text(node, node.inputs[0])
+        if x is None:
+            return None
         if node.op_type == "Cast":
             return x
         if node.op_type == "BatchNormalization":
@@ -218,27 +227,29 @@ class _Expression:
                 return None
             scale, shift = (self._along(node, operands[name].array, 1, f".{name}") for name in ("scale", "shift"))
             return f"({x} * {scale} + {shift})"
-        return self._conversion(node, x, last=last)
+        return self._conversion(node, x)
 
-    def _conversion(self, node: ir.Node, x: str, *, last: bool) -> str | None:
-        """QuantizeLinear or DequantizeLinear; the numbers in between are limited as those of their format."""
+    def _conversion(self, node: ir.Node, x: str) -> str | None:
+        """QuantizeLinear or DequantizeLinear."""
         scale, zero = (constant_of(value) for value in (*node.inputs[1:3], None)[:2])
         if scale is None or (zero is None and is_given(node, 2)):
             return None
         axis = node.attributes.get_int("axis", 1)
         by = self._along(node, scale, axis, ".scale")
         offset = "0" if zero is None else self._along(node, zero.astype(np.float32), axis, ".zero_point")
-        if node.op_type == "DequantizeLinear":
-            return f"dequantise({x}, {by}, {offset})"
-        text = f"quantise({x}, {by}, {offset})"
-        low, high = _RANGES[dtype_of(node.outputs[0])]
-        return text if last else f"clip({text}, {low}, {high})"
+        return f"{'quantise' if node.op_type == 'QuantizeLinear' else 'dequantise'}({x}, {by}, {offset})"
 
-    def _text(self, node: ir.Node, value: ir.Value) -> str:
+    def _text(self, node: ir.Node, value: ir.Value) -> str | None:
         if value in self.texts:
             return self.texts[value]
-        constant = constant_of(value)
-        if constant is None:
+        constant, producer = constant_of(value), value.producer()
+        text: str | None
+        if producer is not None and producer.op_type == "DequantizeLinear" and not _problem(producer):
+            assert producer.inputs[0] is not None
+            text = self._conversion(producer, self._input(producer.inputs[0]))
+            if text is None:
+                return None
+        elif constant is None:
             text = self._input(value)
         elif constant.size == 1:
             text = _literal(float(constant.flat[0]))
@@ -258,14 +269,19 @@ class _Expression:
         return self._input(Constant(name_of(node) + name, axes_of(rank), numbers.reshape(shape)))
 
     def _input(self, operand: Operand) -> str:
-        name = f"{_LETTERS[len(self.inputs) % len(_LETTERS)]}{len(self.inputs) // len(_LETTERS) or ''}"
+        known = [name for name, each in self.inputs.items() if each is operand]
+        name = known[0] if known else f"input{len(self.inputs)}"
         self.inputs[name] = operand
         return name
 
     def chain(self, nodes: Sequence[ir.Node], text: str) -> Chain:
+        """The chain, with the names a, b, c for inputs in the order in which the text has them."""
         y = extents_of(nodes[-1], self.y)
+        order = list(dict.fromkeys(re.findall(r"input\d+", text)))
+        arguments = {_LETTERS[place]: self.inputs[name] for place, name in enumerate(order)}
+        text = re.sub(r"input\d+", lambda match: _LETTERS[order.index(match[0])], text)
         inputs = []
-        for name, operand in self.inputs.items():
+        for name, operand in arguments.items():
             if isinstance(operand, Constant):
                 inputs.append([name, "float32", list(operand.array.shape)])
             else:
@@ -278,7 +294,7 @@ class _Expression:
             "dtype": floats[0] if floats else dtype_of(self.y),
             "out_dtype": dtype_of(self.y),
         }
-        return Chain("elementwise", params, list(nodes), self.y, dict(self.inputs))
+        return Chain("elementwise", params, list(nodes), self.y, arguments)
 
 
 def _literal(number: float) -> str:

@@ -121,7 +121,8 @@ class _Graph:
                     continue
                 self.taken.update(chain.nodes)
                 self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
-                self.calls.append((max(places[each] for each in chain.nodes), self._node(chain)))
+                chain.nodes.sort(key=places.__getitem__)
+                self.calls.append((places[chain.nodes[-1]], self._node(chain)))
         for node, place in places.items():
             if node.op_type in VIEWS and is_onnx(node) and self._is_known(node):
                 self.taken.add(node)

@@ -38,11 +38,9 @@ def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = No
             of its folder, the graph is empty or has a cycle, an input is unknown, has a dynamic dimension or another rank,
             or onnx, onnx-ir or onnxscript is not installed.
     """
-    try:
-        import onnx_ir as ir
-        import onnxscript  # noqa: F401  (imported here so that it is missed before any work)
-    except ImportError as error:
-        raise ModelError(f"{EXTRA} ({error})") from error
+    needed()
+    import onnx_ir as ir
+
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path} is not a file; give an ONNX model, e.g. model.onnx")
@@ -50,26 +48,48 @@ def read_model(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = No
         model = ir.load(path)
     except Exception as error:  # protobuf's errors have no common base, and a damaged graph can break any rule
         raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}") from error
-    _check_opset(model, path)
     _check_weights(model, path)
+    return simplified(model, str(path), shapes)
+
+
+def needed() -> None:
+    """Raises ModelError unless all packages of the extra are installed."""
+    try:
+        import onnx_ir  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ModelError(f"{EXTRA} ({error})") from error
+
+
+def simplified(model: ir.Model, name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
+    """A graph after it was checked, its shapes were fixed and everything was folded; the model is changed.
+
+    Args:
+        name: of the model, for messages.
+        shapes: as of `read_model`.
+
+    Raises:
+        ModelError: as `read_model`.
+    """
+    _check_opset(model, name)
     if not len(model.graph):
-        raise ModelError(f"{path} has no nodes; there is nothing to compile")
+        raise ModelError(f"{name} has no nodes; there is nothing to compile")
     try:
         model.graph.sort()
     except ValueError as error:
-        raise ModelError(f"{path}: the graph has a cycle") from error
-    _fix_shapes(model, shapes or {}, path)
-    return _simplified(model)
+        raise ModelError(f"{name}: the graph has a cycle") from error
+    _fix_shapes(model, shapes or {}, name)
+    return _folded(model)
 
 
-def _check_opset(model: ir.Model, path: Path) -> None:
+def _check_opset(model: ir.Model, name: str) -> None:
     import onnx
 
     newest = onnx.defs.onnx_opset_version()
     opset = model.opset_imports.get("")
     if opset is None or not OLDEST_OPSET <= opset <= newest:
         got = "has no opset of ONNX" if opset is None else f"needs opset {opset}"
-        raise ModelError(f"{path} {got}; allowed: {OLDEST_OPSET} to {newest}, those of the installed onnx")
+        raise ModelError(f"{name} {got}; allowed: {OLDEST_OPSET} to {newest}, those of the installed onnx")
 
 
 def _check_weights(model: ir.Model, path: Path) -> None:
@@ -90,20 +110,20 @@ def _check_weights(model: ir.Model, path: Path) -> None:
             raise ModelError(f"{path}: weight {name!r} needs {needed} bytes of {str(tensor.location)!r}, which {got}")
 
 
-def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
+def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name: str) -> None:
     """Gives every input a shape without symbols."""
     import onnx_ir as ir
 
     inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
     for name, given in shapes.items():
         if name not in inputs:
-            raise ModelError(f"{path} has no input {name!r}{did_you_mean(name, inputs)}; it has {', '.join(inputs)}")
+            raise ModelError(f"{model_name} has no input {name!r}{did_you_mean(name, inputs)}; it has {', '.join(inputs)}")
         declared = inputs[name].shape
         if any(extent < 1 for extent in given):
             raise ModelError(f"the shape of {name!r} is {list(given)}; allowed: extents of at least 1")
         fixed = [None if declared is None or not isinstance(each, int) else each for each in declared or given]
         if len(fixed) != len(given) or any(old not in (None, new) for old, new in zip(fixed, given)):
-            raise ModelError(f"{path}: input {name!r} is {declared}; the shape {list(given)} does not fit")
+            raise ModelError(f"{model_name}: input {name!r} is {declared}; the shape {list(given)} does not fit")
         inputs[name].shape = ir.Shape(given)
     dynamic = [
         f"{name} {value.shape or 'of unknown rank'}"
@@ -112,12 +132,12 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], path: Path
     ]
     if dynamic:
         raise ModelError(
-            f"{path} has inputs with dynamic dimensions: {'; '.join(dynamic)}. Shapes must be fixed; give them, "
+            f"{model_name} has inputs with dynamic dimensions: {'; '.join(dynamic)}. Shapes must be fixed; give them, "
             f"e.g. --shape {dynamic[0].split()[0]}=1,3,224,224"
         )
 
 
-def _simplified(model: ir.Model) -> ir.Model:
+def _folded(model: ir.Model) -> ir.Model:
     import onnxscript.optimizer
     from onnxscript.rewriter import rewrite
     from onnxscript.rewriter.rules import common

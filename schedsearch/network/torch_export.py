@@ -1,0 +1,43 @@
+"""Torch modules as the graphs that ONNX files become."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.network.model import ModelError, needed, simplified
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def export(module: Any, example: Any) -> ir.Model:
+    """The simplified graph of a torch module, by torch.export.
+
+    The module is read as it computes in evaluation mode; its own mode does not change.
+
+    Args:
+        module: a torch.nn.Module.
+        example: its input, or a tuple of several. Their shapes become those of the network.
+
+    Raises:
+        ModelError: torch, onnx-ir or onnxscript is not installed, the module cannot be exported, or its graph cannot be
+            compiled.
+
+    Example:
+        >>> network = lower(export(module, torch.randn(1, 3, 224, 224)), dtype="float16")
+    """
+    needed()
+    try:
+        import torch
+    except ImportError as error:
+        raise ModelError(f"a torch module needs PyTorch ({error})") from error
+    arguments = example if isinstance(example, tuple) else (example,)
+    training = module.training
+    try:
+        with torch.no_grad():
+            program = torch.onnx.export(module.eval(), arguments, dynamo=True, verbose=False)
+    except Exception as error:  # torch's exporters raise many kinds
+        raise ModelError(f"torch.export cannot read {type(module).__name__}: {error}") from error
+    finally:
+        module.train(training)
+    return simplified(program.model, type(module).__name__)

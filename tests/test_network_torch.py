@@ -1,0 +1,64 @@
+"""Torch modules become the same networks as ONNX files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxscript")
+
+from schedsearch.network.evaluate import evaluate
+from schedsearch.network.graph import Node
+from schedsearch.network.lower import lower
+from schedsearch.network.model import ModelError
+from schedsearch.network.torch_export import export
+
+
+def block(torch: Any) -> Any:
+    """A residual block with batch norms, and a classifier."""
+    nn = torch.nn
+
+    class Block(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+            self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
+            self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 5)
+
+        def forward(self, x: Any) -> Any:
+            value = torch.relu(x + self.second(self.first(x)))
+            return self.head(torch.flatten(self.pool(value), 1))
+
+    torch.manual_seed(1)
+    module = Block()
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.uniform_(-1, 1)
+            part.running_var.uniform_(0.5, 2)
+    return module
+
+
+def test_a_module_becomes_a_network_with_its_batch_norms_folded(torch: Any) -> None:
+    module, x = block(torch), torch.randn(2, 8, 6, 6)
+    network = lower(export(module, x))
+    ways = [node.ways[0] for node in network.nodes if isinstance(node, Node)]
+    assert [(way.op, *map(str, way.params.get("epilogue", ()))) for way in ways] == [
+        ("conv2d", "bias", "relu"), ("conv2d", "bias", "residual", "relu"), ("pool2d",), ("dense", "bias"),
+    ]  # fmt: skip
+    assert module.training
+    with torch.no_grad():
+        expected = module.eval()(x).numpy()
+    (name,), (output,) = network.inputs, network.outputs
+    found = evaluate(network, {name: x.numpy()})[output]
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_a_module_that_cannot_be_exported_is_refused_with_the_reason(torch: Any) -> None:
+    class Branches(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else x + 1
+
+    with pytest.raises(ModelError, match=r"torch.export cannot read Branches: "):
+        export(Branches(), torch.ones(2))
