@@ -88,6 +88,8 @@ def square_ns(candidate: Candidate) -> float:
     return float((config["x"] - 11) ** 2 + (config["y"] - 5) ** 2 + 100) if "x" in config else 1000.0 + config["z"]
 
 
+REFERENCE = Artifact(b"", LaunchPlan("cuda", "sm_90a", ()))
+
 Behaviour = Callable[[Candidate], "float | Outcome"]
 
 
@@ -97,6 +99,7 @@ class FakeBuilder:
     def __init__(self, behaviour: Behaviour, code: Callable[[Config], str], log: list[str]) -> None:
         self._behaviour, self._code, self._log = behaviour, code, log
         self._queue: list[tuple[int, Candidate]] = []
+        self._references: list[int] = []
         self._tokens = itertools.count()
         self.submitted: list[Candidate] = []
         self.most_pending = 0
@@ -113,9 +116,18 @@ class FakeBuilder:
         self._log.append("submit")
         return token
 
+    def submit_reference(self, workload: Workload) -> int:
+        self._references.append(next(self._tokens))
+        return self._references[-1]
+
     def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
+        references = self.poll_references()
         done, self._queue = self._queue, []
-        return [(token, self._build(candidate)) for token, candidate in done]
+        return [*references, *((token, self._build(candidate)) for token, candidate in done)]
+
+    def poll_references(self) -> list[tuple[int, Built | Measurement]]:
+        done, self._references = self._references, []
+        return [(token, Built(REFERENCE, Resources(), "reference", build_s=0.1)) for token in done]
 
     def _build(self, candidate: Candidate) -> Built | Measurement:
         outcome = self._behaviour(candidate)
@@ -139,8 +151,12 @@ class FakeRunner:
     raced: list[list[Config]] = field(default_factory=list)
     before: Callable[[Config], None] = lambda config: None
     prepared: list[Workload] = field(default_factory=list)
+    learned: list[Workload] = field(default_factory=list)
     preparation_s: float = 0.0
     prepare_s: float = 0.0
+
+    def learn_reference(self, workload: Workload, artifact: Artifact) -> None:
+        self.learned.append(workload)
 
     def prepare(self, workload: Workload) -> None:
         if workload not in self.prepared:

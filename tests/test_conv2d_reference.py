@@ -56,10 +56,10 @@ def computed(device: CpuDevice, workload: Workload, arrays, scalars=None):  # ty
         device,
         REFERENCE.kernel(workload, device.target),
         arrays,
-        {"y": (shape, np.float64), "y.magnitude": (shape, np.float64)},
+        {"y": (shape, np.float64), "magnitude_of_y": (shape, np.float64)},
         given,
     )
-    return results["y"], results["y.magnitude"]
+    return results["y"], results["magnitude_of_y"]
 
 
 @pytest.mark.parametrize(

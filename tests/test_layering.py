@@ -56,6 +56,7 @@ LAYERS = {
     "schedsearch.network": 6,
     "schedsearch.profiling": 6,
     "schedsearch.profiling.profile": 1,
+    "schedsearch.__main__": 7,
     "schedsearch.cli": 7,
     "schedsearch.dashboard": 7,
     "schedsearch.testing": 7,

@@ -18,6 +18,7 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.measure import Builder, Built, Candidate, process, restarts
+from schedsearch.measure.reference import CheckedReference
 from schedsearch.measure.sessions import MARK
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.target import PRESETS
@@ -57,6 +58,13 @@ def test_a_candidate_becomes_an_artifact_with_its_resources(builder: Builder) ->
     assert built.artifact.plan.kind == "cpu" and built.artifact.code
     assert built.resources.code_bytes > 0
     assert 0 < built.build_s < 60
+
+
+def test_a_reference_is_built_like_a_candidate(builder: Builder) -> None:
+    token = builder.submit_reference(WORKLOAD)
+    ((reported, built),) = builder.drain()
+    assert reported == token and isinstance(built, Built)
+    assert built.artifact == CheckedReference(WORKLOAD).build(CPU).artifact
 
 
 def test_every_submission_is_reported_once_under_its_token(builder: Builder) -> None:

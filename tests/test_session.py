@@ -226,13 +226,39 @@ class TestPipeline:
             def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
                 time.sleep(0.02)
                 if len(world.runner.prepared) < 2:
-                    return []
+                    return self.poll_references()
                 built_at.append(len(world.runner.measured))
                 return super().poll(timeout_s)
 
         world.make_builder = SlowBuilder
         world.tune(WORKLOAD, OTHER, trials=8, queue_depth=32)
         assert built_at[0] == 0, "nothing was measured when both workloads were ready"
+
+    def test_candidates_wait_for_the_reference_of_their_task_and_those_of_other_tasks_do_not(self) -> None:
+        world = World()
+        measured_before: list[int] = []
+
+        class OneSlowReference(FakeBuilder):
+            def submit_reference(self, workload: Workload) -> int:
+                token = super().submit_reference(workload)
+                if workload == WORKLOAD:
+                    self._references.remove(token)
+                    self.held = token
+                return token
+
+            def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
+                done = super().poll(timeout_s)
+                if self.held is not None and world.runner.measured:
+                    assert world.runner.prepared == [OTHER]
+                    measured_before.append(len(world.runner.measured))
+                    done.append((self.held, Measurement(Outcome.WORKER_LOST, message="as the test wants")))
+                    self.held = None
+                return done
+
+        world.make_builder = OneSlowReference
+        summary = world.tune(WORKLOAD, OTHER, trials=8, queue_depth=32)
+        assert measured_before and [task.trials for task in summary.tasks] == [8, 8]
+        assert world.runner.learned == [OTHER], "the runner compiles a reference itself that no builder could"
 
     def test_tuners_think_in_a_thread_of_their_own_while_candidates_are_built(self) -> None:
         threads: set[int] = set()

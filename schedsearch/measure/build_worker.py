@@ -16,6 +16,7 @@ from schedsearch.backend.sharing import share_through
 from schedsearch.config import Config
 from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
+from schedsearch.measure.reference import CheckedReference
 from schedsearch.measurement import MESSAGE_CHARACTERS, Outcome
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
@@ -35,6 +36,14 @@ class BuildTask:
     template: str
     workload: Workload
     config: Config
+
+
+@dataclass(frozen=True)
+class ReferenceTask:
+    """The reference kernel of a workload, which the runner would compile otherwise while the device waits."""
+
+    token: int
+    workload: Workload
 
 
 @dataclass(frozen=True)
@@ -66,17 +75,18 @@ class BuildFinished:
 
 
 def serve_builds(conn: ChildEnd, target: Target, shared_folder: Path) -> None:
-    """Builds one `BuildTask` after another for `target`; the builders of a run share work through the folder."""
+    """Builds one task after another for `target`; the builders of a run share work through the folder."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     _import_compiler(target, shared_folder)
     conn.send(BuilderReady())
     while True:
-        task: BuildTask = conn.recv()
+        task: BuildTask | ReferenceTask = conn.recv()
         conn.send(BuildStarted(task.token))
         started = time.monotonic()
-        with contextlib.suppress(BaseException):  # the build below meets it again
-            _template_and_space(task.template, task.workload, target)
+        if isinstance(task, BuildTask):
+            with contextlib.suppress(BaseException):  # the build below meets it again
+                _template_and_space(task.template, task.workload, target)
         before = process_state()
         result, outcome, message = _build(task, target)
         build_s = time.monotonic() - started
@@ -109,8 +119,13 @@ def _template_and_space(path: str, workload: Workload, target: Target) -> tuple[
     return template, template.space(workload, target)
 
 
-def _build(task: BuildTask, target: Target) -> tuple[BuildResult | None, Outcome, str]:
+def _build(task: BuildTask | ReferenceTask, target: Target) -> tuple[BuildResult | None, Outcome, str]:
     try:
+        if isinstance(task, ReferenceTask):
+            reference = CheckedReference(task.workload)
+            if not reference.pointwise:
+                return None, Outcome.REJECTED, "the reference works on whole arrays"
+            return reference.build(target), Outcome.OK, ""
         template, space = _template_and_space(task.template, task.workload, target)
         # Tuners propose nothing illegal, but other callers may, and an illegal kernel can hang the device.
         if problems := space.check(task.config):

@@ -18,7 +18,7 @@ from schedsearch.backend.cuda import require_compiler
 from schedsearch.config import Config
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.launch import Artifact, LaunchPlan
-from schedsearch.measure.build_worker import BuilderReady, BuildFinished, BuildStarted, BuildTask
+from schedsearch.measure.build_worker import BuilderReady, BuildFinished, BuildStarted, BuildTask, ReferenceTask
 from schedsearch.measure.process import ChildDiedError, ChildProcess, wait_for
 from schedsearch.measure.restarts import Restarts
 from schedsearch.measure.scratch import ScratchFolder
@@ -69,9 +69,10 @@ class Built:
 
 @dataclass
 class _Queued:
-    """A candidate on its way: `number` is that of the request, `lost` counts workers that were lost before they began it."""
+    """A candidate or a reference on its way: `number` is that of the request, `lost` counts workers that were lost before
+    they began it."""
 
-    task: BuildTask
+    task: BuildTask | ReferenceTask
     number: int = 0
     lost: int = 0
 
@@ -144,7 +145,16 @@ class Builder:
         Raises:
             UsageError: the workers cannot import the template's class by name.
         """
-        task = BuildTask(next(self._tokens), _location(candidate.template), candidate.workload, candidate.config)
+        return self._enqueue(
+            BuildTask(next(self._tokens), _location(candidate.template), candidate.workload, candidate.config)
+        )
+
+    def submit_reference(self, workload: Workload) -> int:
+        """Queues the reference kernel of a workload; `poll` reports it like a candidate. It is `rejected` if the operator's
+        reference is not a kernel."""
+        return self._enqueue(ReferenceTask(next(self._tokens), workload))
+
+    def _enqueue(self, task: BuildTask | ReferenceTask) -> int:
         self._queue.append(_Queued(task))
         self._dispatch()
         return task.token

@@ -15,7 +15,7 @@ import numpy as np
 from schedsearch.device import Device
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.checks import Domain, likely_sigmas, sum_sigma
-from schedsearch.ops.dtypes import dtype, encode
+from schedsearch.ops.dtypes import decode, dtype, encode
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -124,3 +124,7 @@ class Pattern:
     def elements(self, count: int) -> Array:
         """The first `count` elements, shape (count,)."""
         return np.resize(self._block, count)
+
+    def decoded(self, count: int, name: str) -> Array:
+        """The same as numbers of the dtype of this name."""
+        return np.resize(decode(self._block, name), count)

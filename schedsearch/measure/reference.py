@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from schedsearch.backend import compile_source
+from schedsearch.backend import BuildResult, compile_source
 from schedsearch.errors import OperatorError, SchedsearchError
-from schedsearch.launch import Artifact, Pointer, Scalar
+from schedsearch.launch import Pointer, Scalar
 from schedsearch.measure.inputs import Array
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
@@ -37,7 +37,7 @@ class CheckedReference:
         except Exception as error:
             raise self.failure(f"it cannot be made: {_last_line(error)}") from error
 
-    def artifact(self, target: Target) -> Artifact:
+    def build(self, target: Target) -> BuildResult:
         """The compiled kernel."""
         workload = self._workload
         try:
@@ -51,7 +51,7 @@ class CheckedReference:
             raise self.failure(f"kernel() returned code for {source.kind}; allowed here: {target.kind}")
         self._check_parameters(source)
         try:
-            return compile_source(source, target).artifact
+            return compile_source(source, target)
         except Exception as error:  # any exception of a compiler
             raise self.failure(f"its kernel does not compile: {error}") from error
 
@@ -150,3 +150,8 @@ def _last_line(error: BaseException) -> str:
     """The exception and where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} (line {frame.lineno} of {frame.filename.rsplit('/', 1)[-1]})"
+
+
+def reference_name(workload: Workload) -> str:
+    """The name of a reference's machine code in a `CodeCache`."""
+    return f"reference {workload.id}"

@@ -10,6 +10,7 @@ import platform
 import statistics
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -21,6 +22,7 @@ from schedsearch.measure.builder import Built
 from schedsearch.measure.clocks import read_clocks
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.process import ChildDiedError, ChildProcess
+from schedsearch.measure.reference import reference_name
 from schedsearch.measure.restarts import Restarts
 from schedsearch.measure.run_worker import FINALIST, WINNER, Failed, Prepare, Race, Ran, Ready, Run
 from schedsearch.measurement import COLD_GRAPH, MODES, Measurement, Outcome
@@ -75,6 +77,7 @@ class Runner:
         self._cores = sorted(os.sched_getaffinity(0))
         self._code: dict[str, Artifact] = {}
         self._child: ChildProcess | None = None
+        self._learned: deque[tuple[str, Artifact]] = deque()  # appended to by other threads
         self._child_knows: set[str] = set()
         self._runs_of_child = 0
         self._witness: Run | None = None  # the last candidate that was right
@@ -94,6 +97,10 @@ class Runner:
     def prepare(self, workload: Workload) -> None:
         """Prepares inputs, reference and arena of a workload ahead of `measure`. Raises the errors of `measure`."""
         self._prepare(workload, seed=0)
+
+    def learn_reference(self, workload: Workload, artifact: Artifact) -> None:
+        """Takes a reference that a builder compiled, so that the device need not wait for this. Any thread may call it."""
+        self._learned.append((reference_name(workload), artifact))
 
     def measure(self, workload: Workload, built: Built, best_ns: float | None = None) -> Measurement:
         """Verifies every element, times, and verifies again what timed launches computed.
@@ -201,6 +208,9 @@ class Runner:
         """None if it makes sense to try again."""
         fresh = self._child is None
         child = self._child or self._open_child()
+        while self._learned:
+            name, artifact = self._learned.popleft()
+            self._code.setdefault(name, artifact)
         child.send(Prepare(workload, seed, {name: self._code[name] for name in self._code.keys() - self._child_knows}))
         try:
             reply = child.receive(_PREPARE_S)

@@ -12,7 +12,7 @@ from schedsearch.backend import compile_source
 from schedsearch.device import Device
 from schedsearch.measure.compare import CodeCache, Tolerance, Truth
 from schedsearch.measure.inputs import Array
-from schedsearch.measure.reference import CheckedReference, is_rounded
+from schedsearch.measure.reference import CheckedReference, is_rounded, reference_name
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.checks import FP32_ROUNDOFF
 from schedsearch.ops.dtypes import decode, dtype
@@ -92,7 +92,7 @@ class Truths(Mapping[str, Truth]):
         if not reference.pointwise:
             self._compute_whole(reference, code, inputs, scalars)
             return
-        artifact = code.get(f"reference {self._workload.id}", lambda: reference.artifact(self._device.target))
+        artifact = code.get(reference_name(self._workload), lambda: reference.build(self._device.target).artifact)
         addresses = {spec.name: inputs[spec.name] for spec in self._workload.signature}
         for name, truth in self.items():
             addresses |= {name: truth.address, magnitude_of(name): truth.magnitude}
@@ -115,7 +115,7 @@ class Truths(Mapping[str, Truth]):
             return decode(raw.view(dtype(spec.dtype).storage), spec.dtype).reshape(spec.shape)
 
         def run(source: KernelSource) -> dict[str, Array]:
-            artifact = code.get(f"reference {workload.id}", lambda: compile_source(source, device.target).artifact)
+            artifact = code.get(reference_name(workload), lambda: compile_source(source, device.target).artifact)
             addresses = {spec.name: inputs[spec.name] for spec in workload.signature}
             kernel = device.load(artifact)
             try:  # an output takes at most the eight bytes an element that its truth has

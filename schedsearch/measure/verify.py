@@ -234,7 +234,7 @@ class Verification:
         self._device.synchronize()
 
     def _on_host(self, arg: ArgSpec, patterns: Mapping[str, Pattern]) -> Array:
-        return decode(patterns[arg.name].elements(arg.size), arg.dtype).reshape(arg.shape)
+        return patterns[arg.name].decoded(arg.size, arg.dtype).reshape(arg.shape)
 
     def _plan_changes(
         self, arrays: dict[str, Array], others: Mapping[str, Pattern], rng: np.random.Generator

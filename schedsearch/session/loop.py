@@ -82,6 +82,7 @@ class Session:
         self._thinking: deque[tuple[Future[Answer] | Future[bool], TaskState, Arm]] = deque()
         self._preparing: tuple[Future[None], TaskState] | None = None
         self._building: dict[int, Proposal] = {}
+        self._references: dict[int, TaskState] = {}  # that builders compile; their tasks wait for them
         self._ready: deque[tuple[Proposal, Built]] = deque()
         self._measuring: dict[Future[Measurement], tuple[Proposal, Built]] = {}
         self._elsewhere: dict[tuple[str, str, int], list[Known]] = {}  # op, template, version -> tasks in the store
@@ -261,6 +262,9 @@ class Session:
         return room
 
     def _submit_all(self, task: TaskState, arm: Arm, answer: Answer) -> None:
+        if not task.reference_asked:
+            task.reference_asked = True
+            self._references[self._builder.submit_reference(task.workload)] = task
         for config, prediction in zip(answer.configs, answer.predictions):
             arm.proposed()
             if not self._spent:
@@ -270,15 +274,21 @@ class Session:
             self._building[self._builder.submit(candidate)] = proposal
 
     def _feed_device(self) -> None:
-        while self._ready and len(self._measuring) < self._device.queue and not (self._alternate and self._building):
-            proposal, built = self._ready.popleft()
-            ready = self._spent or (proposal.task.prepared and not self._preparing)
+        waiting = set(self._references.values())
+        while len(self._measuring) < self._device.queue and not (self._alternate and (self._building or waiting)):
+            place = next((place for place, (proposal, _) in enumerate(self._ready) if proposal.task not in waiting), None)
+            if place is None:
+                break
+            proposal, built = self._ready[place]
+            del self._ready[place]
+            ready = self._spent or (proposal.task.prepared and not (self._preparing or self._measuring))
             self._journal.enter("measuring" if ready else "preparing")
             proposal.task.prepared = True
             self._measuring[self._device.submit(self._measure, proposal.task, built)] = (proposal, built)
         if not (self._measuring or self._preparing):
             # The device would be idle until a build is done, so it prepares for one that is under way.
-            task = next((proposal.task for proposal in self._building.values() if not proposal.task.prepared), None)
+            tasks = (proposal.task for proposal in self._building.values())
+            task = next((task for task in tasks if not task.prepared and task not in waiting), None)
             if task is not None:
                 task.prepared = True
                 self._preparing = (self._device.submit(self._runner.prepare, task.workload), task)
@@ -293,8 +303,8 @@ class Session:
         others: list[Future[Any]] = [*self._measuring, *(each for each, _, _ in self._thinking)]
         others += self._preparing[:1] if self._preparing else ()
         with self._device.idle_counts_as("tuner" if starving else "build"):
-            if self._building:
-                done = self._builder.poll(0.01 if others else 0.2)
+            if self._building or self._references:
+                done = self._poll_builder(0.01 if others else 0.2)
             else:
                 done = []
                 wait(others, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -312,6 +322,18 @@ class Session:
         except (PreparationError, OperatorError) as error:
             self._give_up(task, error)
             return None
+
+    def _poll_builder(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]:
+        """The candidates that builders have finished. References go to the runner, which compiles those that failed again
+        and reports why they do."""
+        done = []
+        for token, result in self._builder.poll(timeout_s):
+            if task := self._references.pop(token, None):
+                if not isinstance(result, Measurement):
+                    self._runner.learn_reference(task.workload, result.artifact)
+            else:
+                done.append((token, result))
+        return done
 
     def _on_build(self, proposal: Proposal, result: Built | Measurement) -> None:
         if proposal.task.error is not None:
@@ -428,7 +450,7 @@ class Session:
             if finalist.built is None
         }
         while missing:
-            for token, result in self._builder.poll(0.5):
+            for token, result in self._poll_builder(0.5):
                 finalist = missing.pop(token)
                 if isinstance(result, Measurement):
                     self._journal.keep(task, finalist.arm, finalist.config, result, None)

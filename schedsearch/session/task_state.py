@@ -62,6 +62,7 @@ class TaskState:
         best_after_ns: the fastest time after each trial of this run.
         by_code: canonical hash -> the proposal that is being measured, or its result.
         prepared: inputs and reference are on the device, or on their way.
+        reference_asked: a builder compiles its reference, or has done so.
         error: why nothing of this task can be measured; it gets no more trials then. None while all is well.
         seconds: time of building and running this task's candidates in this run.
         unshared: how many of them were compiled without sharing work with others.
@@ -79,6 +80,7 @@ class TaskState:
         self.by_code: dict[str, Proposal | float | None] = {}
         self.best_after_ns: list[float | None] = []
         self.prepared = False
+        self.reference_asked = False
         self.error: Exception | None = None
         self.stored_best: Record | None = None
         self.race: RaceResult | None = None

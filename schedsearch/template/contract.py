@@ -150,4 +150,4 @@ class Reference(ABC):
 
 def magnitude_of(output: str) -> str:
     """Name of the buffer in which a reference's kernel bounds the rounding errors of an output."""
-    return f"{output}.magnitude"
+    return f"magnitude_of_{output}"

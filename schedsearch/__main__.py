@@ -1,0 +1,5 @@
+"""`python -m schedsearch` is the command `schedsearch`."""
+
+from schedsearch.cli.main import main
+
+main()
