@@ -88,6 +88,16 @@ def conv2d_int8(data: dict[str, Any]) -> str:
     return _conv2d(data, {"cuDNN int8": ("cudnn_int8",), "cuDNN fp16": ("cudnn_fp16",), "our fp16": ("fp16",)})
 
 
+def conv2d_float32(data: dict[str, Any]) -> str:
+    """float32, with or without TF32, beside cuDNN with the same rounding."""
+    return _conv2d(data, {"cuDNN": ("cudnn_tf32", "cudnn_fp32")})
+
+
+def conv2d_float8(data: dict[str, Any]) -> str:
+    """float8 beside our own fp16, with which the ratio is; cuDNN's fp16 kernels for comparison."""
+    return _conv2d(data, {"cuDNN fp16": ("cudnn_fp16",), "our fp16": ("fp16",)}, against="our fp16")
+
+
 def conv2d_int8_search(data: dict[str, Any]) -> str:
     """The fastest kernels of int8 and fp16 that one search found."""
     rows: list[Sequence[object]] = [
@@ -100,8 +110,8 @@ def conv2d_int8_search(data: dict[str, Any]) -> str:
     return markdown(("layer, us", "our fp16", "int8", "fp16 / int8", "TOP/s", "template"), rows)
 
 
-def _conv2d(data: dict[str, Any], peers: dict[str, tuple[str, ...]]) -> str:
-    """`peers`: heading of a column -> the times; the column shows the shortest of them."""
+def _conv2d(data: dict[str, Any], peers: dict[str, tuple[str, ...]], against: str = "cuDNN") -> str:
+    """`peers`: heading of a column -> the times; the column shows the shortest of them. The ratio is with `against`."""
     rows = [
         (
             _layer(row["workload"]), *(_us(row, *names) for names in peers.values()),
@@ -120,7 +130,7 @@ def _conv2d(data: dict[str, Any], peers: dict[str, tuple[str, ...]]) -> str:
     behind = [row["default_us"] / row["us"] for row in data["rows"] if row.get("default_us") and "ratio" in row]
     default = f"The default takes {max(behind):.2f} times the tuned time at most. " if behind else ""
     parts.append(
-        f"Geometric mean **{data['geometric_mean_ratio']:.2f}x** cuDNN over {len(rows)} of {len(data['rows'])} layers. "
+        f"Geometric mean **{data['geometric_mean_ratio']:.2f}x** {against} over {len(rows)} of {len(data['rows'])} layers. "
         f"{default}"
         f"Tuned in {data['tuning_s']:.0f} s, {data['trials_per_s']:.1f} trials/s; of the wall time: {shares}."
     )
@@ -353,6 +363,9 @@ TABLES = {
     "conv2d_bf16": Table("conv2d_bf16_h200", "conv2d_fp16.py --dtype bfloat16", conv2d_fp16),
     "conv2d_grouped": Table("conv2d_grouped_h200", "conv2d_fp16.py --suite grouped", conv2d_grouped),
     "conv2d_int8": Table("conv2d_int8_h200", "conv2d_types.py --kind int8", conv2d_int8),
+    "conv2d_tf32": Table("conv2d_tf32_h200", "conv2d_types.py --kind tf32", conv2d_float32),
+    "conv2d_fp32": Table("conv2d_fp32_h200", "conv2d_types.py --kind fp32", conv2d_float32),
+    "conv2d_float8": Table("conv2d_float8_h200", "conv2d_types.py --kind float8_e4m3", conv2d_float8),
     "conv2d_int8_search": Table("conv2d_int8_search_h200", "conv2d_types.py --kind int8", conv2d_int8_search),
     "conv2d_fused": Table("conv2d_fused_h200", "conv2d_fp16.py --epilogue bias,relu", conv2d_fused),
     "resnet50_chain": Table("resnet50_chain_h200", "resnet50_chain.py", resnet50_chain),
