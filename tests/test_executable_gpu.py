@@ -94,9 +94,10 @@ def test_instances_run_at_the_same_time_on_streams_of_their_own(net: Net, torch:
     xs = [torch.from_numpy(image(seed)).cuda() for seed in range(2)]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in xs]
-    ys: list[Any] = []
+    ys = [torch.empty_like(x) for x in xs]
     for _ in range(20):
-        ys = [each(x, stream=stream) for each, x, stream in zip((net, other), xs, streams)]
+        for each, x, y, stream in zip((net, other), xs, ys, streams):
+            each(x, out=y, stream=stream)
     torch.cuda.synchronize()
     for seed, y in enumerate(ys):
         np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))

@@ -196,8 +196,22 @@ class CudaDevice:
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         if nbytes:
+            addresses = ctypes.c_uint64(destination), ctypes.c_uint64(source)
+            self.call_quickly("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+
+    def call_quickly(self, function: str, *args: Any) -> None:
+        """Calls a function of libcuda with values of ctypes: in the thread's current context, or in ours if that fails.
+
+        Raises:
+            DriverError: the call failed.
+        """
+        call = getattr(_libcuda(), function)
+        code = call(*args)
+        if code and not self.is_current:
             with self.current():
-                _call("cuMemcpyDtoDAsync", destination, source, nbytes, stream)
+                code = call(*args)
+        if code:
+            _raise(function, code)
 
     def copy_out(self, data: memoryview, address: int) -> None:
         destination = np.frombuffer(data, dtype=np.uint8)
@@ -243,21 +257,22 @@ class CudaDevice:
                 with contextlib.suppress(DriverError):
                     _call("cuGraphDestroy", _call("cuStreamEndCapture", stream))
                 raise
-            return Graph(_call("cuStreamEndCapture", stream))
+            return Graph(self, _call("cuStreamEndCapture", stream))
 
     def close(self) -> None:
         self._release()
 
 
 class Graph:
-    """An executable graph. Its methods need the device's context to be current."""
+    """An executable graph. All methods but `launch` need the device's context to be current."""
 
-    def __init__(self, graph: Any) -> None:
-        self._graph = graph
+    def __init__(self, device: CudaDevice, graph: Any) -> None:
+        self._device, self._graph = device, graph
         self._executable = _call("cuGraphInstantiate", graph, 0)
+        self._handle = ctypes.c_void_p(int(self._executable))
 
     def launch(self, stream: int) -> None:
-        _call("cuGraphLaunch", self._executable, stream)
+        self._device.call_quickly("cuGraphLaunch", self._handle, ctypes.c_void_p(stream))
 
     def close(self) -> None:
         _call("cuGraphExecDestroy", self._executable)

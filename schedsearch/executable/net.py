@@ -334,6 +334,7 @@ class Net:
             inputs = [self._allocate(spec.nbytes) for spec in self._inputs]
             for address, spec in zip(inputs, self._inputs):
                 self._device.fill(address, 0, spec.nbytes)
+            self._device.synchronize()  # the first call may come on a stream that does not wait for the default stream
             self._staged = inputs, [self._allocate(spec.nbytes) for spec in self._outputs]
 
     def _copy_in(self, address: int, view: arrays.ArrayView, nbytes: int, stream: int) -> None:

@@ -225,11 +225,7 @@ class _Graph:
         self._graph = self._device.capture(self._stream, enqueue)
 
     def launch(self, stream: int) -> None:
-        if self._device.is_current:
-            self._graph.launch(stream)
-        else:
-            with self._device.current():
-                self._graph.launch(stream)
+        self._graph.launch(stream)
 
     def time_ns(self, repeat: int) -> float:
         """The median time of a launch among `repeat` launches that follow one another."""
