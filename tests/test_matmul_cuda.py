@@ -16,8 +16,22 @@ from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template, load_templates
+from schedsearch.templates.conv2d import wgmma as conv2d_wgmma
+from schedsearch.templates.conv2d import wgmma_loads
 from schedsearch.templates.matmul import gemv
-from schedsearch.templates.parts import epilogue, row_products, simt
+from schedsearch.templates.parts import (
+    epilogue,
+    epilogue_fragments,
+    gather,
+    pipeline,
+    row_products,
+    sharing,
+    simt,
+    store,
+    walk,
+    wgmma,
+)
+from schedsearch.testing.cluster_emulator import ClusterEmulator
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.ptx_emulator import PtxEmulator
 from schedsearch.workload import Workload
@@ -36,6 +50,11 @@ FORMS: list[dict[str, Any]] = [
     {"m": 2, "n": 96, "k": 160, "dtype": "uint8", "weight_dtype": "int8", "zero_points": ["x"], "epilogue": ["requantise"]},
     {"m": 9, "n": 21, "k": 30, "dtype": "uint8", "zero_points": ["x", "weight"], "weight_layout": "KN"},
     {"b": 4, "m": 6, "n": 24, "k": 40, "weight_batch": 1, "x_layout": "KM", "epilogue": ["residual", "bias"]},
+    {"b": 3, "m": 70, "n": 72, "k": 104, "epilogue": ["bias", "residual", "relu"]},
+    {"b": 3, "m": 10, "n": 32, "k": 48, "x_batch": 1, "x_layout": "KM", "weight_layout": "KN"},
+    {"b": 3, "m": 20, "n": 48, "k": 64, "dtype": "int8", "x_batch": 1, "epilogue": ["requantise"]},
+    {"b": 2, "m": 9, "n": 13, "k": 7, "dtype": "uint8", "zero_points": ["x"], "weight_layout": "KN"},
+    {"b": 5, "m": 2, "n": 33, "k": 64, "x_batch": 1, "epilogue": ["bias"]},
 ]
 
 
@@ -68,6 +87,32 @@ def test_a_dense_layer_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     template = load_template("matmul_mma")
     config = Config({**SMALL, **{name: 1 for name in ("merged",) if name in template.space(workload, H200).names}})
     y = emulate(monkeypatch, workload, config, arrays, by=template)
+    np.testing.assert_array_equal(y, expected(workload, arrays))
+
+
+def test_a_batch_with_weights_of_its_own_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mma: tiles past the end of a matrix, and of its columns."""
+    workload = batch_matmul(b=3, m=19, n=21, k=36, dtype="int8", epilogue=["bias", "residual"])
+    arrays = arguments(workload)
+    y = emulate(monkeypatch, workload, SMALL, arrays, by=load_template("matmul_mma"))
+    np.testing.assert_array_equal(y, expected(workload, arrays))
+
+
+@pytest.mark.parametrize("consumer_groups", [1, 2])
+def test_a_batch_in_the_emulator_of_clusters(monkeypatch: pytest.MonkeyPatch, consumer_groups: int) -> None:
+    """wgmma: a persistent block walks tiles of several matrices, which m and n do not fill."""
+    workload = batch_matmul(b=3, m=70, n=40, k=72)
+    arrays, y = arguments(workload), np.full(workload.output.shape, np.nan, np.float16)
+    emulator = ClusterEmulator(Memory(), lambda value, *_: value, late=True)
+    modules = (conv2d_wgmma, wgmma_loads, epilogue_fragments, gather, pipeline, sharing, store, walk, wgmma)
+    emulator.stand_in(monkeypatch, *modules)
+    config = Config(
+        consumer_groups=consumer_groups, bn=32, bk=64, stages=2, split_k=1, cluster_m=1, cluster_n=1, grid="split",
+        blocks_per_sm=1, schedule="together", group_m=2, l2_promotion=256,
+    )  # fmt: skip
+    (step,) = load_template("matmul_wgmma").kernel(workload, H200, config).steps
+    images = {"x": arrays["x"].reshape(3, 1, 70, 72), "weight": arrays["weight"].reshape(120, 1, 72)}
+    emulator.run(step, {}, 2, {**images, "y": y.reshape(3, 1, 70, 40)})
     np.testing.assert_array_equal(y, expected(workload, arrays))
 
 

@@ -93,6 +93,7 @@ class Im2col:
         groups: of which each has `channels` input channels.
         filter_block: input and output channels of a block of the weights in OIHW[x]o[x]i; 0: the weights are OHWI.
         shuffle: depth_to_space through which y is stored. `y` is then the output before it.
+        own_weights: each image has weights of its own, one set after the other in memory; no tile straddles two images.
     """
 
     rows: int
@@ -113,6 +114,7 @@ class Im2col:
     groups: int
     filter_block: int
     shuffle: PixelShuffle | None = None
+    own_weights: bool = False
 
     @classmethod
     def of(cls, workload: Workload, x: Blocks | None = None, y: Blocks | None = None) -> Im2col:

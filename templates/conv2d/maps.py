@@ -41,21 +41,25 @@ def image_map(workload: Workload, gemm: Im2col, bm: int, bk: int, l2_promotion_b
     )
 
 
-def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) -> TensorMap:
+def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int, sets: int = 1) -> TensorMap:
     """weight as (channels of a group, taps, output channels), in boxes of bk x 1 x bn.
 
     The rank is 3 and not 2 (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the
     next tap's channels: zeros of x alone would not stop an infinite weight. With interleaved columns (`store.interleaved`)
     the output channels are three axes: every other of 16, the two halves, and the sixteens.
+
+    Args:
+        sets: of weights, one after the other, as if they were more output channels.
     """
     w, channels, taps = workload, workload.c // workload.groups, workload.r * workload.s
+    filters = sets * w.k
     size = dtype_of(w.weight_dtype).nbytes
     if interleaved(w.out_dtype):
         filter_bytes = taps * channels * size
         return TensorMap(
             "weight",
             w.weight_dtype,
-            dims=(channels, taps, 8, 2, w.k // 16),
+            dims=(channels, taps, 8, 2, filters // 16),
             strides_bytes=(channels * size, 2 * filter_bytes, filter_bytes, 16 * filter_bytes),
             element_strides=(1, 1, 1, 1, 1),
             box=(bk, 1, 8, 2, bn // 16),
@@ -65,7 +69,7 @@ def filter_map(workload: Workload, bn: int, bk: int, l2_promotion_bytes: int) ->
     return TensorMap(
         "weight",
         w.weight_dtype,
-        dims=(channels, taps, w.k),
+        dims=(channels, taps, filters),
         strides_bytes=(channels * size, taps * channels * size),
         element_strides=(1, 1, 1),
         box=(bk, 1, bn),

@@ -124,37 +124,43 @@ class Conv2dMma(Template):
         )  # fmt: skip
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan, zero, windows = Plan.of(workload, config), ZeroPoint.of(workload), WindowSums.of(workload)
-        further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
-        gemm, epilogue = plan.gemm, Epilogue(workload, further)
-        convolve = KernelStep(
-            build_kernel(workload, plan, epilogue, Corrections(epilogue, zero, windows)),
-            (Pointer("x"), Pointer(ROWS if gemm.repacked else "weight"), Pointer("y"), *epilogue.params),
-            Grid(plan.tiling.tiles, config["blocks_per_sm"]),
-            plan.threads,
-            plan.shared_bytes,
-            min_blocks_per_sm=max(config["blocks_per_sm"], 1),
-            shaped_by=SHAPED_BY,
-        )
-        alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
-        if gemm.vector > 1:
-            alignments |= epilogue.alignments
-        alignments |= {"x": gemm.piece_x * gemm.mma.element_bytes, "y": gemm.vector * gemm.out_bytes}
-        steps: list[KernelStep] = []
-        workspaces: dict[str, int] = {}
-        if gemm.repacked:
-            rows = WeightRows(workload, gemm.merged)
-            steps.append(rows.step())
-            workspaces[ROWS] = rows.nbytes
-            alignments["weight"] = rows.alignment
-        else:
-            alignments["weight"] = gemm.piece_w * gemm.mma.element_bytes
-        if zero:
-            steps.append(zero.step())
-            workspaces |= zero.workspaces
-            alignments |= zero.alignments | {"weight": max(alignments["weight"], 4)}
-        if windows:
-            steps.append(windows.step())
-            workspaces |= windows.workspaces
-            alignments["x"] = max(alignments["x"], windows.run)
-        return KernelSource("cuda", "native", (*steps, convolve), workspaces=workspaces, alignments=alignments)
+        return source_of(workload, Plan.of(workload, config), config["blocks_per_sm"])
+
+
+def source_of(workload: Workload, plan: Plan, blocks_per_sm: int) -> KernelSource:
+    """The steps of one plan. If images have weights of their own, `weight` is that of all, and x has no zero point."""
+    zero, windows, gemm = ZeroPoint.of(workload), WindowSums.of(workload), plan.gemm
+    further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
+    epilogue = Epilogue(workload, further)
+    convolve = KernelStep(
+        build_kernel(workload, plan, epilogue, Corrections(epilogue, zero, windows)),
+        (Pointer("x"), Pointer(ROWS if gemm.repacked else "weight"), Pointer("y"), *epilogue.params),
+        Grid(plan.tiling.tiles, blocks_per_sm),
+        plan.threads,
+        plan.shared_bytes,
+        min_blocks_per_sm=max(blocks_per_sm, 1),
+        shaped_by=SHAPED_BY,
+    )
+    alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
+    if gemm.vector > 1:
+        alignments |= epilogue.alignments
+    alignments |= {"x": gemm.piece_x * gemm.mma.element_bytes, "y": gemm.vector * gemm.out_bytes}
+    steps: list[KernelStep] = []
+    workspaces: dict[str, int] = {}
+    if gemm.repacked:
+        filters = workload.replace(n=1, k=workload.n * workload.k) if plan.own_weights else workload
+        rows = WeightRows(filters, gemm.merged)
+        steps.append(rows.step())
+        workspaces[ROWS] = rows.nbytes
+        alignments["weight"] = rows.alignment
+    else:
+        alignments["weight"] = gemm.piece_w * gemm.mma.element_bytes
+    if zero:
+        steps.append(zero.step())
+        workspaces |= zero.workspaces
+        alignments |= zero.alignments | {"weight": max(alignments["weight"], 4)}
+    if windows:
+        steps.append(windows.step())
+        workspaces |= windows.workspaces
+        alignments["x"] = max(alignments["x"], windows.run)
+    return KernelSource("cuda", "native", (*steps, convolve), workspaces=workspaces, alignments=alignments)

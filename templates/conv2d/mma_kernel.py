@@ -46,7 +46,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
     commit, wait_stage, wait_all = ptx.cp_async_commit, ptx.cp_async_wait(stages - 2), ptx.cp_async_wait(0)
     flip, multiply = swizzle(chunks), mma.multiply(wm, wn, row_bytes)
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
-    stop_of, store = image_end(plan), output(workload, plan, epilogue, corrections)
+    set_of, stop_of, store = filter_sets(plan), image_end(plan), output(workload, plan, epilogue, corrections)
 
     def kernel(x: Any, weight: Any, y: Any, *operands: Any) -> None:
         shared = shared_base()
@@ -82,7 +82,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, corrections
             m_first, group, k_first = place(tile)
             m_stop = stop_of(m_first)
             locate_pixels(x, m_first, m_stop, row_of_x, group, h0, w0, x_rows)
-            w_first, k_left = locate_filters(weight, row, group, k_first)
+            w_first, k_left = locate_filters(weight, row, set_of(m_first, group), k_first)
 
             # ---- load and multiply
             for i in range(accumulators):
@@ -158,6 +158,19 @@ def image_end(plan: Plan) -> Callable[[Any], Any]:
         return count((m_first // out_pixels + 1) * out_pixels)
 
     return of_one_image if plan.bound else of_all_images
+
+
+def filter_sets(plan: Plan) -> Callable[[Any, Any], Any]:
+    """`set_of(m_first, group)`: the place of a group's filters among all filters, which may be those of several images."""
+    count, groups, out_pixels = _count(plan), plan.gemm.groups, plan.gemm.pixels
+
+    def of_group(m_first: Any, group: Any) -> Any:
+        return group
+
+    def of_image(m_first: Any, group: Any) -> Any:
+        return count(count(m_first // out_pixels) * groups + group)
+
+    return of_image if plan.own_weights else of_group
 
 
 def _count(plan: Plan) -> Any:

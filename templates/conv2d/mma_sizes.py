@@ -175,6 +175,7 @@ class Plan:
         panel: pixel tiles that are walked before the next channel tile.
         persistent: whether blocks loop over tiles; otherwise there is one block per tile.
         bound: whether a tile has pixels of one image only.
+        own_weights: each image has weights of its own, one set after the other in memory; tiles are then bound.
     """
 
     gemm: Gemm
@@ -188,6 +189,7 @@ class Plan:
     panel: int
     persistent: bool
     bound: bool
+    own_weights: bool = False
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> Plan:

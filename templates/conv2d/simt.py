@@ -109,33 +109,39 @@ class Conv2dSimt(Template):
         return None if space.check(config) else config
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
-        plan, epilogue = Plan.of(workload, config), Epilogue(workload, capability=target.compute_capability)
-        gemm, rows = plan.gemm, WeightRows(workload, multiple=plan.gemm.product.elements)
-        steps, workspaces = [rows.step()], {ROWS: rows.nbytes}
-        if "x" in workload.zero_points:
-            workspaces["weight_sums"] = WORD_BYTES * workload.k
-            add_up = build_sums(workload, gemm), (Pointer(ROWS), Pointer("weight_sums")), Grid(workload.k), SUM_THREADS
-            steps.append(KernelStep(*add_up, SUM_THREADS * CHUNK_BYTES, constant=True, shaped_by=frozenset()))
-        zero_points = tuple(_scalar(f"{name}_zero_point", workload) for name in ("x", "weight"))
-        pointers = Pointer("x"), Pointer(ROWS), Pointer("weight_sums", optional=len(steps) == 1), Pointer("y")
-        convolve = KernelStep(
-            build_kernel(workload, plan, epilogue, target.compute_capability),
-            (*pointers, *zero_points, *epilogue.params),
-            Grid(plan.tiling.tiles, config["blocks_per_sm"]),
-            plan.threads,
-            plan.shared_bytes,
-            min_blocks_per_sm=max(config["blocks_per_sm"], 1),
-            shaped_by=SHAPED_BY,
-        )
-        alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
-        if gemm.vector > 1:
-            alignments |= epilogue.alignments
-        alignments |= {
-            "x": max(WORD_BYTES * gemm.piece, dtype_of(workload.dtype).nbytes),
-            "weight": rows.alignment,
-            "y": gemm.vector * dtype_of(workload.output.dtype).nbytes,
-        }
-        return KernelSource("cuda", "native", (*steps, convolve), workspaces, alignments)
+        return source_of(workload, target, Plan.of(workload, config), config["blocks_per_sm"])
+
+
+def source_of(workload: Workload, target: Target, plan: Plan, blocks_per_sm: int) -> KernelSource:
+    """The steps of one plan. If images have weights of their own, `weight` is that of all images."""
+    epilogue, gemm = Epilogue(workload, capability=target.compute_capability), plan.gemm
+    filters = workload.replace(n=1, k=workload.n * workload.k) if plan.own_weights else workload
+    rows = WeightRows(filters, multiple=gemm.product.elements)
+    steps, workspaces = [rows.step()], {ROWS: rows.nbytes}
+    if "x" in workload.zero_points:
+        workspaces["weight_sums"] = WORD_BYTES * filters.k
+        add_up = build_sums(workload, gemm), (Pointer(ROWS), Pointer("weight_sums")), Grid(filters.k), SUM_THREADS
+        steps.append(KernelStep(*add_up, SUM_THREADS * CHUNK_BYTES, constant=True, shaped_by=frozenset()))
+    zero_points = tuple(_scalar(f"{name}_zero_point", workload) for name in ("x", "weight"))
+    pointers = Pointer("x"), Pointer(ROWS), Pointer("weight_sums", optional=len(steps) == 1), Pointer("y")
+    convolve = KernelStep(
+        build_kernel(workload, plan, epilogue, target.compute_capability),
+        (*pointers, *zero_points, *epilogue.params),
+        Grid(plan.tiling.tiles, blocks_per_sm),
+        plan.threads,
+        plan.shared_bytes,
+        min_blocks_per_sm=max(blocks_per_sm, 1),
+        shaped_by=SHAPED_BY,
+    )
+    alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
+    if gemm.vector > 1:
+        alignments |= epilogue.alignments
+    alignments |= {
+        "x": max(WORD_BYTES * gemm.piece, dtype_of(workload.dtype).nbytes),
+        "weight": rows.alignment,
+        "y": gemm.vector * dtype_of(workload.output.dtype).nbytes,
+    }
+    return KernelSource("cuda", "native", (*steps, convolve), workspaces, alignments)
 
 
 def _thread_tile(bm: int, bn: int) -> tuple[int, int]:

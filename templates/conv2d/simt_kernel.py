@@ -57,7 +57,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, capability:
     begin_x, finish_x, begin_w, finish_w = load_x.begin, load_x.finish, load_w.begin, load_w.finish
     commit, wait_stage, wait_all = waits(plan)
     flip, zero, multiply = swizzle(chunks), zeros(plan.gemm), products(workload, plan)
-    correct = correction(workload, plan)
+    set_of, correct = filter_sets(plan), correction(workload, plan)
     stage_part = simt.store_rows(
         plan.gemm.product, tm, plan.tn, part_rows, plan.threads_m * staged_row_bytes, plan.threads_n * simt.WORD_BYTES
     )
@@ -92,7 +92,8 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, capability:
         for tile in range(types.int32(cuda.blockIdx.x), types.int32(tiles), types.int32(cuda.gridDim.x)):
             image, m_first, group, k_first = place(tile)
             locate_pixels(x, image, m_first, row, group, h0, w0, x_rows)
-            w_first, k_left = locate_filters(rows, filter_row, group, k_first)
+            filter_set = set_of(image, group)
+            w_first, k_left = locate_filters(rows, filter_row, filter_set, k_first)
 
             # ---- load and multiply
             for i in range(sums_count):
@@ -124,7 +125,9 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue, capability:
                 read = types.int32(read + 1 if read + 1 < stages else 0)
                 write = types.int32(write + 1 if write + 1 < stages else 0)
             wait_all()
-            correct(sums, row_sums, column_sums, weight_sums, group, k_first + own_column, x_zero_point, weight_zero_point)
+            correct(
+                sums, row_sums, column_sums, weight_sums, filter_set, k_first + own_column, x_zero_point, weight_zero_point
+            )
 
             # ---- store
             for part in range(types.int32(parts)):
@@ -155,6 +158,19 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
         return image, m_first, group, types.uint32((tile_n - group * group_tiles) * bn)
 
     return place
+
+
+def filter_sets(plan: Plan) -> Callable[[Any, Any], Any]:
+    """`set_of(image, group)`: the place of a group's filters among all filters, which may be those of several images."""
+    groups = plan.gemm.groups
+
+    def of_group(image: Any, group: Any) -> Any:
+        return group
+
+    def of_image(image: Any, group: Any) -> Any:
+        return types.uint32(image * types.uint32(groups) + group)
+
+    return of_image if plan.own_weights else of_group
 
 
 # --- Multiply ---------------------------------------------------------------------------------------------------------

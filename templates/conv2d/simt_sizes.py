@@ -101,6 +101,7 @@ class Plan:
         asynchronous: chunks are copied by cp.async; otherwise they pass through registers.
         bound: a tile has pixels of one image; otherwise the pixels of all images are one long axis.
         panel: pixel tiles that are walked before the next channel tile.
+        own_weights: each image has weights of its own, one set after the other in memory; tiles are then bound.
     """
 
     gemm: Gemm
@@ -113,6 +114,7 @@ class Plan:
     asynchronous: bool
     bound: bool
     panel: int
+    own_weights: bool = False
 
     @classmethod
     def of(cls, workload: Workload, config: Config) -> Plan:

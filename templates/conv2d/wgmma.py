@@ -219,9 +219,11 @@ class Conv2dWgmma(Template):
         own_filters = plan.bn // plan.cluster_m
         if gemm.order:
             weights = ordered_filter_map(workload, gemm.order, own_filters, plan.bk, plan.l2_promotion)
+        elif gemm.filter_block:
+            weights = blocked_filter_map(workload, own_filters, plan.bk, plan.l2_promotion)
         else:
-            weights_of = blocked_filter_map if gemm.filter_block else filter_map
-            weights = weights_of(workload, own_filters, plan.bk, plan.l2_promotion)
+            sets = gemm.images if gemm.own_weights else 1
+            weights = filter_map(workload, own_filters, plan.bk, plan.l2_promotion, sets)
         output: Param = Pointer("y")
         if stores_by_tma(workload, plan.store):
             output = output_map(workload, output_of(gemm, plan.bm), plan.segment, GROUP_ROWS)

@@ -46,6 +46,7 @@ def load_tiles_of(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[...,
         output_of(gemm, plan.bm).padded_rows if gemm.images > 1 else 0,
     )  # fmt: skip
     load_image, first_channel = _load_image(gemm, bk, tiles.n > 1), _first_channel(gemm, bk)
+    first_filter = _first_filter(gemm)
     if gemm.filter_block:
         load_filters = _load_blocked_filters(workload, gemm, plan)
     elif gemm.order:
@@ -67,7 +68,7 @@ def load_tiles_of(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[...,
             row = types.int32(row + cluster_column * own_pixels)
             column = types.int32(column + cluster_row * own_filters)
             image, h, w = base_pixel(row)
-            group_channel = first_channel(column)
+            group_channel, filters = first_channel(column), first_filter(column, image)
             tap, channel, tap_h, tap_w = first_load(first_step)
             for _ in range(first_step, stop_step):
                 to, barrier = fill(shared, full, empty, stage, parity)
@@ -75,7 +76,7 @@ def load_tiles_of(workload: Workload, gemm: Im2col, plan: Plan) -> Callable[...,
                 load_image(
                     to + x_offset, xmap, types.int32(group_channel + channel), w, h, image, barrier, tap_x, tap_y, same_rows
                 )
-                load_filters(to + weight_offset, wmap, channel, tap, column, barrier, same_columns)
+                load_filters(to + weight_offset, wmap, channel, tap, filters, barrier, same_columns)
                 tap, channel, tap_h, tap_w = next_load(tap, channel, tap_h, tap_w)
                 stage, parity = advance(stage, parity)
             if in_turn:  # the other half's barriers
@@ -118,6 +119,19 @@ def _first_channel(gemm: Im2col, bk: int) -> Callable[[Any], Any]:
         return types.int32(0)
 
     return first if gemm.groups > 1 else of_one_group
+
+
+def _first_filter(gemm: Im2col) -> Callable[[Any, Any], Any]:
+    """`first(column, image)`: the first filter of a tile's columns among those of all images."""
+    columns = gemm.columns
+
+    def first(column: Any, image: Any) -> Any:
+        return column
+
+    def of_image(column: Any, image: Any) -> Any:
+        return types.int32(column + image * columns)
+
+    return of_image if gemm.own_weights else first
 
 
 def _channel_in_block(gemm: Im2col, bk: int) -> Callable[[Any], Any]:

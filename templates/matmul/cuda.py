@@ -8,22 +8,30 @@ weight runs once.
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from typing import Any
 
 from schedsearch.config import Config
+from schedsearch.launch import MAX_GRID_X
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.conv2d.mma import Conv2dMma
-from schedsearch.templates.conv2d.simt import Conv2dSimt
+from schedsearch.templates.conv2d import mma, simt
+from schedsearch.templates.conv2d.geometry import Im2col
+from schedsearch.templates.conv2d.mma_sizes import Plan as MmaPlan
+from schedsearch.templates.conv2d.simt_sizes import Plan as SimtPlan
+from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.conv2d.wgmma import Conv2dWgmma
 from schedsearch.templates.conv2d.workspaces import over_workspaces
 from schedsearch.templates.layout_transform.repack import Repack
 from schedsearch.templates.matmul.convolution import Convolution
+from schedsearch.templates.matmul.repeat import repeat_step
 from schedsearch.workload import Workload
 
+LEAST_TILE = 16  # rows and columns
+X_ALL = "x_all"  # the workspace of a matrix of x for each product
 ROWS_OF = {"x": "MK", "weight": "NK"}  # the layouts of matrices that the kernels read
 
 
@@ -33,33 +41,47 @@ class _MatmulCuda(Template):
     op = "dense"
     kind = "cuda"
     inner: Template
+    subtracts_own = False  # zero points of x where products have weights of their own
 
     @property
     def ops(self) -> tuple[str, ...]:
         return ("dense", "batch_matmul")
 
+    @abstractmethod
+    def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
+        """The kernel over x in MK, one matrix for each product, and weight in NK."""
+
     def validate(self, workload: Workload, target: Target) -> str | None:
         product = Convolution.of(in_rows(workload))
-        if product.own_weights or product.repeats_x:
-            return (
-                "the products have weights of their own, or share x; allowed: one weight, and a matrix of x for each product"
-            )
         if reason := self.inner.validate(product.workload, target):
             return f"as {product.workload.label}: {reason}"
+        if product.own_weights and "x" in workload.zero_points and not self.subtracts_own:
+            return "x has a zero point, and products have weights of their own; allowed: one of the two"
+        if product.workload.n * ceil_div(workload.m, LEAST_TILE) * ceil_div(workload.n, LEAST_TILE) > MAX_GRID_X:
+            return (
+                f"y has {product.workload.n} matrices of {workload.m} x {workload.n}; allowed: below 2**31 tiles of 16 x 16"
+            )
         return transposed_problem(workload, target)
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
-        return self.inner.space(Convolution.of(in_rows(workload)).workload, target)
+        """The configurations for one of the products; all products have the same."""
+        return self.inner.space(_one_product(Convolution.of(in_rows(workload))), target)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        return self.inner.default(Convolution.of(in_rows(workload)).workload, target, space)
+        """The default of conv2d for one product on its share of the multiprocessors."""
+        product = Convolution.of(in_rows(workload))
+        share = max(1, target.sms // product.workload.n) if product.own_weights else target.sms
+        return self.inner.default(_one_product(product), dataclasses.replace(target, sms=share), space)
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
-        return self.inner.plain(Convolution.of(in_rows(workload)).workload, target, space)
+        return self.inner.plain(_one_product(Convolution.of(in_rows(workload))), target, space)
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         product = Convolution.of(in_rows(workload))
-        return after_transposing(workload, target, self.inner.kernel(product.workload, target, config))
+        source = self.source(product, target, config)
+        if product.repeats_x:
+            source = after_repeating(product, source)
+        return after_transposing(workload, target, source)
 
 
 class MatmulWgmma(_MatmulCuda):
@@ -67,23 +89,62 @@ class MatmulWgmma(_MatmulCuda):
 
     name = "matmul_wgmma"
     version = Conv2dWgmma.version
-    inner = Conv2dWgmma()
+    inner = _WGMMA = Conv2dWgmma()
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        """Row tiles of a cluster would share weights; those of products with their own do not."""
+        product = Convolution.of(in_rows(workload))
+        space = self._WGMMA.space(product.workload, target, _gemm(product))
+        return space.restrict({"cluster_m": [1]}) if product.own_weights else space
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        return self._WGMMA.default(Convolution.of(in_rows(workload)).workload, target, space)
+
+    def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
+        return self._WGMMA.kernel(product.workload, target, config, _gemm(product))
 
 
 class MatmulMma(_MatmulCuda):
     """dense and batch_matmul from compute capability 8.0 on, on tensor cores, of every size; dtypes of conv2d_mma."""
 
     name = "matmul_mma"
-    version = Conv2dMma.version
-    inner = Conv2dMma()
+    version = mma.Conv2dMma.version
+    inner = mma.Conv2dMma()
+
+    def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
+        plan = MmaPlan.of(product.workload, config)
+        if product.own_weights:
+            plan = dataclasses.replace(plan, bound=True, own_weights=True)
+        return mma.source_of(product.workload, plan, config["blocks_per_sm"])
 
 
 class MatmulSimt(_MatmulCuda):
     """dense and batch_matmul of fp32, int8 and uint8 on CUDA cores, of every size, with zero points."""
 
     name = "matmul_simt"
-    version = Conv2dSimt.version
-    inner = Conv2dSimt()
+    version = simt.Conv2dSimt.version
+    inner = simt.Conv2dSimt()
+    subtracts_own = True
+
+    def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
+        plan = SimtPlan.of(product.workload, config)
+        if product.own_weights:
+            plan = dataclasses.replace(plan, bound=True, own_weights=True)
+        return simt.source_of(product.workload, target, plan, config["blocks_per_sm"])
+
+
+def _one_product(product: Convolution) -> Workload:
+    """The convolution of one product if each has weights of its own; otherwise that of all."""
+    return product.workload.replace(n=1) if product.own_weights else product.workload
+
+
+def _gemm(product: Convolution) -> Im2col:
+    """The implicit GEMM; its tiles have pixels of one image if images have weights of their own."""
+    gemm = Im2col.of(product.workload)
+    if not product.own_weights:
+        return gemm
+    images = product.workload.n
+    return dataclasses.replace(gemm, images=images, image_rows=gemm.rows // images, own_weights=True)
 
 
 def in_rows(workload: Workload) -> Workload:
@@ -103,6 +164,15 @@ def transposed_problem(workload: Workload, target: Target) -> str | None:
         if reason := _repack(spec, target).problem():
             return f"{spec.name}: {reason}"
     return None
+
+
+def after_repeating(product: Convolution, source: KernelSource) -> KernelSource:
+    """The kernel of a matrix of x for each product, preceded by a step that copies the one that all products share."""
+    step, alignment = repeat_step("x", X_ALL, product.x.nbytes // product.workload.n, product.workload.n)
+    steps = [over_workspaces(each, {"x": X_ALL}) for each in source.steps]
+    workspaces = {**source.workspaces, X_ALL: product.x.nbytes}
+    alignments = {**source.alignments, "x": alignment}
+    return dataclasses.replace(source, steps=(step, *steps), workspaces=workspaces, alignments=alignments)
 
 
 def after_transposing(workload: Workload, target: Target, source: KernelSource) -> KernelSource:
