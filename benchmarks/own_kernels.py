@@ -5,8 +5,8 @@
 Columns: the time of the author's configuration and of the best one, both of the final race; the speed-up; the rate, and its
 share of the limit (the rate of a copy of as many bytes, for the sum the rate at which PyTorch reads 1 GiB, or the card's
 FP32 peak); trials; the times of PyTorch, torch.compile (with --compile) and CuPy on arrays of the same sizes, where they
-have such a function. The last line shows the host time of calls. With --together one run tunes all kernels, and its line
-shows how many trials it verified in a second.
+have such a function. The first lines show the host time of calls and the speed of tuning a small kernel. With --together one
+run tunes all kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import common
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "own_kernel"
 READ_BYTES = 1 << 30  # that a sum reads to find out the rate of reading
-NAMES = ("histogram", "pnpoly", "convolution", "softmax", "stencil", "matmul", "total")
+NAMES = ("softmax", "stencil", "histogram", "matmul", "convolution", "pnpoly", "total")
 FIRST_CALL = """
 import sys, time
 import torch, schedsearch
@@ -116,22 +116,23 @@ def read_rate() -> float:
     return READ_BYTES / time_ns(lambda: numbers.sum())
 
 
-def tuned(names: list[str], options: argparse.Namespace) -> list[tuple[str, Any, float]]:
+def tuned(names: list[str], options: argparse.Namespace) -> Iterator[tuple[str, Any, float]]:
     """Name, summary of the task and seconds of each kernel."""
     import schedsearch
 
     modules = [importlib.import_module(name) for name in names]
     tasks = [getattr(module, name).task(*module.SHAPES) for name, module in zip(names, modules)]
     limits = {"trials": options.trials, "time_s": options.time, "run_timeout_s": options.run_timeout}
-    found = []
-    for some in [tasks] if options.together else [[task] for task in tasks]:
+    for some in [names] if options.together else [[name] for name in names]:
         began = time.monotonic()
-        summary = schedsearch.tune(some, options.db, target="cuda", **limits)
-        seconds = time.monotonic() - began
-        ok = sum(task.outcomes.get("ok", 0) for task in summary.tasks)
-        print(f"{ok} verified trials in {seconds:.1f} s ({ok / seconds:.1f}/s); {summary.shares}", flush=True)
-        found += [(task, seconds) for task in summary.tasks]
-    return [(name, task, seconds) for name, (task, seconds) in zip(names, found)]
+        summary = schedsearch.tune([tasks[names.index(name)] for name in some], options.db, target="cuda", **limits)
+        yield from ((name, task, time.monotonic() - began) for name, task in zip(some, summary.tasks))
+        print(f"  {speed(summary)}", flush=True)
+
+
+def speed(summary: Any) -> str:
+    verified = sum(task.outcomes.get("ok", 0) for task in summary.tasks)
+    return f"{verified} verified trials in {summary.wall_s:.1f} s ({verified / summary.wall_s:.1f}/s): {summary.shares}"
 
 
 def row_of(name: str, task: Any, seconds: float, options: argparse.Namespace, read: float, peak: float) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def host_times(options: argparse.Namespace) -> dict[str, float]:
     launcher = plain[(2, 8), (32, 8)]
     launcher(a, b)
     found["numba"] = host_us(lambda: launcher(a, b))
-    stencil.tune(u, v, trials=1)
+    print(f"stencil of 64 x 64: {speed(stencil.tune(u, v, trials=options.trials))}", flush=True)
     done = subprocess.run([sys.executable, "-c", FIRST_CALL, options.db], capture_output=True, text=True, check=True)
     return found | {"first call": float(done.stdout) * 1e3}
 
@@ -203,12 +204,15 @@ def main() -> None:
     parser.add_argument("--out")
     options = parser.parse_args()
     sys.path.insert(0, str(EXAMPLES))
+    host = host_times(options)
+    print("host time: " + ", ".join(f"{what} {us:.1f} us" for what, us in host.items()), flush=True)
     read, peak = read_rate(), fp32_peak()  # bytes and operations per ns
     print(f"read {read:.0f} GB/s, FP32 peak {peak / 1e3:.1f} TFLOP/s", flush=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, task, seconds in tuned(list(options.only), options):
         row = row_of(name, task, seconds, options, read, peak)
         rows.append(row)
+        common.write(options.out, {"read_gb_s": read, "fp32_peak_gflops": peak, "rows": rows, "host_us": host})
         if "problem" in row:
             print(f"{name:12} {row['problem']} {row['outcomes']}", flush=True)
             continue
@@ -217,10 +221,6 @@ def main() -> None:
         print(f"{name:12} yours {yours:9.1f} us  tuned {fastest:9.1f} us  {row['speedup']:5.2f}x", end="  ")
         print(f"{row['rate']} ({row['share']:.0%})  {row['trials']} trials  {others}", end="  ")
         print(json.dumps(row["best"]), row["outcomes"], flush=True)
-    common.write(options.out, {"read_gb_s": read, "fp32_peak_gflops": peak, "rows": rows})
-    host = host_times(options)
-    print("host time: " + ", ".join(f"{what} {us:.1f} us" for what, us in host.items()), flush=True)
-    common.write(options.out, {"read_gb_s": read, "fp32_peak_gflops": peak, "rows": rows, "host_us": host})
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ SIZE = 15
 
 
 def convolved(image, weights):
-    windows = np.lib.stride_tricks.sliding_window_view(image, (SIZE, SIZE))
-    return np.einsum("ijkl,kl->ij", windows, weights, optimize=True)
+    spectrum = np.fft.rfft2(image) * np.conj(np.fft.rfft2(weights, image.shape))
+    return np.fft.irfft2(spectrum, image.shape)[: 1 - SIZE, : 1 - SIZE]  # where no window wraps around
 
 
 @schedsearch.tunable(
@@ -79,4 +79,4 @@ def tiled(image, weights, out, *, width, height, each):
             out[uint64(y), uint64(x)] = sums[i]
 
 
-SHAPES = ("4110x4110:float32", "15x15:float32", "4096x4096:float32")
+SHAPES = ("2062x2062:float32", "15x15:float32", "2048x2048:float32")

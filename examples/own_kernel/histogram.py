@@ -67,4 +67,4 @@ def by_words(x, bins, *, threads, copies, each):
         cuda.atomic.add(bins, i, added)
 
 
-SHAPES = ("67108864:uint8", "256:int32")
+SHAPES = ("33554432:uint8", "256:int32")

@@ -42,4 +42,4 @@ def pnpoly(points, corners, found, *, threads, each, branch):
             found[at] = crossed
 
 
-SHAPES = ("2x2000000:float32", "2x600:float32", "2000000:int32")
+SHAPES = ("2x1000000:float32", "2x150:float32", "1000000:int32")

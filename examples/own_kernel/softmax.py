@@ -116,4 +116,4 @@ def whole_rows(x, y, *, threads, each, rows):
         y[row, first + uint64(i * threads)] = kept[i] * factor
 
 
-SHAPES = ("16384x4096:float32", "16384x4096:float32")
+SHAPES = ("8192x4096:float32", "8192x4096:float32")

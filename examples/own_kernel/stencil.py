@@ -56,4 +56,4 @@ def columns(u, v, *, rows):
                 v[i, x] = u[i, x]
 
 
-SHAPES = ("8192x8192:float32", "8192x8192:float32")
+SHAPES = ("4096x8192:float32", "4096x8192:float32")

@@ -127,7 +127,7 @@ class OwnKernelCpu(_OwnKernel):
                 return (
                     f"{definition.name} uses {what}; on a CPU a kernel may use cuda.grid, cuda.gridsize and "
                     "cuda.atomic.add, because the threads of a block do not run side by side; tune it on a GPU "
-                    "(target='cuda')"
+                    "(target='cuda'), and call it with arrays there"
                 )
         return None
 
