@@ -7,6 +7,7 @@ reading dy once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.space import ConfigSpace
@@ -46,7 +47,7 @@ class DepthwiseConv2dBothCuda(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The defaults of both."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, (template, half) in _halves(workload, target).items():
             own = template.default(half, target, template.space(half, target))
             found |= {name + knob: value for knob, value in own.items()}
@@ -54,7 +55,7 @@ class DepthwiseConv2dBothCuda(Template):
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """The plain configurations of both."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, (template, half) in _halves(workload, target).items():
             own = template.plain(half, target, template.space(half, target))
             if own is None:

@@ -104,7 +104,7 @@ def correlate_strip(strip: Strip) -> Callable[..., None]:
     base = text.one("b32")
     row_bytes = patch.columns.sources * patch.nbytes
     text.add(f"mad.lo.s32 {base}, $row, {row_bytes}, $source;")
-    waiting, loaded = list(strip.rows), {}
+    waiting, loaded = list(strip.rows), dict[int, list[tuple[Piece, list[str]]]]()
     for row, meetings in strip.rows.items():
         while waiting and (row not in loaded or len(loaded) <= ROWS_AHEAD):
             ahead = waiting.pop(0)
