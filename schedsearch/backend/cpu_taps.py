@@ -49,14 +49,23 @@ class MoveOps:
     put: Any
 
 
-def move_ops(dtype: str, lanes: int, count: int) -> MoveOps:
-    """Operations for `count` numbers of float32, float16 or bfloat16, in vectors of `lanes` and shorter ones at the end."""
+def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
+    """Operations for `count` numbers of float32, float16 or bfloat16, in vectors of `lanes` and shorter ones at the end.
+
+    Args:
+        step: 1, or 2: `fetch` takes every second number of the array, and reads none beyond the last one that it takes.
+    """
     stored: ir.Type = {"float32": _F32, "float16": ir.HalfType(), "bfloat16": ir.IntType(16)}[dtype]
     nbytes = 4 if dtype == "float32" else 2
 
     def fetch_vector(builder: Any, array: Any, numbers: Any, width: int) -> None:
         vector, words = (ir.VectorType(kind, width) for kind in (_F32, _I32))
-        value = load_vector(builder, array, 0, ir.VectorType(stored, width), nbytes)
+        memory = ir.VectorType(stored, width)
+        value = load_vector(builder, array, 0, memory, nbytes)
+        if step == 2 and width > 1:
+            rest = load_vector(builder, builder.add(array, _I64((width - 1) * nbytes)), 0, memory, nbytes)
+            places = [2 * i if 2 * i < width else 2 * i + 1 for i in range(width)]  # `rest` begins at number width - 1
+            value = builder.shuffle_vector(value, rest, words(places))
         if dtype == "float16":
             value = builder.fpext(value, vector)
         elif dtype == "bfloat16":
@@ -104,7 +113,7 @@ def move_ops(dtype: str, lanes: int, count: int) -> MoveOps:
 
         return operation
 
-    return MoveOps(make(fetch_vector, nbytes, 4), make(put_vector, 4, nbytes))
+    return MoveOps(make(fetch_vector, step * nbytes, 4), make(put_vector, 4, nbytes))
 
 
 @dataclass(frozen=True)

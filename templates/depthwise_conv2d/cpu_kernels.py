@@ -114,8 +114,10 @@ def _plane_packer(plan: Plan, plane: Plane, start: int, source: ArgSpec) -> Call
     first_column, column_step, lane_step = first * w.inner + plane.column - w.pad, w.inner * w_stride, c_stride * factor
     row_size, begin, end = pitch * place, first * place, last * place
     whole, nbytes = place > 1 and lane_step == 1, dtype(source.dtype).nbytes
-    in_row = place == 1 and column_step == 1 and last > first
-    fetch = move_ops(source.dtype, plan.lanes, place if place > 1 else max(1, last - first)).fetch
+    in_row = place == 1 and column_step in (1, 2) and last > first
+    fetch = move_ops(
+        source.dtype, plan.lanes, place if place > 1 else max(1, last - first), column_step if in_row else 1
+    ).fetch  # fmt: skip
 
     def pack(source, image, places, n, channel, used, row):  # type: ignore[no-untyped-def]
         values = as_array(source, (size,), element)
