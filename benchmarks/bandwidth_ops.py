@@ -1,4 +1,4 @@
-"""Pools and element-wise expressions against PyTorch and torch.compile, and a copy of as many bytes, in one run.
+"""Pools, element-wise expressions and softmax against PyTorch and torch.compile, and a copy of as many bytes, in one run.
 
     python benchmarks/bandwidth_ops.py                 the defaults, without tuning
     python benchmarks/bandwidth_ops.py --trials 32     tuned
@@ -55,6 +55,12 @@ def _silu_scaled(a: Any, s: Any) -> Any:
     return torch.nn.functional.silu(a) * s
 
 
+def _softmax(x: Any) -> Any:
+    import torch
+
+    return torch.softmax(x, -1)
+
+
 def cases() -> Mapping[schedsearch.Workload, Call]:
     """What PyTorch calls for each workload, on images in the order NCHW."""
     pool, elementwise = schedsearch.pool2d, schedsearch.elementwise
@@ -70,6 +76,8 @@ def cases() -> Mapping[schedsearch.Workload, Call]:
         pool(n=32, **head, layout="NCHW"): _global_average,
         elementwise(y=image, expression="relu(a + b)"): _relu_add,
         elementwise(y=image, expression="silu(a) * s", inputs=["a", ("s", "float16", (32, 1, 1, 256))]): _silu_scaled,
+        schedsearch.softmax(x=(32, 1000)): _softmax,
+        schedsearch.softmax(x=(8192, 4096)): _softmax,
     }
 
 

@@ -51,6 +51,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "pool2d_cpu": "pool2d.cpu",
     "elementwise_cuda": "elementwise.cuda",
     "elementwise_cpu": "elementwise.cpu",
+    "softmax_cuda": "softmax.cuda",
+    "softmax_cpu": "softmax.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

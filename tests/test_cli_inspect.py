@@ -244,7 +244,7 @@ class TestInstalledPackages:
         assert "no template for copy is among those given: conv2d_cpu (for conv2d)" in result.stderr
 
     def test_a_package_that_fails_is_a_warning(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        points = {TEMPLATES: {"broken": "gone_module:Template"}, OPERATORS: {"softmax": "gone_module:OP"}}
+        points = {TEMPLATES: {"broken": "gone_module:Template"}, OPERATORS: {"row_softmax": "gone_module:OP"}}
         install(monkeypatch, folder / "acme", "acme", points, {})
         cause = "of acme 1.0 (gone_module:{}) cannot be imported: ModuleNotFoundError: No module named 'gone_module'"
         listed = schedsearch("templates")
@@ -252,7 +252,7 @@ class TestInstalledPackages:
         assert f"warning: template 'broken' {cause.format('Template')}" in listed.stderr
         printed = schedsearch("workload-schema")
         assert printed.exit_code == 0 and json.loads(printed.stdout)["properties"]["tasks"]["items"]
-        assert f"warning: operator 'softmax' {cause.format('OP')}" in printed.stderr
+        assert f"warning: operator 'row_softmax' {cause.format('OP')}" in printed.stderr
 
     def test_the_schema_includes_installed_operators(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         install_toys(monkeypatch, folder / "toys")

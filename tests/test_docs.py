@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import schedsearch
-from schedsearch import dense, depthwise_conv2d, elementwise, layout_transform, pool2d, transpose
+from schedsearch import dense, depthwise_conv2d, elementwise, layout_transform, pool2d, softmax, transpose
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import STAGES
 from schedsearch.space import ConfigSpace
@@ -107,7 +107,7 @@ def test_the_cpu_snippet_of_the_readme_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, id=key) for key, block in snippets("yaml") if "tasks:" in block and "op: softmax" not in block],
+    [pytest.param(block, id=key) for key, block in snippets("yaml") if "tasks:" in block and "op: row_softmax" not in block],
 )
 def test_complete_workload_files_are_valid(block: str, tmp_path: Path) -> None:
     from schedsearch.workload_file import load
@@ -167,6 +167,9 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(workload, target) for workload in pools]
     if template.op == "elementwise":
         return [template.space(elementwise(y=(8, 32, 32, 64), expression="relu(a + b)"), target)]
+    if template.op == "softmax":
+        rows = softmax(x=(64, 1000), dtype=dtype), softmax(x=(8, 80, 64), axis=1, dtype=dtype)
+        return [template.space(workload, target) for workload in rows]
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
     others += [many.replace(dtype="float32")]

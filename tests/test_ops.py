@@ -92,8 +92,10 @@ class TestInstalledOperators:
 
 
 class TestBrokenOperators:
-    def broken(self, monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, text: str, name: str = "softmax") -> str:
-        """The message about a package that offers `softmax` as OP of a module. The other operators keep working."""
+    def broken(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, text: str, name: str = "row_softmax"
+    ) -> str:
+        """The message about a package that offers `row_softmax` as OP of a module. The other operators keep working."""
         install(monkeypatch, folder / module, f"acme-{module}", {OPERATORS: {name: f"{module}:OP"}}, {module: text})
         with pytest.raises(UnknownOperatorError) as caught:
             operator(name)
@@ -104,7 +106,7 @@ class TestBrokenOperators:
     def test_a_package_that_fails_to_import(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         message = self.broken(monkeypatch, tmp_path, "no_import", "import a_module_that_nobody_has\n")
         assert message == (
-            "operator 'softmax' of acme-no_import 1.0 (no_import:OP) cannot be imported: ModuleNotFoundError: "
+            "operator 'row_softmax' of acme-no_import 1.0 (no_import:OP) cannot be imported: ModuleNotFoundError: "
             "No module named 'a_module_that_nobody_has'; repair, update or uninstall the package"
         )
 
@@ -131,7 +133,7 @@ class TestBrokenOperators:
         from schedsearch.ops import Op, Parameter
 
         class OP(Op):
-            name, reference = "softmax", "nowhere:Reference"
+            name, reference = "row_softmax", "nowhere:Reference"
 
             def parameters(self):
                 return {{{parameter!r}: Parameter.count("something")}}

@@ -521,10 +521,10 @@ class TestInstalledOperators:
         }  # fmt: skip
 
     def test_a_package_that_fails_is_named_where_it_is_used(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        install(monkeypatch, tmp_path / "acme", "acme", {OPERATORS: {"softmax": "acme_softmax:OP"}}, {})
-        line, column, message = problems(f"tasks:\n  - {{op: softmax, shape: {{rows: 1}}}}\n  - {TASK}\n")[0]
+        install(monkeypatch, tmp_path / "acme", "acme", {OPERATORS: {"row_softmax": "acme_softmax:OP"}}, {})
+        line, column, message = problems(f"tasks:\n  - {{op: row_softmax, shape: {{rows: 1}}}}\n  - {TASK}\n")[0]
         assert (line, column) == (2, 10)
-        assert "operator 'softmax' of acme 1.0 (acme_softmax:OP) cannot be imported: ModuleNotFoundError" in message
+        assert "operator 'row_softmax' of acme 1.0 (acme_softmax:OP) cannot be imported: ModuleNotFoundError" in message
 
     def test_the_json_schema_tells_operators_apart(self) -> None:
         validator = pytest.importorskip("jsonschema", reason="needs jsonschema (extra dev)").Draft202012Validator
@@ -539,7 +539,7 @@ class TestInstalledOperators:
         assert not right("{op: copy, shape: {rows: 1, columns: 1}, padding: 1}")
         assert not right("{op: conv2d, shape: {n: 1}, padding: zeros}")
         assert not right("{op: copy, shape: {n: 1}}")
-        assert not right("{op: softmax, shape: {rows: 1}}")
+        assert not right("{op: row_softmax, shape: {rows: 1}}")
         assert right("{shape: {rows: 1, columns: 1}, padding: zeros}", defaults="{op: copy}")
         assert right(TASK, defaults="{padding: zeros}") and right(TASK, defaults="{padding: 1}")
         assert not right(TASK, defaults="{padding: noughts}")
@@ -801,7 +801,7 @@ class TestDocumentation:
 
     def test_the_files_on_the_page_are_right(self) -> None:
         texts = [text for text in re.findall(r"```yaml\n(.*?)```", self.PAGE, re.S) if "tasks:" in text]
-        assert len(texts) == 7
+        assert len(texts) == 8
         for text in texts:
             assert parse(text).resolve(CPU).tasks and parse(text).resolve(GPU).tasks
 

@@ -29,6 +29,7 @@ BUILT_IN = {
     "pad": "schedsearch.ops.pad:PAD",
     "pool2d": "schedsearch.ops.pool2d:POOL2D",
     "elementwise": "schedsearch.ops.elementwise:ELEMENTWISE",
+    "softmax": "schedsearch.ops.softmax:SOFTMAX",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`

@@ -49,6 +49,8 @@ BUILT_IN = {
     "pool2d_cpu": "schedsearch.templates.pool2d.cpu:Pool2dCpu",
     "elementwise_cuda": "schedsearch.templates.elementwise.cuda:ElementwiseCuda",
     "elementwise_cpu": "schedsearch.templates.elementwise.cpu:ElementwiseCpu",
+    "softmax_cuda": "schedsearch.templates.softmax.cuda:SoftmaxCuda",
+    "softmax_cpu": "schedsearch.templates.softmax.cpu:SoftmaxCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

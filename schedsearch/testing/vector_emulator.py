@@ -13,7 +13,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.moves_emulator import MovesEmulator
 
-_OPERATIONS = ("float_of", "bits_of", "halves", "nearest_integer", "larger", "from_lane")
+_OPERATIONS = ("float_of", "bits_of", "halves", "nearest_integer", "larger", "power_of_two", "from_lane")
 
 
 class VectorEmulator(MovesEmulator):
@@ -62,6 +62,10 @@ class VectorEmulator(MovesEmulator):
     @staticmethod
     def larger(a: Any, b: Any) -> Any:
         return np.maximum(np.float32(a), np.float32(b))
+
+    @staticmethod
+    def power_of_two(x: Any) -> Any:
+        return np.exp2(np.float32(x))
 
     def from_lane(self, value: Any, distance: int) -> Any:
         lane = self.thread.number % 32

@@ -18,7 +18,7 @@ function for kernels; words and numbers are in local arrays::
 
 Formats: float16, bfloat16, float32, int8 and uint8. Integers round half to even and saturate; NaN becomes 0.
 
-Source: PTX ISA, "Data Movement: cvt", "cvt.pack"; "Floating Point Instructions: max".
+Source: PTX ISA, "Data Movement: cvt", "cvt.pack"; "Floating Point Instructions: max, ex2".
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ nearest_integer = device_op(  # half to even; limited to int32
 )
 larger = device_op(  # NaN if one of the two is
     "larger", "max.NaN.f32 $value, $a, $b;", ins={"a": "f32", "b": "f32"}, outs={"value": "f32"}, pure=True
+)
+
+power_of_two = device_op(  # within two units in the last place; results below 2^-126 become 0
+    "power_of_two", "ex2.approx.ftz.f32 $power, $x;", ins={"x": "f32"}, outs={"power": "f32"}, pure=True
 )
 
 

@@ -1,0 +1,100 @@
+"""softmax along one axis: y = exp(x - m) / sum of exp(x - m), where m is the largest number along the axis.
+
+With `log` it is the logarithm of that, x - m - log(sum). Kernels compute in float32 and round once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+_PARAMETERS = {
+    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
+    "axis": Parameter(
+        "the axis along which numbers sum to 1, counted from 0, or from -1 for the last one backwards; default -1",
+        {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": -1},
+    ),
+    "log": Parameter("the logarithm of the result; default false", {"type": "boolean", "default": False}),
+    "dtype": Parameter.choice("of x and y; default float16", DTYPES),
+}
+
+
+class Softmax(Op):
+    name: ClassVar[str] = "softmax"
+    reference: ClassVar[str] = "schedsearch.templates.softmax.reference:SoftmaxReference"
+    constructor: ClassVar[str] = "schedsearch:softmax"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Axes are counted from -1 backwards, so that equal workloads have equal ids."""
+        found, problems = super().normalise(params)
+        if not problems and found["axis"] >= 0:
+            found["axis"] -= len(found["x"])
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = axis_problems("axis", (params["axis"],), len(params["x"]))
+        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Quarters within +-8: exponentials of larger numbers would be one number and zeros."""
+        return {"x": Domain(tuple(number / 4 for number in range(-32, 33)))}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        nbytes = super().work(params).nbytes
+        return Work(0, nbytes, params["x"][params["axis"]], least_bytes=nbytes)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        name = "log_softmax" if params["log"] else "softmax"
+        axis = f"axis {params['axis']} " if params["axis"] != -1 else ""
+        return f"{name} {shown(params['x'])} {axis}{dtype_of(params['dtype']).short}"
+
+
+SOFTMAX = Softmax()
+
+
+def along(p: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(outer, length, inner): x as an array of three dimensions whose second one is the axis."""
+    shape, axis = p["x"], p["axis"] + len(p["x"])
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def softmax(*, x: Sequence[int], axis: int = -1, log: bool = False, dtype: str = "float16") -> Workload:
+    """The softmax along one axis.
+
+    Args:
+        x: extents of x.
+        axis: counted from 0, or from -1 for the last one backwards.
+        log: the logarithm of the result (log_softmax).
+        dtype: of x and y: float16, bfloat16 or float32.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> softmax(x=(32, 1000)).label
+        'softmax 32x1000 f16'
+    """
+    from schedsearch.workload import Workload
+
+    return Workload("softmax", {"x": tuple(x), "axis": axis, "log": log, "dtype": dtype})
