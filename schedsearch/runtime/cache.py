@@ -104,10 +104,12 @@ class KernelCache:
             return entry.kernel
 
     def build_ahead(self, workloads: Iterable[Workload]) -> int:
-        """Compiles the kernels that `kernel` would have to build, in parallel, so that it finds them in the build cache.
+        """Compiles the kernels that `kernel` would have to build, and those that verify them, in parallel. It finds them in
+        the build cache then.
 
         Returns:
-            How many were compiled; 0 if the build cache is off. A kernel that does not build is left to `kernel`.
+            How many workloads this was done for; 0 if the build cache is off. A kernel that does not build is left to
+            `kernel`.
 
         Raises:
             UsageError: the cache was closed, or made in another process.
@@ -121,6 +123,7 @@ class KernelCache:
             return 0
         from schedsearch.backend.build_cache import BuildCache
         from schedsearch.measure import Builder
+        from schedsearch.measure.ahead import reference_candidate
         from schedsearch.measure.builder import Candidate
         from schedsearch.template import load_template
 
@@ -129,7 +132,10 @@ class KernelCache:
         with Builder(self.target, mode=self.mode) as builder:
             for workload, way in built:
                 builder.submit(Candidate(workload, load_template(way.template), way.config))
-            return len(builder.drain())
+                if (reference := reference_candidate(workload)) is not None:
+                    builder.submit(reference)
+            builder.drain()
+        return len(built)
 
     def _first_way(self, workload: Workload) -> Way | None:
         """The first way that can be taken, as far as this can be seen without device and compiler."""
