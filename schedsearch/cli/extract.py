@@ -51,8 +51,8 @@ def extract(
 ) -> None:
     """Write every distinct layer of an ONNX model as a task of a workload file, with how often it occurs as its weight.
 
-    Layers are convolutions with what can be fused into them, depth_to_space, space_to_depth and transposes. Other nodes are
-    listed on standard error.
+    Layers are convolutions and matrix products with what can be fused into them, pools, chains of element-wise nodes and
+    data movements. Nodes without an operator are listed on standard error.
     """
     from schedsearch.network.layers import extract as layers_of
     from schedsearch.network.model import listed, read_model

@@ -1,5 +1,6 @@
-"""Networks: what a model file computes, as workloads.
+"""Networks: what a model computes, as kernel calls.
 
-`read_model` reads an ONNX file and simplifies its graph, `extract` finds the layers that schedsearch has operators for.
+`read_model` reads an ONNX file and simplifies its graph, `export` a torch module. `lower` makes a `Network` of the graph,
+`extract` its distinct workloads, and `plan` chooses layouts.
 Needs the extra `network` (onnx, onnx-ir, onnxscript).
 """
