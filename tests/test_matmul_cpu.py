@@ -15,6 +15,7 @@ from schedsearch import batch_matmul, dense
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
+from schedsearch.target import Target
 from schedsearch.template import Template, load_reference, load_templates, magnitude_of
 from schedsearch.templates.matmul.convolution import Convolution
 from schedsearch.workload import Workload
@@ -108,6 +109,14 @@ def test_a_shared_weight_makes_one_product_of_all_rows() -> None:
     assert (shared_weight.workload.n, shared_weight.workload.w, shared_weight.own_weights) == (1, 24, False)
     own = Convolution.of(batch_matmul(b=6, m=4, n=8, k=8))
     assert (own.workload.n, own.workload.w, own.own_weights) == (6, 4, True)
+
+
+def test_small_products_keep_one_thread_by_default() -> None:
+    many = Target("cpu", "sixteen cores", sms=16, simd_bits=256)
+    template = TEMPLATES["matmul_cpu"]
+    counts = [template.default(w, many, template.space(w, many))["threads"] for w in
+              (dense(m=1, n=100, k=256, dtype="float32"), dense(m=256, n=1024, k=1024, dtype="float32"))]  # fmt: skip
+    assert counts == [1, 16]
 
 
 def test_only_constant_weights_are_packed_once() -> None:

@@ -21,6 +21,7 @@ from schedsearch.templates.parts.addressing import plain_strides
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue
 from schedsearch.workload import Workload
 
+_LEAST_PRODUCTS = 2**18  # of a thread: some 20 microseconds
 _FLOATS, _INTEGERS = cpu.Conv2dCpu(), cpu_int8.Conv2dCpuInt8()
 
 
@@ -45,7 +46,11 @@ class _MatmulCpu(Template):
         return space if reads_in_place else space.restrict({"x_layout": ["packed"]})
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        return self.inner.default(Convolution.of(workload, rows=True).workload, target, space)
+        """The default of conv2d, with no more threads than have work for longer than it takes to wake them."""
+        config = self.inner.default(Convolution.of(workload, rows=True).workload, target, space)
+        counts = next(knob.values for knob in space.knobs if knob.name == "threads")
+        busy = max(int(count) for count in counts if count == 1 or count * _LEAST_PRODUCTS <= workload.flops // 2)
+        return Config({**config, "threads": busy})
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         return self.inner.plain(Convolution.of(workload, rows=True).workload, target, space)
