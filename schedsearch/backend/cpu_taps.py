@@ -53,7 +53,8 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
     """Operations for `count` numbers of float32, float16 or bfloat16, in vectors of `lanes` and shorter ones at the end.
 
     Args:
-        step: 1, or 2: `fetch` takes every second number of the array, and reads none beyond the last one that it takes.
+        step: 1, or 2: `fetch` takes every second number of the array and reads none beyond the last one that it takes, and
+            `put` writes every second one and leaves those between them alone.
     """
     stored: ir.Type = {"float32": _F32, "float16": ir.HalfType(), "bfloat16": ir.IntType(16)}[dtype]
     nbytes = 4 if dtype == "float32" else 2
@@ -84,7 +85,10 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
             rounded = builder.lshr(builder.add(builder.add(bits, least), odd), half)
             is_nan = builder.fcmp_unordered("uno", value, value)  # the carry of a NaN could be zero
             value = builder.trunc(builder.select(is_nan, nan, rounded), memory)
-        builder.store(value, _pointer(builder, array, 0, memory)).align = nbytes
+        if step == 2 and width > 1:
+            _store_every_second(builder, array, value, nbytes)
+        else:
+            builder.store(value, _pointer(builder, array, 0, memory)).align = nbytes
 
     def make(move: Any, from_bytes: int, to_bytes: int) -> Any:
         @intrinsic
@@ -113,7 +117,7 @@ def move_ops(dtype: str, lanes: int, count: int, step: int = 1) -> MoveOps:
 
         return operation
 
-    return MoveOps(make(fetch_vector, step * nbytes, 4), make(put_vector, 4, nbytes))
+    return MoveOps(make(fetch_vector, step * nbytes, 4), make(put_vector, 4, step * nbytes))
 
 
 @dataclass(frozen=True)
@@ -231,6 +235,19 @@ def _pointer(builder: Any, base: Any, offset_bytes: int, kind: ir.Type) -> Any:
 
 def _store_vector(builder: Any, base: Any, offset_bytes: int, value: Any) -> None:
     builder.store(value, _pointer(builder, base, offset_bytes, value.type)).align = 4
+
+
+def _store_every_second(builder: Any, base: Any, value: Any, nbytes: int) -> None:
+    """Stores lane i at number 2 i of an array of numbers of `nbytes` bytes."""
+    width, element = value.type.count, value.type.element
+    wide, mask = ir.VectorType(element, 2 * width), ir.VectorType(ir.IntType(1), 2 * width)
+    places = ir.Constant(ir.VectorType(_I32, 2 * width), [i // 2 for i in range(2 * width)])
+    spread = builder.shuffle_vector(value, value, places)
+    name = {"float": "f32", "half": "f16", "i16": "i16"}[str(element)]
+    kind = ir.FunctionType(ir.VoidType(), [wide, wide.as_pointer(), _I32, mask])
+    store = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{2 * width}{name}.p0")
+    lanes = ir.Constant(mask, [1 - i % 2 for i in range(2 * width)])
+    builder.call(store, [spread, _pointer(builder, base, 0, wide), _I32(nbytes), lanes])
 
 
 def _load_part(builder: Any, base: Any, offset_bytes: int, vector: ir.VectorType, part: int) -> Any:

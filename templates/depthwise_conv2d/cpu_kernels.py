@@ -206,8 +206,10 @@ def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any]
     lane_step, pixel_step = c_stride * factor, column_step * w_stride
     run = _run(plan, phase)
     whole = place > 1 and lane_step == 1 and finish is None
-    in_row = place == 1 and pixel_step == 1 and finish is None and last > first
-    nbytes, put = dtype(output.dtype).nbytes, move_ops(output.dtype, lanes, place if place > 1 else max(1, last - first)).put
+    strided = output.dtype == "float32" and pixel_step == 2  # masked stores of 16 bits need AVX-512
+    in_row = place == 1 and (pixel_step == 1 or strided) and finish is None and last > first
+    count, step = (place, 1) if place > 1 else (max(1, last - first), pixel_step if in_row else 1)
+    nbytes, put = dtype(output.dtype).nbytes, move_ops(output.dtype, lanes, count, step).put
     finish = finish or gradient_finish(output, False)
 
     def compute(image, results, weights, output, n, channel, used, j, row, operands):  # type: ignore[no-untyped-def]
@@ -222,7 +224,7 @@ def _phase(plan: Plan, phase: Phase, output: ArgSpec, finish: Callable[..., Any]
                     continue
                 at = corner + line * h_stride
                 if in_row:
-                    put(results + 4 * (i * pitch + first), output + nbytes * (at + first))
+                    put(results + 4 * (i * pitch + first), output + nbytes * (at + first * pixel_step))
                 elif place == 1:
                     k = channel * factor + j
                     for v in range(first, last):
