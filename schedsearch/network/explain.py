@@ -149,7 +149,7 @@ def _values(network: Network, plan: Plan, choices: Choices) -> Iterator[tuple[st
         elif others[word] < 0.5:
             why = "as fast as the next best"
         else:
-            why = "all who read it take it so"
+            why = "all readers take it so"
         yield _short(name), layout, reads, word, f"+{_us(others[word])}", why
 
 
