@@ -24,7 +24,10 @@ import conv2d_predictions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/reliability.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md")
+PAGES = (
+    "README.md", "docs/reliability.md", "docs/performance.md", "docs/kernels/conv2d.md", "docs/kernels/conv2d_halo.md",
+    "docs/networks.md",
+)  # fmt: skip
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CUDNN = {"cuDNN NCHW": ("cudnn_nchw",), "cuDNN NHWC": ("cudnn_nhwc",)}  # heading -> times of which the shortest is shown
 _MACHINE_OPTIONS = r" --(db|out) \S+"  # where a run kept its files says nothing to a reader
@@ -323,6 +326,23 @@ def lookup_latency(data: dict[str, Any]) -> str:
     return markdown((f"database of {data['records']:,} records, us", "median", "99th percentile", "goal"), rows)
 
 
+def layout_plan(data: dict[str, Any]) -> str:
+    """Planners on made-up times: losses over the best plan, and seconds."""
+    header = (
+        "network, layouts, spread", "fastest kernels", "all NHWC", "pairwise", "integer program", "planner, s", "program, s"
+    )  # fmt: skip
+    losses = ("fastest_kernels_loss", "all_nhwc_loss", "pairwise_loss", "integer_program_loss")
+    rows = [
+        (
+            f"{row['network']}, {row['layouts']}, {row['spread']:g}",
+            *(f"{row[loss]:.3f}" for loss in losses),
+            *(f"{row[seconds]:.2f}" for seconds in ("planner_s", "integer_program_s")),
+        )
+        for row in data["rows"]
+    ]
+    return markdown(header, rows)
+
+
 def _short(value: float) -> str:
     """About three significant digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -381,6 +401,7 @@ TABLES = {
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
+    "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }
 

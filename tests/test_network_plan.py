@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import math
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -21,6 +23,8 @@ from schedsearch.network.explain import explain
 from schedsearch.network.graph import Constant, Network, Node, Plan, Value, View
 from schedsearch.network.layouts import conversion, same_bytes
 from schedsearch.network.plan import best_plan, complete, fastest_kernels, first_plan, missing, priced, uniform_plan
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def image(name: str, c: int, extent: int = 8, n: int = 2, dtype: str = "float16") -> Value:
@@ -349,3 +353,28 @@ def test_an_explanation_has_what_each_layout_costs_and_the_baselines() -> None:
     assert explanation.nodes.rows[1] == ("two", two.ways[0].label, "1.00", "estimated: by hand")
     assert max(map(len, explanation.text().splitlines())) < 100
     assert "| b | NHWC | NCHW | NCHW4c | +1.00 |" in explanation.markdown()
+
+
+# ---- the benchmark and the picture
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def test_an_integer_program_finds_no_better_plan_of_inception_v3(benchmark_module) -> None:
+    program = benchmark_module("layout_plan")
+    inception = benchmark_module("layout_graphs").inception_v3(["NHWC", "NCHW"])
+    costs = program.made_up(0, 1.0)
+    pairs = program.Pairs(inception, costs)
+    best_ns = best_plan(inception, costs).predicted_ns
+    assert pairs.plan_ns(program.integer_program(pairs)) == pytest.approx(best_ns)
+    assert pairs.plan_ns(program.pairwise(pairs)) >= best_ns - 1e-6
+
+
+def test_the_picture_of_a_plan_is_drawn_by_the_program(benchmark_module) -> None:
+    """To draw it again: python benchmarks/draw_plan.py --out docs/images/layout-plan.svg"""
+    kept = ROOT / "docs" / "images" / "layout-plan.svg"
+    assert benchmark_module("draw_plan").draw() == kept.read_text(encoding="utf-8")

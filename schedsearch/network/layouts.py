@@ -13,7 +13,7 @@ from schedsearch.ops.transpose import transpose
 from schedsearch.workload import Workload
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 16)
 def memory_order(value: Value, layout: str) -> tuple[tuple[str, int, int], ...]:
     """The dimensions in memory that are longer than 1, slowest first: axis, elements of it that a step skips, and extent.
 
@@ -35,7 +35,7 @@ def same_bytes(value: Value, one: str, other: str) -> bool:
     return one == other or memory_order(value, one) == memory_order(value, other)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 16)
 def conversion(value: Value, x: str, y: str) -> Workload | None:
     """The workload that turns a value from layout x into layout y, or None if no single kernel does that.
 
