@@ -44,6 +44,46 @@ def test_an_example_is_tuned(name: str, tmp_path: Path) -> None:
     assert task.best_ns is not None
 
 
+FORMULATIONS = {
+    "whole_rows": ("softmax", ("36x1024:float32", "36x1024:float32")),
+    "columns": ("stencil", SHAPES["stencil"]),
+    "by_words": ("histogram", SHAPES["histogram"]),
+    "in_registers": ("matmul", SHAPES["matmul"]),
+    "tiled": ("convolution", SHAPES["convolution"]),
+    "by_atomics": ("total", SHAPES["total"]),
+}
+
+
+def test_every_alternative_is_right_wherever_it_is_legal(tmp_path: Path) -> None:
+    tasks = [
+        example(name).task(*shapes, restrict={"formulation": [formulation]})
+        for formulation, (name, shapes) in FORMULATIONS.items()
+    ]
+    summary = schedsearch.tune(tasks, str(tmp_path / "own.db"), target="cuda", trials=3, workers=8, tuner="random")
+    for task in summary.tasks:
+        assert not task.problem
+        assert set(map(str, task.outcomes)) <= {"ok", "rejected"}
+        assert task.best_ns is not None
+
+
+def test_every_way_to_launch_runs(tmp_path: Path) -> None:
+    from numba import cuda
+
+    def strides(x, y):  # type: ignore[no-untyped-def]
+        for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+            y[i] = 2 * x[i]
+
+    declared = {"knobs": {"how": ("a", "b")}, "block": 64, "outputs": ["y"], "reference": lambda x: 2 * x}
+    for settings in (
+        {"grid": 1000, "blocks_per_sm": lambda k: 2 if k.how == "a" else 1},
+        {"grid": 16, "cluster": lambda k: 4 if k.how == "a" else 1, "max_registers": 32},
+        {"grid": lambda x, k: 8, "fastmath": lambda k: k.how == "a", "min_blocks_per_sm": 4, "shared": 4096},
+    ):
+        kernel = schedsearch.tunable(**declared, **settings, db=tmp_path / "own.db")(strides)
+        summary = kernel.tune("100003:float32", "100003:float32", target="cuda", trials=2, workers=2)
+        assert list(map(str, summary.tasks[0].outcomes)) == ["ok"]
+
+
 DEPLOYED = """
 import sys
 
@@ -83,6 +123,10 @@ def test_a_kernel_is_called_bound_captured_and_deployed(tmp_path: Path) -> None:
         step(torch.cuda.current_stream())
     graph.replay()
     torch.testing.assert_close(c, expected, rtol=1e-4, atol=1e-4)
+    longer = torch.randn(200, 70, device="cuda")  # other sizes: the same machine code
+    matmul(longer, b, other := torch.empty(200, 50, device="cuda"))
+    torch.testing.assert_close(other, (longer.double() @ b.double()).float(), rtol=1e-4, atol=1e-4)
+    assert "machine code of" in matmul.bind(longer, b, other).kernel.provenance.why[-1]
     transposed = a.T.contiguous().T  # another layout: the nearest record's configuration, built now
     matmul(transposed, b, c.zero_())
     torch.testing.assert_close(c, expected, rtol=1e-4, atol=1e-4)

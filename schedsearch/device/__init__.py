@@ -6,6 +6,7 @@ Importing it needs neither Numba nor a template; `cuda` imports the driver bindi
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -227,3 +228,17 @@ def open_device(target: Target) -> Device:
     from schedsearch.device.cpu import CpuDevice
 
     return CpuDevice(target)
+
+
+def preload(kind: str) -> None:
+    """Imports what `open_device` needs for a kind of device, so that the first launch need not wait for it.
+
+    It does nothing if the device's libraries are not there; `open_device` says so.
+    """
+    with contextlib.suppress(ImportError, DeviceError):
+        if kind == "cuda":
+            from schedsearch.device.cuda import require_driver
+
+            require_driver()
+        else:
+            importlib.import_module("schedsearch.device.cpu")

@@ -72,6 +72,11 @@ def _driver() -> Any:
     return driver
 
 
+def require_driver() -> None:
+    """Loads the driver and its bindings. Raises DeviceError if they cannot be used."""
+    _driver()
+
+
 def _text(driver: Any, code: Any) -> str:
     name, text = driver.cuGetErrorName(code)[1], driver.cuGetErrorString(code)[1]
     return f"{(name or b'?').decode()} ({(text or b'?').decode()})"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from schedsearch.device import preload
 from schedsearch.errors import ArgumentError, NoRecordError, UsageError, did_you_mean
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.ops.own_kernel import Argument, arguments_of, parameters_of
@@ -18,6 +19,8 @@ from schedsearch.workload import Workload
 
 def own_kernel(name: str, db: str | os.PathLike[str] = DEFAULT_DB, *, code: str | None = None) -> DeployedKernel:
     """A kernel that `schedsearch.tunable` tuned, from its records alone.
+
+    It loads the libraries of the devices that the records are for, so that the first call only loads the kernel.
 
     Args:
         name: of the function.
@@ -49,6 +52,8 @@ def own_kernel(name: str, db: str | os.PathLike[str] = DEFAULT_DB, *, code: str 
         )
     if code is not None and code not in codes:
         raise UsageError(f"{path} has no version {code!r} of {name}; it has {', '.join(codes)}")
+    for kind in {row.target_key.partition(":")[0] for row in rows}:
+        preload(kind)
     return DeployedKernel(name, path, [each for each in mine if each.code == (code or codes[0])])
 
 
