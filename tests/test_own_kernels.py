@@ -494,8 +494,10 @@ def test_a_script_tunes_calls_and_binds_its_kernel_on_a_cpu(tuned: tuple[Path, d
 
 
 def test_it_is_deployed_where_numba_cannot_be_imported(tuned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    done = command("records", "export", "--db", tuned[0], "--deploy", tmp_path / "small.db")
+    assert done.exit_code == 0, done.output
     (tmp_path / "deployed.py").write_text(DEPLOYED)
-    assert "there is no record of affine x=10x300:f32s" in run(tmp_path / "deployed.py", tuned[0])
+    assert "there is no record of affine x=10x300:f32s" in run(tmp_path / "deployed.py", tmp_path / "small.db")
 
 
 def test_deployment_by_name_says_what_the_database_has(tuned: tuple[Path, dict[str, Any]]) -> None:
