@@ -1,4 +1,4 @@
-"""Pools, element-wise expressions and softmax against PyTorch and torch.compile, and a copy of as many bytes, in one run.
+"""Pools, expressions, softmax and resize against PyTorch and torch.compile, and a copy of as many bytes, in one run.
 
     python benchmarks/bandwidth_ops.py                 the defaults, without tuning
     python benchmarks/bandwidth_ops.py --trials 32     tuned
@@ -61,12 +61,24 @@ def _softmax(x: Any) -> Any:
     return torch.softmax(x, -1)
 
 
+def _twice(x: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.interpolate(x, scale_factor=2, mode="nearest")
+
+
+def _twice_linear(x: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+
+
 def cases() -> Mapping[schedsearch.Workload, Call]:
     """What PyTorch calls for each workload, on images in the order NCHW."""
     pool, elementwise = schedsearch.pool2d, schedsearch.elementwise
     large = dict(n=32, c=64, h=112, w=112, r=3, s=3, stride=2, padding=1)
     head = dict(c=2048, h=7, w=7, r=7, s=7, mode="average")
-    image = (32, 56, 56, 256)
+    image, small = (32, 56, 56, 256), dict(n=1, c=128, h=180, w=320, oh=360, ow=640)
     return {
         pool(**large): _max_pool,
         pool(**large, layout="NCHW"): _max_pool,
@@ -78,6 +90,9 @@ def cases() -> Mapping[schedsearch.Workload, Call]:
         elementwise(y=image, expression="silu(a) * s", inputs=["a", ("s", "float16", (32, 1, 1, 256))]): _silu_scaled,
         schedsearch.softmax(x=(32, 1000)): _softmax,
         schedsearch.softmax(x=(8192, 4096)): _softmax,
+        schedsearch.resize(**small, coordinates="asymmetric", rounding="floor"): _twice,
+        schedsearch.resize(**small, mode="linear"): _twice_linear,
+        schedsearch.resize(**small, mode="linear", layout="NCHW"): _twice_linear,
     }
 
 

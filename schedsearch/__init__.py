@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.pad import pad
     from schedsearch.ops.pool2d import pool2d
+    from schedsearch.ops.resize import resize
     from schedsearch.ops.softmax import softmax
     from schedsearch.ops.strided_slice import strided_slice
     from schedsearch.ops.transpose import transpose
@@ -124,6 +125,7 @@ _HOMES = {
     "pad": "schedsearch.ops.pad",
     "plan_tasks": "schedsearch.session",
     "pool2d": "schedsearch.ops.pool2d",
+    "resize": "schedsearch.ops.resize",
     "softmax": "schedsearch.ops.softmax",
     "space_to_depth": "schedsearch.ops.depth_to_space",
     "strided_slice": "schedsearch.ops.strided_slice",
@@ -188,6 +190,7 @@ __all__ = [
     "pad",
     "plan_tasks",
     "pool2d",
+    "resize",
     "softmax",
     "space_to_depth",
     "strided_slice",

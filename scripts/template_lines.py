@@ -53,6 +53,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "elementwise_cpu": "elementwise.cpu",
     "softmax_cuda": "softmax.cuda",
     "softmax_cpu": "softmax.cpu",
+    "resize_cuda": "resize.cuda",
+    "resize_cpu": "resize.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import schedsearch
-from schedsearch import dense, depthwise_conv2d, elementwise, layout_transform, pool2d, softmax, transpose
+from schedsearch import dense, depthwise_conv2d, elementwise, layout_transform, pool2d, resize, softmax, transpose
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import STAGES
 from schedsearch.space import ConfigSpace
@@ -170,6 +170,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     if template.op == "softmax":
         rows = softmax(x=(64, 1000), dtype=dtype), softmax(x=(8, 80, 64), axis=1, dtype=dtype)
         return [template.space(workload, target) for workload in rows]
+    if template.op == "resize":
+        return [template.space(resize(n=1, c=64, h=32, w=32, oh=64, ow=64), target)]
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
     others += [many.replace(dtype="float32")]

@@ -74,6 +74,7 @@ PUBLIC = [
     "pad",
     "plan_tasks",
     "pool2d",
+    "resize",
     "softmax",
     "space_to_depth",
     "strided_slice",

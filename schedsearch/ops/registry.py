@@ -30,6 +30,7 @@ BUILT_IN = {
     "pool2d": "schedsearch.ops.pool2d:POOL2D",
     "elementwise": "schedsearch.ops.elementwise:ELEMENTWISE",
     "softmax": "schedsearch.ops.softmax:SOFTMAX",
+    "resize": "schedsearch.ops.resize:RESIZE",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`

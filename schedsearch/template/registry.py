@@ -51,6 +51,8 @@ BUILT_IN = {
     "elementwise_cpu": "schedsearch.templates.elementwise.cpu:ElementwiseCpu",
     "softmax_cuda": "schedsearch.templates.softmax.cuda:SoftmaxCuda",
     "softmax_cpu": "schedsearch.templates.softmax.cpu:SoftmaxCpu",
+    "resize_cuda": "schedsearch.templates.resize.cuda:ResizeCuda",
+    "resize_cpu": "schedsearch.templates.resize.cpu:ResizeCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

@@ -1,0 +1,211 @@
+"""resize: an image of another height and width, by its nearest pixels or linearly between them, as ONNX's Resize.
+
+Position p of y lies at a coordinate of x, along h and w alike; s is the scale, y's size over x's unless it is given:
+
+    half_pixel          (p + 0.5) / s - 0.5
+    pytorch_half_pixel  the same; 0 if y has one position
+    asymmetric          p / s
+    align_corners       p * (size of x - 1) / (size of y - 1); 0 if y has one position
+
+`nearest` takes the pixel that `rounding` chooses. `linear` takes the two pixels around the coordinate, along h and w,
+weighted by how near they are. Beyond the image there are copies of its border. Coordinates are exact fractions, so a kernel
+never takes another pixel because of a rounding error. Linear kernels compute in float32 and round once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import ArgSpec, Op, Parameter, Work, is_int, plain
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.images import IMAGE_LAYOUT, IMAGE_SIZES, image, image_layout_problems, planes_of
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+MODES = ("nearest", "linear")
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-16, 2.0**16
+_LARGEST_PRODUCT = 2**62  # of kernels that compute coordinates
+
+_PARAMETERS = {
+    **IMAGE_SIZES,
+    "oh": Parameter.count("output height"),
+    "ow": Parameter.count("output width"),
+    "mode": Parameter.choice("nearest: copies pixels; linear: between two pixels along each axis; default nearest", MODES),
+    "coordinates": Parameter.choice("where a position of y lies in x; default half_pixel", COORDINATES),
+    "rounding": Parameter.choice("which pixel is the nearest; default round_prefer_floor", ROUNDINGS),
+    "scale": Parameter(
+        "[vertical, horizontal], in float32; default: y's height and width over x's",
+        {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+    ),
+    "dtype": Parameter.choice("of x and y; int8 and uint8 for nearest only; default float16", DTYPES),
+    "layout": IMAGE_LAYOUT,
+}
+
+
+class Resize(Op):
+    name: ClassVar[str] = "resize"
+    reference: ClassVar[str] = "schedsearch.templates.resize.reference:ResizeReference"
+    constructor: ClassVar[str] = "schedsearch:resize"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def defaults(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**super().defaults(params), "scale": ()}
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """A scale that is the default, or that the coordinates do not depend on, is written as ()."""
+        params = {key: plain(value) for key, value in params.items()}
+        if params.get("scale") in ((), [], None):
+            params.pop("scale", None)
+        found, problems = super().normalise(params)
+        if not problems and found["scale"]:
+            scale = tuple(_float32(each) for each in found["scale"])
+            sizes = ((found["oh"], found["h"]), (found["ow"], found["w"]))
+            same = all(each == _float32(out / size) for each, (out, size) in zip(scale, sizes))
+            found["scale"] = () if same or found["coordinates"] == "align_corners" else scale
+        if not problems and found["mode"] == "linear":
+            found["rounding"] = ROUNDINGS[0]
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        yield from image_layout_problems(params["layout"])
+        if params["mode"] == "linear" and not dtype_of(params["dtype"]).is_float:
+            allowed = ", ".join(DTYPES[:3])
+            yield Problem("dtype", f"mode linear does not take {params['dtype']}; allowed: {allowed}, or mode nearest")
+        for given in params["scale"]:
+            if not (_SMALLEST_SCALE <= given <= _LARGEST_SCALE):
+                yield Problem("scale", f"scale has {given}; allowed: {_SMALLEST_SCALE:g} to {_LARGEST_SCALE:g}")
+                return
+        for axis, out in ((0, "oh"), (1, "ow")):
+            line = nearest(params, axis)
+            if line.factor * params[out] + abs(line.shift) + line.divisor >= _LARGEST_PRODUCT:
+                yield Problem(
+                    out, f"{out} {params[out]} is too large for such a scale; products of both must stay below 2**62"
+                )
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (image("x", params, params["h"], params["w"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (image("y", params, params["oh"], params["ow"]),)
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        return "exact" if params["mode"] == "nearest" else "rounded"
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """Pixels of x that no position of y is near need not be read."""
+        return Work(
+            0,
+            super().work(params).nbytes,
+            4 if params["mode"] == "linear" else 1,
+            least_bytes=self.outputs(params)[0].nbytes,
+        )
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        p = params
+        words = [f"resize {p['n']}x{p['h']}x{p['w']}x{p['c']} to {p['oh']}x{p['ow']}", p["mode"]]
+        words += [p[name] for name in ("coordinates", "rounding") if p[name] != _PARAMETERS[name].schema["default"]]
+        words += ["scale " + "x".join(f"{each:g}" for each in p["scale"])] if p["scale"] else []
+        return " ".join([*words, dtype_of(p["dtype"]).short, p["layout"]])
+
+
+RESIZE = Resize()
+
+
+@dataclass(frozen=True)
+class Line:
+    """(factor * p + shift) / divisor, exactly; whole numbers."""
+
+    factor: int
+    shift: int
+    divisor: int
+
+
+def coordinate(p: Mapping[str, Any], axis: int) -> Line:
+    """Where position p of y lies in x, along h (axis 0) or w (axis 1)."""
+    size, out = ((p["h"], p["oh"]), (p["w"], p["ow"]))[axis]
+    if out == 1 and p["coordinates"] in ("align_corners", "pytorch_half_pixel"):
+        return Line(0, 0, 1)
+    if p["coordinates"] == "align_corners":
+        return Line(size - 1, 0, out - 1)
+    scale = Fraction(_float32(p["scale"][axis])) if p["scale"] else Fraction(out, size)
+    above, below = scale.numerator, scale.denominator
+    if p["coordinates"] == "asymmetric":
+        return Line(below, 0, above)
+    return Line(2 * below, below - above, 2 * above)
+
+
+def nearest(p: Mapping[str, Any], axis: int) -> Line:
+    """The line whose floor is the nearest pixel, before it is limited to the image."""
+    line = coordinate(p, axis)
+    factor, shift, divisor = line.factor, line.shift, line.divisor
+    if p["rounding"] == "floor":
+        return line
+    if p["rounding"] == "ceil":
+        return Line(factor, shift + divisor - 1, divisor)
+    half = divisor - 1 if p["rounding"] == "round_prefer_floor" else divisor
+    return Line(2 * factor, 2 * shift + half, 2 * divisor)
+
+
+def positions(p: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """(planes, height, width, channels) of y."""
+    planes, channels = planes_of(p)
+    return planes, p["oh"], p["ow"], channels
+
+
+def _float32(value: float) -> float:
+    import numpy as np
+
+    return float(value) if is_int(value) and abs(value) < 2**24 else float(np.float32(value))
+
+
+def resize(
+    *,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    oh: int,
+    ow: int,
+    mode: str = "nearest",
+    coordinates: str = "half_pixel",
+    rounding: str = "round_prefer_floor",
+    scale: Sequence[float] = (),
+    dtype: str = "float16",
+    layout: str = "NHWC",
+) -> Workload:
+    """An image of another height and width.
+
+    Args:
+        n, c, h, w: batch, channels, height and width of x.
+        oh, ow: height and width of y.
+        mode: "nearest" or "linear".
+        coordinates: "half_pixel", "pytorch_half_pixel", "asymmetric" or "align_corners", as ONNX defines them.
+        rounding: of mode nearest: "round_prefer_floor", "round_prefer_ceil", "floor" or "ceil".
+        scale: (vertical, horizontal) if it is not exactly y's size over x's; ONNX's `scales`.
+        dtype: of x and y: float16, bfloat16 or float32; nearest also int8 or uint8.
+        layout: NHWC, NCHW or NCHW[x]c of x and y.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> resize(n=1, c=128, h=180, w=320, oh=360, ow=640, mode="linear").output.shape
+        (1, 360, 640, 128)
+    """
+    from schedsearch.workload import Workload
+
+    params: dict[str, Any] = {
+        "n": n, "c": c, "h": h, "w": w, "oh": oh, "ow": ow, "mode": mode, "coordinates": coordinates, "rounding": rounding,
+        "dtype": dtype, "layout": layout,
+    }  # fmt: skip
+    return Workload("resize", params | ({"scale": tuple(scale)} if len(scale) else {}))

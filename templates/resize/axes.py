@@ -1,0 +1,52 @@
+"""Where a position of y lies in x, along one axis, as functions for kernels. All arithmetic is exact, in whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.ops.resize import Line, coordinate, nearest
+from schedsearch.workload import Workload
+
+
+def nearest_pixel(p: Workload, axis: int) -> Callable[[Any], Any]:
+    """`pixel(position)`: the nearest pixel of x, int32."""
+    last, floor = (p.h, p.w)[axis] - 1, _floor(nearest(p.params, axis), (p.oh, p.ow)[axis])
+
+    def pixel(position: Any) -> Any:
+        whole, _ = floor(position)
+        return types.int32(min(max(whole, 0), last))
+
+    return pixel
+
+
+def pixels_around(p: Workload, axis: int) -> Callable[[Any], Any]:
+    """`around(position)`: the two pixels beside the coordinate, int32, and the weight of the second one, float32."""
+    line = coordinate(p.params, axis)
+    last, floor, divisor = (p.h, p.w)[axis] - 1, _floor(line, (p.oh, p.ow)[axis]), types.float32(line.divisor)
+
+    def around(position: Any) -> Any:
+        whole, rest = floor(position)
+        weight = types.float32(types.float32(rest) / divisor)
+        return types.int32(min(max(whole, 0), last)), types.int32(min(max(whole + 1, 0), last)), weight
+
+    return around
+
+
+def _floor(line: Line, positions: int) -> Callable[[Any], Any]:
+    """`floor(position)`: the floor of a line, int32, and what is left of the division.
+
+    `before` whole numbers are added first and subtracted afterwards, so that the division has no sign.
+    """
+    before = max(-(line.shift // line.divisor), 0)
+    factor, shift, divisor = line.factor, line.shift + before * line.divisor, line.divisor
+    number = types.uint32 if factor * (positions - 1) + shift < 2**32 else types.uint64
+
+    def floor(position: Any) -> Any:
+        above = number(number(position) * number(factor) + number(shift))
+        whole = number(above // number(divisor))
+        return types.int32(types.int32(whole) - before), number(above - whole * number(divisor))
+
+    return floor

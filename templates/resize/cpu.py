@@ -1,0 +1,106 @@
+"""resize on CPUs: see docs/kernels/bandwidth.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.backend.cpu_ops import as_array
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.ops.resize import positions
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts.cpu_elements import element_type, narrowed, widened
+from schedsearch.templates.resize.axes import nearest_pixel, pixels_around
+from schedsearch.workload import Workload
+
+F32 = types.float32
+_MAX_ITEMS = 2**31 - 1
+
+
+class ResizeCpu(Template):
+    """A work item is some rows of y."""
+
+    name = "resize_cpu"
+    version = 1
+    op = "resize"
+    kind = "cpu"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        planes, rows, _, _ = positions(workload.params)
+        return None if planes * rows <= _MAX_ITEMS else f"y has {planes * rows} rows; allowed: less than 2**31"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
+        return ConfigSpace(
+            (
+                Knob("rows", (1, 4, 16), "rows of y of a work item"),
+                Knob("threads", threads, "threads that share the work items"),
+            )
+        )
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """One row at a time, on all cores."""
+        return Config(rows=1, threads=space.knobs[1].values[-1])
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        planes, rows, _, _ = positions(workload.params)
+        items = -(-planes * rows // config["rows"])
+        build = nearest_kernel if workload.mode == "nearest" else linear_kernel
+        step = KernelStep(
+            build(workload, config["rows"]), (Pointer("x"), Pointer("y")), Grid(items), min(config["threads"], items)
+        )
+        return KernelSource("cpu", "native", (step,))
+
+
+def nearest_kernel(p: Workload, together: int) -> Callable[..., None]:
+    """The kernel (x, y, start, stop) over groups of `together` rows of all planes of y."""
+    planes, rows, out_w, channels = positions(p.params)
+    height, width, all_rows, element = p.h, p.w, planes * rows, element_type(p.dtype)
+    x_size, y_size, down, across = p.signature[0].size, p.output.size, nearest_pixel(p, 0), nearest_pixel(p, 1)
+
+    def copy(x: Any, y: Any, start: Any, stop: Any) -> None:
+        source, out = as_array(x, (x_size,), element), as_array(y, (y_size,), element)
+        for number in range(start * together, min(stop * together, all_rows)):
+            first = (number // rows * height + down(number % rows)) * width
+            for column in range(out_w):
+                at, to = (first + across(column)) * channels, (number * out_w + column) * channels
+                for c in range(channels):
+                    out[to + c] = source[at + c]
+
+    return copy
+
+
+def linear_kernel(p: Workload, together: int) -> Callable[..., None]:
+    """The same, between four pixels."""
+    planes, rows, out_w, channels = positions(p.params)
+    height, width, all_rows, element = p.h, p.w, planes * rows, element_type(p.dtype)
+    x_size, y_size, down, across = p.signature[0].size, p.output.size, pixels_around(p, 0), pixels_around(p, 1)
+    widen, narrow = widened(p.dtype), narrowed(p.dtype)
+
+    def interpolate(x: Any, y: Any, start: Any, stop: Any) -> None:
+        source, out = as_array(x, (x_size,), element), as_array(y, (y_size,), element)
+        for number in range(start * together, min(stop * together, all_rows)):
+            above, below, share = down(number % rows)
+            plane = number // rows * height
+            first, second = (plane + above) * width * channels, (plane + below) * width * channels
+            rest = F32(F32(1) - share)
+            for column in range(out_w):
+                left, right, share_w = across(column)
+                rest_w, to = F32(F32(1) - share_w), (number * out_w + column) * channels
+                for c in range(channels):
+                    a, b = source[first + left * channels + c], source[first + right * channels + c]
+                    upper = between(widen(a), widen(b), rest_w, share_w)
+                    a, b = source[second + left * channels + c], source[second + right * channels + c]
+                    lower = between(widen(a), widen(b), rest_w, share_w)
+                    out[to + c] = narrow(between(upper, lower, rest, share))
+
+    return interpolate
+
+
+def between(a: Any, b: Any, rest: Any, share: Any) -> Any:
+    return F32(F32(a * rest) + F32(b * share))

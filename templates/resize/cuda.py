@@ -1,0 +1,182 @@
+"""resize on NVIDIA GPUs: see docs/kernels/bandwidth.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Pointer
+from schedsearch.launch_rules import MAX_GRID_X
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.resize import positions
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
+from schedsearch.templates.resize.axes import nearest_pixel, pixels_around
+from schedsearch.workload import Workload
+
+F32 = types.float32
+THREADS = (64, 128, 256, 512)
+TILES = (1, 2, 4, 8, 16)
+_MOST_NUMBERS = 32  # of a thread
+
+
+class ResizeCuda(Template):
+    """A thread has a vector of channels of neighbouring pixels of y."""
+
+    name = "resize_cuda"
+    version = 1
+    op = "resize"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if target.compute_capability < LEAST_CAPABILITY:
+            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
+            return f"compute capability is {got}; allowed: {least} and later"
+        items = workload.output.size
+        return None if items <= MAX_GRID_X else f"y has {items} elements; allowed: less than 2**31"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        _, _, width, channels = positions(workload.params)
+        nbytes = dtype_of(workload.dtype).nbytes
+        widest = math.gcd(channels, MOST_BYTES // nbytes)
+        # Where a pixel is one element, the pixels of a thread are stored as one vector.
+        tiles = [n for n in TILES if width % n == 0 and n * nbytes <= MOST_BYTES] if channels == 1 else [1, 2, 4]
+        return ConfigSpace(
+            (
+                Knob("vector", tuple(1 << i for i in range(widest.bit_length())), "channels of a thread"),
+                Knob("tile", tuple(tiles), "neighbouring pixels of a row of y of a thread"),
+                Knob("threads", THREADS, "threads of a block"),
+            ),
+            (
+                Constraint(
+                    f"a thread has at most {_MOST_NUMBERS} numbers", lambda k: k["vector"] * k["tile"] <= _MOST_NUMBERS
+                ),
+            ),
+        )
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The widest accesses; two pixels of a thread, or as many as a store holds, if there are enough."""
+        values = {knob.name: knob.values for knob in space.knobs}
+        _, _, _, channels = positions(workload.params)
+        vector = values["vector"][-1]
+        enough = workload.output.size // (2 * vector) >= 2 * target.sms * target.threads_per_sm
+        tile = values["tile"][-1] if channels == 1 else 2 if enough and 2 * vector <= _MOST_NUMBERS else 1
+        return Config(vector=vector, tile=tile, threads=256 if enough else 128)
+
+    def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
+        """One element of y a thread."""
+        return Config(vector=1, tile=1, threads=128)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        vector, tile, threads = config["vector"], config["tile"], config["threads"]
+        planes, height, width, channels = positions(workload.params)
+        items, nbytes = planes * height * -(-width // tile) * (channels // vector), dtype_of(workload.dtype).nbytes
+        function = resize_kernel(workload, vector, tile, threads)
+        step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(-(-items // threads)), threads)
+        stored = tile if channels == 1 else vector
+        return KernelSource("cuda", "native", (step,), alignments={"x": vector * nbytes, "y": stored * nbytes})
+
+
+def resize_kernel(p: Workload, vector: int, tile: int, threads: int) -> Callable[..., None]:
+    """The kernel (x, y). A thread loads all pixels before it computes."""
+    planes, rows, width, channels = positions(p.params)
+    groups, lanes, element = -(-width // tile), channels // vector, dtype_of(p.dtype).nbytes
+    items, numbers = planes * rows * groups * lanes, tile * vector
+    together = channels == 1  # pixels are stored as one vector
+    stored = tile if together else vector
+    stores, words_out = numbers // stored, vectors.words_of(p.dtype, stored)
+    fetch, mix, held, weights = _fetch(p, vector, tile)
+    pack, store = vectors.pack(p.dtype, stored), vectors.store(p.dtype, stored)
+
+    def resize(x, y) -> None:  # type: ignore[no-untyped-def]
+        item = types.int64(cuda.blockIdx.x) * threads + types.int64(cuda.threadIdx.x)
+        if item < items:
+            word = cuda.local.array(held, types.uint32)
+            share = cuda.local.array(weights, types.float32)
+            number = cuda.local.array(numbers, types.float32)
+            rounded = cuda.local.array(words_out, types.uint32)
+            rest = types.uint32(item)
+            quotient = types.uint32(rest // types.uint32(lanes))
+            channel = types.int64(rest - quotient * types.uint32(lanes)) * vector
+            rest, quotient = quotient, types.uint32(quotient // types.uint32(groups))
+            column = types.int32((rest - quotient * types.uint32(groups)) * types.uint32(tile))
+            plane = types.uint32(quotient // types.uint32(rows))
+            row = types.int32(quotient - plane * types.uint32(rows))
+            fetch(word, share, x, types.int64(plane), row, column, channel)
+            mix(word, share, number)
+            for i in range(stores):
+                if column + i < width:
+                    pack(number, i * stored, rounded, 0)
+                    at = ((types.int64(plane) * rows + row) * width + column + i) * channels + channel
+                    store(rounded, 0, y + types.uint64(at * element))
+
+    return resize
+
+
+def _fetch(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+    """`fetch(words, shares, x, plane, row, column, channel)` loads what `tile` pixels of y need, and
+    `mix(words, shares, numbers)` computes them; and the lengths of both arrays.
+    """
+    return (_nearest if p.mode == "nearest" else _linear)(p, vector, tile)
+
+
+def _nearest(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+    height, width, out_w = p.h, p.w, p.ow
+    channels, element, words = positions(p.params)[3], dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
+    down, across = nearest_pixel(p, 0), nearest_pixel(p, 1)
+    load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
+
+    def fetch(word: Any, share: Any, x: Any, plane: Any, row: Any, column: Any, channel: Any) -> None:
+        first = (plane * height + down(row)) * width
+        for t in range(tile):
+            position = min(types.int32(column + t), types.int32(out_w - 1))
+            at = (first + across(position)) * channels + channel
+            load(word, t * words, x + types.uint64(at * element), 1)
+
+    def mix(word: Any, share: Any, number: Any) -> None:
+        for t in range(tile):
+            unpack(word, t * words, number, t * vector)
+
+    return fetch, mix, tile * words, 1
+
+
+def _linear(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], Callable[..., None], int, int]:
+    """The shares are that of the second row, then that of the second column of each pixel."""
+    height, width, out_w = p.h, p.w, p.ow
+    channels, element, words = positions(p.params)[3], dtype_of(p.dtype).nbytes, vectors.words_of(p.dtype, vector)
+    down, across = pixels_around(p, 0), pixels_around(p, 1)
+    load, unpack = vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
+    four = 4 * vector
+
+    def fetch(word: Any, share: Any, x: Any, plane: Any, row: Any, column: Any, channel: Any) -> None:
+        above, below, share[0] = down(row)
+        first, second = (plane * height + above) * width, (plane * height + below) * width
+        for t in range(tile):
+            left, right, share[1 + t] = across(min(types.int32(column + t), types.int32(out_w - 1)))
+            for i in range(4):
+                at = (first if i < 2 else second) + (left if i % 2 == 0 else right)
+                load(word, (4 * t + i) * words, x + types.uint64((at * channels + channel) * element), 1)
+
+    def mix(word: Any, share: Any, number: Any) -> None:
+        pixel = cuda.local.array(four, types.float32)
+        for t in range(tile):
+            for i in range(4):
+                unpack(word, (4 * t + i) * words, pixel, i * vector)
+            for e in range(vector):
+                above = between(pixel[e], pixel[vector + e], share[1 + t])
+                below = between(pixel[2 * vector + e], pixel[3 * vector + e], share[1 + t])
+                number[t * vector + e] = between(above, below, share[0])
+
+    return fetch, mix, 4 * tile * words, 1 + tile
+
+
+def between(a: Any, b: Any, share: Any) -> Any:
+    """a + share * (b - a), with weights, so that a share of 0 or 1 gives a or b exactly."""
+    return F32(F32(a * F32(F32(1) - share)) + F32(b * share))
