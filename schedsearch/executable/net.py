@@ -15,6 +15,7 @@ from schedsearch.errors import ArgumentError, UsageError, did_you_mean
 from schedsearch.executable.explain import explain_lines
 from schedsearch.executable.program import Array, Call
 from schedsearch.executable.run import Calls, Parts, Weights
+from schedsearch.executable.torch_call import TorchNetCall
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -92,6 +93,7 @@ class Net:
         self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
         self._calls: Calls | None = None
         self._staged: tuple[list[int], list[int]] | None = None
+        self._torch_call: TorchNetCall | None = None
         self._warned = False
 
     def instance(self) -> Net:
@@ -131,6 +133,10 @@ class Net:
             DeviceError: the launch failed.
         """
         with self._lock:
+            if self._torch_call is not None and out is None and not named:
+                result = self._torch_call(args, stream)
+                if result is not None:
+                    return result
             self._open_weights()
             given = self._split(args, named)
             views = self._checked_inputs(given)
@@ -141,6 +147,9 @@ class Net:
                 self._run_on_host_arrays(views, seen)
             else:
                 self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
+                if all(each.library == "torch" for each in (*views, *seen)):
+                    assert self._calls is not None and self._staged is not None
+                    self._torch_call = TorchNetCall(self._calls, self._device, given, results, self._staged, self.device)
             return results[0] if len(results) == 1 else tuple(results)
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
@@ -211,6 +220,7 @@ class Net:
         with self._lock:
             if self._weights is None:
                 return
+            self._torch_call = None
             if self._calls is not None:
                 self._calls.close()
             while self._memory:
