@@ -48,8 +48,8 @@ class _MatmulCpu(Template):
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The default of conv2d, with no more threads than have work for longer than it takes to wake them."""
         config = self.inner.default(Convolution.of(workload, rows=True).workload, target, space)
-        counts = next(knob.values for knob in space.knobs if knob.name == "threads")
-        busy = max(int(count) for count in counts if count == 1 or count * _LEAST_PRODUCTS <= workload.flops // 2)
+        counts = [int(count) for knob in space.knobs if knob.name == "threads" for count in knob.values]
+        busy = max(count for count in counts if count == 1 or count * _LEAST_PRODUCTS <= workload.flops // 2)
         return Config({**config, "threads": busy})
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
