@@ -109,9 +109,6 @@ CASES |= {
     "a slice of a larger array": (
         {**SHAPE, "c": 24, "k": 40, "slice_of": 64}, {**SMALL, "bn": 48, "grid": "persistent", "consumer_groups": 2}
     ),
-    "a slice that threads store, half a segment at its end": (
-        {**SHAPE, "c": 24, "k": 40, "slice_of": 64}, {**SMALL, "bn": 48, "store": "threads"}
-    ),
     "a slice of float32": ({**SHAPE, "c": 24, "k": 40, "out_dtype": "float32", "slice_of": 52}, SMALL),
 }  # fmt: skip
 PEERS = ({**ROWS, "n": 2, "k": 32}, {**SMALL, "cluster_m": 2})  # one cluster, and its loads never wait for its consumers
@@ -190,22 +187,6 @@ INTEGER_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "uint8, segments of 128 columns, past both ends": (
         {**INTEGERS, "k": 144, "dtype": "uint8", "weight_dtype": "int8", "epilogue": [{"requantise": {"to": "uint8"}}]},
         {**SMALL, "bn": 128, "bk": 128, "stages": 2, "grid": "persistent", "consumer_groups": 2},
-    ),
-    "stored by threads, rows of 128 bytes, past both ends": (
-        {**INTEGERS, **REQUANTISED, "k": 144},
-        {**SMALL, "bn": 128, "consumer_groups": 2, "grid": "persistent", "store": "threads"},
-    ),
-    "stored by threads, rows of 16 bytes, two at a time in turn": (
-        {**INTEGERS, **REQUANTISED, "n": 6},
-        {**SMALL, "bn": 48, "schedule": "in_turn", "grid": "persistent", "consumer_groups": 2, "store": "threads"},
-    ),
-    "stored by threads, rows of 64 bytes, 2 blocks of columns for each image": (
-        {**INTEGERS, **REQUANTISED, "n": 3, "h": 11, "c": 64, "k": 128, "layout": "NCHW64c"},
-        {**SMALL, "bn": 128, "bk": 64, "stages": 2, "store": "threads"},
-    ),
-    "stored by threads, rows of 32 bytes, split by 2": (
-        {**INTEGERS, **REQUANTISED, "c": 128, "k": 64},
-        {**SMALL, "split_k": 2, "bn": 64, "store": "threads"},
     ),
     "split by 2, int8": ({**INTEGERS, **REQUANTISED, "c": 128}, {**SMALL, "split_k": 2, "bn": 48}),
     "zero point, every border of rows and columns": (
@@ -449,19 +430,3 @@ def test_a_split_tile_whose_blocks_do_not_wait_is_noticed(
 ) -> None:
     with pytest.raises(AssertionError, match=r"not equal|a block that has left"):
         run(monkeypatch, *SPLIT, careless(Memory(), lambda value, *_: value, late=True))
-
-
-# --- Synchronisation of a warp that copies its own rows ------------------------------------------------------------------
-
-
-class Unsynchronised(ClusterEmulator):
-    """Lanes copy rows that others have not staged yet."""
-
-    def sync_warp(self) -> None:
-        pass
-
-
-def test_a_warp_whose_lanes_do_not_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = INTEGER_CASES["stored by threads, rows of 128 bytes, past both ends"]
-    with pytest.raises(AssertionError, match="not equal"):
-        run_integers(monkeypatch, *case, Unsynchronised(Memory(), lambda value, *_: value, late=True))

@@ -415,13 +415,6 @@ class Emulator:
     def store_global_v4(self, address: int, *values: int) -> None:
         self.memory.at(address, 16).view(np.uint32)[:] = values
 
-    def copy_shared_16(self, shared: int, address: int, inside: int) -> None:
-        if inside:
-            self.memory.at(address, 16, 16)[:] = self._shared(int(shared), 16)
-
-    def sync_warp(self) -> None:
-        self.block.exchange(None)
-
     # --- running ----------------------------------------------------------------------------------------------------
     def run(
         self,

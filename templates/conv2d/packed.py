@@ -99,8 +99,8 @@ class Conv2dPacked(Template):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         packed = Packed(workload, target)
         form = packed.form(config["x"], config["batch"])
-        inner_names = _INNER.space(packed.workload, target, form.gemm).names  # a record of an earlier version may lack one
-        inner_config = Config({name: config[name] for name in inner_names if name in config})
+        inner_names = _INNER.space(packed.workload, target, form.gemm).names
+        inner_config = Config({name: config[name] for name in inner_names})
         inner = _INNER.kernel(packed.workload, target, inner_config, form.gemm)
         repacks = packed.around(form)
         workspaces = {name: f"{name}_packed" for name in repacks}

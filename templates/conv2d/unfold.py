@@ -135,8 +135,7 @@ class Conv2dUnfold(Template):
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         unfolded = Unfolded.of(workload)
         threads, chunks = config["unfold_threads"], config["unfold_chunks"]
-        inner_names = _INNER.space(unfolded.workload, target).names  # a record of an earlier version may lack one
-        inner_config = Config({name: config[name] for name in inner_names if name in config})
+        inner_config = Config({name: config[name] for name in _INNER.space(unfolded.workload, target).names})
         inner = _INNER.kernel(unfolded.workload, target, inner_config)
         unfold = KernelStep(
             build_unfold(workload, threads, chunks),

@@ -36,7 +36,7 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Param, Pointer
-from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d import geometry
@@ -51,9 +51,7 @@ from schedsearch.templates.conv2d.wgmma_sizes import (
     evaluate,
     octets_per_block,
     output_of,
-    stages_y,
     store_columns,
-    store_ways,
     stores_by_tma,
     useful_bks,
 )
@@ -75,7 +73,11 @@ from schedsearch.workload import Workload
 OVERHEAD_REGISTERS = (32, 48)
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
-SHAPED_BY = frozenset({"accumulators", "by_tma", "in_turn", "load_tiles.multicasts", "own_sums", "split_k"})
+SHAPED_BY = frozenset({
+    "accumulators", "by_tma", "in_turn", "initialise.split_k", "load_tiles.multicasts", "own_sums", "split_k",
+})  # fmt: skip
+
+SHORT_STEPS, SHORT_RING = 2, 4  # k steps of a short reduction, and the stages that it needs
 
 GROUPS = (1, 2, 3, 4)
 BNS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -125,7 +127,7 @@ class Conv2dWgmma(Template):
         cluster_ms = [m for m in CLUSTER_SIDES if m <= most_row_tiles and gemm.fits(m * GROUP_ROWS * max(GROUPS))]
         cluster_ns = [n for n in CLUSTER_SIDES if n <= math.ceil(w.k / min(BNS))]
         group_ms = [1] if w.k <= min(BNS) else [g for g in (1, 2, 4, 8, 16, 64, 256) if g < 2 * most_row_tiles]
-        knobs: tuple[Knob, ...] = (
+        knobs = (
             Knob("consumer_groups", GROUPS, "warpgroups that multiply, each 64 rows (output pixels) of its tile"),
             Knob(
                 "schedule",
@@ -143,10 +145,6 @@ class Conv2dWgmma(Template):
             Knob("group_m", tuple(group_ms), "row tiles (of clusters) walked before the next column tile; for reuse in L2"),
             Knob("l2_promotion", (128, 256), "bytes that L2 fetches from memory when a load misses"),
         )
-        if len(stores := store_ways(w, gemm)) > 1:
-            knobs += (
-                Knob("store", stores, "y is stored from shared memory by TMA, or by each warp without waiting for others"),
-            )
         constraints = (
             *hopper.block_constraints(target, "bn", OVERHEAD_REGISTERS[bool(w.epilogue)]),
             Constraint("every consumer group has rows inside the output", lambda q: q["bm"] < gemm.image_rows + GROUP_ROWS),
@@ -199,14 +197,22 @@ class Conv2dWgmma(Template):
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target, gemm))
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        """The configuration with the least predicted time; among equals, the smallest cluster and the deepest ring."""
+        """The configuration with the least predicted time; among equals, the smallest cluster and the deepest ring.
+
+        Short reductions with 8-bit results take a ring of about 4 stages instead.
+        """
         group_ms = [int(value) for value in space.knobs[space.names.index("group_m")].values]
         group_m = min(group_ms, key=lambda value: abs(value - 8))  # 1 is the only value with one column tile
         # 256 gains at most 2 %, and loses up to 17 % if pixels are not a multiple of 128 bytes.
         few = {"l2_promotion": [128], "group_m": sorted({1, group_m})}
-        return hopper.least_predicted(
-            space.restrict(few), lambda q: (q["cluster"], -q["stages"], q["threads"], -q["group_m"])
-        )
+        of_8_bits = store.interleaved(workload.out_dtype)
+
+        def ties(q: Columns) -> tuple[Any, ...]:
+            # Rings of 8 and 12 stages took 2 to 11 % longer than 4 for 32x56x56x64 -> 256 in int8.
+            short = of_8_bits & (q["block_steps"] <= SHORT_STEPS)
+            return q["cluster"], np.where(short, np.abs(q["stages"] - SHORT_RING), -q["stages"]), q["threads"], -q["group_m"]
+
+        return hopper.least_predicted(space.restrict(few), ties)
 
     def kernel(self, workload: Workload, target: Target, config: Config, gemm: Im2col | None = None) -> KernelSource:
         """The kernel; x and y lie in memory as `gemm` says, or else as the workload's layout says."""
@@ -225,7 +231,7 @@ class Conv2dWgmma(Template):
             sets = gemm.images if gemm.own_weights else 1
             weights = filter_map(workload, own_filters, plan.bk, plan.l2_promotion, sets)
         output: Param = Pointer("y")
-        if stores_by_tma(workload, plan.store):
+        if stores_by_tma(workload):
             output = output_map(workload, output_of(gemm, plan.bm), plan.segment, GROUP_ROWS)
         step = KernelStep(
             build_kernel(workload, gemm, plan, epilogue, zero),
@@ -264,51 +270,22 @@ def build_kernel(
 ) -> Callable[..., None]:
     """The kernel function of one configuration."""
     wgmma, layout = Wgmma(workload.dtype, workload.weight_dtype), plan.shared
-    bm, bn, bk, stages, split_k, turns = plan.bm, plan.bn, plan.bk, plan.stages, plan.split_k, plan.turns
-    output = output_of(gemm, bm)
-    rows, columns, k_steps = output.rows, gemm.columns, plan.k_steps
-    in_turn = turns > 1
-
-    # Addresses in shared memory.
-    row_bytes = bk * wgmma.element_bytes
-    a_bytes, group_a_bytes, stage_bytes = bm * row_bytes, GROUP_ROWS * row_bytes, (bm + bn) * row_bytes
+    bn, stages, split_k, turns, k_steps, columns = plan.bn, plan.stages, plan.split_k, plan.turns, plan.k_steps, gemm.columns
+    in_turn, by_tma = turns > 1, stores_by_tma(workload)
     full_offset, empty_offset, sums_offset = (layout.offset(region) for region in ("full", "empty", "sums_full"))
-    staging_offset = layout.offset("y") if split_k == 1 else plan.sums_bytes
-    octets, own_octets, octet_bytes = bn // 8, plan.own_octets, bm * 32  # in a split tile, y comes after the sums
-
+    consumers, tile_groups = plan.consumer_groups * WARPGROUP, plan.consumer_groups // turns  # that share a tile
+    next_turn = (turns - 1) * k_steps % stages  # stages of tiles that the other half takes
+    accumulators, sum_type = wgmma.accumulators(bn), wgmma.accumulator_type
     # Tiles have the number of their cluster.
     tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
-    peers, place, begin, releases, arrive_empty = tiles.peers, tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
+    place, begin, releases, arrive_empty = tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
     clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
     origin, load_tiles = tile_origin(plan), load_tiles_of(workload, gemm, plan)
-    initialise, thread_of_warpgroup = pipeline.initialise, store.thread_of_warpgroup
-
-    # Multiply.
-    warpgroups, consumers = plan.consumer_groups, plan.consumer_groups * WARPGROUP
-    tile_groups = warpgroups // turns  # that share a tile
-    next_turn = (turns - 1) * k_steps % stages  # stages of tiles that the other half takes
+    thread_of_warpgroup, initialise = store.thread_of_warpgroup, _initialise(plan, tiles)
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
-    accumulators, own_sums, sum_type = wgmma.accumulators(bn), 4 * own_octets, wgmma.accumulator_type
-    matrix, multiply = wgmma.matrix(row_bytes), wgmma.steps(bn, bk // wgmma.k)
-    wait_previous, wait_all = wgmma.wait(1, bn), wgmma.wait(0, bn)
-    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes, wgmma.accumulator)
-    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
-
-    # Store.
-    by_tma, fused = stores_by_tma(workload, plan.store), not epilogue.identity
-    interleaved = store.interleaved(workload.out_dtype)
-    first_pair = output.fragment(4 if interleaved else 2)
-    correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
-    channel_of = gemm.order.channel() if gemm.order else _same
-    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_layout_of(gemm, output))
-    in_memory = output.with_pitch(workload.slice_of) if output.plain and not by_tma else output
-    staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, wgmma.accumulator)
-    if by_tma:
-        begin_store, store_part = store.staged(output, staging, warpgroups)
-    elif stages_y(workload):
-        begin_store, store_part = store.copied(in_memory, staging)
-    else:
-        begin_store, store_part = store.direct(in_memory, own_octets, wgmma.accumulator)
+    multiply_step, wait_previous, wait_all = _multiply_step(wgmma, plan), wgmma.wait(1, bn), wgmma.wait(0, bn)
+    begin_store, finish = _finish(workload, gemm, plan, epilogue, zero)
+    own_octets, own_sums, add_up = plan.own_octets, 4 * plan.own_octets, _add_up(wgmma, plan)
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
@@ -318,30 +295,11 @@ def build_kernel(
         sums_full = types.uint32(shared + sums_offset)
         thread, group, lane, warp_row, leader = thread_of_warpgroup()
         store_place = begin_store(group, lane, warp_row, leader)
-
-        def finish(values: Any, row: Any, column: Any, inside_columns: Any) -> None:
-            """Epilogue and store of a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on."""
-            first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
-            correct(values, inside_columns, first_row, first_column, operands)
-            if fused:
-                fuse(
-                    values, inside_columns, first_row < rows, first_row + 8 < rows, channel_of(first_column), first_offset,
-                    *operands,
-                )  # fmt: skip
-            store_part(values, y, store_place, row, column, inside_columns)
-
         first_tile, next_tile = own_tiles()
         first_step = types.int32(part * k_steps // split_k)
         stop_step = types.int32((part + 1) * k_steps // split_k)
         if thread == 0:
-            initialise(full, turns * stages, 1)
-            initialise(empty, stages, tile_groups * peers)
-            if split_k > 1:
-                ptx.mbarrier_init(sums_full, 1)
-            ptx.mbarrier_init_fence()
-            if split_k > 1:
-                received = types.int32(max(0, min(own_octets, octets - types.int32(part * own_octets))))
-                ptx.mbarrier_expect_bytes(sums_full, received * ((split_k - 1) * octet_bytes))
+            initialise(full, empty, sums_full, part)
         begin()
 
         stage = types.uint32(0)
@@ -370,10 +328,7 @@ def build_kernel(
                 # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
                     parity = take(full, stage, parity)
-                    a = types.uint32(shared + stage * stage_bytes)
-                    b = types.uint32(a + a_bytes)
-                    a = types.uint32(a + tile_group * group_a_bytes)
-                    multiply(acc, matrix(a), matrix(b), types.int32(step > first_step))
+                    multiply_step(acc, shared, stage, tile_group, types.int32(step > first_step))
                     wait_previous(acc)
                     if releases_stages and step > first_step:
                         arrive_empty(empty_at + previous * BARRIER_BYTES)
@@ -384,7 +339,10 @@ def build_kernel(
                     arrive_empty(empty_at + previous * BARRIER_BYTES)
                 # ---- store
                 if split_k == 1:
-                    finish(acc, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column))
+                    finish(
+                        acc, types.int32(row + tile_group * GROUP_ROWS), column, types.int32(columns - column), y,
+                        store_place, lane, warp_row, operands,
+                    )  # fmt: skip
                 if in_turn:
                     stage = types.uint32(stage + next_turn) % types.uint32(stages)
                 tile = types.int32(tile + next_tile * turns)
@@ -396,13 +354,12 @@ def build_kernel(
             if thread < consumers:
                 octet = types.int32(part * own_octets)
                 sums = cuda.local.array(own_sums, sum_type)
-                slots = types.uint32(shared + thread * 16)
-                exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
-                ptx.mbarrier_wait(sums_full, 0)
-                add_fragments(sums, slots)
+                add_up(acc, sums, shared, sums_full, thread, in_cluster, part)
                 row, column = origin(first_tile, cluster_row, cluster_column)
                 own_columns = types.int32(min(columns, column + bn) - (column + octet * 8))
-                finish(sums, row + group * GROUP_ROWS, column + octet * 8, own_columns)
+                finish(
+                    sums, row + group * GROUP_ROWS, column + octet * 8, own_columns, y, store_place, lane, warp_row, operands
+                )
         if by_tma and leader:
             ptx.bulk_wait_read_all()  # shared memory must outlive the stores that read it
 
@@ -410,6 +367,93 @@ def build_kernel(
 
 
 # --- The functions that the kernel captures ----------------------------------------------------------------------------
+
+
+def _initialise(plan: Plan, tiles: ClusterTiles) -> Callable[..., None]:
+    """`initialise(full, empty, sums_full, part)`: initialises the barriers of a block."""
+    stages, split_k, turns, octets, own_octets = plan.stages, plan.split_k, plan.turns, plan.bn // 8, plan.own_octets
+    initialise_barriers, tile_groups, peers = pipeline.initialise, plan.consumer_groups // turns, tiles.peers
+    octet_bytes = plan.bm * 32
+
+    def initialise(full: Any, empty: Any, sums_full: Any, part: Any) -> None:
+        initialise_barriers(full, turns * stages, 1)
+        initialise_barriers(empty, stages, tile_groups * peers)
+        if split_k > 1:
+            ptx.mbarrier_init(sums_full, 1)
+        ptx.mbarrier_init_fence()
+        if split_k > 1:
+            received = types.int32(max(0, min(own_octets, octets - types.int32(part * own_octets))))
+            ptx.mbarrier_expect_bytes(sums_full, received * ((split_k - 1) * octet_bytes))
+
+    return initialise
+
+
+def _multiply_step(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
+    """`multiply_step(acc, shared, stage, tile_group, accumulate)` starts to multiply the operands in a stage."""
+    row_bytes = plan.bk * wgmma.element_bytes
+    a_bytes, group_a_bytes, stage_bytes = plan.bm * row_bytes, GROUP_ROWS * row_bytes, (plan.bm + plan.bn) * row_bytes
+    matrix, multiply = wgmma.matrix(row_bytes), wgmma.steps(plan.bn, plan.bk // wgmma.k)
+
+    def multiply_step(acc: Any, shared: Any, stage: Any, tile_group: Any, accumulate: Any) -> None:
+        a = types.uint32(shared + stage * stage_bytes)
+        b = types.uint32(a + a_bytes)
+        a = types.uint32(a + tile_group * group_a_bytes)
+        multiply(acc, matrix(a), matrix(b), accumulate)
+
+    return multiply_step
+
+
+def _finish(
+    workload: Workload, gemm: Im2col, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
+) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """`begin` of the store, and `finish(values, row, column, inside_columns, y, store_place, lane, warp_row, operands)`.
+
+    `finish` applies the epilogue to a warpgroup's part of a tile, 64 rows x own_octets * 8 columns from (row, column) on,
+    and stores it.
+    """
+    output, own_octets, accumulator = output_of(gemm, plan.bm), plan.own_octets, Wgmma(workload.dtype).accumulator
+    rows, fused, interleaved = output.rows, not epilogue.identity, store.interleaved(workload.out_dtype)
+    first_pair = output.fragment(4 if interleaved else 2)
+    correct = zero.correction(epilogue, own_octets, interleaved) if zero else no_correction
+    channel_of = gemm.order.channel() if gemm.order else _same
+    fuse = epilogue.fragments(own_octets, 8 * output.block, interleaved, *_layout_of(gemm, output))
+    staging_offset = plan.shared.offset("y") if plan.split_k == 1 else plan.sums_bytes  # y comes after the sums
+    if stores_by_tma(workload):
+        staging = store.Staging(workload.out_dtype, own_octets, plan.segment, staging_offset, accumulator)
+        begin_store, store_part = store.staged(output, staging, plan.consumer_groups)
+    else:
+        in_memory = output.with_pitch(workload.slice_of) if output.plain else output
+        begin_store, store_part = store.direct(in_memory, own_octets, accumulator)
+
+    def finish(
+        values: Any, row: Any, column: Any, inside_columns: Any, y: Any, store_place: Any, lane: Any, warp_row: Any,
+        operands: Any,
+    ) -> None:  # fmt: skip
+        first_row, first_column, first_offset = first_pair(lane, warp_row, row, column)
+        correct(values, inside_columns, first_row, first_column, operands)
+        if fused:
+            fuse(
+                values, inside_columns, first_row < rows, first_row + 8 < rows, channel_of(first_column), first_offset,
+                *operands,
+            )  # fmt: skip
+        store_part(values, y, store_place, row, column, inside_columns)
+
+    return begin_store, finish
+
+
+def _add_up(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
+    """`add_up(acc, sums, shared, sums_full, thread, in_cluster, part)`: `sums` of this block's columns of a split tile."""
+    split_k, octets, own_octets, octet_bytes = plan.split_k, plan.bn // 8, plan.own_octets, plan.bm * 32
+    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes, wgmma.accumulator)
+    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
+
+    def add_up(acc: Any, sums: Any, shared: Any, sums_full: Any, thread: Any, in_cluster: Any, part: Any) -> None:
+        slots = types.uint32(shared + thread * 16)
+        exchange_fragments(acc, sums, slots, sums_full, part, types.uint32(in_cluster - part))
+        ptx.mbarrier_wait(sums_full, 0)
+        add_fragments(sums, slots)
+
+    return add_up
 
 
 def _same(column: Any) -> Any:

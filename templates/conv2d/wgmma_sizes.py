@@ -24,7 +24,6 @@ from schedsearch.workload import Workload
 GROUP_ROWS = WGMMA_M  # of a consumer warpgroup
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of L2
 ROW_BYTES = (32, 64, 128)  # of a k step
-STORES = ("tma", "threads")
 
 
 def bks(dtype: str) -> tuple[int, ...]:
@@ -74,25 +73,12 @@ def output_of(gemm: Im2col, bm: int) -> Output:
 
 def staged_bytes(workload: Workload) -> int:
     """Bytes of an element of y in shared memory; 0 if y does not go through it."""
-    return dtype_of(workload.out_dtype).nbytes if stages_y(workload) else 0
+    return dtype_of(workload.out_dtype).nbytes if stores_by_tma(workload) else 0
 
 
-def stages_y(workload: Workload) -> bool:
+def stores_by_tma(workload: Workload) -> bool:
     """Whether y goes through shared memory. Threads store 32-bit numbers directly from their registers."""
     return dtype_of(workload.out_dtype).nbytes < 4
-
-
-def stores_by_tma(workload: Workload, way: str) -> bool:
-    """Whether TMA stores y, given the knob `store`."""
-    return stages_y(workload) and way == STORES[0]
-
-
-def store_ways(workload: Workload, gemm: Im2col) -> tuple[str, ...]:
-    """The values of the knob `store`; one if the space does not have it.
-
-    The rows of 8-bit results are short, and TMA takes about as long for a short row as for one of 128 bytes.
-    """
-    return STORES if interleaved(workload.out_dtype) and not gemm.shuffle else STORES[:1]
 
 
 def stage_bytes(workload: Workload, q: Columns) -> Any:
@@ -178,9 +164,7 @@ def derived_quantities(
         unit = store_columns(workload)
         segment = unit * np.gcd(np.gcd(q["bn"] // unit, octets_per_block(workload, q) * 8 // unit), 8)
         requantised = results if out_bytes == 1 else 0 * results
-        convert = requantised / card.requantised_per_cycle
-        by_tma = requantised / segment * card.stored_row_cycles
-        send = np.where(q["store"] == "tma", by_tma, requantised / card.copied_bytes_per_cycle) if "store" in q else by_tma
+        convert, send = requantised / card.requantised_per_cycle, requantised / segment * card.stored_row_cycles
         store = store + np.where(q["split_k"] == 1, 0, split) + convert
         fill = fit.fill_cycles + late
         serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
@@ -224,7 +208,7 @@ class Plan:
     """A configuration of conv2d_wgmma with its sizes.
 
     Attributes:
-        consumer_groups .. l2_promotion, store: the knobs.
+        consumer_groups .. l2_promotion: the knobs.
         turns: tiles that a block computes at the same time; 2 with groups in turn.
         bm: rows (output pixels) of a tile.
         threads: threads of a block.
@@ -276,7 +260,6 @@ class Plan:
     segment: int
     sums_bytes: int
     shared: SharedLayout
-    store: str = STORES[0]
 
 
 def evaluate(workload: Workload, target: Target, config: Mapping[str, Any], gemm: Im2col | None = None) -> Plan:

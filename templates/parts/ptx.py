@@ -80,14 +80,6 @@ load_shared_i32x4 = device_op(
     outs=dict.fromkeys("abcd", "i32"),
 )
 
-copy_shared_16 = device_op(
-    "copy_shared_16",
-    "{ .reg .pred p; .reg .b32 w<4>; setp.ne.s32 p, $inside, 0; "
-    "@p ld.shared.v4.b32 {w0, w1, w2, w3}, [$shared]; @p st.global.v4.b32 [$address], {w0, w1, w2, w3}; }",
-    ins={"shared": "u32", "address": "u64", "inside": "i32"},
-)
-sync_warp = device_op("sync_warp", "bar.warp.sync 0xffffffff;", convergent=True)  # orders accesses to shared memory
-
 # --- Asynchronous copies, sm_80 ("Data Movement: cp.async") ----------------------------------------------------------
 cp_async_16 = device_op(  # copies the first `bytes` of 16 and zero-fills the rest; 0 reads nothing
     "cp_async_16",

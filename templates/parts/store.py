@@ -21,9 +21,6 @@ from schedsearch.ops.pixel_shuffle import PixelShuffle
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.hopper import WARPGROUP, WGMMA_M
 
-WARP_ROWS = 16  # of a warpgroup's 64
-LANES = 32
-
 
 class Store(NamedTuple):
     """How a warpgroup stores its part of a tile.
@@ -135,22 +132,6 @@ class Output:
             return first_row, first_column, slices + types.int64(first_row) * block + (first_column - number * block)
 
         return fragment(self.columns, neighbours) if self.plain else first_pair
-
-    def element(self) -> Callable[[Any, Any], Any]:
-        """`element(row, column)`: the row in its slice, and the element offset in y."""
-        locate, rows, block, block_elements = self.locate(), self.rows, self.block, self.block_elements
-        image_elements = self.image_step * rows * block
-
-        def element(row: Any, column: Any) -> Any:
-            image, within = locate(row)
-            number = types.int32(types.uint32(column) // types.uint32(block))
-            slices = types.int64(image) * image_elements + types.int64(number) * block_elements
-            return within, slices + types.int64(within) * block + (column - number * block)
-
-        def plain(row: Any, column: Any) -> Any:
-            return types.int32(row), types.int64(row) * block + column
-
-        return plain if self.plain else element
 
     def send(self, row_bytes: int) -> Callable[..., None]:
         """`send(y, staged, column, row)`: stores 64 rows of `row_bytes` at `staged`, whose columns lie in one slice."""
@@ -405,50 +386,5 @@ def staged(output: Output, staging: Staging, warpgroups: int) -> Store:
                 if number * segment < inside_columns:
                     send(y, part + number * segment_bytes, column + number * segment, row)
             ptx.bulk_commit()
-
-    return Store(begin, store)
-
-
-def copied(output: Output, staging: Staging) -> Store:
-    """Packs elements into shared memory, from where each warp copies its own 16 rows; `y` is an address.
-
-    A lane copies 16 bytes at a time, and neighbouring lanes copy neighbours of a row. No warp waits for another one.
-
-    Args:
-        output: how y lies in memory; no `ShuffledOutput`.
-    """
-    size, columns = dtype_of(staging.out_dtype).nbytes, staging.octets * 8
-    segment, segments, segment_bytes = staging.segment, staging.segments, staging.segment_bytes
-    row_bytes, chunks = staging.row_bytes, staging.chunks
-    copy_rows = min(WARP_ROWS, LANES // chunks)  # at once, by all lanes, or by half of them if a row has one chunk
-    copies, copy_bytes = WARP_ROWS // copy_rows, copy_rows * row_bytes
-    begin_staging, stage = staging.begin(), staging.stage()
-    first_element, column_offset, rows, row_elements = output.element(), output.column_offset(), output.rows, output.block
-
-    def begin(group: Any, lane: Any, warp_row: Any, leader: Any) -> Any:
-        part, row_address, flip = begin_staging(group, lane, warp_row)
-        own_row = types.uint32(warp_row + types.uint32(lane) // types.uint32(chunks))
-        chunk = types.uint32(lane & (chunks - 1))
-        swizzled = types.uint32(chunk ^ ((own_row * row_bytes >> 7) & (chunks - 1)))
-        source = types.uint32(part + own_row * row_bytes + (swizzled << 4))
-        own_column = types.int32(chunk * (16 // size)) if lane < copy_rows * chunks else types.int32(columns)
-        return lane, row_address, flip, source, types.int32(own_row), own_column
-
-    def store(values: Any, y: Any, place: Any, row: Any, column: Any, inside_columns: Any) -> None:
-        lane, row_address, flip, source, own_row, own_column = place
-        ptx.sync_warp()  # all lanes have read the previous tile's rows
-        stage(values, lane, row_address, flip, inside_columns)
-        ptx.sync_warp()
-        first_row, first = first_element(types.int32(row + own_row), column)
-        first = types.int64(first + own_column)
-        left = types.int32(inside_columns - own_column)
-        for number in range(segments):
-            for copy in range(copies):
-                inside = (first_row + copy * copy_rows < rows) & (number * segment < left)
-                element = types.int64(first + copy * copy_rows * row_elements + column_offset(number * segment))
-                # 512 bytes are four lines, which changes the swizzle of rows with eight chunks
-                chunk = types.uint32(source ^ ((copy * 4 & (chunks - 1)) << 4))
-                at = types.uint32(chunk + (number * segment_bytes + copy * copy_bytes))
-                ptx.copy_shared_16(at, types.uint64(y + types.uint64(element * size)), types.int32(inside))
 
     return Store(begin, store)
