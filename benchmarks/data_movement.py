@@ -202,7 +202,8 @@ def compare(workload: schedsearch.Workload, options: argparse.Namespace, l2_byte
     assert torch.equal(kernel(xs[0]).flatten(), expected.flatten()), workload.label
     us = common.cold_graph_us([kernel.bind(x) for x in xs])
     torch_us = None if way is None else common.cold_graph_us([lambda x=x: way(x) for x in xs])
-    return row_of(workload, us, common.copy_us(workload.min_bytes, sets), torch_us)
+    row = row_of(workload, us, common.copy_us(workload.min_bytes, sets), torch_us)
+    return {**row, "template": kernel.provenance.template, "config": dict(kernel.config)}
 
 
 def main() -> None:
