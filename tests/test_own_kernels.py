@@ -626,6 +626,8 @@ def test_the_page_leads_from_a_kernel_to_its_deployment(tmp_path: Path) -> None:
     assert list(files) == ["kernels.py", "tune.py", "use.py", "deploy.py"]
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    with (tmp_path / "kernels.py").open("a") as kernels:
+        kernels.write("\n\n" + Page("own-kernels.md").block_with("python", "@smooth.alternative"))
     for name in ("tune.py", "use.py", "deploy.py"):
         if name == "deploy.py":
             (tmp_path / "kernels.py").unlink()

@@ -1,5 +1,6 @@
 """A histogram: every block counts in shared memory and then adds its counts to the result. In the second formulation a
-thread reads four numbers at once, and the warps of a block share several histograms."""
+thread reads four numbers at once (x must begin at a multiple of four bytes), and the warps of a block share several
+histograms."""
 
 import numpy as np
 from numba import cuda, int32, uint32, uint64
