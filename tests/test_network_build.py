@@ -51,6 +51,19 @@ def test_a_built_model_computes_what_onnx_computes(folder: Path) -> None:
         np.testing.assert_allclose(net(x), wanted, rtol=1e-5, atol=1e-4)
 
 
+def test_convolutions_write_into_slices_of_what_they_are_concatenated_to(tmp_path: Path) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    model = Model(2, 16, 5, 6)
+    model.node("Concat", *(model.conv("x", 32, 16, 1, name=name, bias=True) for name in "abc"), axis=1, name="all")
+    path = model.save(tmp_path)
+    x = np.random.default_rng(0).standard_normal((2, 16, 5, 6)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})
+    with schedsearch.build(path, db=tmp_path / "none.db", target="cpu", layout="NCHW") as net:
+        assert [call.sources for call in net.program.calls] == [("a",), ("b",), ("c", "all")]
+        np.testing.assert_allclose(net(x), wanted, rtol=1e-5, atol=1e-4)
+
+
 def test_run_prints_times_and_the_error_of_every_layer(folder: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)
     np.save(folder / "x.npy", x)

@@ -137,7 +137,19 @@ def functions() -> Net:
     return net
 
 
+def attention() -> Net:
+    """Softmax of a product, of images too, and LogSoftmax."""
+    net = Net(2, 6, 8)
+    keys = net.node("Transpose", net.node("MatMul", "x", net.weight("k", 8, 8)), perm=[0, 2, 1])
+    scores = net.node("Mul", net.node("MatMul", "x", keys), net.numbers(0.35))
+    mixed = net.node("MatMul", net.node("Softmax", scores), "x")
+    image = net.node("Reshape", mixed, net.row(2, 4, 4, 3))
+    net.results = [net.node("Softmax", image, axis=1), net.node("LogSoftmax", mixed, axis=1)]
+    return net
+
+
 FLOATS = [
+    attention,
     gates,
     functions,
     pools,
@@ -221,6 +233,23 @@ def test_elementwise_nodes_are_one_kernel(tmp_path: Path) -> None:
     ]  # fmt: skip
     (node,) = lower(read_model(functions().save(tmp_path))).nodes
     assert isinstance(node, Node) and len(node.sources) == 19
+
+
+def test_convolutions_store_into_slices_of_what_they_are_concatenated_to(tmp_path: Path) -> None:
+    net = Net(1, 32, 7, 7)
+    inner = net.node("Concat", net.conv("x", 16, 32, 1, name="a"), net.conv("x", 32, 32, name="b"), axis=1, name="inner")
+    net.node("Relu", net.node("Concat", net.conv("x", 48, 32, 1, name="c"), inner, axis=1, name="outer"), name="end")
+    model = read_model(net.save(tmp_path))
+    network = lower(model)
+    assert [(node.sources, getattr(node, "offsets", None)) for node in network.nodes] == [
+        (("a",), {"y": 48}), (("c",), {"y": 0}), (("b", "inner", "outer"), {"y": 64}), (("end",), {}),
+    ]  # fmt: skip
+    x = numbers(net)
+    truth = expected(model, x)
+    for number in range(5):
+        check(network, truth, evaluate(network, {"x": x}, way=way(number)), 1e-5)
+    apart = lower(read_model(net.save(tmp_path)), slices=())
+    assert [node.sources for node in apart.nodes] == [("a",), ("b",), ("c",), ("inner", "outer"), ("end",)]
 
 
 # --- Quantised graphs ---------------------------------------------------------------------------------------------------

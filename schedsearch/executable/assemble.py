@@ -108,6 +108,7 @@ def _call(number: int, call: Planned, chosen: Chosen, places: _Places) -> Call:
         places.workspaces[number],
         scalars,
         chosen.origin,
+        dict(call.offsets),
     )
 
 

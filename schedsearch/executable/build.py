@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _CPU_LAYOUTS = ("NHWC", "NCHW")
+_CPU_SLICES = ("float32",)  # formats of convolutions that store into slices there
 LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
 
 
@@ -99,20 +100,20 @@ def _network(
         if example is not None or dtype is not None or shapes:
             raise UsageError("a Network has its formats and shapes; leave out example, dtype and shapes")
         return model, ""
-    from schedsearch.network.lower import LAYOUTS, lower
+    from schedsearch.network.lower import LAYOUTS, SLICES, lower
     from schedsearch.network.model import read_model
 
-    layouts = LAYOUTS if layout == "auto" else (layout,)
+    layouts: tuple[str, ...] = LAYOUTS if layout == "auto" else (layout,)
     if target.kind == "cpu":
         layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
 
     def lowered(graph: onnx_ir.Model) -> Network:
-        return lower(graph, dtype=dtype, layouts=layouts)
+        return lower(graph, dtype=dtype, layouts=layouts, slices=_CPU_SLICES if target.kind == "cpu" else SLICES)
 
     if isinstance(model, str | os.PathLike):
         if example is not None:
             raise UsageError("example is for a torch module; for the shapes of an ONNX file give shapes={input: shape}")
-        return lowered(read_model(model, shapes)), Path(model).name
+        return lowered(read_model(Path(model), shapes)), Path(model).name
     if not (hasattr(model, "forward") and hasattr(model, "state_dict")):
         raise UsageError(
             f"model is a {type(model).__name__}; allowed: the path of an ONNX file, a torch module, or a schedsearch Network"

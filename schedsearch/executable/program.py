@@ -85,6 +85,7 @@ class Call:
         outputs: names among `buffers` that it writes.
         workspaces: name -> place of scratch memory. Those among the constants are written once at load.
         scalars: values of the call-time scalars.
+        offsets: output of which the call writes a slice -> bytes from the array's beginning to the slice's.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Call:
     workspaces: Mapping[str, Place]
     scalars: Mapping[str, float]
     origin: Origin
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_conversion(self) -> bool:

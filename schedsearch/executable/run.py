@@ -104,7 +104,9 @@ class Weights:
         for call, prepared in zip(self.program.calls, self.prepared):
             places = {name: arrays[index].place for name, index in call.buffers.items()} | dict(call.workspaces)
             addresses = {
-                name: self._address(place, arena, inputs, outputs) for name, place in places.items() if place.space != "once"
+                name: self._address(place, arena, inputs, outputs) + call.offsets.get(name, 0)
+                for name, place in places.items()
+                if place.space != "once"
             }
             bound.append(self.kernels[call.artifact].bind(addresses, call.scalars, prepared))
         return bound

@@ -59,6 +59,7 @@ class Planned:
     arguments: dict[str, int]
     outputs: dict[str, int]
     scalars: Mapping[str, float] = field(default_factory=dict)
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def arrays(self) -> Iterator[int]:
@@ -124,10 +125,11 @@ class _Walk:
             own.name: self._argument(name, spec) for own, (name, spec) in zip(way.signature, named[: len(way.signature)])
         }
         outputs = {
-            own.name: self._make(name, self._network.layout(name, spec), spec)
+            own.name: self._output(name, self._network.layout(name, spec), spec, node)
             for own, (name, spec) in zip(way.outputs, named[len(way.signature) :])
         }
-        self._result.calls.append(Planned(node.name, node.sources, way, arguments, outputs, node.scalars))
+        offsets = {name: self._offset_bytes(outputs[name], channel) for name, channel in node.offsets.items()}
+        self._result.calls.append(Planned(node.name, node.sources, way, arguments, outputs, node.scalars, offsets))
 
     def finish(self) -> Schedule:
         """Brings the outputs into the model's layout and gives them memory of the caller."""
@@ -158,6 +160,17 @@ class _Walk:
                 Held(name, layout, constant.axes, constant.array.shape, spec.dtype, spec.shape, memory)
             )
         return self._constants[key]
+
+    def _output(self, name: str, layout: str, spec: ArgSpec, node: Node) -> int:
+        """The array that a node writes, or of which it writes a slice as other nodes do."""
+        found = self._find(name, layout) if spec.name in node.offsets else None
+        return self._make(name, layout, spec) if found is None else found
+
+    def _offset_bytes(self, index: int, channel: int) -> int:
+        """The bytes of an image before one of its channels, a multiple of the blocks of its layout."""
+        held = self._result.arrays[index]
+        sizes, first = dict(zip(held.axes, held.shape)), dict.fromkeys(held.axes, 0) | {"C": channel}
+        return int(Layout.parse(held.layout).offset(sizes, first)) * dtype_of(held.dtype).nbytes
 
     def _make(self, name: str, layout: str, spec: ArgSpec) -> int:
         value = self._network.values[name]

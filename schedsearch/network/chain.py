@@ -28,6 +28,7 @@ class Chain:
         arguments: argument of the workload -> value of the model, or constant.
         scalars: call-time scalar -> number.
         channels, channel_axis: how many channels the result has, and which of its axes they are.
+        offset: the first channel in `value`, if the chain writes a slice of it.
     """
 
     op: str
@@ -39,6 +40,7 @@ class Chain:
     scalars: dict[str, float] = field(default_factory=dict)
     channels: int = 0
     channel_axis: int = 1
+    offset: int | None = None
 
     def next(self, taken: set[ir.Node]) -> ir.Node | None:
         """The only node that reads the value, if no chain has it yet."""

@@ -199,6 +199,7 @@ class _Expression:
 
     def written(self, nodes: Sequence[ir.Node]) -> str | None:
         """The text; None if a node cannot be written."""
+        text: str | None = ""
         for node in nodes:
             text = self._node(node)
             if text is None:
@@ -208,7 +209,7 @@ class _Expression:
                 self.steps.append(f"t{len(self.steps)} = {_bare(text)}")
                 text = f"t{len(self.steps) - 1}"
             self.texts[value] = text
-        return "; ".join([*self.steps, _bare(text)])
+        return "; ".join([*self.steps, _bare(text or "")])
 
     def _node(self, node: ir.Node) -> str | None:
         if node.op_type in _FORMATS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,10 @@ def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[No
     Returns:
         value -> array. Values of bfloat16 are float32.
     """
-    found = {name: _rounded(np.asarray(inputs[name]), network.values[name]) for name in network.inputs}
+    found = {
+        name: _rounded(np.asarray(inputs[name]), network.values[name]).reshape(network.values[name].shape)
+        for name in network.inputs
+    }
     for node in network.nodes:
         if isinstance(node, View):
             x, y = (network.values[name] for name in (node.x, node.y))
@@ -41,13 +45,12 @@ def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[No
             layout, sizes = Layout.parse(of_y), dict(zip(y.axes, y.shape))
             found[node.y] = layout.unpack(packed.reshape(layout.shape(sizes)), sizes, y.axes)
         else:
-            found |= _computed(network, node, way(node), found)
+            _compute(network, node, way(node), found)
     return found
 
 
-def _computed(network: Network, node: Node, workload: Workload, values: Mapping[str, Array]) -> dict[str, Array]:
+def _compute(network: Network, node: Node, workload: Workload, values: dict[str, Array]) -> None:
     arrays: dict[str, Array] = {}
-    results: dict[str, Array] = {}
     reference = load_reference(workload.op)
     outputs = {spec.name for spec in workload.outputs}
     for (name, spec), plain in zip(node.layouts(workload), (*workload.signature, *workload.outputs)):
@@ -57,14 +60,20 @@ def _computed(network: Network, node: Node, workload: Workload, values: Mapping[
             flat = np.arange(spec.size, dtype=np.int64)
             found = np.asarray(reference.points(workload, arrays, node.scalars, flat, spec.name))
             sizes = dict(zip(value.axes, value.shape))
-            whole = layout.unpack(found.reshape(layout.shape(sizes)), sizes, value.axes)
-            results[name] = _rounded(whole, value)
+            if spec.name in node.offsets:
+                sizes["C"] = math.prod(spec.shape) * value.shape[1] // math.prod(value.shape)
+            own = layout.unpack(found.reshape(layout.shape(sizes)), sizes, value.axes)
+            if spec.name not in node.offsets:
+                values[name] = _rounded(own, value).reshape(value.shape)
+                continue
+            start = node.offsets[spec.name]
+            values.setdefault(name, np.zeros(value.shape, _rounded(own, value).dtype))
+            values[name][:, start : start + sizes["C"]] = _rounded(own, value)
         elif name in network.values:
             arrays[plain.name] = _in_memory(values[name], network.values[name].axes, layout, plain)
         else:
             constant = network.constants[name]
             arrays[plain.name] = _in_memory(constant.array, constant.axes, layout, plain)
-    return results
 
 
 def _in_memory(array: Array, axes: str, layout: Layout, spec: ArgSpec) -> Array:
@@ -73,4 +82,4 @@ def _in_memory(array: Array, axes: str, layout: Layout, spec: ArgSpec) -> Array:
 
 
 def _rounded(array: Array, value: Value) -> Array:
-    return decode(encode(array, value.dtype), value.dtype).reshape(value.shape)
+    return decode(encode(array, value.dtype), value.dtype)

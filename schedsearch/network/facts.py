@@ -69,7 +69,7 @@ def constant_of(value: ir.Value | None) -> Array | None:
     """The numbers of a constant; None for an input that is missing or computed. bfloat16 comes as float32."""
     if value is None or value.const_value is None:
         return None
-    array = value.const_value.numpy()
+    array: Array = value.const_value.numpy()
     return array.astype("float32") if array.dtype.name == "bfloat16" else array
 
 
@@ -103,8 +103,11 @@ def folded(value: ir.Value | None) -> Array | None:
         along = [-1 if place == axis else 1 for place in range(whole.ndim)]
         scale = scale.reshape(along)
         zero_point = None if zero_point is None else zero_point.reshape(along)
-    numbers = whole.astype("float32") if zero_point is None else whole.astype("float32") - zero_point.astype("float32")
-    return numbers * scale.astype("float32")
+    numbers: Array = (
+        whole.astype("float32") if zero_point is None else whole.astype("float32") - zero_point.astype("float32")
+    )
+    numbers *= scale.astype("float32")
+    return numbers
 
 
 def number_of(array: Array | None) -> float | None:

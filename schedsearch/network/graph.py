@@ -66,6 +66,7 @@ class Node:
         scalars: call-time scalars of the workloads whose values are not the defaults.
         words: way -> argument or output -> its layout in the letters of the value, where the workload has other letters: an
             image in NHWC is ABCD for concat, so its way says {"x0": "NHWC", "x1": "NHWC", "y": "NHWC"}.
+        offsets: output -> its first channel in the value, of which the node writes a slice. Others write a whole value.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Node:
     ways: tuple[Workload, ...]
     scalars: Mapping[str, float] = field(default_factory=dict)
     words: Mapping[Workload, Mapping[str, str]] = field(default_factory=dict)
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
     def layouts(self, way: Workload) -> Iterator[tuple[str, ArgSpec]]:
         """The name of each value or constant that a way reads or writes, with the argument or output that says its layout

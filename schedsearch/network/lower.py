@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
-from schedsearch.network.facts import FLOATS, dtype_of, extents_of, inputs_of, is_onnx, name_of
+from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, extents_of, inputs_of, is_onnx, name_of
 from schedsearch.network.graph import Constant, Network, Node, Value, View, axes_of
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.model import ModelError
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import RESIZES, SOFTMAXES
 from schedsearch.network.products import PRODUCTS
+from schedsearch.network.slices import without_concatenations
 from schedsearch.network.ways import IMAGE, ways_of
 from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 LAYOUTS = ("NHWC", "NCHW", "NCHW32c")
+SLICES = (*FLOATS, *INTEGERS)
 VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
 # Those before take nodes first.
 _FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, PRODUCTS, POOLS, SOFTMAXES, RESIZES, MOVEMENTS, ELEMENTWISE)
@@ -52,7 +54,13 @@ class Lowering:
     reasons: Mapping[str, str]
 
 
-def lower(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str] = LAYOUTS) -> Network:
+def lower(
+    model: ir.Model,
+    *,
+    dtype: str | None = None,
+    layouts: Sequence[str] = LAYOUTS,
+    slices: Sequence[str] = SLICES,
+) -> Network:
     """The network that a graph describes, with every way in which our operators compute its nodes.
 
     Args:
@@ -60,12 +68,14 @@ def lower(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str] =
         dtype: float16, bfloat16 or float32, in place of the model's format of floating-point numbers, also of the
             network's inputs and outputs. Whole numbers keep their formats.
         layouts: that images may have in memory. Convolutions may read one and write another.
+        slices: formats of convolutions that write into slices of what they are concatenated to, if that makes the
+            concatenation unnecessary.
 
     Raises:
         ModelError: nodes have no operator (all are listed), a shape is not known, an input and a weight do not fit one
             another, or no layout can hold the arrays of a node.
     """
-    found = lowering(model, dtype=dtype, layouts=layouts)
+    found = lowering(model, dtype=dtype, layouts=layouts, slices=slices)
     if found.others:
         lines = []
         for op, names in found.others.items():
@@ -75,13 +85,20 @@ def lower(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str] =
     return found.network
 
 
-def lowering(model: ir.Model, *, dtype: str | None = None, layouts: Sequence[str] = LAYOUTS, mixed: bool = True) -> Lowering:
+def lowering(
+    model: ir.Model,
+    *,
+    dtype: str | None = None,
+    layouts: Sequence[str] = LAYOUTS,
+    mixed: bool = True,
+    slices: Sequence[str] = SLICES,
+) -> Lowering:
     """As `lower`, of a graph that may have nodes without an operator.
 
     Args:
         mixed: convolutions may have an output of another layout than their input.
     """
-    graph = _Graph(model, dtype, tuple(layouts), mixed)
+    graph = _Graph(model, dtype, tuple(layouts), mixed, tuple(slices))
     graph.read()
     return graph.result()
 
@@ -101,6 +118,7 @@ class _Graph:
     dtype: str | None
     layouts: tuple[str, ...]
     mixed: bool
+    slices: tuple[str, ...]
     taken: set[ir.Node] = field(default_factory=set)
     needed: set[ir.Value] = field(default_factory=set)
     unread: set[ir.Node] = field(default_factory=set)
@@ -111,6 +129,7 @@ class _Graph:
 
     def read(self) -> None:
         places = {node: place for place, node in enumerate(self.model.graph)}
+        chains: list[Chain] = []
         for family in _FAMILIES:
             for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
                 if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
@@ -121,8 +140,11 @@ class _Graph:
                     continue
                 self.taken.update(chain.nodes)
                 self.needed.update(each for each in chain.arguments.values() if not isinstance(each, Constant))
-                chain.nodes.sort(key=places.__getitem__)
-                self.calls.append((places[chain.nodes[-1]], self._node(chain)))
+                chains.append(chain)
+        for chain in without_concatenations(chains, self.slices):
+            last = max(places[node] for node in chain.nodes)
+            chain.nodes.sort(key=places.__getitem__)
+            self.calls.append((last, self._node(chain)))
         for node, place in places.items():
             if node.op_type in VIEWS and is_onnx(node) and self._is_known(node):
                 self.taken.add(node)
@@ -193,7 +215,8 @@ class _Graph:
         defaults = {scalar.name: scalar.default for scalar in ways[0].scalars}
         scalars = {name: number for name, number in chain.scalars.items() if defaults[name] != number}
         sources = tuple(name_of(node) for node in chain.nodes)
-        return Node(self._name(sources[0]), sources, arguments, outputs, ways, scalars, words)
+        offsets = {} if chain.offset is None else {ways[0].output.name: chain.offset}
+        return Node(self._name(sources[0]), sources, arguments, outputs, ways, scalars, words, offsets)
 
     def _name(self, name: str) -> str:
         used, number, found = {call.name for _, call in self.calls}, 1, name
