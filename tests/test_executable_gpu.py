@@ -108,3 +108,13 @@ def test_the_trace_and_the_times_have_every_call(net: Net) -> None:
     np.testing.assert_array_equal(net.trace(image())["y"], expected(image()))
     times = net.measure(20)
     assert len(times.calls_ns) == 4 and min(times.total_ns, *times.calls_ns) > 0
+
+
+def test_a_torch_module_is_built_by_torch_export(torch: Any) -> None:
+    pytest.importorskip("onnxscript")
+    layers = torch.nn
+    module = layers.Sequential(layers.Conv2d(16, 16, 3, padding=1), layers.ReLU()).cuda()
+    x = torch.from_numpy(image()).cuda()
+    with schedsearch.build(module, x.float(), db="none.db", target="cuda", dtype="float16") as net:
+        y = net(x)
+        torch.testing.assert_close(y.float(), module(x.float()), rtol=1e-2, atol=1e-2)
