@@ -125,7 +125,11 @@ def tuned(names: list[str], options: argparse.Namespace) -> Iterator[tuple[str, 
     limits = {"trials": options.trials, "time_s": options.time, "run_timeout_s": options.run_timeout}
     for some in [names] if options.together else [[name] for name in names]:
         began = time.monotonic()
-        summary = schedsearch.tune([tasks[names.index(name)] for name in some], options.db, target="cuda", **limits)
+        try:
+            summary = schedsearch.tune([tasks[names.index(name)] for name in some], options.db, target="cuda", **limits)
+        except schedsearch.SchedsearchError as error:  # the others still count
+            print(f"{', '.join(some)}: {type(error).__name__}: {error}", flush=True)
+            continue
         yield from ((name, task, time.monotonic() - began) for name, task in zip(some, summary.tasks))
         print(f"  {speed(summary)}", flush=True)
 
@@ -188,7 +192,10 @@ def host_times(options: argparse.Namespace) -> dict[str, float]:
     launcher(a, b)
     found["numba"] = host_us(lambda: launcher(a, b))
     print(f"stencil of 64 x 64: {speed(stencil.tune(u, v, trials=options.trials))}", flush=True)
-    done = subprocess.run([sys.executable, "-c", FIRST_CALL, options.db], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL, options.db], capture_output=True, text=True)
+    if done.returncode:
+        print(f"the first call of another process failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
+        return found
     return found | {"first call": float(done.stdout) * 1e3}
 
 
