@@ -71,9 +71,9 @@ class TestMma(OwnTemplates):
     accepted = (
         conv2d(4, 17, 19, 36, 21, 3, padding=(0, 1, 2, 0), epilogue=("bias", "scale_shift", "leaky_relu")),
         conv2d(2, 28, 28, 96, 96, 3, groups=96, padding=1),
-        conv2d(2, 9, 9, 24, 16, 3, groups=4, padding=1, dtype="int8", layout="NCHW2c", zero_points=["x"]),
+        conv2d(2, 9, 9, 24, 16, 3, groups=4, padding=1, dtype="int8", layout="NCHW2c", zero_points=["x", "weight"]),
     )
-    refused = ((conv2d(1, 8, 8, 16, 16, 3, dtype="int8", zero_points=["weight"]), "zero point"),)
+    refused = ((conv2d(1, 8, 8, 16, 16, 3, dtype="float8_e4m3"), "8.9"),)
 
 
 class TestSimt(OwnTemplates):
