@@ -3,11 +3,12 @@
     python benchmarks/networks.py --limit 600 --db networks.db --out benchmarks/results/networks_graphs_h200.json
     python benchmarks/networks.py --cases resnet50:1:float16 --limit 65 --tune 30 --out first.json
 
-For each case NAME:BATCH:FORMAT, in the order given: the network of `onnx_models.py` is lowered and tuned for its share of
-the time that is left, then every plan is built and timed. PyTorch runs the same weights in fp16 and channels_last, as it is
-and compiled; a process of its own compiles while kernels are tuned. int8 networks are compared with PyTorch's fp16 of the
-same shapes, and their values with the quantised model in fp32. `hot` is the time of a launch among launches that follow one
-another, `cold` that of a launch after 256 MiB were written. The file is written after every network.
+For each case NAME:BATCH:FORMAT, in the order given: the network of `onnx_models.py` is lowered, the plan without records is
+timed, kernels are tuned for the case's share of the time that is left, then every plan is built and timed. PyTorch runs the
+same weights in fp16 and channels_last, as it is and compiled; a process of its own compiles while kernels are tuned. int8
+networks are compared with PyTorch's fp16 of the same shapes, and their values with the quantised model in fp32. `hot` is the
+time of a launch among launches that follow one another, `cold` that of a launch after 256 MiB were written. The file is
+written after every network.
 
 Needs a CUDA device, PyTorch, onnx, onnx-ir and onnxscript.
 """
@@ -15,6 +16,8 @@ Needs a CUDA device, PyTorch, onnx, onnx-ir and onnxscript.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import statistics
 import subprocess
@@ -22,7 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,70 +148,99 @@ def _input(model: onnx.ModelProto) -> torch.Tensor:
 # ---- ours
 
 
-def tuned(network: Network, target: schedsearch.Target, options: argparse.Namespace, time_s: float) -> dict[str, Any]:
-    """Measures what is missing: what the plan uses, then what could change it most."""
-    with _costs(network, target, options) as costs:
-        tasks = missing(network, costs)
-        used = {*(plan := best_plan(network, costs)).ways.values(), *(each.workload for each in plan.conversions)}
-    tasks.sort(key=lambda task: task.workload not in used)
-    chosen = tasks[: max(len([task for task in tasks if task.workload in used]), int(time_s * options.tasks_a_second))]
-    started = time.perf_counter()
-    if chosen and time_s > 1:
-        schedsearch.tune(chosen, options.db, target=target, time_s=time_s, mode=options.mode)
-    return {"missing": len(tasks), "tuned": len(chosen), "tuning_s": round(time.perf_counter() - started, 1)}
+class Ours:
+    """A network on this machine's GPU.
+
+    Attributes:
+        truth: its result in float32, by PyTorch.
+    """
+
+    def __init__(self, network: Network, model: onnx.ModelProto, options: argparse.Namespace) -> None:
+        self.network, self.options, self.target = network, options, detect("cuda")
+        self.x = _input(model)
+        torch.backends.cudnn.allow_tf32 = False
+        with torch.no_grad():
+            self.truth = onnx_torch.as_module(model).cuda()(self.x)
+
+    @contextlib.contextmanager
+    def costs(self) -> Iterator[RecordCosts]:
+        if not Path(self.options.db).exists():
+            yield RecordCosts(None, self.target, self.options.mode, self.network)
+            return
+        with Lookup(self.options.db) as lookup:
+            yield RecordCosts(lookup, self.target, self.options.mode, self.network)
+
+    def tune(self, time_s: float) -> dict[str, Any]:
+        """Measures what is missing: what the plan uses, then what could change it most."""
+        with self.costs() as costs:
+            tasks, plan = missing(self.network, costs), best_plan(self.network, costs)
+        used = set(workloads(plan))
+        tasks.sort(key=lambda task: task.workload not in used)
+        most = max(sum(task.workload in used for task in tasks), int(time_s * self.options.tasks_a_second))
+        chosen = tasks[:most]
+        started = time.perf_counter()
+        if chosen and time_s > 1:
+            trials = self.options.trials * len(chosen)
+            schedsearch.tune(
+                chosen, self.options.db, target=self.target, time_s=time_s, trials=trials, mode=self.options.mode
+            )
+        return {"missing": len(tasks), "tuned": len(chosen), "tuning_s": round(time.perf_counter() - started, 1)}
+
+    def plans(self, ends: float) -> dict[str, Any]:
+        """The best plan and the baselines, each run unless it equals one before."""
+        with self.costs() as costs:
+            started = time.perf_counter()
+            best = best_plan(self.network, costs)
+            planning_s = time.perf_counter() - started
+            plans = {"plan": best, **baselines(self.network, costs)}
+            explanation = explain(self.network, best, costs).text()
+        rows: dict[str, dict[str, Any]] = {}
+        for label, plan in plans.items():
+            same = next((other for other in rows if plans[other].ways == plan.ways), None)
+            rows[label] = {**rows[same], "same_as": same} if same else self.run(plan)
+            if time.monotonic() > ends:
+                break
+        return {"planning_s": round(planning_s, 3), "explanation": explanation, "plans": rows}
+
+    def run(self, plan: Plan) -> dict[str, Any]:
+        started = time.perf_counter()
+        kernels = find_kernels(workloads(plan), self.options.db, self.target, mode=self.options.mode)
+        executable = assemble(self.network, plan, kernels.__getitem__, target=self.target.key)
+        with Net(executable, open_device(self.target)) as net:
+            build_s = time.perf_counter() - started
+            launch = net.bind(self.x.to(getattr(torch, net.inputs[0].dtype)).contiguous())
+            y = launch().float().reshape(self.truth.shape)
+            rungs = [call.origin.rung for call in net.steps]
+            difference = (y - self.truth).abs()
+            found = {
+                "predicted_us": plan.predicted_ns / 1e3,
+                "hot_us": hot_us(launch),
+                "cold_us": cold_us(launch),
+                "error": float(difference.max() / self.truth.abs().max()),
+                "mean_error": float(difference.mean() / self.truth.abs().mean()),
+                "calls": len(rungs),
+                "conversions": len(plan.conversions),
+                "untuned_calls": len(rungs) - rungs.count("exact"),
+                "build_s": round(build_s, 2),
+                "arena_bytes": net.program.arena_bytes,
+                "least_arena_bytes": net.program.least_arena_bytes,
+            }
+            launch.close()
+            return found
 
 
-class _costs:  # a context: the database is open in it
-    def __init__(self, network: Network, target: schedsearch.Target, options: argparse.Namespace) -> None:
-        self._lookup = Lookup(options.db) if Path(options.db).exists() else None
-        self._made = RecordCosts(self._lookup, target, options.mode, network)
-
-    def __enter__(self) -> RecordCosts:
-        return self._made
-
-    def __exit__(self, *error: object) -> None:
-        if self._lookup is not None:
-            self._lookup.close()
+def workloads(plan: Plan) -> list[schedsearch.Workload]:
+    return list(dict.fromkeys([*plan.ways.values(), *(each.workload for each in plan.conversions)]))
 
 
-def run_plan(
-    network: Network,
-    plan: Plan,
-    target: schedsearch.Target,
-    options: argparse.Namespace,
-    truth: torch.Tensor,
-    x: torch.Tensor,
-) -> dict[str, Any]:
-    started = time.perf_counter()
-    workloads = dict.fromkeys([*plan.ways.values(), *(each.workload for each in plan.conversions)])
-    kernels = find_kernels(workloads, options.db, target, mode=options.mode)
-    executable = assemble(network, plan, kernels.__getitem__, target=target.key)
-    with Net(executable, open_device(target)) as net:
-        build_s = time.perf_counter() - started
-        given = x.to(getattr(torch, net.inputs[0].dtype)).contiguous()
-        launch = net.bind(given)
-        y = launch().float().reshape(truth.shape)
-        torch.cuda.synchronize()
-        rungs = [call.origin.rung for call in net.steps]
-        return {
-            "predicted_us": plan.predicted_ns / 1e3,
-            "hot_us": hot_us(launch),
-            "cold_us": cold_us(launch),
-            "error": float((y - truth).abs().max() / truth.abs().max()),
-            "mean_error": float((y - truth).abs().mean() / truth.abs().mean()),
-            "calls": len(rungs),
-            "conversions": len(plan.conversions),
-            "untuned_calls": len(rungs) - rungs.count("exact"),
-            "build_s": round(build_s, 2),
-            "arena_bytes": net.program.arena_bytes,
-            "least_arena_bytes": net.program.least_arena_bytes,
-        }
+Keep = Callable[[dict[str, Any]], None]
 
 
-def measure(case: str, options: argparse.Namespace, ends: float, share_s: float) -> dict[str, Any]:
+def measure(case: str, options: argparse.Namespace, ends: float, share_s: float, keep: Keep) -> dict[str, Any]:
+    """One case. `keep` takes what is known so far."""
     name, batch, format_ = case.split(":")
     found: dict[str, Any] = {"case": case, "network": name, "batch": int(batch), "format": format_}
-    target = detect("cuda")
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path, peer_path = Path(folder) / "model.onnx", Path(folder) / "peer.onnx"
         model = onnx_models.build(name, batch=int(batch), int8=format_ == "int8")
@@ -217,32 +249,28 @@ def measure(case: str, options: argparse.Namespace, ends: float, share_s: float)
         if not options.no_torch:
             onnx.save(onnx_models.build(name, batch=int(batch)) if format_ == "int8" else model, peer_path)
             peer = Peer(peer_path)
-        started = time.perf_counter()
-        network = lower(read_model(path), dtype="float16")
-        found["lowering_s"] = round(time.perf_counter() - started, 2)
-        found["nodes"] = len(network.nodes)
-        time_s = options.tune if options.tune is not None else share_s - AFTER_TUNING_S
-        found |= tuned(network, target, options, min(time_s, ends - time.monotonic() - AFTER_TUNING_S))
-        with torch.no_grad():
-            x = _input(model)
-            truth = onnx_torch.as_module(model).cuda()(x)
-        with _costs(network, target, options) as costs:
+        try:
             started = time.perf_counter()
-            best = best_plan(network, costs)
-            found["planning_s"] = round(time.perf_counter() - started, 3)
-            plans = {"plan": best, **baselines(network, costs)}
-            found["explanation"] = explain(network, best, costs).text()
-        found["plans"] = {}
-        for label, plan in plans.items():
-            same = next((other for other, row in found["plans"].items() if plans[other].ways == plan.ways), None)
-            found["plans"][label] = (
-                {**found["plans"][same], "same_as": same} if same else run_plan(network, plan, target, options, truth, x)
-            )
-            if time.monotonic() > ends:
-                break
-        if peer is not None:
-            found |= peer.times(max(5.0, ends - time.monotonic()))
+            network = lower(read_model(path), dtype="float16")
+            found |= {"lowering_s": round(time.perf_counter() - started, 2), "nodes": len(network.nodes)}
+            ours = Ours(network, model, options)
+            if not options.no_default:
+                with ours.costs() as costs:
+                    found["untuned"] = ours.run(best_plan(network, costs))
+                keep(found)
+                print(f"{case}: hot {found['untuned']['hot_us']:.1f} us before tuning", flush=True)
+            tune_s = share_s - (time.monotonic() - begun) - AFTER_TUNING_S if options.tune is None else options.tune
+            found |= ours.tune(min(tune_s, ends - time.monotonic() - AFTER_TUNING_S))
+            found |= ours.plans(ends)
+            keep(found)
+        finally:
+            if peer is not None:
+                found |= peer.times(max(2.0, ends - time.monotonic()))
     return found
+
+
+def _write(path: str | None, rows: list[dict[str, Any]], unfinished: dict[str, Any]) -> None:
+    common.write(path, {"rows": [*rows, unfinished]})
 
 
 def show(row: dict[str, Any]) -> None:
@@ -274,6 +302,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600, help="seconds for everything")
     parser.add_argument("--tune", type=float, help="seconds of tuning a case; default: its share of the limit")
     parser.add_argument("--tasks-a-second", type=float, default=1.0, help="how many workloads to tune in a second")
+    parser.add_argument("--trials", type=int, default=48, help="for a workload")
+    parser.add_argument("--no-default", action="store_true", help="do not time the plan before tuning")
     parser.add_argument("--mode", default=COLD_GRAPH, help="how kernels are timed")
     parser.add_argument("--db", default="networks.db")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's times out")
@@ -291,7 +321,9 @@ def main() -> None:
             print(f"no time is left for {', '.join(options.cases[place:])}")
             break
         try:
-            rows.append(measure(case, options, ends, left / (len(options.cases) - place)))
+            share_s = left / (len(options.cases) - place)
+            keep = functools.partial(_write, options.out, rows)
+            rows.append(measure(case, options, ends, share_s, keep))
         except Exception:  # the other networks go on
             rows.append({"case": case, "error": traceback.format_exc()[-1500:]})
         show(rows[-1])
