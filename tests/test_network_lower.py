@@ -148,8 +148,17 @@ def attention() -> Net:
     return net
 
 
+def resizes() -> Net:
+    net = Net(1, 32, 5, 7)
+    double = net.node("Resize", "x", "", net.weight("double", 4, value=[1, 1, 2, 2]), mode="linear")
+    half = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    net.node("Resize", double, "", net.weight("half", 4, value=[1, 1, 0.7, 0.5]), **half)
+    return net
+
+
 FLOATS = [
     attention,
+    resizes,
     gates,
     functions,
     pools,
