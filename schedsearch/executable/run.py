@@ -103,13 +103,15 @@ class Weights:
         arrays, bound = self.program.arrays, []
         for call, prepared in zip(self.program.calls, self.prepared):
             places = {name: arrays[index].place for name, index in call.buffers.items()} | dict(call.workspaces)
-            addresses = {
-                name: self._address(place, arena, inputs, outputs) + call.offsets.get(name, 0)
-                for name, place in places.items()
-                if place.space != "once"
-            }
+            names = [name for name, place in places.items() if place.space != "once"]
+            addresses = {name: self.address(call, name, arena, inputs, outputs) for name in names}
             bound.append(self.kernels[call.artifact].bind(addresses, call.scalars, prepared))
         return bound
+
+    def address(self, call: Call, name: str, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+        """The address that a call gets for an argument, output or workspace."""
+        place = call.workspaces[name] if name in call.workspaces else self.program.arrays[call.buffers[name]].place
+        return self._address(place, arena, inputs, outputs) + call.offsets.get(name, 0)
 
     def copies(self, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> list[tuple[int, int, int]]:
         """What is copied after the calls: (to, from, bytes)."""
@@ -178,7 +180,7 @@ class Calls:
             for name, index in call.buffers.items():
                 place = program.arrays[index].place
                 if place.space in ("input", "output"):
-                    bound.set_pointer(name, (inputs if place.space == "input" else outputs)[place.number] + place.offset)
+                    bound.set_pointer(name, self.weights.address(call, name, self._arena, inputs, outputs))
         self._copies = self.weights.copies(self._arena, inputs, outputs)
 
     def enqueue(self, stream: int) -> None:

@@ -163,8 +163,14 @@ class _Walk:
 
     def _output(self, name: str, layout: str, spec: ArgSpec, node: Node) -> int:
         """The array that a node writes, or of which it writes a slice as other nodes do."""
-        found = self._find(name, layout) if spec.name in node.offsets else None
-        return self._make(name, layout, spec) if found is None else found
+        if spec.name in node.offsets and name in self._there:
+            found = self._find(name, layout)
+            if found is None:
+                raise ValueError(
+                    f"{node.name} writes a slice of {name} in layout {layout}; other nodes write another layout"
+                )
+            return found
+        return self._make(name, layout, spec)
 
     def _offset_bytes(self, index: int, channel: int) -> int:
         """The bytes of an image before one of its channels, a multiple of the blocks of its layout."""
