@@ -51,7 +51,7 @@ class ElementwiseCuda(Template):
             Knob("unroll", UNROLLS, "vectors of a thread that are loaded before the first is computed"),
             Knob("threads", THREADS, "threads of a block"),
         )
-        words = {vector: sum(_words(spec, vector, workload) for spec in workload.signature) for vector in knobs[0].values}
+        words = {vector: sum(_words(spec, vector, workload) for spec in workload.signature) for vector in _vectors(workload)}
 
         def held_words(k: Columns) -> Any:
             return k["unroll"] * np.array([words[int(vector)] for vector in np.ravel(k["vector"])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -61,7 +62,7 @@ class Pool2dCuda(Template):
         """The widest loads. Threads share large windows until the device is busy; else they have two pixels where windows
         overlap.
         """
-        values = {knob.name: knob.values for knob in space.knobs}
+        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
         vector = values["vector"][-1]
         busy, taps = target.sms * _BUSY_THREADS, workload.r * workload.s
         pool = Pool.of(workload, vector)

@@ -71,7 +71,8 @@ class Pool2dReference(Reference):
         else:
             counted = inside if not p.count_include_pad else (h < p.h + p.padding[2]) & (w < p.w + p.padding[3])
             found = np.sum(np.where(inside, values, 0.0), axis=(1, 2)) / np.sum(counted, axis=(1, 2))
-        return found if dtype(p.dtype).is_float else np.rint(found).astype(np.int64)
+        rounded: np.ndarray[Any, np.dtype[Any]] = found if dtype(p.dtype).is_float else np.rint(found).astype(np.int64)
+        return rounded
 
 
 def _window(p: Workload, target: Target) -> Callable[..., Any]:

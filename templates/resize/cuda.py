@@ -63,7 +63,7 @@ class ResizeCuda(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The widest accesses; two pixels of a thread, or as many as a store holds, if there are enough."""
-        values = {knob.name: knob.values for knob in space.knobs}
+        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
         _, _, _, channels = positions(workload.params)
         vector = values["vector"][-1]
         enough = workload.output.size // (2 * vector) >= 2 * target.sms * target.threads_per_sm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -64,7 +65,7 @@ class SoftmaxCuda(Template):
         many threads for each that the device is busy.
         """
         outer, length, inner = along(workload.params)
-        values = {knob.name: knob.values for knob in space.knobs}
+        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
         vector, busy = values["vector"][-1], target.sms * _BUSY_THREADS
         if _stays(workload):
             many = outer * -(-length // vector) >= 4 * busy
