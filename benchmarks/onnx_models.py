@@ -87,7 +87,8 @@ class Model:
             y = self._node("Relu", [x], self.channels[x])
         elif act == "relu6":
             bounds = [
-                self._constant(f"{self._next()}.{name}", np.float32(value)) for name, value in (("low", 0), ("high", 6))
+                self._constant(f"clip{len(self._nodes)}.{name}", np.float32(value))
+                for name, value in (("low", 0), ("high", 6))
             ]
             y = self._node("Clip", [x, *bounds], self.channels[x])
         else:
