@@ -152,7 +152,9 @@ def resizes() -> Net:
     net = Net(1, 32, 5, 7)
     double = net.node("Resize", "x", "", net.weight("double", 4, value=[1, 1, 2, 2]), mode="linear")
     half = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    net.results = [net.node("Resize", double, "", net.weight("thrice", 2, value=[3, 2]), mode="nearest", axes=[3, 2])]
     net.node("Resize", double, "", net.weight("half", 4, value=[1, 1, 0.7, 0.5]), **half)
+    net.results.append(net.nodes[-1].output[0])
     return net
 
 
@@ -344,6 +346,15 @@ def test_all_nodes_without_an_operator_are_listed(tmp_path: Path) -> None:
         value = net.node("Hardmax", value, name=name)
     net.node("Conv", value, value, name="computed weight")
     with pytest.raises(ModelError, match=r"Hardmax: one, two\n  Conv: computed weight \(.* weight that is computed"):
+        lower(read_model(net.save(tmp_path)))
+
+
+def test_a_bias_for_each_element_is_refused(tmp_path: Path) -> None:
+    net = Net(4, 3)
+    net.node("Gemm", "x", net.weight("w", 3, 4), net.weight("b", 4, 1), name="rows")  # as many numbers as channels
+    with pytest.raises(
+        ModelError, match=r"Gemm: rows \(rows has a bias of shape \[4, 1\]; allowed: one for each of 4 channels"
+    ):
         lower(read_model(net.save(tmp_path)))
 
 

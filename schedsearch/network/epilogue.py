@@ -116,6 +116,8 @@ def append_bias(chain: Chain, node: ir.Node, place: int, scale: Array | None = N
     bias = folded(value)
     if value is None or bias is None:
         return f"{name_of(node)} has a bias that is computed; allowed: a constant"
+    if bias.size not in (1, chain.channels) or (bias.size > 1 and bias.shape[-1] != bias.size):
+        return f"{name_of(node)} has a bias of shape {list(bias.shape)}; allowed: one for each of {chain.channels} channels"
     name = str(value.name)
     if scale is not None:
         name, bias = f"{name_of(node)}.bias", np.rint(bias / scale.astype("float64")).astype("int32")

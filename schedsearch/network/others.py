@@ -54,7 +54,15 @@ def _resize(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     if scales is None and is_given(node, place):
         return f"{name_of(node)} has scales that are computed; allowed: constants"
     if scales is not None and scales.size:
-        params["scale"] = [float(scale) for scale in scales[-2:]]
+        axes = [axis % 4 for axis in read.get_ints("axes", (0, 1, 2, 3))]
+        by_axis = dict(zip(axes, scales.tolist()))
+        params["scale"] = [by_axis.get(axis, 1.0) for axis in (2, 3)]
+        if coordinates == "align_corners" and any(
+            scale * before != after for scale, before, after in zip(params["scale"], shape[2:], to[2:])
+        ):
+            return (
+                f"{name_of(node)} has align_corners and scales that do not make {to[2:]} of {shape[2:]}; give sizes instead"
+            )
     return Chain("resize", params, [node], node.outputs[0], {"x": x})
 
 
