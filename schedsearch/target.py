@@ -61,6 +61,18 @@ class Target:
         major, minor, here = int(match[1]), int(match[2]), self.compute_capability
         return here == (major, minor) if match[3] else here[0] == major and here[1] >= minor
 
+    def older_than(self, least: tuple[int, int]) -> str | None:
+        """What to say of a GPU that lacks the instructions of compute capability `least`; None if it has them.
+
+        Example:
+            >>> PRESETS["a100"].older_than((9, 0))
+            'compute capability is 8.0; allowed: 9.0 and later'
+        """
+        if self.compute_capability >= least:
+            return None
+        got, allowed = (".".join(map(str, each)) for each in (self.compute_capability, least))
+        return f"compute capability is {got}; allowed: {allowed} and later"
+
     def facts(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -128,6 +128,11 @@ class ConfigSpace:
         knobs = ", ".join(f"{knob.name}[{len(knob.values)}]" for knob in self.knobs)
         return f"ConfigSpace({knobs}; {len(self.constraints)} constraints)"
 
+    @property
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """The values of each knob by its name; integers in increasing order."""
+        return {knob.name: knob.values for knob in self.knobs}
+
     @functools.cached_property
     def cardinality(self) -> int:
         """Size of the cartesian product, including illegal configurations."""

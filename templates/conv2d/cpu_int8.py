@@ -134,7 +134,7 @@ class Conv2dCpuInt8(Template):
         one more per pixel sums x if the weights have an offset. It issues ow_tile + oc_vectors loads, two per cycle.
         """
         shape, sums = Shape.of(workload), int(needs_x_sums(workload))
-        values = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         block = min(lanes_of(target), max(map(int, values["block"])))
 
         def cycles(ow_tile: int, oc_vectors: int) -> float:

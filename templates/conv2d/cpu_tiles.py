@@ -87,7 +87,7 @@ def plain_tile(space: ConfigSpace, target: Target, further: Mapping[str, int | s
 
     `further` has the values of knobs that are not common to the CPU templates. None if the space has no such configuration.
     """
-    values = {knob.name: knob.values for knob in space.knobs}
+    values = space.values
     lanes = lanes_of(target)
     config = Config(
         {

@@ -116,7 +116,7 @@ class Conv2dFewOutputs(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The tiles whose loads fill the device with the least rows read twice; as many warps as registers allow."""
-        q = {**{knob.name: knob.values for knob in space.knobs}}
+        q = space.values
         best: tuple[float, Config] | None = None
         for pixels in q["pixels"]:
             for rows in q["rows"]:

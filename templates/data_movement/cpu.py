@@ -72,7 +72,7 @@ class DataMovementCpu(Template):
         """Tiles of 64 elements along the shorter run by up to 1024, blocks with rows of 16 bytes or 8 elements, and streams
         where runs are long and y is larger than caches are. All cores.
         """
-        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         long_x = values["tile_x"][-1] > values["tile_y"][-1]
         runs = [part.y_run.extent * part.element_bytes for part in _moved(workload) if part.copies]
         streams = workload.output.nbytes >= _STREAMED_BYTES and min(runs, default=0) >= _STREAMED_RUN_BYTES
@@ -88,7 +88,7 @@ class DataMovementCpu(Template):
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """Loops over y in its order, element by element or run by run, on all cores."""
-        values = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         return Config(
             tile_x=values["tile_x"][0],
             tile_y=values["tile_y"][-1],

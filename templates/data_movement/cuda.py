@@ -41,9 +41,8 @@ class DataMovementCuda(Template):
         return OPS
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if target.compute_capability < LEAST_CAPABILITY:
-            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
-            return f"compute capability is {got}; allowed: {least} and later"
+        if problem := target.older_than(LEAST_CAPABILITY):
+            return problem
         movers = _movers(workload, target)
         if len(movers) > MAX_STEPS:
             return f"y has {len(movers)} parts; allowed: up to {MAX_STEPS}, each of which is a launch"

@@ -101,7 +101,7 @@ class DepthwiseConv2dCpu(Template):
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """One vector at a time, one row for each work item, on all cores."""
-        values = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         return Config(
             {
                 "block": lanes_of(target), "tile": 1, "rows": values["rows"][0], "splits": values["splits"][0],

@@ -24,21 +24,19 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.depthwise_conv2d.cuda_dw import SPLITS, SUMS
 from schedsearch.templates.depthwise_conv2d.cuda_pixels import SUM_BYTES, Blocks, Rounds
 from schedsearch.templates.depthwise_conv2d.cuda_planes import (
-    LEAST_CAPABILITY,
-    MOST_COLUMNS,
     PLANES,
     copy_in_of,
     heights_of,
     plane_bytes_of,
+    planes_problem,
     strip_of,
 )
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
-    MOST_UNROLLED_TAPS,
     OTHER_REGISTERS,
     REGISTERS,
     Shape,
+    device_rules,
     direction_problem,
-    size_problem,
 )
 from schedsearch.templates.depthwise_conv2d.cuda_weight import REDUCE_THREADS, Reduction, block_sums, build_reduce
 from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES
@@ -58,21 +56,9 @@ class DepthwiseConv2dDwPlanesCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if problem := direction_problem(workload, "grad_weight") or size_problem(workload, target):
+        if problem := direction_problem(workload, "grad_weight") or planes_problem(workload, target):
             return problem
-        if target.compute_capability < LEAST_CAPABILITY:
-            found = ".".join(map(str, target.compute_capability))
-            return f"asynchronous copies need compute capability 8.0 or later, {target.name} has {found}"
-        if workload.layout != "NCHW":
-            return f"layout is {workload.layout}; allowed: NCHW, whose planes are contiguous"
-        if workload.multiplier != 1:
-            return f"multiplier is {workload.multiplier}; allowed: 1"
-        if max(workload.r, workload.s) > MOST_UNROLLED_TAPS:
-            return f"the filter is {workload.r} x {workload.s}; allowed: up to {MOST_UNROLLED_TAPS} taps along an axis"
         shape = Shape.of(workload)
-        widest = max(shape.columns.targets, shape.columns.sources)
-        if widest > MOST_COLUMNS:
-            return f"a plane has {widest} columns; allowed: up to {MOST_COLUMNS}"
         for name, nbytes in zip(("x", "dy"), plane_bytes_of(shape)):
             if shape.channels * nbytes % VECTOR_BYTES:
                 return f"an image of {name} has {shape.channels * nbytes} bytes; allowed: multiples of {VECTOR_BYTES}"
@@ -121,19 +107,9 @@ class DepthwiseConv2dDwPlanesCuda(Template):
                 "more buffers only if a split has more images",
                 lambda k: (k["buffers"] == 1) | (k["buffers"] * k["splits"] <= shape.images),
             ),
-            Constraint(
-                "registers (estimated) <= the knob, and those of a block <= a multiprocessor's",
-                lambda k: (
-                    (k["used_registers"] <= k["registers"])
-                    & (k["registers"] * k["threads"] <= target.registers_per_sm)
-                ),
-            ),
-            Constraint(
-                f"shared memory per block <= {target.shared_bytes_per_block} bytes",
-                lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
-            ),
+            *device_rules(target),
             Constraint(f"at most {MAX_GRID_X} blocks", lambda k: k["blocks"] <= MAX_GRID_X),
-        ]  # fmt: skip
+        ]
         return ConfigSpace(knobs, rules, derived)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:

@@ -28,6 +28,7 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     OTHER_REGISTERS,
     REGISTERS,
     Shape,
+    device_rules,
     direction_problem,
     size_problem,
 )
@@ -64,21 +65,9 @@ class DepthwiseConv2dPlanesCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if problem := direction_problem(workload, "forward", "grad_input") or size_problem(workload, target):
+        if problem := direction_problem(workload, "forward", "grad_input") or planes_problem(workload, target):
             return problem
-        if target.compute_capability < LEAST_CAPABILITY:
-            found = ".".join(map(str, target.compute_capability))
-            return f"asynchronous copies need compute capability 8.0 or later, {target.name} has {found}"
-        if workload.layout != "NCHW":
-            return f"layout is {workload.layout}; allowed: NCHW, whose planes are contiguous"
-        if workload.multiplier != 1:
-            return f"multiplier is {workload.multiplier}; allowed: 1"
-        if max(workload.r, workload.s) > MOST_UNROLLED_TAPS:
-            return f"the filter is {workload.r} x {workload.s}; allowed: up to {MOST_UNROLLED_TAPS} taps along an axis"
         shape = Shape.of(workload)
-        widest = max(shape.columns.targets, shape.columns.sources)
-        if widest > MOST_COLUMNS:
-            return f"a plane has {widest} columns; allowed: up to {MOST_COLUMNS}"
         if shape.images * shape.channels >= 2**30:
             return f"there are {shape.images * shape.channels} planes; allowed: less than 2**30"
         if not any(_fits(workload, target, planes, height) for planes in PLANES for height in heights_of(workload)):
@@ -122,19 +111,9 @@ class DepthwiseConv2dPlanesCuda(Template):
                 "the planes of a block fill vectors of 16 bytes, and are less than twice as many as there are",
                 lambda k: (k["planes"] % whole == 0) & ((k["planes"] == whole) | (k["planes"] < 2 * all_planes)),
             ),
-            Constraint(
-                "registers (estimated) <= the knob, and those of a block <= a multiprocessor's",
-                lambda k: (
-                    (k["used_registers"] <= k["registers"])
-                    & (k["registers"] * k["threads"] <= target.registers_per_sm)
-                ),
-            ),
-            Constraint(
-                f"shared memory per block <= {target.shared_bytes_per_block} bytes",
-                lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
-            ),
+            *device_rules(target),
             Constraint(f"at most {MAX_GRID_X} blocks", lambda k: k["blocks"] <= MAX_GRID_X),
-        ]  # fmt: skip
+        ]
         return ConfigSpace(knobs, rules, derived)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
@@ -230,6 +209,26 @@ class Planes:
             return types.int32(plane), types.int32(thread - plane * strips)
 
         return planes_first if self.order == "planes" else strips_first
+
+
+def planes_problem(workload: Workload, target: Target) -> str | None:
+    """Why planes of the workload cannot be staged in the shared memory of the target; None if they can."""
+    if problem := size_problem(workload, target):
+        return problem
+    if target.compute_capability < LEAST_CAPABILITY:
+        found = ".".join(map(str, target.compute_capability))
+        return f"asynchronous copies need compute capability 8.0 or later, {target.name} has {found}"
+    if workload.layout != "NCHW":
+        return f"layout is {workload.layout}; allowed: NCHW, whose planes are contiguous"
+    if workload.multiplier != 1:
+        return f"multiplier is {workload.multiplier}; allowed: 1"
+    if max(workload.r, workload.s) > MOST_UNROLLED_TAPS:
+        return f"the filter is {workload.r} x {workload.s}; allowed: up to {MOST_UNROLLED_TAPS} taps along an axis"
+    columns = Shape.of(workload).columns
+    widest = max(columns.targets, columns.sources)
+    if widest > MOST_COLUMNS:
+        return f"a plane has {widest} columns; allowed: up to {MOST_COLUMNS}"
+    return None
 
 
 def build_kernel(workload: Workload, planes: Planes, epilogue: Epilogue | None) -> Callable[..., None]:

@@ -153,23 +153,27 @@ def knobs_of(shape: Shape) -> list[Knob]:
     ]
 
 
+def device_rules(target: Target) -> list[Constraint]:
+    """What the derived quantities `used_registers`, `threads` and `shared_bytes` may be at most."""
+    return [
+        Constraint(
+            "registers (estimated) <= the knob, and those of a block <= a multiprocessor's",
+            lambda k: (k["used_registers"] <= k["registers"]) & (k["registers"] * k["threads"] <= target.registers_per_sm),
+        ),
+        Constraint(
+            f"shared memory per block <= {target.shared_bytes_per_block} bytes",
+            lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
+        ),
+    ]
+
+
 def rules_of(shape: Shape, target: Target) -> list[Constraint]:
     unit_h, unit_w = shape.rows.down, shape.columns.down
     return [
         Constraint(f"threads per block <= {MAX_BLOCK_THREADS}", lambda k: k["threads"] <= MAX_BLOCK_THREADS),
         Constraint(f"at most {MOST_PRODUCTS} products of a patch are unrolled", lambda k: k["products"] <= MOST_PRODUCTS),
         Constraint(f"a patch has at most {MOST_SUMS} elements", lambda k: k["sums"] <= MOST_SUMS),
-        Constraint(
-            "registers (estimated) <= the knob, and those of a block <= a multiprocessor's",
-            lambda k: (
-                (k["used_registers"] <= k["registers"])
-                & (k["registers"] * k["threads"] <= target.registers_per_sm)
-            ),
-        ),
-        Constraint(
-            f"shared memory per block <= {target.shared_bytes_per_block} bytes",
-            lambda k: k["shared_bytes"] <= target.shared_bytes_per_block,
-        ),
+        *device_rules(target),
         Constraint(
             "a patch, and a block, is less than twice as large as the image",
             lambda k: (

@@ -48,7 +48,7 @@ class ElementwiseCpu(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The numbers of a work item stay in the first-level cache. All cores."""
-        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         return Config(piece=values["piece"][min(1, len(values["piece"]) - 1)], threads=values["threads"][-1])
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:

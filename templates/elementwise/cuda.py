@@ -39,9 +39,8 @@ class ElementwiseCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if target.compute_capability < LEAST_CAPABILITY:
-            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
-            return f"compute capability is {got}; allowed: {least} and later"
+        if problem := target.older_than(LEAST_CAPABILITY):
+            return problem
         blocks = workload.output.size // THREADS[0]
         return None if blocks < MAX_GRID_X else f"y has {workload.output.size} elements; allowed: less than 2**37"
 

@@ -56,7 +56,7 @@ class LayoutTransformCpu(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """Tiles of 64 x 64 elements; longer ones where a run is short. All cores."""
-        values = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         p = _permutation(workload)
         if p.transposes:
             columns, rows = _nearest(values["tile_x"], 64), _nearest(values["tile_y"], 64)
@@ -66,7 +66,7 @@ class LayoutTransformCpu(Template):
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """The loops over y in its order, on all cores, without tiles along x."""
-        values = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         return Config(
             tile_x=values["tile_x"][0], tile_y=values["tile_y"][-1], inner="y", along="y", threads=values["threads"][-1]
         )

@@ -24,9 +24,8 @@ class LayoutTransformCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if target.compute_capability < LEAST_CAPABILITY:
-            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
-            return f"compute capability is {got}; allowed: {least} and later"
+        if problem := target.older_than(LEAST_CAPABILITY):
+            return problem
         return _repack(workload, target).problem()
 
     def space(self, workload: Workload, target: Target) -> ConfigSpace:

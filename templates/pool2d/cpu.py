@@ -53,7 +53,7 @@ class Pool2dCpu(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """Many channels; or many pixels where a pixel has few channels. All cores."""
-        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         channels = values["channels"][-1] if values["channels"][-1] <= 256 else 256
         wanted = max(256 // channels, 1)
         columns = min(values["columns"], key=lambda n: abs(n - wanted))

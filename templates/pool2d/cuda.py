@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -35,9 +34,8 @@ class Pool2dCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if target.compute_capability < LEAST_CAPABILITY:
-            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
-            return f"compute capability is {got}; allowed: {least} and later"
+        if problem := target.older_than(LEAST_CAPABILITY):
+            return problem
         items = Pool.of(workload, 1).items(1)
         return None if items <= MAX_GRID_X else f"y has {items} elements; allowed: less than 2**31"
 
@@ -62,7 +60,7 @@ class Pool2dCuda(Template):
         """The widest loads. Threads share large windows until the device is busy; else they have two pixels where windows
         overlap.
         """
-        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         vector = values["vector"][-1]
         busy, taps = target.sms * _BUSY_THREADS, workload.r * workload.s
         pool = Pool.of(workload, vector)

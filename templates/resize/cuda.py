@@ -36,9 +36,8 @@ class ResizeCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if target.compute_capability < LEAST_CAPABILITY:
-            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
-            return f"compute capability is {got}; allowed: {least} and later"
+        if problem := target.older_than(LEAST_CAPABILITY):
+            return problem
         items = workload.output.size
         return None if items <= MAX_GRID_X else f"y has {items} elements; allowed: less than 2**31"
 
@@ -63,7 +62,7 @@ class ResizeCuda(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The widest accesses; two pixels of a thread, or as many as a store holds, if there are enough."""
-        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         _, _, _, channels = positions(workload.params)
         vector = values["vector"][-1]
         enough = workload.output.size // (2 * vector) >= 2 * target.sms * target.threads_per_sm

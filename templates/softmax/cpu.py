@@ -50,7 +50,7 @@ class SoftmaxCpu(Template):
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """Rows that fill a line of the cache, or all that are side by side. All cores."""
-        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         return Config(rows=max(n for n in values["rows"] if n <= max(64, values["rows"][0])), threads=values["threads"][-1])
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
@@ -35,9 +34,8 @@ class SoftmaxCuda(Template):
     kind = "cuda"
 
     def validate(self, workload: Workload, target: Target) -> str | None:
-        if target.compute_capability < LEAST_CAPABILITY:
-            got, least = (".".join(map(str, each)) for each in (target.compute_capability, LEAST_CAPABILITY))
-            return f"compute capability is {got}; allowed: {least} and later"
+        if problem := target.older_than(LEAST_CAPABILITY):
+            return problem
         outer, length, inner = along(workload.params)
         if max(length, outer * inner) > MAX_GRID_X:
             return f"x has {outer * inner} rows of {length} numbers; allowed: less than 2**31 of each"
@@ -65,7 +63,7 @@ class SoftmaxCuda(Template):
         many threads for each that the device is busy.
         """
         outer, length, inner = along(workload.params)
-        values: dict[str, Any] = {knob.name: knob.values for knob in space.knobs}
+        values = space.values
         vector, busy = values["vector"][-1], target.sms * _BUSY_THREADS
         if _stays(workload):
             many = outer * -(-length // vector) >= 4 * busy
