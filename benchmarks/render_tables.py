@@ -343,6 +343,25 @@ def layout_plan(data: dict[str, Any]) -> str:
     return markdown(header, rows)
 
 
+def networks_graphs(data: dict[str, Any]) -> str:
+    """Whole networks in one CUDA graph beside PyTorch; times are those of launches that follow one another."""
+    rows: list[Sequence[object]] = []
+    for row in (each for each in data["rows"] if "plans" in each):
+        plan, peers = row["plans"]["plan"], [row.get(f"{peer} hot_us") for peer in ("torch", "torch.compile")]
+        rows.append(
+            (
+                f"{row['network']}, batch {row['batch']}, {row['format']}",
+                *(f"{us:.0f}" if us else "" for us in peers),
+                f"{plan['hot_us']:.0f}",
+                f"{peers[1] / plan['hot_us']:.2f}" if peers[1] else "",
+                *(f"{plan['predicted_us']:.0f}", plan["calls"], plan["conversions"], f"{plan['error']:.1e}"),
+                f"{row['tuned']} in {row['tuning_s']:.0f} s",
+            )
+        )
+    header = ("PyTorch", "torch.compile", "ours", "ratio", "predicted", "kernel calls", "conversions", "error", "tuned")
+    return markdown(("network, us", *header), rows)
+
+
 def _short(value: float) -> str:
     """About three significant digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -401,6 +420,7 @@ TABLES = {
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
+    "networks_graphs": Table("networks_graphs_h200", "networks.py", networks_graphs),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }
