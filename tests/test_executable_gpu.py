@@ -118,3 +118,13 @@ def test_a_torch_module_is_built_by_torch_export(torch: Any) -> None:
     with schedsearch.build(module, x.float(), db="none.db", target="cuda", dtype="float16") as net:
         y = net(x)
         torch.testing.assert_close(y.float(), module(x.float()), rtol=1e-2, atol=1e-2)
+
+
+def test_a_channels_last_tensor_gives_one_in_every_call(torch: Any) -> None:
+    with schedsearch.build(NETWORK.with_io_layout("NHWC"), db="none.db", target="cuda") as net:
+        assert not any(call.is_conversion for call in net.steps)
+        for seed in range(2):  # the second call takes the short path
+            x = torch.from_numpy(image(seed)).cuda().contiguous(memory_format=torch.channels_last)
+            y = net(x)
+            assert y.is_contiguous(memory_format=torch.channels_last)
+            np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))

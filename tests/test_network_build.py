@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import network_support as support
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from cli_support import schedsearch as command
 
 import schedsearch
-from schedsearch.errors import NoRecordError, UsageError
+from schedsearch.errors import ArgumentError, NoRecordError, UsageError
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -49,6 +50,60 @@ def test_a_built_model_computes_what_onnx_computes(folder: Path) -> None:
     (wanted,) = ReferenceEvaluator(onnx.load(folder / "net.onnx")).run(None, {"x": x})
     with schedsearch.load(folder / "net.ssx") as net:
         np.testing.assert_allclose(net(x), wanted, rtol=1e-5, atol=1e-4)
+
+
+def channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same numbers as an NHWC array."""
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+
+
+def test_a_caller_with_images_in_nhwc_needs_no_conversions(tmp_path: Path) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    model = save(tmp_path)
+    x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(onnx.load(model)).run(None, {"x": x})
+    done = command(
+        "build", model, "--target", "cpu", "--layout", "NHWC", "--io-layout", "NHWC", "--db", tmp_path / "none.db", "-o",
+        tmp_path / "net.ssx",
+    )  # fmt: skip
+    assert "net.ssx: 2 kernel calls" in done.stdout and "takes x float32 [1, 6, 6, 8] NHWC" in done.stdout
+    with schedsearch.load(tmp_path / "net.ssx") as net:
+        assert not any(call.is_conversion for call in net.steps)
+        (port,) = net.outputs
+        assert (port.shape, port.layout) == ((1, 6, 6, 8), "NHWC")
+        y = net(channels_last(x))
+        np.testing.assert_allclose(y, channels_last(wanted), rtol=1e-5, atol=1e-4)
+        with pytest.raises(ArgumentError, match="make it contiguous in channels_last"):
+            net(x)
+    np.save(tmp_path / "x.npy", channels_last(x))
+    done = command(
+        "run", tmp_path / "net.ssx", "--input", tmp_path / "x.npy", "--compare", "onnx", "--repeat", "0", "--json"
+    )
+    errors = {each["value"]: each["relative"] for each in json.loads(done.stdout)["errors"]}
+    assert set(errors) == {"relu1.out", "relu2.out"} and max(errors.values()) < 1e-5
+
+
+def test_an_image_in_nhwc_may_come_in_the_models_order_with_strides_of_channels_last(tmp_path: Path) -> None:
+    network = support.two_convolutions().with_io_layout("NHWC")
+    x = np.random.default_rng(0).integers(-2, 3, (1, 8, 6, 6)).astype(np.float32)
+    wanted = support.truth(network, {"x": x})["y"]
+    with schedsearch.build(network, db=tmp_path / "none.db", target="cpu") as net:
+        y = net(channels_last(x).transpose(0, 3, 1, 2))
+        assert y.shape == (1, 8, 6, 6) and channels_last(y).strides == y.transpose(0, 2, 3, 1).strides
+        np.testing.assert_array_equal(y, wanted)
+        np.testing.assert_array_equal(net(channels_last(x)), channels_last(wanted))
+
+
+def test_an_output_keeps_its_shape_where_a_kernel_made_another_layout_of_the_same_bytes(tmp_path: Path) -> None:
+    model = Model(1, 8, 6, 6)
+    model.conv("x", 1, 8, name="only")
+    path = model.save(tmp_path)
+    x = np.ones((1, 8, 6, 6), np.float32)
+    for io_layout, shape in (("NCHW", (1, 1, 6, 6)), ("NHWC", (1, 6, 6, 1))):
+        with schedsearch.build(path, db=tmp_path / "none.db", target="cpu", io_layout=io_layout) as net:
+            assert net.outputs[0].shape == net(channels_last(x) if io_layout == "NHWC" else x).shape == shape
+            assert sum(call.is_conversion for call in net.steps) <= 1
 
 
 def test_convolutions_write_into_slices_of_what_they_are_concatenated_to(tmp_path: Path) -> None:
@@ -129,6 +184,8 @@ def test_a_network_can_be_built_without_a_file() -> None:
     [
         ({"model": 3}, "model is a int; allowed: the path of an ONNX file"),
         ({"model": "net.onnx", "layout": "NC"}, "layout 'NC' is not possible; allowed: auto, NHWC, NCHW"),
+        ({"model": "net.onnx", "io_layout": "CHWN"}, "io_layout 'CHWN' is not possible; allowed: NCHW, NHWC"),
+        ({"model": support.two_convolutions(), "io_layout": "NHWC"}, r"use network.with_io_layout"),
         ({"model": "missing.onnx"}, "missing.onnx is not a file"),
         ({"model": "net.onnx", "example": 1}, "example is for a torch module"),
         ({"model": support.two_convolutions(), "dtype": "float16"}, "a Network has its formats and shapes"),

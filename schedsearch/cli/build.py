@@ -26,6 +26,13 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 @click.option(
     "--layout", type=click.Choice(["auto", "NHWC", "NCHW"]), default="auto", show_default=True, help="Of all images."
 )
+@click.option(
+    "--io-layout",
+    type=click.Choice(["NCHW", "NHWC"]),
+    default="NCHW",
+    show_default=True,
+    help="Of images that the caller gives and takes. NHWC: no conversion for callers with channels-last images.",
+)
 @click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option(
     "--mode", type=click.Choice(MODES), default=COLD_GRAPH, show_default=True, help="How the records' times were taken."
@@ -42,6 +49,7 @@ def build(
     output: str | None,
     dtype: str | None,
     layout: str,
+    io_layout: str,
     selector: str,
     mode: str,
     tune_s: float | None,
@@ -58,8 +66,8 @@ def build(
 
     path = Path(output or f"{Path(model).stem}.ssx")
     net = build_(
-        model, db=db, out=path, dtype=dtype, layout=layout, target=selector, shapes=shapes, tune_s=tune_s, strict=strict,
-        mode=mode, say=render.note,
+        model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, target=selector, shapes=shapes,
+        tune_s=tune_s, strict=strict, mode=mode, say=render.note,
     )  # fmt: skip
     with net:
         if explained:

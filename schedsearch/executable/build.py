@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _CPU_LAYOUTS = ("NHWC", "NCHW")
 _CPU_SLICES = ("float32",)  # formats of convolutions that store into slices there
 LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
+IO_LAYOUTS = ("NCHW", "NHWC")
 
 
 def build(
@@ -39,6 +40,7 @@ def build(
     out: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
     layout: str = "auto",
+    io_layout: str = "NCHW",
     target: str | Target = "auto",
     shapes: Mapping[str, Sequence[int]] | None = None,
     tune_s: float | None = None,
@@ -56,6 +58,8 @@ def build(
         dtype: float16, bfloat16 or float32, in place of the model's format of numbers in floating point, also of inputs and
             outputs; default: the model's own.
         layout: of images inside the network: auto, or NHWC or NCHW for all.
+        io_layout: NCHW, or NHWC for networks whose caller has images in channels-last order: the layout in memory of all
+            inputs and outputs with four dimensions. The shapes of a model remain those of the model.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
         tune_s: seconds to spend on measuring kernels of the plan that have no record yet; None: none. The records go to
@@ -76,8 +80,14 @@ def build(
     """
     if layout not in LAYOUT_CHOICES:
         raise UsageError(f"layout {layout!r} is not possible; allowed: {', '.join(LAYOUT_CHOICES)}")
+    if io_layout not in IO_LAYOUTS:
+        raise UsageError(f"io_layout {io_layout!r} is not possible; allowed: {', '.join(IO_LAYOUTS)}")
     target = detect(target) if isinstance(target, str) else target
     network, name = _network(model, example, dtype, layout, target, shapes or {})
+    if not isinstance(model, Network):
+        network = network.with_io_layout(io_layout)
+    elif io_layout != "NCHW":
+        raise UsageError("a Network has its own layouts of inputs and outputs; use network.with_io_layout(...)")
     if tune_s is not None:
         _tune(network, db, target, tune_s, mode, say)
     with _costs(network, db, target, mode) as costs:

@@ -36,7 +36,7 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
 
     Args:
         model: an ONNX file with the same inputs.
-        inputs: by name, in the network's formats.
+        inputs: by name, in the network's formats and layouts.
 
     Raises:
         UsageError: onnx is not installed, the file is not an ONNX model, or it has other inputs.
@@ -44,7 +44,8 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
     import numpy as np
 
     found = net.trace(**inputs)
-    wanted = _evaluated(model, {name: np.asarray(array) for name, array in inputs.items()}, list(found))
+    plain = {port.name: port.in_model_order(np.asarray(inputs[port.name])) for port in net.inputs}
+    wanted = _evaluated(model, plain, list(found))
     errors = []
     for name, array in found.items():
         if name not in wanted:

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from schedsearch.executable.program import Call, Program
 from schedsearch.text import duration
 
+PREDICTION = (
+    "the sum of the calls' recorded times; arrays that stay in the L2 cache make a network faster than cold times say"
+)
+
 
 def explain_lines(program: Program) -> list[str]:
     """Lines for people: what runs, by which kernels, in which layouts, and the memory that it needs."""
@@ -17,7 +21,7 @@ def explain_lines(program: Program) -> list[str]:
         _memory(program),
     ]
     if program.predicted_ns:
-        lines.append(f"predicted time: {duration(program.predicted_ns)}")
+        lines.append(f"predicted time: {duration(program.predicted_ns)}, {PREDICTION}")
     lines += _by_rung(program)
     for call in program.calls:
         lines += _call(program, call)

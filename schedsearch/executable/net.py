@@ -28,14 +28,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a network: a contiguous array."""
+    """An input or output of a network: a contiguous array.
+
+    Attributes:
+        shape: of the array in memory.
+        layout: what each dimension of `shape` is: NCHW or NHWC of an image; the letters ABC... of other arrays have no
+            meaning.
+        axes: the same letters in the model's order, e.g. NCHW.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    layout: str
+    axes: str
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype} {list(self.shape)}"
+        layout = "" if self.layout == self.axes else f" {self.layout}"
+        return f"{self.name} {self.dtype} {list(self.shape)}{layout}"
+
+    def in_model_order(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An array of `shape` with its dimensions in the model's order: a view."""
+        return array.transpose([self.layout.index(axis) for axis in self.axes])
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,9 @@ class Net:
     of torch, CuPy or any library with DLPack or `__cuda_array_interface__`, and only enqueues; arrays in the host's memory
     are copied there and back in every call, with a warning. It returns the output, or a tuple of several, in arrays of the
     first input's library.
+
+    `inputs` and `outputs` say what the arrays look like. An image in NHWC may also come as an NCHW array whose strides are
+    those of NHWC: torch's `channels_last`. If the first input does, the outputs that are images in NHWC do as well.
 
     A net has memory of its own for what it computes: do not run it on two streams at once. `instance` makes another one that
     shares the weights. Calls may come from any thread; a lock serialises them.
@@ -105,11 +122,15 @@ class Net:
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        return tuple(Port(spec.name, spec.shape, spec.dtype) for spec in self._inputs)
+        return self._ports(self.program.inputs)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        return tuple(Port(spec.name, spec.shape, spec.dtype) for spec in self._outputs)
+        return self._ports(self.program.outputs)
+
+    def _ports(self, indices: Sequence[int]) -> tuple[Port, ...]:
+        held = (self.program.arrays[index] for index in indices)
+        return tuple(Port(each.name, each.stored, each.dtype, each.layout, each.axes) for each in held)
 
     @property
     def steps(self) -> tuple[Call, ...]:
@@ -282,7 +303,10 @@ class Net:
         self, given: list[Any], views: list[arrays.ArrayView], out: Any
     ) -> tuple[list[Any], list[arrays.ArrayView]]:
         if out is None:
-            results = [arrays.empty_like(given[0], views[0], spec, arrays.forms(spec)[0]) for spec in self._outputs]
+            held = arrays.form_of(self._inputs[0], views[0].shape, views[0].strides) or arrays.forms(self._inputs[0])[0]
+            results = [
+                arrays.empty_like(given[0], views[0], spec, arrays.output_form(spec, held.name)) for spec in self._outputs
+            ]
             return results, [arrays.view(array, spec.name) for spec, array in zip(self._outputs, results)]
         results = list(out) if isinstance(out, tuple | list) else [out]
         if len(results) != len(self._outputs):
@@ -388,4 +412,4 @@ class Bound:
 
 
 def _spec(array: Array) -> ArgSpec:
-    return ArgSpec(array.name, array.axes, array.shape, array.dtype)
+    return ArgSpec(array.name, array.layout, array.stored, array.dtype)

@@ -108,9 +108,7 @@ class _Walk:
         self._result = Schedule([], [], [], [], [])
 
     def add_input(self, number: int, name: str) -> None:
-        value = self._network.values[name]
-        made = self._add(name, value.axes, value.dtype, value.shape, Memory("input", 0, number))
-        self._result.inputs.append(made)
+        self._result.inputs.append(self._add_port(name, Memory("input", 0, number)))
 
     def view(self, node: View) -> None:
         x_layout, y_layout = self._plan.views[node.name]
@@ -132,20 +130,26 @@ class _Walk:
         self._result.calls.append(Planned(node.name, node.sources, way, arguments, outputs, node.scalars, offsets))
 
     def finish(self) -> Schedule:
-        """Brings the outputs into the model's layout and gives them memory of the caller."""
-        found = self._result
-        ends = [self._bring(name, self._network.values[name].axes) for name in self._network.outputs]
-        for number, (name, end) in enumerate(zip(self._network.outputs, ends)):
+        """Brings the outputs into the caller's layout and gives them memory of the caller."""
+        found, network = self._result, self._network
+        ends = [self._bring(name, network.io_layout(name)) for name in network.outputs]
+        for number, (name, end) in enumerate(zip(network.outputs, ends)):
             memory = found.arrays[end].memory
             if memory.kind == "arena":
                 memory.kind, memory.number = "output", number
-                found.outputs.append(end)
+                # A kernel may have made it in another layout that holds the same bytes.
+                is_same = found.arrays[end].layout == network.io_layout(name)
+                found.outputs.append(end if is_same else self._add_port(name, memory))
                 continue
-            value = self._network.values[name]
-            copy = self._add(name, value.axes, value.dtype, value.shape, Memory("output", 0, number))
+            copy = self._add_port(name, Memory("output", 0, number))
             found.copies.append((end, copy))
             found.outputs.append(copy)
         return found
+
+    def _add_port(self, name: str, memory: Memory) -> int:
+        """An input or output as the caller has it."""
+        value, layout = self._network.values[name], self._network.io_layout(name)
+        return self._add(name, layout, value.dtype, _stored(layout, value.axes, value.shape), memory)
 
     def _argument(self, name: str, spec: ArgSpec) -> int:
         layout = self._network.layout(name, spec)

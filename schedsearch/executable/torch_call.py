@@ -74,4 +74,6 @@ class TorchNetCall:
 def _allocator(tensor: Any) -> Callable[[], Any]:
     import torch
 
-    return functools.partial(torch.empty, tuple(tensor.shape), dtype=tensor.dtype, device=tensor.device)
+    return functools.partial(
+        torch.empty_strided, tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )

@@ -102,8 +102,8 @@ class Choices:
         return self._layouts[name][order]
 
     def _fixed(self, name: str) -> _Slot:
-        """Of the caller, who gives inputs and takes outputs in plain order."""
-        return _Slot(self._variable(1), (self._layout(name, self.network.values[name].axes),))
+        """Of the caller, who gives inputs and takes outputs in the layouts of the network."""
+        return _Slot(self._variable(1), (self._layout(name, self.network.io_layout(name)),))
 
     def _add_node(self, node: Node | View) -> None:
         ways = [None] * len(node.layouts) if isinstance(node, View) else list(node.ways)

@@ -155,7 +155,7 @@ def _values(network: Network, plan: Plan, choices: Choices) -> Iterator[tuple[st
 
 def _layouts(network: Network, plan: Plan) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The layout in which a plan makes each value, and those in which it is read."""
-    made = {name: network.values[name].axes for name in network.inputs}
+    made = {name: canonical(network.values[name], network.io_layout(name)) for name in network.inputs}
     read: dict[str, list[str]] = {}
     for node in network.nodes:
         every = uses(network, node)
@@ -168,7 +168,7 @@ def _layouts(network: Network, plan: Plan) -> tuple[dict[str, str], dict[str, li
         for name, word in use.writes:
             made[name] = canonical(network.values[name], word)
     for name in network.outputs:
-        read.setdefault(name, []).append(network.values[name].axes)
+        read.setdefault(name, []).append(canonical(network.values[name], network.io_layout(name)))
     return made, {name: list(dict.fromkeys(words)) for name, words in read.items()}
 
 

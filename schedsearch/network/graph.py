@@ -109,10 +109,11 @@ class Network:
     """A network whose shapes are known.
 
     Attributes:
-        inputs, outputs: names of values, as the model has them. They are in the order of their axes in memory.
+        inputs, outputs: names of values, as the model has them.
         values: every value by name.
         constants: every constant by name.
         nodes: in an order in which they can run.
+        io_layouts: input or output -> its layout in the caller's memory; others are in the order of their axes.
     """
 
     inputs: tuple[str, ...]
@@ -120,6 +121,17 @@ class Network:
     values: Mapping[str, Value]
     constants: Mapping[str, Constant]
     nodes: tuple[Node | View, ...]
+    io_layouts: Mapping[str, str] = field(default_factory=dict)
+
+    def with_io_layout(self, layout: str) -> Network:
+        """The same network with all inputs and outputs of four dimensions in a layout, NCHW or NHWC, in the caller's
+        memory."""
+        ports = (self.values[name] for name in (*self.inputs, *self.outputs))
+        return replace(self, io_layouts={value.name: layout for value in ports if len(value.axes) == len(layout)})
+
+    def io_layout(self, name: str) -> str:
+        """The layout of an input or output in the caller's memory."""
+        return self.io_layouts.get(name, self.values[name].axes)
 
     def layout(self, name: str, spec: ArgSpec) -> str:
         """The layout in which an argument or output holds a value or constant, in the letters of its `axes`.

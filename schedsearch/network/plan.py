@@ -129,7 +129,7 @@ def complete(network: Network, chosen: Mapping[str, int]) -> Plan:
     Raises:
         UnsupportedError: no kernel does one of the conversions.
     """
-    made = {name: network.values[name].axes for name in network.inputs}
+    made = {name: network.io_layout(name) for name in network.inputs}
     there = {name: [layout] for name, layout in made.items()}
     ways: dict[str, Workload] = {}
     views: dict[str, tuple[str, str]] = {}
@@ -152,7 +152,7 @@ def complete(network: Network, chosen: Mapping[str, int]) -> Plan:
             views[node.name] = node.layouts[chosen[node.name]]
         else:
             ways[node.name] = node.ways[chosen[node.name]]
-    bring(((name, network.values[name].axes) for name in network.outputs), "the caller")
+    bring(((name, network.io_layout(name)) for name in network.outputs), "the caller")
     return Plan(ways, views, tuple(conversions), 0.0)
 
 
