@@ -10,6 +10,10 @@ networks are compared with PyTorch's fp16 of the same shapes, and their values w
 time of a launch among launches that follow one another, `cold` that of a launch after 256 MiB were written. The file is
 written after every network.
 
+For batch 1 the plan is also timed as a program sees it: the host's time to enqueue `net(x)` and a bound step, each on an
+idle GPU, and the time from `schedsearch.load` to the first result, in a process whose CUDA context exists. The latter copies
+the weights, whose size stands beside it.
+
 Needs a CUDA device, PyTorch, onnx, onnx-ir and onnxscript.
 """
 
@@ -38,6 +42,7 @@ import torch
 import schedsearch
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
+from schedsearch.errors import NoValidConfigError, PreparationError, WrongResultError
 from schedsearch.executable.assemble import assemble
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.net import Net
@@ -57,6 +62,7 @@ CASES = (
     "vgg16:32:int8", "inception_v3:32:int8",
 )  # fmt: skip
 RUNS = 60
+HOST_CALLS = 200
 FLUSHED = 256 << 20  # bytes
 AFTER_TUNING_S = 12.0  # for builds and timing of a case
 
@@ -75,6 +81,34 @@ def cold_us(launch: Callable[[], Any]) -> float:
         flush.zero_()
         times.append(_events(launch, 1))
     return statistics.median(times)
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """The median time of the host for a call that only enqueues, on an idle GPU."""
+    times_ns = []
+    for _ in range(HOST_CALLS):
+        torch.cuda.synchronize()
+        started = time.perf_counter_ns()
+        call()
+        times_ns.append(time.perf_counter_ns() - started)
+    torch.cuda.synchronize()
+    return statistics.median(times_ns[HOST_CALLS // 10 :]) / 1e3
+
+
+def load_ms(net: Net, x: torch.Tensor) -> float:
+    """The least time from the file of a network to its first result."""
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.ssx"
+        net.save(path)
+        for _ in range(3):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            with schedsearch.load(path) as loaded:
+                loaded(x)
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - started)
+    return min(times) * 1e3
 
 
 def _events(launch: Callable[[], Any], count: int) -> float:
@@ -152,6 +186,7 @@ class Ours:
     """A network on this machine's GPU.
 
     Attributes:
+        x: its input, in the layout that the options say.
         truth: its result in float32, by PyTorch.
     """
 
@@ -161,6 +196,8 @@ class Ours:
         torch.backends.cudnn.allow_tf32 = False
         with torch.no_grad():
             self.truth = onnx_torch.as_module(model).cuda()(self.x)
+        nhwc = options.io_layout == "NHWC"
+        self.x = self.x.contiguous(memory_format=torch.channels_last if nhwc else torch.contiguous_format)
 
     @contextlib.contextmanager
     def costs(self) -> Iterator[RecordCosts]:
@@ -179,12 +216,16 @@ class Ours:
         most = max(sum(task.workload in used for task in tasks), int(time_s * self.options.tasks_a_second))
         chosen = tasks[:most]
         started = time.perf_counter()
+        found: dict[str, Any] = {"missing": len(tasks), "tuned": len(chosen)}
         if chosen and time_s > 1:
             trials = self.options.trials * len(chosen)
-            schedsearch.tune(
-                chosen, self.options.db, target=self.target, time_s=time_s, trials=trials, mode=self.options.mode
-            )
-        return {"missing": len(tasks), "tuned": len(chosen), "tuning_s": round(time.perf_counter() - started, 1)}
+            try:
+                schedsearch.tune(
+                    chosen, self.options.db, target=self.target, time_s=time_s, trials=trials, mode=self.options.mode
+                )
+            except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the plan takes default kernels
+                found["tuning_error"] = str(error)[:300]
+        return {**found, "tuning_s": round(time.perf_counter() - started, 1)}
 
     def plans(self, ends: float) -> dict[str, Any]:
         """The best plan and the baselines, each run unless it equals one before."""
@@ -197,18 +238,24 @@ class Ours:
         rows: dict[str, dict[str, Any]] = {}
         for label, plan in plans.items():
             same = next((other for other in rows if plans[other].ways == plan.ways), None)
-            rows[label] = {**rows[same], "same_as": same} if same else self.run(plan)
+            rows[label] = {**rows[same], "same_as": same} if same else self.run(plan, as_program=label == "plan")
             if time.monotonic() > ends:
                 break
         return {"planning_s": round(planning_s, 3), "explanation": explanation, "plans": rows}
 
-    def run(self, plan: Plan) -> dict[str, Any]:
+    def run(self, plan: Plan, *, as_program: bool = False) -> dict[str, Any]:
+        """Times of a plan, and its errors.
+
+        Args:
+            as_program: for one image also the host's times and the time to load.
+        """
         started = time.perf_counter()
         kernels = find_kernels(workloads(plan), self.options.db, self.target, mode=self.options.mode)
         executable = assemble(self.network, plan, kernels.__getitem__, target=self.target.key)
         with Net(executable, open_device(self.target)) as net:
             build_s = time.perf_counter() - started
-            launch = net.bind(self.x.to(getattr(torch, net.inputs[0].dtype)).contiguous())
+            x = self.x.to(getattr(torch, net.inputs[0].dtype))  # strides stay
+            launch = net.bind(x)
             y = launch().float().reshape(self.truth.shape)
             rungs = [call.origin.rung for call in net.steps]
             difference = (y - self.truth).abs()
@@ -225,6 +272,9 @@ class Ours:
                 "arena_bytes": net.program.arena_bytes,
                 "least_arena_bytes": net.program.least_arena_bytes,
             }
+            if as_program and x.shape[0] == 1:
+                found |= {"call_host_us": host_us(lambda: net(x)), "step_host_us": host_us(launch)}
+                found |= {"load_ms": load_ms(net, x), "weight_bytes": net.program.constant_bytes}
             launch.close()
             return found
 
@@ -251,7 +301,7 @@ def measure(case: str, options: argparse.Namespace, ends: float, share_s: float,
             peer = Peer(peer_path)
         try:
             started = time.perf_counter()
-            network = lower(read_model(path), dtype="float16")
+            network = lower(read_model(path), dtype="float16").with_io_layout(options.io_layout)
             found |= {"lowering_s": round(time.perf_counter() - started, 2), "nodes": len(network.nodes)}
             ours = Ours(network, model, options)
             if not options.no_default:
@@ -265,7 +315,7 @@ def measure(case: str, options: argparse.Namespace, ends: float, share_s: float,
             keep(found)
         finally:
             if peer is not None:
-                found |= peer.times(max(2.0, ends - time.monotonic()))
+                found |= peer.times(max(2.0, min(ends, begun + share_s) - time.monotonic()))
     return found
 
 
@@ -286,12 +336,20 @@ def show(row: dict[str, Any]) -> None:
             print(f"   {label:<16} {'':18}  hot {row[f'{label} hot_us']:8.1f}  cold {row[f'{label} cold_us']:8.1f} us")
     if "torch error" in row:
         print(f"   torch: {row['torch error']}")
+    if "tuning_error" in row:
+        print(f"   tuning stopped: {row['tuning_error']}")
     for label, plan in row["plans"].items():
         same = f" (same as {plan['same_as']})" if "same_as" in plan else ""
         print(
             f"   {label:<16} predicted {plan['predicted_us']:8.1f}  hot {plan['hot_us']:8.1f}  "
             f"cold {plan['cold_us']:8.1f} us  {plan['calls']} calls, {plan['conversions']} conversions, "
             f"{plan['untuned_calls']} untuned, error {plan['error']:.2e} mean {plan['mean_error']:.2e}{same}",
+            flush=True,
+        )
+    if "load_ms" in (plan := row["plans"]["plan"]):
+        print(
+            f"   a call takes the host {plan['call_host_us']:.1f} us, a bound step {plan['step_host_us']:.1f} us; load to "
+            f"first result {plan['load_ms']:.0f} ms with {plan['weight_bytes'] / 1e6:.1f} MB of weights",
             flush=True,
         )
 
@@ -306,6 +364,7 @@ def main() -> None:
     parser.add_argument("--no-default", action="store_true", help="do not time the plan before tuning")
     parser.add_argument("--mode", default=COLD_GRAPH, help="how kernels are timed")
     parser.add_argument("--db", default="networks.db")
+    parser.add_argument("--io-layout", choices=("NCHW", "NHWC"), default="NCHW", help="of the caller's images")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's times out")
     parser.add_argument("--out", help="JSON file for the data")
     parser.add_argument("--peer", metavar="MODEL", help=argparse.SUPPRESS)
