@@ -362,6 +362,36 @@ def networks_graphs(data: dict[str, Any]) -> str:
     return markdown(("network, us", *header), rows)
 
 
+def own_kernels(data: dict[str, Any]) -> str:
+    """The examples of kernels of users: the author's choice, the tuned kernel, its share of the limit, peers."""
+    rows = [
+        (
+            row["kernel"], f"{row['yours_us']:.1f}", f"{row['tuned_us']:.1f}", f"{row['speedup']:.2f}", row["rate"],
+            f"{100 * row['share']:.0f} %", ", ".join(f"{name} {us:.1f}" for name, us in row["peers_us"].items()),
+            row["trials"], f"{row['seconds']:.0f}",
+        )
+        for row in data["rows"]
+    ]  # fmt: skip
+    header = ("kernel, us", "yours", "tuned", "speed-up", "rate", "of the limit", "peers", "trials", "seconds")
+    host = ", ".join(f"{name} {us:.1f}" for name, us in data["host_us"].items() if name != "first call")
+    first_ms = data["host_us"]["first call"] / 1e3
+    return f"{markdown(header, rows)}\n\nHost time in us: {host}; the first call after import takes {first_ms:.1f} ms."
+
+
+def depthwise_sample(data: dict[str, Any]) -> str:
+    """Depthwise layers by default configurations, beside PyTorch's best way and a copy of the same bytes."""
+    ratios = [row["torch_us"] / row["us"] for row in data["rows"]]
+    rows: list[Sequence[object]] = [
+        (
+            row["label"].removeprefix("depthwise_conv2d "), f"{row['us']:.2f}", f"{row['torch_us']:.2f}", f"{ratio:.2f}",
+            f"{100 * row['copy_us'] / row['us']:.0f} %",
+        )
+        for row, ratio in zip(data["rows"], ratios)
+    ]  # fmt: skip
+    rows.append((f"geometric mean of {len(rows)}", "", "", f"**{common.geometric_mean(ratios):.2f}**", ""))
+    return markdown(("layer, us", "ours", "PyTorch", "ratio", "of a copy's speed"), rows)
+
+
 def _short(value: float) -> str:
     """About three significant digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -420,6 +450,8 @@ TABLES = {
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
+    "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),
+    "depthwise_sample": Table("depthwise_sample_h200", "depthwise.py", depthwise_sample),
     "networks_graphs": Table("networks_graphs_h200", "networks.py", networks_graphs),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
