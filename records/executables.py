@@ -111,6 +111,10 @@ class ExecutableFile:
             raise DatabaseError(
                 f"no executable at {path}; check the path, or make it: schedsearch build MODEL.onnx -o {path}"
             )
+        if self.path.suffix == ".onnx":
+            raise DatabaseError(
+                f"{path} is a model, not an executable; build it first: schedsearch build {path} -o {self.path.stem}.ssx"
+            )
         self._connection = dbfile.connect(self.path, readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)
         try:
             self._read()

@@ -44,6 +44,11 @@ def shortened(text: str, limit: int, *, head: float = 2 / 3) -> str:
     return (text[:start] + note.format(len(text) - room) + text[len(text) - (room - start) :])[:limit]
 
 
+def counted(number: int, noun: str) -> str:
+    """E.g. "1 kernel", "2,000 kernels"; for nouns whose plural takes an s, or es after one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def quoted(value: object, limit: int = VALUE_LIMIT) -> str:
     """A value as a message quotes it: as `repr` shows it, escaped and at most `limit` characters long.
 

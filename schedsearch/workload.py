@@ -200,10 +200,17 @@ def distance(one: Workload, other: Workload) -> float:
             continue
         for a, b in zip(mine, theirs):
             if isinstance(a, int) and isinstance(b, int):
-                total += abs(math.log2((a + 1) / (b + 1)))
+                total += _steps(a, b)
             elif a != b:
                 total += 4.0
     return total
+
+
+def _steps(a: int, b: int) -> float:
+    """|log2| of the ratio of two numbers, each one larger so that 0 has a place; through 0 if their signs differ."""
+    if (a < 0) != (b < 0):
+        return _steps(abs(a), 0) + _steps(abs(b), 0)
+    return abs(math.log2((abs(a) + 1) / (abs(b) + 1)))
 
 
 def _flat(value: Any) -> tuple[Any, ...]:

@@ -141,7 +141,7 @@ def test_unknown_names_and_wrong_outputs_are_refused(net: Net) -> None:
 
 def test_explain_names_every_call_its_kernel_and_its_layouts(net: Net) -> None:
     text = net.explain()
-    assert "4 kernel calls, 2 of them conversions" in text
+    assert "4 kernel calls, 2 of them convert layouts" in text
     assert "x: NCHW to NHWC: layout_transform" in text
     assert "by conv2d_cpu (default)" in text
     assert "which is the least possible" in text

@@ -12,11 +12,12 @@ import pytest
 from cli_support import schedsearch as command
 
 import schedsearch
-from schedsearch.errors import ArgumentError, NoRecordError, UsageError
+from schedsearch.errors import ArgumentError, DatabaseError, NoRecordError, UsageError
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 from test_network import Net as Model  # noqa: E402
 
 
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = save(folder)
     done = command("build", model, "--target", "cpu", "-o", folder / "net.ssx", "--db", folder / "none.db", "--explain")
     assert done.exit_code == 0, done.stderr
-    assert "4 kernel calls, 2 of them conversions of layouts" in done.stdout
+    assert "4 kernel calls, 2 of them convert layouts" in done.stdout
     assert "4 of 4 kernel calls have no record and use default configurations" in done.stderr
     assert "takes x float32 [1, 8, 6, 6]" in done.stdout
     return folder
@@ -149,14 +150,37 @@ def test_run_names_what_is_wrong_with_inputs_and_models(folder: Path) -> None:
     other = Model(1, 8, 6, 6)
     other.node("Relu", "x")
     other.save(folder / "..").rename(folder / "other.onnx")
+    smaller = Model(1, 8, 5, 5)
+    smaller.node("Relu", "x")
+    smaller.save(folder / "..").rename(folder / "smaller.onnx")
     for arguments, message in (
         (("--input", folder / "wrong.npy"), "x has shape (1, 8, 5, 5)"),
         (("--input", folder / "text.npy"), "cannot be read as an array"),
+        (("--input", folder / "missing.npy"), "missing.npy is not a file"),
+        (("--input", f"z={folder / 'text.npy'}"), "the network has no input 'z'; it takes x float32"),
+        (("--compare", folder / "missing.onnx"), "missing.onnx is not a file"),
         (("--compare", folder / "text.npy"), "is not an ONNX model"),
+        (("--compare", folder / "smaller.onnx"), "x is [1, 8, 6, 6] in the network and [1, 8, 5, 5] in"),
         (("--compare", folder / "other.onnx"), "has none of the network's values"),
     ):
         done = command("run", folder / "net.ssx", "--repeat", "0", *arguments)
         assert done.exit_code == 2 and message in done.stderr, done.stderr
+
+
+def test_a_model_is_not_run_before_it_is_built(folder: Path) -> None:
+    done = command("run", folder / "net.onnx")
+    assert done.exit_code == DatabaseError.exit_code and "build it first: schedsearch build" in done.stderr, done.stderr
+
+
+def test_a_cpu_moves_depth_to_space_after_the_convolution(tmp_path: Path) -> None:
+    model = Model(1, 8, 6, 6)
+    model.node("DepthToSpace", model.conv("x", 8, 8, name="conv"), blocksize=2, mode="CRD")
+    path = model.save(tmp_path)
+    x = np.random.default_rng(3).standard_normal((1, 8, 6, 6)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})
+    with schedsearch.build(path, db=tmp_path / "none.db", target="cpu") as net:
+        np.testing.assert_allclose(net(x), wanted, rtol=1e-4, atol=1e-4)
+        assert any(call.label.startswith("depth_to_space") for call in net.steps)
 
 
 def test_strict_names_every_kernel_without_a_record(folder: Path) -> None:
@@ -170,6 +194,8 @@ def test_strict_names_every_kernel_without_a_record(folder: Path) -> None:
     assert done.exit_code == NoRecordError.exit_code == 4
     assert "no record on" in done.stderr and "for 3 kernels: conv2d" in done.stderr
     assert not (folder / "no.ssx").exists()
+    done = command("build", folder / "net.onnx", "--target", "cpu", "--db", folder / "none.db", "--strict")
+    assert done.stderr.startswith("schedsearch: there is no database"), done.stderr
 
 
 def test_a_network_can_be_built_without_a_file() -> None:

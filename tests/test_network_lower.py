@@ -345,7 +345,7 @@ def test_all_nodes_without_an_operator_are_listed(tmp_path: Path) -> None:
     for name in ("one", "two"):
         value = net.node("Hardmax", value, name=name)
     net.node("Conv", value, value, name="computed weight")
-    with pytest.raises(ModelError, match=r"Hardmax: one, two\n  Conv: computed weight \(.* weight that is computed"):
+    with pytest.raises(ModelError, match=r"Hardmax: one, two; Conv: computed weight \(.* weight that is computed"):
         lower(read_model(net.save(tmp_path)))
 
 
@@ -378,3 +378,12 @@ def test_a_small_model_of_a_well_known_network(tmp_path: Path) -> None:
     }  # fmt: skip
     x = np.random.default_rng(1).uniform(-1, 1, (1, 3, 32, 32)).astype(np.float32)
     check(network, expected(model, x), evaluate(network, {"x": x}), 1e-4)
+
+
+def test_a_weight_with_another_number_of_dimensions_than_the_input_is_a_mistake_of_the_model(tmp_path: Path) -> None:
+    net = Net(1, 3, 8, 8)
+    net.node("Conv", "x", net.weight("w", 8, 3, 3), name="conv")
+    path = tmp_path / "net.onnx"
+    onnx.save(net.model(), path)
+    with pytest.raises(ModelError, match="node conv: the weight has 3 dimensions, but 'x' has 4"):
+        lower(read_model(path))

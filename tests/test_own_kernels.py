@@ -611,7 +611,10 @@ def test_the_command_line_tunes_a_kernel_in_a_file(kernel_file: Path) -> None:
         (("kernels.py:times", *GIVEN, "--shape", "x=3:float32"), "x is given twice"),
         (("kernels.py:times", "--shape", "640:float32"), "write it like --shape a=4096x4096:float32"),
         (("kernels.py:times", "--scalar", "a=half"), "--scalar a='half' is not a number"),
-        (("kernels.py:times", *GIVEN[:-1], "y=640"), "y='640' is not a shape; write it like 4096x4096:float32"),
+        (
+            ("kernels.py:times", *GIVEN[:-1], "y=640"),
+            "y='640' is not a shape; write an array like 4096x4096:float32, and a scalar as a number: 5 or 0.5",
+        ),
         (("tiny.yaml", *GIVEN), "--shape and --scalar describe a kernel of your own, and tiny.yaml is a workload file"),
     ],
 )

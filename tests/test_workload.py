@@ -197,3 +197,12 @@ def test_distance_is_zero_for_the_same_and_grows_with_every_difference() -> None
         < distance(one, one.replace(dtype="bfloat16", n=4, h=18))
     )
     assert distance(one, one.replace(n=4)) == distance(one.replace(n=4), one)
+
+
+def test_distances_count_steps_of_two_through_zero() -> None:
+    def slice_(begin: int, end: int) -> Workload:
+        return schedsearch.Workload("strided_slice", {"shape": {"x": [64]}, "begin": [begin], "end": [end]})
+
+    assert distance(slice_(0, 32), slice_(7, 32)) == 3.0
+    assert distance(slice_(-1, 64), slice_(-1, 64)) == 0.0
+    assert distance(slice_(-1, 64), slice_(-8, 64)) == distance(slice_(-8, 64), slice_(-1, 64)) > 0.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from schedsearch.text import MESSAGE_LIMIT, printable, shortened
+from schedsearch.text import counted as counted
 from schedsearch.text import counts as counts
 from schedsearch.text import duration as duration
 
@@ -42,11 +43,6 @@ def seconds(time_s: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def counted(number: int, noun: str) -> str:
-    """E.g. "1 kernel", "2,000 kernels"; for nouns whose plural takes an s, or es after one."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def size_bytes(count: float) -> str:

@@ -106,6 +106,8 @@ def _inputs(net: Net, files: tuple[str, ...]) -> dict[str, Array]:
     for number, text in enumerate(files):
         name, mark, path = text.partition("=")
         if not mark or name not in ports:
+            if mark and not Path(text).exists():
+                raise UsageError(f"the network has no input {name!r}; it takes {', '.join(map(str, net.inputs))}")
             if number >= len(ports):
                 raise UsageError(f"{len(files)} inputs given; the network takes {', '.join(map(str, net.inputs))}")
             name, path = net.inputs[number].name, text
@@ -122,6 +124,10 @@ def _inputs(net: Net, files: tuple[str, ...]) -> dict[str, Array]:
 def _read(path: Path) -> Array:
     import numpy as np
 
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is not a file; give an array that numpy.save wrote, or leave --input out for random numbers"
+        )
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

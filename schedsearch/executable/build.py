@@ -22,12 +22,14 @@ from schedsearch.network.graph import Network
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
+from schedsearch.text import counted
 
 if TYPE_CHECKING:
     import onnx_ir
 
 _CPU_LAYOUTS = ("NHWC", "NCHW")
 _CPU_SLICES = ("float32",)  # formats of convolutions that store into slices there
+_CPU_APART = ("DepthToSpace",)  # convolutions there cannot store through it
 LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
 IO_LAYOUTS = ("NCHW", "NHWC")
 
@@ -94,8 +96,11 @@ def build(
         plan = best_plan(network, costs, layout)
         reasons = explain(network, plan, costs).text().splitlines()
     workloads = dict.fromkeys([*plan.ways.values(), *(step.workload for step in plan.conversions)])
-    say(f"{len(network.nodes)} nodes, {len(plan.conversions)} conversions of layouts, {len(workloads)} different kernels")
     kernels = find_kernels(workloads, db, target, mode=mode, strict=strict)
+    say(
+        f"{counted(len(network.nodes), 'node')}, {counted(len(plan.conversions), 'conversion')} of layouts, "
+        f"{counted(len(workloads), 'different kernel')}"
+    )
     executable = assemble(network, plan, lambda workload: kernels[workload], target=target.key, model=name, reasons=reasons)
     if out is not None:
         save(executable, out)
@@ -110,7 +115,7 @@ def _network(
         if example is not None or dtype is not None or shapes:
             raise UsageError("a Network has its formats and shapes; leave out example, dtype and shapes")
         return model, ""
-    from schedsearch.network.lower import LAYOUTS, SLICES, lower
+    from schedsearch.network.lower import LAYOUTS, lower
     from schedsearch.network.model import read_model
 
     layouts: tuple[str, ...] = LAYOUTS if layout == "auto" else (layout,)
@@ -118,7 +123,9 @@ def _network(
         layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
 
     def lowered(graph: onnx_ir.Model) -> Network:
-        return lower(graph, dtype=dtype, layouts=layouts, slices=_CPU_SLICES if target.kind == "cpu" else SLICES)
+        if target.kind == "cpu":
+            return lower(graph, dtype=dtype, layouts=layouts, slices=_CPU_SLICES, apart=_CPU_APART)
+        return lower(graph, dtype=dtype, layouts=layouts)
 
     if isinstance(model, str | os.PathLike):
         if example is not None:
@@ -154,5 +161,5 @@ def _tune(
     if not tasks:
         say("every kernel of the plan has a record; nothing to tune")
         return
-    say(f"tuning {len(tasks)} kernels without a record for {time_s:.0f} s")
+    say(f"tuning {counted(len(tasks), 'kernel')} without a record for {time_s:.0f} s")
     tune(tasks, Path(db), target=target, time_s=time_s, mode=mode)

@@ -68,10 +68,14 @@ def _evaluated(
     path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], names: list[str]
 ) -> Mapping[str, np.ndarray[Any, Any]]:
     """The values of a model by name, as far as it has them."""
+    import numpy as np
+
     try:
         import onnx
     except ImportError as error:
         raise UsageError(f'comparing needs the extra `network`: pip install "schedsearch[network]" ({error})') from error
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file; give the model that the network was built from")
     try:
         model = onnx.load(path)
     except Exception as error:  # protobuf's errors have no common base
@@ -80,13 +84,19 @@ def _evaluated(
     taken = {name: kind for name, kind in taken.items() if name not in {each.name for each in model.graph.initializer}}
     if sorted(taken) != sorted(inputs):
         raise UsageError(f"{path} has the inputs {', '.join(taken)}, the network {', '.join(inputs)}; give its own model")
+    for each in model.graph.input:
+        extents = [dimension.dim_value for dimension in each.type.tensor_type.shape.dim]  # 0: dynamic
+        given = inputs[each.name].shape if each.name in inputs else tuple(extents)
+        if len(given) != len(extents) or any(extent not in (0, n) for extent, n in zip(extents, given)):
+            raise UsageError(f"{each.name} is {list(given)} in the network and {extents} in {path}; give its own model")
     feeds = {name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(taken[name])) for name, array in inputs.items()}
     try:
         import onnxruntime
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        results: Mapping[str, np.ndarray[Any, Any]] = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+        with np.errstate(all="ignore"):  # infinities are results like others
+            results: Mapping[str, np.ndarray[Any, Any]] = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
         return results
     made = {name for node in model.graph.node for name in node.output}
     outputs = {each.name for each in model.graph.output}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schedsearch.executable.program import Call, Program
-from schedsearch.text import duration
+from schedsearch.text import counted, duration
 
 PREDICTION = (
     "the sum of the calls' recorded times; arrays that stay in the L2 cache make a network faster than cold times say"
@@ -16,8 +16,8 @@ def explain_lines(program: Program) -> list[str]:
     """Lines for people: what runs, by which kernels, in which layouts, and the memory that it needs."""
     conversions = [call for call in program.calls if call.is_conversion]
     lines = [
-        f"{program.model or 'network'} on {program.target}: {len(program.calls)} kernel calls, "
-        f"{len(conversions)} of them conversions of layouts",
+        f"{program.model or 'network'} on {program.target}: {counted(len(program.calls), 'kernel call')}, "
+        f"{len(conversions)} of them {'converts a layout' if len(conversions) == 1 else 'convert layouts'}",
         _memory(program),
     ]
     if program.predicted_ns:

@@ -115,8 +115,9 @@ class Choices:
             if math.isfinite(times[number])
         ]
         if not rows:
-            reasons = "; ".join(dict.fromkeys(self.costs(way).reason for way in ways if way is not None))
-            raise UnsupportedError(f"no kernel computes node {node.name} ({', '.join(node.sources)}): {reasons}")
+            reasons = list(dict.fromkeys(self.costs(way).reason for way in ways if way is not None))
+            others = f". The same in {len(reasons) - 1} other layouts" if len(reasons) > 1 else ""
+            raise UnsupportedError(f"no kernel computes node {node.name} ({', '.join(node.sources)}): {reasons[0]}{others}")
         variables, states, slots = self._grouped([layouts for _, _, layouts in rows])
         table = np.full([self._sizes[each] for each in variables], np.inf)
         pick = np.zeros(table.shape, dtype=int)

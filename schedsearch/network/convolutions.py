@@ -125,6 +125,10 @@ def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> dict[str, Any] | st
     image, kernel = extents_of(node, x), extents_of(node, weight)
     if len(image) != 4:
         return f"{name_of(node)} has {len(image) - 2} spatial dimensions; allowed: 2"
+    if len(kernel) != 4:
+        raise ModelError(
+            f"node {name_of(node)}: the weight has {len(kernel)} dimensions, but {x.name!r} has 4; correct the model"
+        )
     (n, c, h, w), (k, each, r, s) = image, kernel
     if c != each * (groups := node.attributes.get_int("group", 1)):
         raise ModelError(

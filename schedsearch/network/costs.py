@@ -215,6 +215,6 @@ def _logarithms(workload: Workload) -> list[float]:
     def numbers(value: Any) -> list[float]:
         if isinstance(value, tuple):
             return [number for each in value for number in numbers(each)]
-        return [math.log2(abs(value) + 1)] if isinstance(value, int) else []
+        return [math.copysign(math.log2(abs(value) + 1), value)] if isinstance(value, int) else []
 
     return [number for name in sorted(workload.params) for number in numbers(workload.params[name])]

@@ -60,6 +60,7 @@ def lower(
     dtype: str | None = None,
     layouts: Sequence[str] = LAYOUTS,
     slices: Sequence[str] = SLICES,
+    apart: Sequence[str] = (),
 ) -> Network:
     """The network that a graph describes, with every way in which our operators compute its nodes.
 
@@ -70,18 +71,20 @@ def lower(
         layouts: that images may have in memory. Convolutions may read one and write another.
         slices: formats of convolutions that write into slices of what they are concatenated to, if that makes the
             concatenation unnecessary.
+        apart: operators of ONNX whose nodes belong to no other node's kernel call, e.g. DepthToSpace where convolutions
+            cannot store through it.
 
     Raises:
         ModelError: nodes have no operator (all are listed), a shape is not known, an input and a weight do not fit one
             another, or no layout can hold the arrays of a node.
     """
-    found = lowering(model, dtype=dtype, layouts=layouts, slices=slices)
+    found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
     if found.others:
         lines = []
         for op, names in found.others.items():
             reason = f" ({found.reasons[op]})" if op in found.reasons else ""
-            lines.append(f"\n  {op}: {', '.join(names)}{reason}")
-        raise ModelError(f"schedsearch has no operator for these nodes of the model:{''.join(lines)}")
+            lines.append(f"{op}: {', '.join(names)}{reason}")
+        raise ModelError(f"schedsearch has no operator for these nodes of the model: {'; '.join(lines)}")
     return found.network
 
 
@@ -92,13 +95,14 @@ def lowering(
     layouts: Sequence[str] = LAYOUTS,
     mixed: bool = True,
     slices: Sequence[str] = SLICES,
+    apart: Sequence[str] = (),
 ) -> Lowering:
     """As `lower`, of a graph that may have nodes without an operator.
 
     Args:
         mixed: convolutions may have an output of another layout than their input.
     """
-    graph = _Graph(model, dtype, tuple(layouts), mixed, tuple(slices))
+    graph = _Graph(model, dtype, tuple(layouts), mixed, tuple(slices), tuple(apart))
     graph.read()
     return graph.result()
 
@@ -119,6 +123,7 @@ class _Graph:
     layouts: tuple[str, ...]
     mixed: bool
     slices: tuple[str, ...]
+    apart: tuple[str, ...]
     taken: set[ir.Node] = field(default_factory=set)
     needed: set[ir.Value] = field(default_factory=set)
     unread: set[ir.Node] = field(default_factory=set)
@@ -129,12 +134,13 @@ class _Graph:
 
     def read(self) -> None:
         places = {node: place for place, node in enumerate(self.model.graph)}
+        apart = {node for node in places if node.op_type in self.apart}
         chains: list[Chain] = []
         for family in _FAMILIES:
             for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
                 if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
                     continue
-                chain = family[node.op_type](node, self.taken)
+                chain = family[node.op_type](node, self.taken | apart if apart else self.taken)
                 if isinstance(chain, str) or chain.op not in BUILT_IN:
                     self.reasons[node] = chain if isinstance(chain, str) else ""
                     continue

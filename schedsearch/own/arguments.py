@@ -100,7 +100,9 @@ def _scalar(given: Any) -> tuple[str, int | float | bool] | None:
 def _from_text(name: str, text: str, role: Role) -> Argument:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{name}={text!r} is not a shape; write an array like 4096x4096:float32, and a scalar as a number: 5 or 0.5")
+        raise UsageError(
+            f"{name}={text!r} is not a shape; write an array like 4096x4096:float32, and a scalar as a number: 5 or 0.5"
+        )
     if match[2] not in DTYPES:
         raise UsageError(f"{name} has dtype {match[2]!r}; allowed: {', '.join(DTYPES)}")
     shape = tuple(map(int, match[1].split("x")))
