@@ -200,9 +200,10 @@ def test_distance_is_zero_for_the_same_and_grows_with_every_difference() -> None
 
 
 def test_distances_count_steps_of_two_through_zero() -> None:
-    def slice_(begin: int, end: int) -> Workload:
-        return schedsearch.Workload("strided_slice", {"shape": {"x": [64]}, "begin": [begin], "end": [end]})
+    def padded(before: int) -> Workload:
+        return Workload("pad", {"x": [64], "before": [before], "after": [0]})
 
-    assert distance(slice_(0, 32), slice_(7, 32)) == 3.0
-    assert distance(slice_(-1, 64), slice_(-1, 64)) == 0.0
-    assert distance(slice_(-1, 64), slice_(-8, 64)) == distance(slice_(-8, 64), slice_(-1, 64)) > 0.0
+    assert distance(padded(0), padded(7)) == distance(padded(0), padded(-7)) == distance(padded(-1), padded(-15)) == 3.0
+    assert distance(padded(-3), padded(3)) == 4.0
+    softmax = [Workload("softmax", {"x": [rows, 100], "axis": -1}) for rows in (3, 7)]
+    assert distance(*softmax) == 1.0
