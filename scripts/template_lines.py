@@ -47,6 +47,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "matmul_simt": "matmul.cuda",
     "matmul_cpu": "matmul.cpu",
     "matmul_cpu_int8": "matmul.cpu",
+    "pool2d_planes_cuda": "pool2d.cuda_planes",
     "pool2d_cuda": "pool2d.cuda",
     "pool2d_cpu": "pool2d.cpu",
     "elementwise_cuda": "elementwise.cuda",

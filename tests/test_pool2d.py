@@ -22,12 +22,13 @@ from schedsearch.ops.layout import Layout
 from schedsearch.ops.pool2d import POOL2D
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import load_reference, load_template
-from schedsearch.templates.pool2d import cuda_kernel
+from schedsearch.templates.parts import planes
+from schedsearch.templates.pool2d import cuda_kernel, cuda_planes
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 
 IMAGE = {"n": 2, "c": 5, "h": 7, "w": 6, "r": 3, "s": 2}
-CUDA, CPU = load_template("pool2d_cuda"), load_template("pool2d_cpu")
+CUDA, CPU, PLANES = (load_template(f"pool2d_{name}") for name in ("cuda", "cpu", "planes_cuda"))
 GLOBAL = pool2d(n=32, c=2048, h=7, w=7, r=7, s=7, mode="average")
 
 
@@ -192,18 +193,53 @@ class TestCudaContract(TemplateContract):
         assert "8.0" in str(CUDA.validate(GLOBAL, turing))
 
 
+class TestCudaPlanesContract(TemplateContract):
+    template, target, compiled = PLANES, H200, 2
+    accepted = (
+        pool2d(n=32, c=64, h=112, w=112, r=3, s=3, stride=2, padding=1, layout="NCHW"),
+        GLOBAL.replace(layout="NCHW"),
+    )
+    refused = (
+        (GLOBAL, "NCHW"),
+        (pool2d(n=1, c=64, h=9, w=9, r=9, s=9, layout="NCHW"), "81 pixels"),
+        (pool2d(n=1, c=64, h=300, w=300, r=3, s=3, layout="NCHW"), "180000 bytes"),
+    )
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_an_emulated_kernel_is_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     workload = pool2d(**shape)
     arrays, expected = example(workload)
     space = CUDA.space(workload, H200)
     values = {knob.name: knob.values for knob in space.knobs}
-    tiled = Config(vector=values["vector"][-1], tile=values["tile"][-1], splits=1, threads=64)
-    shared = Config(vector=values["vector"][0], tile=1, splits=values["splits"][-1], threads=64)
+    most = {name: values[name][-1] for name in ("vector", "tile")}
+    tiled = next(each for rows in (2, 1) if not space.check(each := Config(**most, rows=rows, splits=1, threads=64)))
+    shared = Config(vector=values["vector"][0], rows=1, tile=1, splits=values["splits"][-1], threads=64)
     for config in {tiled, shared, default(CUDA, workload, H200)}:
         found = emulated(monkeypatch, CUDA, workload, arrays, config, cuda_kernel)
         rounding = 2e-7 if workload.mode == "average" and workload.dtype == "float32" else 0  # of the reciprocal
         np.testing.assert_allclose(found, expected, rtol=rounding, err_msg=str(dict(config)))
+
+
+IN_PLANES: list[dict[str, Any]] = [
+    dict(IMAGE, n=3, h=9, w=9, s=3, padding=1, stride=2, layout="NCHW"),
+    dict(IMAGE, mode="average", stride=(1, 2), padding=[1, 0, 2, 1], ceil_mode=True, layout="NCHW", dtype="float32"),
+    dict(IMAGE, c=8, h=9, dilation=(2, 3), padding=(1, 2), stride=2, dtype="bfloat16", layout="NCHW"),
+    dict(IMAGE, w=9, s=5, padding=(0, 4), stride=2, dtype="uint8", layout="NCHW"),
+    dict(n=3, c=11, h=5, w=5, r=5, s=5, mode="average", layout="NCHW"),
+]
+
+
+@pytest.mark.parametrize("shape", IN_PLANES, ids=str)
+def test_planes_in_shared_memory_are_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
+    """The last block has fewer planes than the others, and the last strip of a column fewer rows."""
+    workload = pool2d(**shape)
+    arrays, expected = example(workload)
+    space = PLANES.space(workload, H200)
+    several = Config(planes=space.knobs[0].values[0], rows=space.knobs[1].values[-1], threads=64)
+    for config in {several, default(PLANES, workload, H200)}:
+        found = emulated(monkeypatch, PLANES, workload, arrays, config, cuda_kernel, cuda_planes, planes)
+        np.testing.assert_allclose(found, expected, rtol=2e-7 if workload.dtype == "float32" else 0, err_msg=str(config))
 
 
 def test_defaults_share_windows_where_there_are_few() -> None:
@@ -213,18 +249,21 @@ def test_defaults_share_windows_where_there_are_few() -> None:
 
 
 def test_default_kernels_need_no_local_memory() -> None:
-    for workload in (TestCudaContract.accepted[0], GLOBAL):
+    average = pool2d(n=32, c=192, h=35, w=35, r=3, s=3, padding=1, mode="average")
+    assert dict(default(CUDA, average, H200)) == {"vector": 8, "rows": 2, "tile": 2, "splits": 1, "threads": 256}
+    for template, workload in ((CUDA, average), (CUDA, GLOBAL), (PLANES, TestCudaPlanesContract.accepted[0])):
         for target in (H200, PRESETS["a100"]):
-            resources = compile_source(CUDA.kernel(workload, target, default(CUDA, workload, target)), target).resources
+            source = template.kernel(workload, target, default(template, workload, target))
+            resources = compile_source(source, target).resources
             assert resources.local_bytes == resources.spill_bytes == 0, workload.label
 
 
 @pytest.mark.gpu
 def test_kernels_on_the_device(gpu: Any) -> None:
-    for shape in SHAPES:
+    for template, shape in [*((CUDA, each) for each in SHAPES), *((PLANES, each) for each in IN_PLANES)]:
         workload = pool2d(**shape)
         arrays, expected = example(workload)
-        np.testing.assert_allclose(on_cpu(gpu, CUDA, workload, arrays), expected, rtol=2e-7, err_msg=workload.label)
+        np.testing.assert_allclose(on_cpu(gpu, template, workload, arrays), expected, rtol=2e-7, err_msg=workload.label)
 
 
 # ---- ONNX

@@ -45,6 +45,7 @@ BUILT_IN = {
     "matmul_simt": "schedsearch.templates.matmul.cuda:MatmulSimt",
     "matmul_cpu": "schedsearch.templates.matmul.cpu:MatmulCpu",
     "matmul_cpu_int8": "schedsearch.templates.matmul.cpu:MatmulCpuInt8",
+    "pool2d_planes_cuda": "schedsearch.templates.pool2d.cuda_planes:Pool2dPlanesCuda",
     "pool2d_cuda": "schedsearch.templates.pool2d.cuda:Pool2dCuda",
     "pool2d_cpu": "schedsearch.templates.pool2d.cpu:Pool2dCpu",
     "elementwise_cuda": "schedsearch.templates.elementwise.cuda:ElementwiseCuda",

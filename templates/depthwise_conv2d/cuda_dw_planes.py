@@ -25,7 +25,6 @@ from schedsearch.templates.depthwise_conv2d.cuda_dw import SPLITS, SUMS
 from schedsearch.templates.depthwise_conv2d.cuda_pixels import SUM_BYTES, Blocks, Rounds
 from schedsearch.templates.depthwise_conv2d.cuda_planes import (
     PLANES,
-    copy_in_of,
     heights_of,
     plane_bytes_of,
     planes_problem,
@@ -40,8 +39,9 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
 )
 from schedsearch.templates.depthwise_conv2d.cuda_weight import REDUCE_THREADS, Reduction, block_sums, build_reduce
 from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES
-from schedsearch.templates.depthwise_conv2d.plane_text import Strip, add_products_strip, least_planes
+from schedsearch.templates.depthwise_conv2d.plane_text import Strip, add_products_strip
 from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts.planes import copy_in_of, least_planes
 from schedsearch.workload import Workload
 
 THREADS_OF_A_DEFAULT = (128, 256, 64, 32, 512)  # in the order of preference

@@ -40,11 +40,11 @@ from schedsearch.templates.depthwise_conv2d.plane_text import (
     copy_vector,
     correlate_strip,
     finish_strip,
-    least_planes,
     load_filter,
 )
 from schedsearch.templates.parts import ptx
 from schedsearch.templates.parts.epilogue import Epilogue
+from schedsearch.templates.parts.planes import copy_in_of, least_planes
 from schedsearch.templates.parts.stages import epilogue_problem
 from schedsearch.workload import Workload
 
@@ -276,19 +276,6 @@ def build_kernel(workload: Workload, planes: Planes, epilogue: Epilogue | None) 
 
     wait_all = ptx.cp_async_wait(0)
     return kernel
-
-
-def copy_in_of(threads: int) -> Callable[..., None]:
-    """`copy_in(shared, address, planes, thread, plane_bytes)`: asynchronous copies of the block's first `planes` planes."""
-    copy = ptx.cp_async(VECTOR_BYTES)
-
-    def copy_in(shared: Any, address: Any, planes: Any, thread: Any, plane_bytes: Any) -> None:
-        total = types.int32(planes * plane_bytes)
-        for chunk in range(types.int32(thread * VECTOR_BYTES), total, types.int32(threads * VECTOR_BYTES)):
-            nbytes = types.int32(min(types.int32(VECTOR_BYTES), types.int32(total - chunk)))
-            copy(types.uint32(shared + chunk), types.uint64(address + types.uint64(chunk)), nbytes)
-
-    return copy_in
 
 
 def _copy_out(threads: int, element: int) -> Callable[..., None]:

@@ -8,7 +8,6 @@ Source: PTX ISA, "Data Movement: ld.shared, st.shared".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,11 +205,6 @@ def bank_cycles(strip: Strip, threads: list[int]) -> float:
             rows = len(strip.rows) if kind is strip.source_pieces else strip.patch.tile_h
             cycles += rows * max(banks.values())
     return float(cycles)
-
-
-def least_planes(plane_elements: int, nbytes: int) -> int:
-    """The least number of planes that fill whole vectors of 16 bytes."""
-    return 16 // math.gcd(16, plane_elements * nbytes)
 
 
 def add_products_strip(strip: Strip) -> Callable[..., None]:

@@ -17,19 +17,21 @@ from schedsearch.templates.pool2d.cuda_kernel import Pool, shared_kernel, window
 from schedsearch.workload import Workload
 
 TILES = (1, 2, 4)
+ROWS = (1, 2, 4)
 SPLITS = (1, 2, 4, 8, 16, 32)
 THREADS = (64, 128, 256, 512)
 _MANY_TAPS = 16  # windows that threads may share
 _BUSY_THREADS = 1024  # of a multiprocessor, to hide the latency of memory
 _SHARED_BYTES = 48 << 10
 _MOST_SPAN = 32  # columns of x of a thread, which the compiler unrolls
+_MOST_PIXELS = 64  # of x of a thread with several rows, for the same reason
 
 
 class Pool2dCuda(Template):
     """Threads with a vector of channels each, or several threads for each window."""
 
     name = "pool2d_cuda"
-    version = 1
+    version = 2
     op = "pool2d"
     kind = "cuda"
 
@@ -46,19 +48,32 @@ class Pool2dCuda(Template):
         tiles = tuple(n for n in TILES if n == 1 or (n <= pool.columns.outputs and spans[n] <= _MOST_SPAN))
         knobs = (
             Knob("vector", _vectors(workload), "channels of a thread, neighbours in memory"),
+            Knob("rows", _rows(workload, pool), "neighbouring rows of y of a thread"),
             Knob("tile", tiles, "neighbouring pixels of a row of y of a thread"),
             Knob("splits", SPLITS if taps >= _MANY_TAPS else (1,), "threads of a block that share a window"),
             Knob("threads", THREADS, "threads of a block"),
         )
         rules = (
-            Constraint("threads that share a window have one pixel", lambda k: (k["tile"] == 1) | (k["splits"] == 1)),
+            Constraint(
+                "threads that share a window have one pixel", lambda k: (k["rows"] * k["tile"] == 1) | (k["splits"] == 1)
+            ),
+            Constraint(
+                f"threads with several rows load at most {_MOST_PIXELS} pixels",
+                lambda k: (k["rows"] == 1) | (k["loaded"] <= _MOST_PIXELS),
+            ),
             Constraint("sums fit in shared memory", lambda k: k["shared_bytes"] <= _SHARED_BYTES),
         )
-        return ConfigSpace(knobs, rules, {"shared_bytes": lambda k: (k["splits"] > 1) * k["threads"] * k["vector"] * 4})
+        derived = {
+            "shared_bytes": lambda k: (k["splits"] > 1) * (k["threads"] + k["threads"] // k["splits"]) * k["vector"] * 4,
+            "loaded": lambda k: (
+                ((k["rows"] - 1) * workload.stride[0] + workload.r) * ((k["tile"] - 1) * workload.stride[1] + extent)
+            ),
+        }
+        return ConfigSpace(knobs, rules, derived)
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
         """The widest loads. Threads share large windows until the device is busy; else they have two pixels where windows
-        overlap.
+        overlap, and as many rows where each row is part of three windows.
         """
         values = space.values
         vector = values["vector"][-1]
@@ -68,23 +83,30 @@ class Pool2dCuda(Template):
         splits = max(n for n in values["splits"] if n == 1 or (n < 2 * wanted and 2 * n <= taps))
         overlap = workload.s * workload.dilation[1] > workload.stride[1]
         tile = 2 if splits == 1 and 2 in values["tile"] and overlap and pool.items(2) >= 2 * busy else 1
-        threads = 256 if pool.items(tile) * splits >= 256 * 2 * target.sms else 64
-        return Config(vector=vector, tile=tile, splits=splits, threads=max(threads, 2 * splits))
+        thrice = workload.r >= 3 * workload.stride[0]
+        rows = 2 if tile == 2 and 2 in values["rows"] and thrice and pool.items(2, 2) >= busy else 1
+        threads = 256 if pool.items(tile, rows) * splits >= 256 * 2 * target.sms else 64
+        return Config(vector=vector, rows=rows, tile=tile, splits=splits, threads=max(threads, 2 * splits))
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """One element of y a thread."""
-        return Config(vector=1, tile=1, splits=1, threads=128)
+        return Config(vector=1, rows=1, tile=1, splits=1, threads=128)
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         pool, splits, threads = Pool.of(workload, config["vector"]), config["splits"], config["threads"]
         if splits > 1:
             function, blocks = shared_kernel(pool, splits, threads), -(-pool.items(1) // (threads // splits))
         else:
-            tile = config["tile"]
-            function, blocks = window_kernel(pool, tile, threads), -(-pool.items(tile) // threads)
+            rows, tile = config["rows"], config["tile"]
+            function, blocks = window_kernel(pool, rows, tile, threads), -(-pool.items(tile, rows) // threads)
         step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(blocks), threads)
         alignment = min(config["vector"] * pool.element_bytes, MOST_BYTES)
         return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), alignment))
+
+
+def _rows(workload: Workload, pool: Pool) -> tuple[int, ...]:
+    """Rows of y of a thread: one where taps are apart, because the rows between them would be loaded, too."""
+    return tuple(n for n in ROWS if n == 1 or (n <= pool.rows.outputs and workload.dilation[0] == 1))
 
 
 def _vectors(workload: Workload) -> tuple[int, ...]:

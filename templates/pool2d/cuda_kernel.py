@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numba import cuda, types
@@ -47,52 +47,63 @@ class Pool:
         """Vectors of a pixel."""
         return self.channels // self.vector
 
-    def items(self, tile: int) -> int:
-        """Threads, if each has `tile` neighbouring pixels of a row of y."""
-        return self.planes * self.rows.outputs * -(-self.columns.outputs // tile) * self.vectors
+    def items(self, tile: int, rows: int = 1) -> int:
+        """Threads, if each has `rows` x `tile` neighbouring pixels of y."""
+        return self.planes * -(-self.rows.outputs // rows) * -(-self.columns.outputs // tile) * self.vectors
 
 
-def window_kernel(pool: Pool, tile: int, threads: int) -> Callable[..., None]:
-    """The kernel (x, y) whose threads have `tile` neighbouring pixels of y each, and load the pixels of x that these share
-    once.
+def window_kernel(pool: Pool, tile_h: int, tile_w: int, threads: int) -> Callable[..., None]:
+    """The kernel (x, y) whose threads have `tile_h` x `tile_w` neighbouring pixels of y each, and load the pixels of x that
+    these share once. A row of x is combined along the windows' rows first, and then with each window that has it.
     """
     vector, element, words = pool.vector, pool.element_bytes, vectors.words_of(pool.dtype, pool.vector)
-    rows, columns, taps_h = pool.rows, pool.columns, pool.rows.taps
-    height, width, across = rows.size, columns.size, columns.outputs
-    stride_h, stride_w, step_h, step_w = rows.stride, columns.stride, rows.dilation, columns.dilation
-    extent = (columns.taps - 1) * step_w + 1
-    span, numbers = (tile - 1) * stride_w + extent, tile * vector
-    place, address = _place(pool, tile), _address(pool)
+    rows, columns = pool.rows, pool.columns
+    height, width, rows_out, across, channels = rows.size, columns.size, rows.outputs, columns.outputs, pool.channels
+    stride_h, stride_w, step_w = rows.stride, columns.stride, columns.dilation
+    extent_h, extent_w = (rows.taps - 1) * rows.dilation + 1, (columns.taps - 1) * step_w + 1
+    span_h, span_w = (tile_h - 1) * stride_h + extent_h, (tile_w - 1) * stride_w + extent_w
+    step_h = rows.dilation if tile_h == 1 else 1
+    in_row, numbers, row_words = tile_w * vector, tile_h * tile_w * vector, span_w * words
+    place, address = _place(pool, tile_h, tile_w), _address(pool)
     load, unpack = vectors.load(pool.dtype, vector), vectors.unpack(pool.dtype, vector)
-    outside, combine, first = _outside(pool), _combine(pool), _first(pool)
-    finish, items, top, left = _finish(pool), pool.items(tile), rows.before, columns.before
-    rows_out, channels = rows.outputs, pool.channels
+    outside, combine = _outside(pool), combination(pool)
+    finish, items, top, left = finishing(pool), pool.items(tile_w, tile_h), rows.before, columns.before
 
     def pool_windows(x, y) -> None:  # type: ignore[no-untyped-def]
         item = types.int64(cuda.blockIdx.x) * threads + types.int64(cuda.threadIdx.x)
         if item < items:
             found = cuda.local.array(numbers, types.float32)
-            word = cuda.local.array(words, types.uint32)
+            of_row = cuda.local.array(in_row, types.float32)
+            word = cuda.local.array(row_words, types.uint32)
             value = cuda.local.array(vector, types.float32)
             plane, row, column, channel = place(item)
-            for i in range(numbers):
-                found[i] = first
             h, w = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
-            for i in range(taps_h):
-                for j in range(span):
-                    at_h, at_w = types.int32(h + i * step_h), types.int32(w + j)
+            for i in range(0, span_h, step_h):
+                at_h = types.int32(h + i)
+                for j in range(span_w):
+                    at_w = types.int32(w + j)
                     inside = (at_h >= 0) & (at_h < height) & (at_w >= 0) & (at_w < width)
-                    load(word, 0, x + types.uint64(address(plane, at_h, at_w, channel)), inside)
-                    outside(word, inside)
-                    unpack(word, 0, value, 0)
-                    for t in range(tile):
-                        if 0 <= j - t * stride_w < extent and (j - t * stride_w) % step_w == 0:
+                    load(word, j * words, x + types.uint64(address(plane, at_h, at_w, channel)), inside)
+                    outside(word, j * words, inside)
+                for j in range(span_w):
+                    unpack(word, j * words, value, 0)
+                    for t in range(tile_w):
+                        tap = j - t * stride_w
+                        if 0 <= tap < extent_w and tap % step_w == 0:
                             for e in range(vector):
-                                found[t * vector + e] = combine(found[t * vector + e], value[e])
-            for t in range(tile):
-                if column + t < across:
-                    to = (((plane * rows_out + row) * across + column + t) * channels + channel) * element
-                    finish(found, t * vector, y + types.uint64(to), h, types.int32(w + t * stride_w))
+                                at = t * vector + e
+                                of_row[at] = combine(of_row[at], value[e]) if tap > 0 else value[e]
+                for u in range(tile_h):
+                    if 0 <= i - u * stride_h < extent_h:
+                        for e in range(in_row):
+                            at = u * in_row + e
+                            found[at] = combine(found[at], of_row[e]) if i > u * stride_h else of_row[e]
+            for u in range(tile_h):
+                for t in range(tile_w):
+                    if (row + u < rows_out) & (column + t < across):
+                        to = (((plane * rows_out + row + u) * across + column + t) * channels + channel) * element
+                        at_h, at_w = types.int32(h + u * stride_h), types.int32(w + t * stride_w)
+                        finish(found, u * in_row + t * vector, y + types.uint64(to), at_h, at_w)
 
     return pool_windows
 
@@ -101,16 +112,19 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
     """The kernel (x, y) in which `splits` threads of a block share each window, for few outputs with many pixels each."""
     vector, element, words = pool.vector, pool.element_bytes, vectors.words_of(pool.dtype, pool.vector)
     rows, columns = pool.rows, pool.columns
-    taps, taps_w, lanes, numbers = rows.taps * columns.taps, columns.taps, threads // splits, threads * vector
+    taps, taps_w, lanes = rows.taps * columns.taps, columns.taps, threads // splits
+    pitch = threads + lanes  # floats between the elements of a vector, so that threads that read several use all banks
+    numbers = pitch * vector
     height, width, rows_out, across, channels = rows.size, columns.size, rows.outputs, columns.outputs, pool.channels
     stride_h, stride_w, step_h, step_w = rows.stride, columns.stride, rows.dilation, columns.dilation
-    place, address = _place(pool, 1), _address(pool)
+    place, address = _place(pool, 1, 1), _address(pool)
     load, unpack = vectors.load(pool.dtype, vector), vectors.unpack(pool.dtype, vector)
-    combine, first = _combine(pool), _first(pool)
-    finish, items, top, left = _finish(pool), pool.items(1), rows.before, columns.before
+    combine, first = combination(pool), neutral(pool)
+    finish, items, top, left = finishing(replace(pool, vector=1)), pool.items(1), rows.before, columns.before
     in_flight = min(IN_FLIGHT, -(-taps // splits))
     held = words * in_flight
     along_channels = pool.vectors > 1  # neighbouring threads have neighbouring channels; else pixels
+    between_lanes, between_splits = (1, lanes) if along_channels else (splits, 1)
 
     def pool_shared(x, y) -> None:  # type: ignore[no-untyped-def]
         partial = cuda.shared.array(numbers, types.float32)
@@ -118,9 +132,7 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
         word = cuda.local.array(held, types.uint32)
         value = cuda.local.array(vector, types.float32)
         thread = types.int32(cuda.threadIdx.x)
-        lane, split = thread % lanes, thread // lanes
-        if not along_channels:
-            lane, split = thread // splits, thread % splits
+        lane, split = thread // between_lanes % lanes, thread // between_splits % splits
         item = types.int64(cuda.blockIdx.x) * lanes + lane
         plane, row, column, channel = place(min(item, types.int64(items - 1)))
         h, w = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
@@ -143,35 +155,32 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
                     if inside:
                         found[e] = combine(found[e], value[e])
         for e in range(vector):
-            partial[e * threads + thread] = found[e]
-        half = splits // 2
-        while half > 0:
-            cuda.syncthreads()
-            if split < half:
-                other = thread + (half * lanes if along_channels else half)
-                for e in range(vector):
-                    found[e] = combine(found[e], partial[e * threads + other])
-                    partial[e * threads + thread] = found[e]
-            half //= 2
-        if split == 0 and item < items:
-            to = (((plane * rows_out + row) * across + column) * channels + channel) * element
-            finish(found, 0, y + types.uint64(to), h, w)
+            partial[e * pitch + thread] = found[e]
+        cuda.syncthreads()
+        for e in range(split, vector, splits):
+            found[0] = first
+            for i in range(splits):
+                found[0] = combine(found[0], partial[e * pitch + lane * between_lanes + i * between_splits])
+            if item < items:
+                to = (((plane * rows_out + row) * across + column) * channels + channel + e) * element
+                finish(found, 0, y + types.uint64(to), h, w)
 
     return pool_shared
 
 
-def _place(pool: Pool, tile: int) -> Callable[[Any], Any]:
-    """item -> (plane, row, first column, first channel) of y."""
-    lanes, across, rows, vector = pool.vectors, -(-pool.columns.outputs // tile), pool.rows.outputs, pool.vector
+def _place(pool: Pool, tile_h: int, tile_w: int) -> Callable[[Any], Any]:
+    """item -> (plane, first row, first column, first channel) of y."""
+    lanes, vector = pool.vectors, pool.vector
+    across, rows = -(-pool.columns.outputs // tile_w), -(-pool.rows.outputs // tile_h)
 
     def place(item: Any) -> Any:
         rest = types.uint32(item)
         quotient = types.uint32(rest // types.uint32(lanes))
         channel = types.int64(rest - quotient * types.uint32(lanes)) * vector
         rest, quotient = quotient, types.uint32(quotient // types.uint32(across))
-        column = types.int32((rest - quotient * types.uint32(across)) * types.uint32(tile))
+        column = types.int32((rest - quotient * types.uint32(across)) * types.uint32(tile_w))
         plane = types.uint32(quotient // types.uint32(rows))
-        row = types.int32(quotient - plane * types.uint32(rows))
+        row = types.int32((quotient - plane * types.uint32(rows)) * types.uint32(tile_h))
         return types.int64(plane), row, column, channel
 
     return place
@@ -187,22 +196,23 @@ def _address(pool: Pool) -> Callable[..., Any]:
     return address
 
 
-def _outside(pool: Pool) -> Callable[[Any, Any], None]:
-    """`outside(words, inside)`: puts the number that changes nothing in the place of a pixel that is not `inside`."""
+def _outside(pool: Pool) -> Callable[[Any, Any, Any], None]:
+    """`outside(words, at, inside)`: puts the number that changes nothing in the place of a pixel that is not `inside`."""
     words, lowest = vectors.words_of(pool.dtype, pool.vector), _LOWEST[pool.dtype]
 
-    def lower(word: Any, inside: Any) -> None:
+    def lower(word: Any, at: Any, inside: Any) -> None:
         for i in range(words):
             if not inside:
-                word[i] = types.uint32(lowest)
+                word[at + i] = types.uint32(lowest)
 
-    def nothing(word: Any, inside: Any) -> None:
+    def nothing(word: Any, at: Any, inside: Any) -> None:
         pass
 
     return lower if pool.largest and (pool.rows.padded or pool.columns.padded) else nothing
 
 
-def _combine(pool: Pool) -> Callable[[Any, Any], Any]:
+def combination(pool: Pool) -> Callable[[Any, Any], Any]:
+    """`combine(a, b)` for kernels: the larger one of two numbers, or their sum."""
     larger = vectors.larger
 
     def largest(a: Any, b: Any) -> Any:
@@ -214,11 +224,12 @@ def _combine(pool: Pool) -> Callable[[Any, Any], Any]:
     return largest if pool.largest else total
 
 
-def _first(pool: Pool) -> Any:
+def neutral(pool: Pool) -> Any:
+    """The number that changes nothing when it is combined with another one."""
     return types.float32(-math.inf if pool.largest else 0.0)
 
 
-def _finish(pool: Pool) -> Callable[..., None]:
+def finishing(pool: Pool) -> Callable[..., None]:
     """`finish(found, at, address, h, w)`: divides the sums of the window that begins at (h, w), rounds and stores."""
     vector, words = pool.vector, vectors.words_of(pool.dtype, pool.vector)
     pack, store = vectors.pack(pool.dtype, vector), vectors.store(pool.dtype, vector)
