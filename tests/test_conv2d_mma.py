@@ -101,13 +101,13 @@ COMPILED: list[dict[str, Any]] = [
     dict(n=8, h=28, w=28, c=96, k=96, r=3, s=3, padding=1, groups=96, epilogue=("relu",)),
     dict(n=2**22, h=32, w=32, c=8, k=8, r=1, s=1),  # 2**32 pixels need 64-bit counts
 ]
-# Of which each target compiles every one, every third or the first; the contract tests compile a tail for an A100.
-SHAPES_EVERY = {"h200": 1, "b200": 3, "a100": len(COMPILED)}
+# The H200 compiles every one, the others the first; the contract tests compile a tail for an A100.
+SHAPES_OF = {"h200": COMPILED, "b200": COMPILED[:1], "a100": COMPILED[:1]}
 
 
 @pytest.mark.parametrize(
     ("target", "shape"),
-    [(target, shape) for name, target in PRESETS.items() for shape in COMPILED[:: SHAPES_EVERY[name]]],
+    [(target, shape) for name, target in PRESETS.items() for shape in SHAPES_OF[name]],
     ids=lambda value: value.name if isinstance(value, Target) else Workload.conv2d(**value).label,
 )
 def test_the_default_compiles_without_spills_or_local_memory(target: Target, shape: dict[str, Any]) -> None:
@@ -122,11 +122,11 @@ def test_the_default_compiles_without_spills_or_local_memory(target: Target, sha
     assert plan.arch == f"sm_{target.compute_capability[0]}{target.compute_capability[1]}"
 
 
-def test_sampled_configurations_of_a_common_shape_compile() -> None:
+def test_a_sampled_configuration_of_a_common_shape_compiles() -> None:
     workload = Workload.conv2d(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=("bias", "residual", "relu"))
-    for config in TEMPLATE.space(workload, H200).sample(2, np.random.default_rng(3)):
-        built = compile_source(TEMPLATE.kernel(workload, H200, config), H200)
-        assert built.resources.local_bytes == 0, config
+    (config,) = TEMPLATE.space(workload, H200).sample(1, np.random.default_rng(3))
+    built = compile_source(TEMPLATE.kernel(workload, H200, config), H200)
+    assert built.resources.local_bytes == 0, config
 
 
 def test_the_fast_path_is_made_of_tensor_core_and_asynchronous_copy_instructions() -> None:

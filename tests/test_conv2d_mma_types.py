@@ -259,6 +259,17 @@ def test_the_default_is_legal_and_its_grids_are_possible(w: Workload, target: Ta
         assert 1 <= step.grid.blocks(target.sms) <= MAX_GRID_X
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3"])
+@pytest.mark.parametrize(("k", "size"), [(64, 150), (128, 87), (256, 87)])
+def test_threads_of_a_default_that_copies_small_pieces_have_enough_registers(dtype: str, k: int, size: int) -> None:
+    """One channel is a piece, and split products and widened float8 take more registers than other fragments."""
+    layer = conv2d(n=1, h=size, w=size, c=1, k=k, r=3, s=3, dtype=dtype)
+    for target in PRESETS.values():
+        if TEMPLATE.validate(layer, target) is None:
+            space = TEMPLATE.space(layer, target)
+            assert space.check(TEMPLATE.default(layer, target, space)) == []
+
+
 def test_the_first_workloads_have_no_further_knobs() -> None:
     names = ["bm", "bn", "bk", "wm", "wn", "slices", "stages", "panel", "blocks_per_sm"]
     assert TEMPLATE.space(conv2d(**{**LAYER, "groups": 32}), H200).names == tuple(names)

@@ -161,8 +161,9 @@ def test_conv2d_simt_stores_every_form(monkeypatch: pytest.MonkeyPatch, form: di
     np.testing.assert_array_equal(y, numpy_conv2d(workload, arrays).astype(np.float32))
 
 
-@pytest.mark.parametrize("mode", ["DCR", "CRD"])
-@pytest.mark.parametrize("template, target", [(Conv2dWgmma(), H200), (Conv2dMma(), A100)], ids=["wgmma", "mma"])
+@pytest.mark.parametrize(
+    ("template", "target", "mode"), [(Conv2dWgmma(), H200, "DCR"), (Conv2dMma(), A100, "CRD")], ids=["wgmma", "mma"]
+)
 def test_the_kernels_compile_without_spills(template: Template, target: Any, mode: str) -> None:
     workload = Workload.conv2d(
         n=1, h=720, w=1280, c=64, k=128, r=3, s=3, padding=1, epilogue=["bias", "leaky_relu", shuffle(mode=mode)]

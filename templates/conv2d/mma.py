@@ -103,8 +103,8 @@ class Conv2dMma(Template):
         if gemm.piece_x == chunk:
             large = bm * bn >= 128 * 64 and gemm.mma.registers_per_word < 4
             wm, wn = min(bm, 64 if large else 32), min(bn, 32)
-        else:  # many small copies: with one row per thread they are unrolled, so their latencies overlap
-            wm, wn = 16, max(16, bn // 2)
+        else:
+            wm, wn = _warp_tile_of_small_copies(bm, bn, gemm.mma.registers_per_word)
         warps = (bm // wm) * (bn // wn)
         steps = ceil_div(gemm.kk, bk)
         # More warps hide the latency of a small tile with a long reduction.
@@ -125,6 +125,17 @@ class Conv2dMma(Template):
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         return source_of(workload, Plan.of(workload, config), config["blocks_per_sm"])
+
+
+def _warp_tile_of_small_copies(bm: int, bn: int, registers_per_word: int) -> tuple[int, int]:
+    """The tile of a warp that copies many small pieces. With one row per thread the copies are unrolled, so their latencies
+    overlap; so many threads must have enough registers for the parts of split products, and for float8 that is widened.
+    """
+    if bm * bn * registers_per_word >= 4 * 128 * 128:
+        return 64, 32
+    if bm == 128 and bn * registers_per_word >= 256:
+        return 32, 32
+    return 16, max(16, bn // 2)
 
 
 def source_of(workload: Workload, plan: Plan, blocks_per_sm: int) -> KernelSource:
