@@ -138,10 +138,13 @@ def functions() -> Net:
 
 
 def attention() -> Net:
-    """Softmax of a product, of images too, and LogSoftmax."""
+    """Softmax of a scaled product of parts, of images too, and LogSoftmax."""
     net = Net(2, 6, 8)
-    keys = net.node("Transpose", net.node("MatMul", "x", net.weight("k", 8, 8)), perm=[0, 2, 1])
-    scores = net.node("Mul", net.node("MatMul", "x", keys), net.numbers(0.35))
+    queries = net.node(
+        "Split", net.node("MatMul", "x", net.weight("k", 8, 16)), axis=-1, num_outputs=2, outputs=2, name="qk"
+    )
+    keys = net.node("Transpose", net.node("Mul", "qk.out1", net.weight("widths", 8)), perm=[0, 2, 1])
+    scores = net.node("Div", net.node("MatMul", queries, keys), net.numbers(2.8))
     mixed = net.node("MatMul", net.node("Softmax", scores), "x")
     image = net.node("Reshape", mixed, net.row(2, 4, 4, 3))
     net.results = [net.node("Softmax", image, axis=1), net.node("LogSoftmax", mixed, axis=1)]
@@ -244,6 +247,16 @@ def test_elementwise_nodes_are_one_kernel(tmp_path: Path) -> None:
     ]  # fmt: skip
     (node,) = lower(read_model(functions().save(tmp_path))).nodes
     assert isinstance(node, Node) and len(node.sources) == 19
+
+
+def test_a_product_is_scaled_by_the_kernel_that_makes_it(tmp_path: Path) -> None:
+    network = lower(read_model(attention().save(tmp_path)))
+    nodes = [node for node in network.nodes if isinstance(node, Node)]
+    assert [node.ways[0].op for node in nodes] == [
+        "dense", "strided_slice", "strided_slice", "elementwise", "transpose", "batch_matmul", "softmax", "batch_matmul",
+        "softmax", "softmax",
+    ]  # fmt: skip
+    assert [len(node.sources) for node in nodes if node.ways[0].op == "batch_matmul"] == [2, 1]
 
 
 def test_convolutions_store_into_slices_of_what_they_are_concatenated_to(tmp_path: Path) -> None:

@@ -141,6 +141,10 @@ def _problem(node: ir.Node) -> str:
     read = dtype_of(node.inputs[0]) if node.inputs and node.inputs[0] is not None else ""
     if read not in allowed:
         return f"{name_of(node)} reads {read or 'an unknown format'}; allowed: {', '.join(allowed)}"
+    if node.attributes.get_int("training_mode", 0):
+        return f"{name_of(node)} is in training mode; export the model for inference"
+    if node.attributes.get_int("block_size", 0):
+        return f"{name_of(node)} has scales of blocks; allowed: one scale, or one for each index along an axis"
     if (to := dtype_of(node.outputs[0])) not in made:
         return f"{name_of(node)} makes {to or 'an unknown format'}; allowed: {', '.join(made)}"
     return ""

@@ -55,6 +55,8 @@ def _float_stage(chain: Chain, node: ir.Node) -> _Found | None:
         return None if operands is None else ("scale_shift", dict(operands), {})
     if node.op_type == "Add":
         return _addition(chain, node)
+    if node.op_type in ("Mul", "Div"):
+        return _scaling(chain, node)
     return None
 
 
@@ -70,8 +72,31 @@ def _addition(chain: Chain, node: ir.Node) -> _Found | None:
     return ("residual", {"residual": other}, {}) if other.shape == chain.value.shape else None
 
 
+def _scaling(chain: Chain, node: ir.Node) -> _Found | None:
+    """A multiplication with a constant, or a division by one: a number, or one for each channel."""
+    first, second = inputs_of(node, 2)
+    other = second if first is chain.value else first
+    constant = constant_of(other)
+    if constant is None or not (constant.size == 1 or _is_per_channel(constant, chain)):
+        return None
+    if node.op_type == "Div" and (other is first or not constant.all()):
+        return None
+    factor = constant.ravel().astype(np.float64)
+    scale = np.broadcast_to((1 / factor if node.op_type == "Div" else factor).astype(np.float32), (chain.channels,))
+    name = name_of(node)
+    shift = np.zeros(chain.channels, np.float32)
+    operands: dict[str, Operand] = {
+        "scale": Constant(f"{name}.scale", "K", scale),
+        "shift": Constant(f"{name}.shift", "K", shift),
+    }
+    return "scale_shift", operands, {}
+
+
 def batch_norm_operands(node: ir.Node) -> dict[str, Constant] | None:
-    """`scale` and `shift` of a BatchNormalization for each channel; None if they are computed."""
+    """`scale` and `shift` of a BatchNormalization for each channel; None if they are computed, or in training mode from x
+    itself."""
+    if node.attributes.get_int("training_mode", 0):
+        return None
     parts = [constant_input(node, place) for place in range(1, 5)]
     if any(part is None for part in parts):
         return None

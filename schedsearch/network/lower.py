@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING
 from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.convolutions import CONVOLUTIONS
 from schedsearch.network.elementwise import ELEMENTWISE
-from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, extents_of, inputs_of, is_onnx, name_of
+from schedsearch.network.facts import (
+    FLOATS,
+    INTEGERS,
+    constant_input,
+    dtype_of,
+    extents_of,
+    inputs_of,
+    is_given,
+    is_onnx,
+    name_of,
+    number_of,
+)
 from schedsearch.network.graph import Constant, Network, Node, Value, View, axes_of
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.model import ModelError
@@ -36,6 +47,9 @@ SLICES = (*FLOATS, *INTEGERS)
 VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
 # Those before take nodes first.
 _FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, PRODUCTS, POOLS, SOFTMAXES, RESIZES, MOVEMENTS, ELEMENTWISE)
+TAKEN = frozenset(
+    {*VIEWS, "Split", *(op for family in _FAMILIES for op in family)}
+)  # operators of ONNX; Split becomes Slice
 _LAST_FIRST = (CONVOLUTIONS, PRODUCTS, ELEMENTWISE)
 
 
@@ -152,7 +166,7 @@ class _Graph:
             chain.nodes.sort(key=places.__getitem__)
             self.calls.append((last, self._node(chain)))
         for node, place in places.items():
-            if node.op_type in VIEWS and is_onnx(node) and self._is_known(node):
+            if node.op_type in VIEWS and is_onnx(node) and self._is_known(node) and not self._is_random(node):
                 self.taken.add(node)
                 self.calls.append((place, self._view(node)))
 
@@ -162,7 +176,7 @@ class _Graph:
         reasons: dict[str, str] = {}
         left = [node for node in reversed(graph) if node not in self.taken and not self._is_unread(node)]
         for node in reversed(left):
-            if node.op_type not in (*VIEWS, "Constant"):
+            if node.op_type not in (*VIEWS, "Constant") or node in self.reasons:
                 others.setdefault(node.op_type, []).append(name_of(node))
                 if reason := self._reason(node):
                     reasons.setdefault(node.op_type, reason)
@@ -237,6 +251,16 @@ class _Graph:
         return (
             value is not None and value.const_value is None and all(each is not None and each.is_static() for each in shapes)
         )
+
+    def _is_random(self, node: ir.Node) -> bool:
+        """Whether a Dropout is in training mode, or something reads its mask."""
+        if node.op_type != "Dropout":
+            return False
+        trains = is_given(node, 2) and number_of(constant_input(node, 2)) != 0.0
+        masks = any(list(mask.uses()) or mask.is_graph_output() for mask in node.outputs[1:])
+        if trains or masks:
+            self.reasons[node] = f"{name_of(node)} is in training mode or gives its mask; export the model for inference"
+        return trains or masks
 
     def _view(self, node: ir.Node) -> View:
         (before,) = inputs_of(node, 1)

@@ -155,10 +155,44 @@ def _folded(model: ir.Model) -> ir.Model:
     with _quiet():
         onnxscript.optimizer.optimize(model)
         model = rewrite(model, pattern_rewrite_rules=rules)
+    _without_splits(model)
     for node in model.graph:  # rules make new nodes, whose names say nothing
         if weight := _weight(node):
             node.name = names.get(weight.name, node.name)
     return model
+
+
+def _without_splits(model: ir.Model) -> None:
+    """Replaces each Split by a Slice for each of its results whose shape is known."""
+    import onnx_ir as ir
+
+    for node in list(model.graph):
+        if node.op_type != "Split" or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
+            continue
+        shapes = [value.shape for value in (node.inputs[0], *node.outputs)]
+        if any(shape is None or not shape.is_static() for shape in shapes):
+            continue
+        axis = node.attributes.get_int("axis", 0)
+        extents = [int(shape[axis]) for shape in shapes[1:] if shape is not None]
+        for place, old in enumerate(node.outputs):
+            start = sum(extents[:place])
+            ranges = {"starts": start, "ends": start + extents[place], "axes": axis}
+            constants = [_row(model, f"{old.name}.{name}", number) for name, number in ranges.items()]
+            result = ir.Value(name=old.name, type=old.type, shape=old.shape)
+            part = ir.Node("", "Slice", [node.inputs[0], *constants], outputs=[result], name=node.name)
+            model.graph.insert_before(node, part)
+            ir.convenience.replace_all_uses_with(old, part.outputs[0], replace_graph_outputs=True)
+        model.graph.remove(node)
+
+
+def _row(model: ir.Model, name: str, number: int) -> ir.Value:
+    """A constant list of one whole number."""
+    import onnx_ir as ir
+
+    tensor = ir.tensor([number], ir.DataType.INT64, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([1]), const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
 
 
 def _weight(node: ir.Node) -> ir.Value | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.epilogue import append_bias, float_stages, integer_stages
-from schedsearch.network.facts import FLOATS, INTEGERS, Array, dtype_of, extents_of, folded, inputs_of, is_given, name_of
+from schedsearch.network.epilogue import append_bias, append_requantise, float_stages, integer_stages
+from schedsearch.network.facts import FLOATS, INTEGERS, Array, dtype_of, extents_of, folded, inputs_of, name_of
 from schedsearch.network.graph import Constant
 from schedsearch.network.quantised import Quantised, converted_from
 
@@ -19,14 +22,13 @@ if TYPE_CHECKING:
 def _gemm(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     read = node.attributes
     weight = inputs_of(node, 2)[1]
-    if read.get_int("transA", 0) or folded(weight) is None:
+    matrix = folded(weight)
+    if read.get_int("transA", 0) or matrix is None:
         return (
             f"{name_of(node)} has a first factor that is transposed, or a second that is computed; allowed: x and a constant"
         )
-    alpha, beta = read.get_float("alpha", 1.0), read.get_float("beta", 1.0)
-    if alpha != 1.0 or (beta != 1.0 and is_given(node, 2)):
-        return f"{name_of(node)} has alpha {alpha} and beta {beta}; allowed: 1"
-    return _dense(node, "NK" if read.get_int("transB", 0) else "KN", taken)
+    factors = read.get_float("alpha", 1.0), read.get_float("beta", 1.0)
+    return _dense(node, "NK" if read.get_int("transB", 0) else "KN", taken, factors)
 
 
 def _matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
@@ -39,40 +41,89 @@ def _matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     return _batch_matmul(node, x, weight, taken)
 
 
-PRODUCTS: Mapping[str, Read] = {"Gemm": _gemm, "MatMul": _matmul}
+def _qlinear_matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    values = inputs_of(node, 8)
+    x, weight = Quantised.of(node, values[0], 1, 2), Quantised.of(node, values[3], 4, 5)
+    y = Quantised.of(node, node.outputs[0], 6, 7)
+    chain = _integer_chain(node, "KN", x, weight)
+    if isinstance(chain, str):
+        return chain
+    if x.scale is None or weight.scale is None or y.scale is None or y.zero_point is None or y.dtype not in INTEGERS:
+        return f"{name_of(node)} has a scale or zero point that is computed or differs; allowed: constants"
+    append_requantise(chain, x.scale * weight.scale, y)
+    return chain
 
 
-def _dense(node: ir.Node, axes: str, taken: set[ir.Node]) -> Chain | str:
-    """A dense layer with a constant weight of these axes, quantised if both factors are."""
+def _matmul_integer(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    x, weight = inputs_of(node, 2)
+    return _integer_chain(node, "KN", Quantised.of(node, x, None, 2), Quantised.of(node, weight, None, 3))
+
+
+PRODUCTS: Mapping[str, Read] = {
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "QLinearMatMul": _qlinear_matmul,
+    "MatMulInteger": _matmul_integer,
+}
+
+
+def _dense(node: ir.Node, axes: str, taken: set[ir.Node], factors: tuple[float, float] = (1.0, 1.0)) -> Chain | str:
+    """A dense layer with a constant weight of these axes, quantised if both factors are.
+
+    Args:
+        factors: of the product, and of the bias; they become part of the constants.
+    """
     x, weight = inputs_of(node, 2)
     of_x, of_weight = converted_from(x), converted_from(weight)
     if of_x is not None and of_weight is not None:
+        if factors != (1.0, 1.0):
+            return f"{name_of(node)} is quantised and has alpha {factors[0]} and beta {factors[1]}; allowed: 1"
         return _quantised_dense(node, axes, of_x, of_weight, taken)
     if (dtype := dtype_of(x)) not in FLOATS:
         return f"{name_of(node)} is {dtype}; allowed: {', '.join((*FLOATS, *INTEGERS))}"
     matrix = folded(weight)
     assert matrix is not None
-    chain = _chain(node, axes, x, str(weight.name), matrix, {"dtype": dtype})
+    chain = _chain(node, axes, x, *_scaled(str(weight.name), matrix, factors[0]), {"dtype": dtype})
     if problem := append_bias(chain, node, 2):
         return problem
+    if isinstance(bias := chain.arguments.get("bias"), Constant):
+        name, array = _scaled(bias.name, bias.array, factors[1])
+        chain.arguments["bias"] = replace(bias, name=name, array=array)
     float_stages(chain, taken)
     return chain
 
 
+def _scaled(name: str, array: Array, factor: float) -> tuple[str, Array]:
+    """A constant times a factor, with a name that says so."""
+    return (name, array) if factor == 1.0 else (f"{name} * {factor:g}", array * np.float32(factor))
+
+
 def _quantised_dense(node: ir.Node, axes: str, x: Quantised, weight: Quantised, taken: set[ir.Node]) -> Chain | str:
+    chain = _integer_chain(node, axes, x, weight)
+    if isinstance(chain, str):
+        return chain
+    if x.scale is None or weight.scale is None:
+        return f"{name_of(node)} has a scale that is computed; allowed: constants"
+    if problem := append_bias(chain, node, 2, scale := x.scale * weight.scale):
+        return problem
+    integer_stages(chain, scale, taken)
+    return chain
+
+
+def _integer_chain(node: ir.Node, axes: str, x: Quantised, weight: Quantised) -> Chain | str:
+    """A dense layer of whole numbers without its epilogue."""
     matrix = folded(weight.value)
-    if matrix is None or x.scale is None or weight.scale is None or x.zero_point is None or weight.zero_point is None:
-        return f"{name_of(node)} has a weight, scale or zero point that is computed or differs; allowed: constants"
-    if x.dtype not in INTEGERS or weight.dtype not in INTEGERS or x.scale.size > 1:
+    if matrix is None or matrix.ndim != 2 or len(extents_of(node, x.value)) < 2:
+        return f"{name_of(node)} multiplies by a weight that is computed, or not a matrix; allowed: a constant matrix"
+    if x.zero_point is None or weight.zero_point is None:
+        return f"{name_of(node)} has a zero point that is computed or differs; allowed: one constant"
+    if x.dtype not in INTEGERS or weight.dtype not in INTEGERS or (x.scale is not None and x.scale.size > 1):
         return f"{name_of(node)} is of {x.dtype} and {weight.dtype}; allowed: {', '.join(INTEGERS)} with one scale of x"
     zero_points = {"x": x.zero_point, "weight": weight.zero_point}
     params: dict[str, Any] = {"dtype": x.dtype, "weight_dtype": weight.dtype}
     params["zero_points"] = [name for name, zero_point in zero_points.items() if zero_point]
     chain = _chain(node, axes, x.value, str(weight.value.name), matrix, params)
     chain.scalars |= {f"{name}_zero_point": zero_points[name] for name in params["zero_points"]}
-    if problem := append_bias(chain, node, 2, scale := x.scale * weight.scale):
-        return problem
-    integer_stages(chain, scale, taken)
     return chain
 
 

@@ -1,0 +1,120 @@
+"""ONNX's own node cases of every operator that lowering takes: what the lowered network computes, by the references.
+
+A case agrees with ONNX's result, or is refused for a reason that its operator has here or for its format.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+import onnx_ir  # noqa: E402
+
+from schedsearch.network.elementwise import ELEMENTWISE  # noqa: E402
+from schedsearch.network.evaluate import evaluate  # noqa: E402
+from schedsearch.network.lower import TAKEN, lower  # noqa: E402
+from schedsearch.network.model import ModelError, simplified  # noqa: E402
+
+COMPUTED = {*ELEMENTWISE, "Concat", "MatMul"} - {"Clip", "BatchNormalization", "QuantizeLinear", "DequantizeLinear", "Pow"}
+"""Operators of which all inputs are inputs of the network; of others it is the first, and the rest are constants."""
+FORMATS = r"(reads|makes|is) (an unknown format|\w+); allowed: "
+REFUSED: Mapping[str, str] = {
+    "AveragePool": "has [13] spatial dimensions",
+    "BatchNormalization": "in training mode",
+    "Clip": "is computed, where only a constant",
+    "ConvInteger": "zero point that is computed or differs",
+    "DequantizeLinear": "scales of blocks",
+    "Dropout": "in training mode or gives its mask|ConstantOfShape",
+    "Gelu": "is computed, where only a constant",  # by tanh
+    "Gemm": r"bias of shape \[3, 4\]|first factor that is transposed",
+    "Identity": "of unknown rank",  # a sequence
+    "MatMul": "multiplies .* by .*; allowed: (two computed arrays|equal batches)",
+    "MaxPool": "has [13] spatial dimensions|the places of the largest pixels",
+    "Pad": "has mode (edge|reflect|wrap)",
+    "Pow": "is computed, where only a constant",
+    "QLinearMatMul": "computed, or not a matrix",
+    "QuantizeLinear": "scales of blocks",
+    "ReduceMean": "allowed: height and width",  # no case has these axes
+    "Resize": "is (cubic|linear|nearest), .*; allowed: nearest or linear|align_corners and scales",
+    "Split": "a whole number of at least 1, got",  # of nothing
+}
+
+
+def cases() -> dict[str, list[Any]]:
+    """The cases of one node, by operator. To build those of all operators takes ten seconds."""
+    from onnx.backend.test import loader
+
+    def some(package: Any) -> None:
+        taken = {op.lower() for op in TAKEN}
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.name.replace("_", "") in taken:
+                importlib.import_module(f"{package.__name__}.{module.name}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "import_recursive", some)
+        found: dict[str, list[Any]] = {op: [] for op in sorted(TAKEN)}
+        with np.errstate(over="ignore"):  # of casts to shorter formats
+            every = loader.load_model_tests(kind="node")
+        for case in every:
+            nodes = case.model.graph.node
+            if len(nodes) == 1 and nodes[0].op_type in found and not nodes[0].domain:
+                found[nodes[0].op_type].append(case)
+        return found
+
+
+CASES = cases()
+
+
+def array_of(value: Any) -> Any:
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
+def model_of(case: Any) -> tuple[Any, dict[str, Any]]:
+    """The model with constants where operators want them, and its inputs."""
+    op = case.model.graph.node[0].op_type
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    ((given, _),) = case.data_sets
+    named = {each.name: value for each, value in zip(case.model.graph.input, given)}
+    count = len(named) if op in COMPUTED else 1
+    inputs = dict(list(named.items())[:count])
+    for name, value in list(named.items())[count:]:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array_of(value), name))
+    kept = [each for each in model.graph.input if each.name in inputs]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return model, inputs
+
+
+def agreeing(op: str) -> Iterator[str]:
+    """The names of cases that are not refused; asserts that they agree, and why others are refused."""
+    for case in CASES[op]:
+        model, inputs = model_of(case)
+        try:
+            network = lower(simplified(onnx_ir.from_proto(model), case.name))
+        except ModelError as error:
+            assert re.search(f"{FORMATS}|{REFUSED.get(op, '^$')}", str(error)), f"{case.name}: {error}"
+            continue
+        values = evaluate(network, {name: array_of(value) for name, value in inputs.items()})
+        ((_, outputs),) = case.data_sets
+        for name, output in zip(network.outputs, outputs, strict=True):
+            wanted = array_of(output)
+            found = values[name].reshape(wanted.shape).astype(np.float64)
+            np.testing.assert_allclose(
+                found, wanted.astype(np.float64), rtol=case.rtol, atol=max(case.atol, 1e-6), err_msg=case.name
+            )
+        yield case.name
+
+
+@pytest.mark.parametrize("op", sorted(CASES))
+def test_the_cases_of_onnx_agree_or_are_refused_with_a_reason(op: str) -> None:
+    assert bool(list(agreeing(op))) == (op != "ReduceMean"), f"all {len(CASES[op])} cases are refused"
