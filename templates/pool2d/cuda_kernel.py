@@ -58,13 +58,14 @@ def window_kernel(pool: Pool, tile_h: int, tile_w: int, threads: int) -> Callabl
     """
     vector, element, words = pool.vector, pool.element_bytes, vectors.words_of(pool.dtype, pool.vector)
     rows, columns = pool.rows, pool.columns
-    height, width, rows_out, across, channels = rows.size, columns.size, rows.outputs, columns.outputs, pool.channels
+    width, rows_out, across, channels = columns.size, rows.outputs, columns.outputs, pool.channels
     stride_h, stride_w, step_w = rows.stride, columns.stride, columns.dilation
     extent_h, extent_w = (rows.taps - 1) * rows.dilation + 1, (columns.taps - 1) * step_w + 1
     span_h, span_w = (tile_h - 1) * stride_h + extent_h, (tile_w - 1) * stride_w + extent_w
     step_h = rows.dilation if tile_h == 1 else 1
+    pixel = channels * element  # bytes
     in_row, numbers, row_words = tile_w * vector, tile_h * tile_w * vector, span_w * words
-    place, address = _place(pool, tile_h, tile_w), _address(pool)
+    place, address, contains = _place(pool, tile_h, tile_w), _address(pool), _contains(pool, tile_h, tile_w)
     load, unpack = vectors.load(pool.dtype, vector), vectors.unpack(pool.dtype, vector)
     outside, combine = _outside(pool), combination(pool)
     finish, items, top, left = finishing(pool), pool.items(tile_w, tile_h), rows.before, columns.before
@@ -78,12 +79,11 @@ def window_kernel(pool: Pool, tile_h: int, tile_w: int, threads: int) -> Callabl
             value = cuda.local.array(vector, types.float32)
             plane, row, column, channel = place(item)
             h, w = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
+            corner = x + types.uint64(address(plane, h, w, channel))
             for i in range(0, span_h, step_h):
-                at_h = types.int32(h + i)
                 for j in range(span_w):
-                    at_w = types.int32(w + j)
-                    inside = (at_h >= 0) & (at_h < height) & (at_w >= 0) & (at_w < width)
-                    load(word, j * words, x + types.uint64(address(plane, at_h, at_w, channel)), inside)
+                    inside = contains(h + i, w + j)
+                    load(word, j * words, types.uint64(corner + types.uint64((i * width + j) * pixel)), inside)
                     outside(word, j * words, inside)
                 for j in range(span_w):
                     unpack(word, j * words, value, 0)
@@ -115,11 +115,11 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
     taps, taps_w, lanes = rows.taps * columns.taps, columns.taps, threads // splits
     pitch = threads + lanes  # floats between the elements of a vector, so that threads that read several use all banks
     numbers = pitch * vector
-    height, width, rows_out, across, channels = rows.size, columns.size, rows.outputs, columns.outputs, pool.channels
+    width, rows_out, across, channels = columns.size, rows.outputs, columns.outputs, pool.channels
     stride_h, stride_w, step_h, step_w = rows.stride, columns.stride, rows.dilation, columns.dilation
-    place, address = _place(pool, 1, 1), _address(pool)
+    place, address, contains, pixel = _place(pool, 1, 1), _address(pool), _contains(pool, 1, 1), channels * element
     load, unpack = vectors.load(pool.dtype, vector), vectors.unpack(pool.dtype, vector)
-    combine, first = combination(pool), neutral(pool)
+    outside, combine, first = _outside(pool), combination(pool), neutral(pool)
     finish, items, top, left = finishing(replace(pool, vector=1)), pool.items(1), rows.before, columns.before
     in_flight = min(IN_FLIGHT, -(-taps // splits))
     held = words * in_flight
@@ -131,29 +131,28 @@ def shared_kernel(pool: Pool, splits: int, threads: int) -> Callable[..., None]:
         found = cuda.local.array(vector, types.float32)
         word = cuda.local.array(held, types.uint32)
         value = cuda.local.array(vector, types.float32)
-        thread = types.int32(cuda.threadIdx.x)
-        lane, split = thread // between_lanes % lanes, thread // between_splits % splits
+        thread = types.uint32(cuda.threadIdx.x)
+        lane = types.int32(thread // types.uint32(between_lanes) % types.uint32(lanes))
+        split = types.int32(thread // types.uint32(between_splits) % types.uint32(splits))
         item = types.int64(cuda.blockIdx.x) * lanes + lane
         plane, row, column, channel = place(min(item, types.int64(items - 1)))
         h, w = types.int32(row * stride_h - top), types.int32(column * stride_w - left)
+        corner = x + types.uint64(address(plane, h, w, channel))
         for e in range(vector):
             found[e] = first
         for tap in range(split, taps, splits * in_flight):
             for i in range(in_flight):
-                number = types.int32(tap + i * splits)
-                at_h = types.int32(h + number // taps_w * step_h)
-                at_w = types.int32(w + number % taps_w * step_w)
-                inside = (number < taps) & (at_h >= 0) & (at_h < height) & (at_w >= 0) & (at_w < width)
-                load(word, i * words, x + types.uint64(address(plane, at_h, at_w, channel)), inside)
+                number = types.uint32(tap + i * splits)
+                quotient = types.uint32(number // types.uint32(taps_w))
+                down = types.int32(quotient * types.uint32(step_h))
+                right = types.int32((number - quotient * types.uint32(taps_w)) * types.uint32(step_w))
+                inside = (number < taps) & contains(h + down, w + right)
+                load(word, i * words, types.uint64(corner + types.uint64(types.int64(down * width + right) * pixel)), inside)
+                outside(word, i * words, inside)
             for i in range(in_flight):
-                number = types.int32(tap + i * splits)
-                at_h = types.int32(h + number // taps_w * step_h)
-                at_w = types.int32(w + number % taps_w * step_w)
-                inside = (number < taps) & (at_h >= 0) & (at_h < height) & (at_w >= 0) & (at_w < width)
                 unpack(word, i * words, value, 0)
                 for e in range(vector):
-                    if inside:
-                        found[e] = combine(found[e], value[e])
+                    found[e] = combine(found[e], value[e])
         for e in range(vector):
             partial[e * pitch + thread] = found[e]
         cuda.syncthreads()
@@ -196,6 +195,20 @@ def _address(pool: Pool) -> Callable[..., Any]:
     return address
 
 
+def _contains(pool: Pool, tile_h: int, tile_w: int) -> Callable[[Any, Any], Any]:
+    """`contains(row, column)`: whether x has this pixel, among those that threads with `tile_h` x `tile_w` pixels load."""
+    height, width = pool.rows.size, pool.columns.size
+    check_rows = pool.rows.padded or pool.rows.outputs % tile_h > 0
+    check_columns = pool.columns.padded or pool.columns.outputs % tile_w > 0
+
+    def contains(row: Any, column: Any) -> Any:
+        in_rows = ((row >= 0) & (row < height)) if check_rows else True
+        in_columns = ((column >= 0) & (column < width)) if check_columns else True
+        return in_rows & in_columns
+
+    return contains
+
+
 def _outside(pool: Pool) -> Callable[[Any, Any, Any], None]:
     """`outside(words, at, inside)`: puts the number that changes nothing in the place of a pixel that is not `inside`."""
     words, lowest = vectors.words_of(pool.dtype, pool.vector), _LOWEST[pool.dtype]
@@ -208,7 +221,7 @@ def _outside(pool: Pool) -> Callable[[Any, Any, Any], None]:
     def nothing(word: Any, at: Any, inside: Any) -> None:
         pass
 
-    return lower if pool.largest and (pool.rows.padded or pool.columns.padded) else nothing
+    return lower if pool.largest else nothing
 
 
 def combination(pool: Pool) -> Callable[[Any, Any], Any]:
