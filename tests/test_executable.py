@@ -292,6 +292,7 @@ def _change(path: Path, statement: str, *values: Any) -> None:
         ("UPDATE weight SET data = zeroblob(length(data))", DatabaseError, "does not match its checksum"),
         ("DELETE FROM weight", DatabaseError, "part 0 is missing"),
         ("DELETE FROM code", DatabaseError, "table code, .*: it is missing"),
+        ("UPDATE executable SET target = 'cuda:sm_90:132:NVIDIA H200'", DatabaseError, "its program is for cpu"),
         ("DELETE FROM executable", DatabaseError, "0 rows; it must have one"),
         ("UPDATE executable SET version = 2", SchemaVersionError, "knows up to 1; upgrade schedsearch"),
     ],
@@ -323,6 +324,8 @@ def test_files_that_are_no_executable_are_refused(path: Path, tmp_path: Path) ->
     sqlite3.connect(tmp_path / "other.ssx").execute("CREATE TABLE a (b)").connection.close()
     with pytest.raises(DatabaseError, match="not an executable of schedsearch"):
         load(tmp_path / "other.ssx")
+    with pytest.raises(UsageError, match=r"path is of type int; give the path of a model\.ssx"):
+        load(5)  # type: ignore[arg-type]
 
 
 def test_saving_replaces_executables_only(executable: Executable, path: Path, tmp_path: Path) -> None:

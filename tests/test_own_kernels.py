@@ -318,6 +318,50 @@ def test_a_kernel_of_blocks_is_refused_on_a_cpu() -> None:
         module.matmul.tune(*module.SHAPES, target="cpu", trials=1, db="unused.db")
 
 
+def test_arrays_of_the_host_are_refused_by_a_kernel_with_shared_memory(tmp_path: Path) -> None:
+    def reversed_blocks(x, y, *, threads):  # type: ignore[no-untyped-def]
+        shared = cuda.shared.array(threads, np.float32)
+        i = cuda.grid(1)
+        shared[cuda.threadIdx.x] = x[i]
+        cuda.syncthreads()
+        y[i] = shared[threads - 1 - cuda.threadIdx.x]
+
+    kernel = declared(reversed_blocks, knobs={"threads": (64,)}, grid=lambda x, k: x.size // k.threads, db=tmp_path / "a.db")
+    x = np.zeros(64, np.float32)
+    with pytest.raises(
+        schedsearch.SchedsearchError, match=r"reversed_blocks uses cuda\.shared;.* call it with arrays there"
+    ):
+        kernel(x, np.empty_like(x))
+
+
+def test_a_lambda_may_be_the_kernel(tmp_path: Path) -> None:
+    def store(x, y, i):  # type: ignore[no-untyped-def]
+        if i < x.size:
+            y[i] = FACTOR * x[i]
+
+    kernel = declared(
+        lambda x, y: store(x, y, cuda.grid(1)), knobs={"threads": (64, 128)}, grid=lambda x, k: -(-x.size // k.threads),
+        db=tmp_path / "a.db",
+    )  # fmt: skip
+    x = np.arange(100, dtype=np.float32)
+    y = np.empty_like(x)
+    kernel(x, y)
+    np.testing.assert_array_equal(y, FACTOR * x)
+
+
+def test_an_undeclared_write_is_found_without_the_source(tmp_path: Path) -> None:
+    scope = {"cuda": cuda}
+    exec("def spoil(x, y):\n    i = cuda.grid(1)\n    if i < x.size:\n        y[i] = 2 * x[i]\n        x[i] = 0", scope)
+    kernel = declared(
+        scope["spoil"], knobs={"threads": (64,)}, grid=lambda x, k: -(-x.size // k.threads), reference=lambda x: 2 * x,
+        db=tmp_path / "a.db",
+    )  # fmt: skip
+    x = np.ones(100, np.float32)
+    with pytest.raises(schedsearch.errors.WrongResultError, match="changed, the first in argument 'x'"):
+        kernel(x, np.empty_like(x))
+    np.testing.assert_array_equal(x, 1)
+
+
 def test_records_of_an_unknown_source_are_passed_over_when_records_are_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

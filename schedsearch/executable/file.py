@@ -9,13 +9,14 @@ from typing import overload
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
-from schedsearch.errors import DatabaseError, DeviceError, PlanError
+from schedsearch.errors import DatabaseError, DeviceError, PlanError, UsageError
 from schedsearch.executable.net import Net
 from schedsearch.executable.program import Program
 from schedsearch.executable.run import Parts
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
 from schedsearch.target import Target
+from schedsearch.text import quoted
 
 
 def save(parts: Parts, path: str | os.PathLike[str]) -> None:
@@ -38,6 +39,7 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
         target: the device, as `schedsearch.detect` takes it; auto: the one that the file is for.
 
     Raises:
+        UsageError: `path` is not a path.
         UntrustedDatabaseError: this machine did not build the file, and its user did not trust it
             (`schedsearch records trust FILE`).
         DatabaseError: no such file, or it is damaged or not an executable.
@@ -47,6 +49,8 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
         >>> with schedsearch.load("model.ssx") as net:
         ...     y = net(x)
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"path is of type {type(path).__name__}; give the path of a model.ssx")
     stored = Stored(Path(path))
     kind = stored.program.target.partition(":")[0]
     if isinstance(target, str):
@@ -66,8 +70,13 @@ class Stored:
         """Raises UntrustedDatabaseError or DatabaseError, as `load` does."""
         self.path = path
         with executables.ExecutableFile(path) as file:
-            text = file.program
+            text, named = file.program, file.target
         self.program = Program.from_json(text)
+        if named != self.program.target:
+            raise DatabaseError(
+                f"{path} was changed: it names the device {quoted(named)}, but its program is for {self.program.target}; "
+                "restore it from a copy, or build it again: schedsearch build MODEL.onnx"
+            )
 
     @property
     def artifacts(self) -> Mapping[str, Artifact]:
