@@ -228,7 +228,7 @@ class Ours:
         return {**found, "tuning_s": round(time.perf_counter() - started, 1)}
 
     def plans(self, ends: float) -> dict[str, Any]:
-        """The best plan and the baselines, each run unless it equals one before."""
+        """The best plan, and the baselines until the time ends, each run unless it equals one before."""
         with self.costs() as costs:
             started = time.perf_counter()
             best = best_plan(self.network, costs)
@@ -311,7 +311,7 @@ def measure(case: str, options: argparse.Namespace, ends: float, share_s: float,
                 print(f"{case}: hot {found['untuned']['hot_us']:.1f} us before tuning", flush=True)
             tune_s = share_s - (time.monotonic() - begun) - AFTER_TUNING_S if options.tune is None else options.tune
             found |= ours.tune(min(tune_s, ends - time.monotonic() - AFTER_TUNING_S))
-            found |= ours.plans(ends)
+            found |= ours.plans(min(ends, begun + share_s))
             keep(found)
         finally:
             if peer is not None:
