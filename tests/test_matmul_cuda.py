@@ -177,7 +177,6 @@ def test_forms_are_exact(number: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", CASES)
-def test_recorded_cases_are_exact(shared: Path, family: str) -> None:
-    for workload in dict.fromkeys(cases(shared, [family])):
-        check_on_gpu(workload)
+@pytest.mark.parametrize(("family", "number"), [(name, number) for name, count in CASES.items() for number in range(count)])
+def test_recorded_cases_are_exact(shared: Path, family: str, number: int) -> None:
+    check_on_gpu(cases(shared, [family])[number])
