@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
 
+from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
+from schedsearch.measure.verify import verify_once
 from schedsearch.ops.dtypes import decode, dtype, encode
 from schedsearch.target import PRESETS
 from schedsearch.template import Template
@@ -43,6 +45,17 @@ def on_cpu(device: CpuDevice, template: Template, workload: Workload, arrays: Ma
     source = template.kernel(workload, device.target, config)
     found = run_on_cpu(device, source, stored(workload, arrays), {"y": (output.shape, dtype(output.dtype).storage)})["y"]
     return decode(found, output.dtype)
+
+
+def verdict(device: CpuDevice, template: Template, workload: Workload, computed: Workload | None = None) -> str | None:
+    """What verification says of the default kernel of a workload, or of the one that was made for `computed`."""
+    made_for = computed or workload
+    source = template.kernel(made_for, device.target, default(template, made_for, device.target))
+    kernel = device.load(compile_source(source, device.target).artifact)
+    try:
+        return verify_once(device, workload, kernel)
+    finally:
+        kernel.close()
 
 
 def emulated(

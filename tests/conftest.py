@@ -12,6 +12,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from schedsearch.device import open_device
+from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.target import Target
 
@@ -88,6 +90,22 @@ def torch() -> Any:
 def kernel_tuner_package() -> Any:
     """The package kernel_tuner. Tests that take it are integrations."""
     return pytest.importorskip("kernel_tuner", reason="needs kernel_tuner: make test-integrations installs it")
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CpuDevice]:
+    """This machine's CPU, on which a test runs kernels."""
+    opened = CpuDevice(detect("cpu"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Any]:
+    """The first GPU, on which a test runs kernels."""
+    opened = open_device(detect("cuda"))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,6 @@ from schedsearch.testing.template_contract import TemplateContract
 
 CPU = DataMovementCpu()
 DTYPES = ("int8", "bfloat16", "float32")
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CpuDevice]:
-    opened = CpuDevice(schedsearch.detect("cpu"))
-    yield opened
-    opened.close()
 
 
 def random_workload(rng: np.random.Generator) -> Workload:

@@ -6,7 +6,6 @@ Cases of Pad with another mode than constant are refused by name, as there is no
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from conv2d_support import run_on_cpu as run
 from test_data_movement import defined, moved
 
-import schedsearch
 from schedsearch import Workload, concat, depth_to_space, pad, space_to_depth, strided_slice, transpose
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.templates.data_movement.cpu import DataMovementCpu
@@ -75,13 +73,6 @@ def workload_of(case: Any, arrays: list[Any]) -> Workload:
 
 def array_of(value: Any) -> Any:
     return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CpuDevice]:
-    opened = CpuDevice(schedsearch.detect("cpu"))
-    yield opened
-    opened.close()
 
 
 def test_all_operators_have_cases() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from conv2d_support import run_on_cpu
 from depthwise_support import case_workloads, numpy_depthwise, random_workload, small_integers
 
-import schedsearch
 from schedsearch import Workload, depthwise_conv2d
 from schedsearch.backend import compile_source
 from schedsearch.device.cpu import CpuDevice
@@ -22,13 +20,6 @@ from schedsearch.testing.op_contract import OpContract
 
 LAYER = {"n": 1, "c": 8, "h": 9, "w": 10, "r": 3, "s": 3}
 REFERENCE = load_reference("depthwise_conv2d")
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CpuDevice]:
-    opened = CpuDevice(schedsearch.detect("cpu"))
-    yield opened
-    opened.close()
 
 
 class TestDepthwiseConv2d(OpContract):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from bandwidth_support import H200, arrays_of, attributes, default, emulated, node_cases, on_cpu
+from bandwidth_support import H200, arrays_of, attributes, default, emulated, node_cases, on_cpu, verdict
 
-import schedsearch
 from schedsearch import Workload, elementwise
-from schedsearch.backend import compile_source
 from schedsearch.config import Config
-from schedsearch.device import open_device
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.measure.inputs import draw
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.elementwise import ELEMENTWISE
 from schedsearch.ops.expressions import FUNCTIONS, ExpressionError, parse_expression
@@ -135,20 +130,6 @@ EVERY: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def device() -> Iterator[CpuDevice]:
-    opened = CpuDevice(schedsearch.detect("cpu"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Any]:
-    opened = open_device(detect("cuda"))
-    yield opened
-    opened.close()
-
-
 def example(workload: Workload) -> tuple[dict[str, Any], Any]:
     """Numbers that verification draws, and y as NumPy computes it, rounded once."""
     rng, domains = np.random.default_rng(0), ELEMENTWISE.check_inputs(workload.params)
@@ -214,26 +195,16 @@ def test_the_bound_holds_for_float32_and_is_not_wide(changes: dict[str, Any]) ->
     assert np.quantile(bounds, 0.25) < 1e-5  # others are next to a half, or have a small base
 
 
-def verdict(device: CpuDevice, workload: Workload, computed: Workload) -> str | None:
-    """What verification says of a kernel that was made for `computed`."""
-    source = CPU.kernel(computed, device.target, default(CPU, computed, device.target))
-    kernel = device.load(compile_source(source, device.target).artifact)
-    try:
-        return verify_once(device, workload, kernel)
-    finally:
-        kernel.close()
-
-
 def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
     for changes in (EVERY[3], EVERY[8], EVERY[9]):
-        assert verdict(device, every(changes), every(changes)) is None
+        assert verdict(device, CPU, every(changes)) is None
 
 
 def test_verification_finds_a_wrong_kernel(device: CpuDevice) -> None:
     """The bound of float32's errors is not so wide that another function passes."""
     shape: dict[str, Any] = dict(y=(500,), dtype="float32", out_dtype="int8")
     right, wrong = elementwise(**shape, expression="quantise(a, 0.1, 0)"), elementwise(**shape, expression="a / 0.1 + 0.6")
-    assert verdict(device, right, wrong) is not None
+    assert verdict(device, CPU, right, wrong) is not None
 
 
 def test_a_nan_stays(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ The expected values are those of `schedsearch.pack`, which test_packing.py compa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -153,13 +152,6 @@ def test_factors_of_known_transforms(source: str, to: str, nbytes: int, factors:
 
 
 # --- On the CPU ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[CpuDevice]:
-    opened = CpuDevice(schedsearch.detect("cpu"))
-    yield opened
-    opened.close()
 
 
 def check_on_cpu(device: CpuDevice, workload: Workload, config: Config, rng: np.random.Generator) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from bandwidth_support import H200, arrays_of, attributes, default, emulated, node_cases, on_cpu
+from bandwidth_support import H200, arrays_of, attributes, default, emulated, node_cases, on_cpu, verdict
 
-import schedsearch
 from schedsearch import Workload, resize
-from schedsearch.backend import compile_source
 from schedsearch.config import Config
-from schedsearch.device import open_device
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.measure.verify import verify_once
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.resize import COORDINATES, RESIZE, ROUNDINGS
 from schedsearch.template import load_reference, load_template
@@ -97,20 +92,6 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def device() -> Iterator[CpuDevice]:
-    opened = CpuDevice(schedsearch.detect("cpu"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Any]:
-    opened = open_device(detect("cuda"))
-    yield opened
-    opened.close()
-
-
 def example(workload: Workload) -> tuple[dict[str, Any], Any]:
     """Random whole numbers, and y by the definition, which other tests compare with ONNX."""
     rng = np.random.default_rng(0)
@@ -147,10 +128,7 @@ def test_cpu_kernels_are_the_definition(device: CpuDevice) -> None:
 def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
     for shape in (SHAPES[0], SHAPES[1]):
         workload = resize(**shape)
-        source = CPU.kernel(workload, device.target, default(CPU, workload, device.target))
-        kernel = device.load(compile_source(source, device.target).artifact)
-        assert verify_once(device, workload, kernel) is None, workload.label
-        kernel.close()
+        assert verdict(device, CPU, workload) is None, workload.label
 
 
 class TestCpuContract(TemplateContract):
