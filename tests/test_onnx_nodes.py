@@ -34,7 +34,6 @@ REFUSED: Mapping[str, str] = {
     "ConvInteger": "zero point that is computed or differs",
     "DequantizeLinear": "scales of blocks",
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
-    "Gelu": "is computed, where only a constant",  # by tanh
     "Gemm": r"bias of shape \[3, 4\]|first factor that is transposed",
     "Identity": "of unknown rank",  # a sequence
     "MatMul": "multiplies .* by .*; allowed: (two computed arrays|equal batches)",

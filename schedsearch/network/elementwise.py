@@ -63,8 +63,12 @@ def _hard_sigmoid(node: ir.Node, args: Sequence[str]) -> str:
     return f"hard_sigmoid({args[0]}, {_literal(alpha)}, {_literal(beta)})"
 
 
-def _gelu(node: ir.Node, args: Sequence[str]) -> str | None:
-    return f"gelu({args[0]})" if node.attributes.get_string("approximate", "none") == "none" else None
+def _gelu(node: ir.Node, args: Sequence[str]) -> str:
+    """The exact function, or ONNX's approximation by tanh: the factor is sqrt(2 / pi)."""
+    (x,) = args
+    if node.attributes.get_string("approximate", "none") == "none":
+        return f"gelu({x})"
+    return f"(0.5 * {x} * (1 + tanh(0.7978845608 * ({x} + 0.044715 * {x} * {x} * {x}))))"
 
 
 def _clip(node: ir.Node, args: Sequence[str]) -> str | None:
