@@ -229,7 +229,7 @@ def test_defaults_share_windows_where_there_are_few() -> None:
 
 def test_default_kernels_need_no_local_memory() -> None:
     average = pool2d(n=32, c=192, h=35, w=35, r=3, s=3, padding=1, mode="average")
-    assert dict(default(CUDA, average, H200)) == {"vector": 8, "rows": 2, "tile": 2, "splits": 1, "threads": 256}
+    assert dict(default(CUDA, average, H200)) == {"vector": 8, "rows": 2, "tile": 2, "splits": 1, "threads": 128}
     for template, workload in ((CUDA, average), (CUDA, GLOBAL), (PLANES, TestCudaPlanesContract.accepted[0])):
         for target in (H200, PRESETS["a100"]):
             source = template.kernel(workload, target, default(template, workload, target))

@@ -85,7 +85,8 @@ class Pool2dCuda(Template):
         tile = 2 if splits == 1 and 2 in values["tile"] and overlap and pool.items(2) >= 2 * busy else 1
         thrice = workload.r >= 3 * workload.stride[0]
         rows = 2 if tile == 2 and 2 in values["rows"] and thrice and pool.items(2, 2) >= busy else 1
-        threads = 256 if pool.items(tile, rows) * splits >= 256 * 2 * target.sms else 64
+        most = 128 if rows > 1 else 256  # 96 registers of a thread: five blocks of 128 fit, or two of 256
+        threads = most if pool.items(tile, rows) * splits >= 256 * 2 * target.sms else 64
         return Config(vector=vector, rows=rows, tile=tile, splits=splits, threads=max(threads, 2 * splits))
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
