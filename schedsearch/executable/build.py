@@ -15,14 +15,15 @@ from schedsearch.executable.assemble import assemble
 from schedsearch.executable.file import save
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.net import Net
-from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
+from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts
 from schedsearch.network.explain import explain
+from schedsearch.network.facts import FLOATS
 from schedsearch.network.graph import Network
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
-from schedsearch.text import counted
+from schedsearch.text import counted, quoted
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -84,6 +85,12 @@ def build(
         raise UsageError(f"layout {layout!r} is not possible; allowed: {', '.join(LAYOUT_CHOICES)}")
     if io_layout not in IO_LAYOUTS:
         raise UsageError(f"io_layout {io_layout!r} is not possible; allowed: {', '.join(IO_LAYOUTS)}")
+    if dtype not in (None, *FLOATS):
+        raise UsageError(f"dtype {quoted(dtype)} is not possible; allowed: {', '.join(FLOATS)}")
+    if mode not in MODES:
+        raise UsageError(f"mode {quoted(mode)} is not possible; allowed: {', '.join(MODES)}")
+    if tune_s is not None and not isinstance(tune_s, int | float):
+        raise UsageError(f"tune_s is {quoted(tune_s)}; give a number of seconds")
     target = detect(target) if isinstance(target, str) else target
     network, name = _network(model, example, dtype, layout, target, shapes or {})
     if not isinstance(model, Network):

@@ -218,7 +218,13 @@ class Net:
             return found
 
     def measure(self, repeat: int = 100) -> Times:
-        """The time of the whole and of each call, on inputs of zeros if the net was not called before."""
+        """The time of the whole and of each call, on inputs of zeros if the net was not called before.
+
+        Raises:
+            UsageError: `repeat`, the number of runs, is not a whole number of at least 1.
+        """
+        if not isinstance(repeat, int) or repeat < 1:
+            raise UsageError(f"repeat {repeat!r} is not possible; allowed: a whole number, 1 or more")
         with self._lock:
             self._open_weights()
             self._take_staged()

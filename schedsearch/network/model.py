@@ -114,13 +114,17 @@ def _fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]], model_name
     """Gives every input a shape without symbols."""
     import onnx_ir as ir
 
+    if not isinstance(shapes, Mapping):
+        raise ModelError(
+            f"shapes is of type {type(shapes).__name__}; give a dictionary from inputs to shapes: {{'x': [1, 3, 9, 9]}}"
+        )
     inputs = {str(value.name): value for value in model.graph.inputs if value.name not in model.graph.initializers}
     for name, given in shapes.items():
         if name not in inputs:
             raise ModelError(f"{model_name} has no input {name!r}{did_you_mean(name, inputs)}; it has {', '.join(inputs)}")
         declared = inputs[name].shape
-        if any(extent < 1 for extent in given):
-            raise ModelError(f"the shape of {name!r} is {list(given)}; allowed: extents of at least 1")
+        if not isinstance(given, list | tuple) or not all(isinstance(extent, int) and extent >= 1 for extent in given):
+            raise ModelError(f"the shape of {name!r} is {given!r}; allowed: a list of whole numbers of at least 1")
         fixed = [None if declared is None or not isinstance(each, int) else each for each in declared or given]
         if len(fixed) != len(given) or any(old not in (None, new) for old, new in zip(fixed, given)):
             raise ModelError(f"{model_name}: input {name!r} is {declared}; the shape {list(given)} does not fit")
