@@ -266,6 +266,9 @@ def ignores_its_knob(x, y, *, per):  # type: ignore[no-untyped-def]
         (None, {"knobs": ["threads", "per"]}, ["knobs is a mapping of lists"]),
         (None, {"rules": [lambda k: k.threads <= 64]}, ["a rule is a text", "function"]),
         (lambda x, y, *args: None, {}, ["*args"]),
+        (None, {"reference": "numpy"}, ["reference is a str", "function"]),
+        (None, {"inputs": {"x": (1, 0)}}, ["inputs of x is (1, 0)", "lowest"]),
+        (None, {"inputs": {"x": 1}}, ["inputs of x is 1"]),
     ],
 )
 def test_the_decorator_says_what_is_wrong(function: Any, changes: dict[str, Any], words: list[str]) -> None:

@@ -100,6 +100,11 @@ def tunable(
         raise UsageError("outputs and inplace are lists of names, got one text; write outputs=['c']")
     if verify not in VERIFY:
         raise UsageError(f"verify is {verify!r}{did_you_mean(str(verify), VERIFY)}; allowed: {', '.join(VERIFY)}")
+    if reference is not None and not callable(reference):
+        raise UsageError(f"reference is a {type(reference).__name__}; give a function over NumPy arrays, or leave it out")
+    for argument, given in (inputs or {}).items():
+        if not _is_range(given):
+            raise UsageError(f"inputs of {argument} is {given!r}; give the lowest and the highest number: (0, 1)")
     outputs, inplace = tuple(outputs), tuple(inplace)
     settings = {"grid": grid, "block": block, "shared": shared, **settings}
 
@@ -117,6 +122,15 @@ def tunable(
         return Tunable(definition, outputs, inplace, db)
 
     return decorate
+
+
+def _is_range(given: Any) -> bool:
+    return (
+        isinstance(given, tuple | list)
+        and len(given) == 2
+        and all(isinstance(number, int | float) for number in given)
+        and bool(given[0] <= given[1])
+    )
 
 
 class Tunable:
