@@ -82,7 +82,7 @@ def test_a_file_is_run_only_if_the_command_line_names_it(folder: Path) -> None:
     ("task", "text"),
     [
         ("{ op: kernels:time, shape: { x: 5 } }", "does not exist (did you mean 'times'?)"),
-        ("{ op: others:times, shape: { x: 5 } }", "named are kernels.py): add --kernels others.py"),
+        ("{ op: others:times, shape: { x: 5 } }", "--kernels names kernels.py): add --kernels others.py"),
         ("{ op: kernels:times, shape: { x: '8:float32' } }", "shape lacks a, y; times takes x, a, y"),
         ("{ op: kernels:times, shape: { z: 8 } }", "times has no argument 'z'; it takes x, a, y"),
         ("{ op: kernels:times, shape: { x: '8:flaot32', a: 1, y: '8:float32' } }", "x has dtype 'flaot32'"),

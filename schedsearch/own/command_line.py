@@ -78,7 +78,7 @@ class KernelFiles:
         """Raises UsageError if no such file was named, it has no such kernel, or the arguments do not fit."""
         stem, _, name = op.partition(":")
         if stem not in self._files:
-            known = f"named are {', '.join(self._files.values())}" if self._files else "none is named"
+            known = f"--kernels names {', '.join(self._files.values())}" if self._files else "none is named"
             raise UsageError(
                 f"{op!r} is a kernel of your own in {stem}.py; a Python file is run only if you name it ({known}): add "
                 f"--kernels {stem}.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 from schedsearch.backend.code_identity import names_read
@@ -128,7 +129,7 @@ def _is_range(given: Any) -> bool:
     return (
         isinstance(given, tuple | list)
         and len(given) == 2
-        and all(isinstance(number, int | float) for number in given)
+        and all(isinstance(number, Real) for number in given)
         and bool(given[0] <= given[1])
     )
 
