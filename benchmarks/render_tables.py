@@ -392,6 +392,18 @@ def depthwise_sample(data: dict[str, Any]) -> str:
     return markdown(("layer, us", "ours", "PyTorch", "ratio", "of a copy's speed"), rows)
 
 
+def bandwidth_ops(data: dict[str, Any]) -> str:
+    """Pools, element-wise expressions, softmax and resize by default configurations, beside PyTorch and a copy."""
+    rows = [
+        (
+            row["label"], f"{row['us']:.2f}", f"{row['torch_us']:.2f}", f"{row['torch_us'] / row['us']:.2f}",
+            f"{100 * row['copy_us'] / row['us']:.0f} %",
+        )
+        for row in data["rows"]
+    ]  # fmt: skip
+    return markdown(("what, us", "ours", "PyTorch", "ratio", "of a copy's speed"), rows)
+
+
 def _short(value: float) -> str:
     """About three significant digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -452,6 +464,7 @@ TABLES = {
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "own_kernels": Table("own_kernels_h200", "own_kernels.py", own_kernels),
     "depthwise_sample": Table("depthwise_sample_h200", "depthwise.py", depthwise_sample),
+    "bandwidth_ops": Table("bandwidth_ops_h200", "bandwidth_ops.py", bandwidth_ops),
     "networks_graphs": Table("networks_graphs_h200", "networks.py", networks_graphs),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
