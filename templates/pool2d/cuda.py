@@ -22,6 +22,7 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 THREADS = (64, 128, 256, 512)
 _MANY_TAPS = 16  # windows that threads may share
 _BUSY_THREADS = 1024  # of a multiprocessor, to hide the latency of memory
+_WINDOW_THREADS = 1024  # of a multiprocessor, if each has few pixels: up to 64 registers
 _SHARED_BYTES = 48 << 10
 _MOST_SPAN = 32  # columns of x of a thread, which the compiler unrolls
 _MOST_PIXELS = 64  # of x of a thread with several rows, for the same reason
@@ -100,7 +101,9 @@ class Pool2dCuda(Template):
         else:
             rows, tile = config["rows"], config["tile"]
             function, blocks = window_kernel(pool, rows, tile, threads), -(-pool.items(tile, rows) // threads)
-        step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(blocks), threads)
+        few = splits == 1 and config["rows"] == 1 and config["tile"] <= 2  # pixels of a thread
+        at_once = _WINDOW_THREADS // threads if few else 1  # blocks of a multiprocessor
+        step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(blocks), threads, min_blocks_per_sm=at_once)
         alignment = min(config["vector"] * pool.element_bytes, MOST_BYTES)
         return KernelSource("cuda", "native", (step,), alignments=dict.fromkeys(("x", "y"), alignment))
 
