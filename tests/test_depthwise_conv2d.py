@@ -15,7 +15,7 @@ from schedsearch.device.cpu import CpuDevice
 from schedsearch.measure.inputs import draw
 from schedsearch.ops.depthwise_conv2d import DEPTHWISE_CONV2D
 from schedsearch.target import PRESETS
-from schedsearch.template import load_reference
+from schedsearch.template import load_reference, magnitude_of
 from schedsearch.testing.op_contract import OpContract
 
 LAYER = {"n": 1, "c": 8, "h": 9, "w": 10, "r": 3, "s": 3}
@@ -110,11 +110,11 @@ def test_kernel_and_points_of_the_reference_agree_with_numpy(device: CpuDevice, 
     workload = random_workload(rng, direction=direction, dtype=("float32", "bfloat16", "float16")[seed % 3])
     arrays, scalars = small_integers(workload, seed), DEPTHWISE_CONV2D.check_scalars(workload.params, 4.0)
     expected = numpy_depthwise(workload, arrays, scalars)
-    buffers = {f"{o.name}{end}": (o.shape, np.float64) for o in workload.outputs for end in ("", ".magnitude")}
+    buffers = {each: (o.shape, np.float64) for o in workload.outputs for each in (o.name, magnitude_of(o.name))}
     found = run_on_cpu(device, REFERENCE.kernel(workload, device.target), arrays, buffers, scalars)
     for name, truth in expected.items():
         np.testing.assert_array_equal(found[name], truth)
-        assert (found[f"{name}.magnitude"] >= 0).all()
+        assert (found[magnitude_of(name)] >= 0).all()
         everywhere = np.arange(truth.size)
         np.testing.assert_array_equal(REFERENCE.points(workload, arrays, scalars, everywhere, name), truth.reshape(-1))
 
