@@ -352,6 +352,27 @@ def test_a_lambda_may_be_the_kernel(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, FACTOR * x)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint16", "int32", "uint32", "int64"])
+def test_arrays_of_integers(dtype: str, tmp_path: Path) -> None:
+    def halve(x, y):  # type: ignore[no-untyped-def]
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] = x[i] // 2
+
+    kernel = declared(
+        halve, knobs={"threads": (64,)}, grid=lambda x, k: -(-x.size // k.threads), reference=lambda x: x // 2,
+        db=tmp_path / "a.db",
+    )  # fmt: skip
+    limits = np.iinfo(dtype)
+    x = np.linspace(max(limits.min, -(2**52)), min(limits.max, 2**52), 1000).astype(dtype)
+    y = np.empty_like(x)
+    kernel(x, y)
+    np.testing.assert_array_equal(y, x // 2)
+    workload, template, target = kernel.workload(x, y), load_template("own_kernel_cuda"), PRESETS["h200"]
+    built = compile_source(template.kernel(workload, target, schedsearch.Config(threads=64)), target)
+    built.artifact.plan.check(workload)
+
+
 def test_an_undeclared_write_is_found_without_the_source(tmp_path: Path) -> None:
     scope = {"cuda": cuda}
     exec("def spoil(x, y):\n    i = cuda.grid(1)\n    if i < x.size:\n        y[i] = 2 * x[i]\n        x[i] = 0", scope)

@@ -38,7 +38,8 @@ class DType:
         decoded: NumPy dtype that `decode` returns; it holds every value of the format exactly.
         ptx: type of PTX instructions, e.g. "f16" in `cvt.f32.f16`.
         llvm: type that LLVM loads from memory; an integer of the same size for bfloat16 and float8.
-        tma: CUtensorMapDataType without its prefix; TMA moves float8 and int8 as UINT8.
+        tma: CUtensorMapDataType without its prefix; TMA moves float8 and int8 as UINT8, and
+            int16 as UINT16.
         library: name in PyTorch, ml_dtypes and array interfaces.
     """
 
@@ -110,6 +111,8 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
             _integer("int32", "int", "INT32"),
             _integer("uint32", "uint", "UINT32"),
             _integer("int64", "int", "INT64"),
+            _integer("int16", "int", "UINT16"),
+            _integer("uint16", "uint", "UINT16"),
         )
     }
 )  # fmt: skip
