@@ -94,6 +94,7 @@ def test_a_deadline_ends_a_run(tmp_path: Path) -> None:
 COUNTS = {"workload_files": 80, "databases": 60, "imports": 60, "conditions": 300, "plans": 100, "arguments": 150}
 
 
+@pytest.mark.faults
 def test_some_cases_of_every_fuzzer_end_well(tmp_path: Path) -> None:
     """`make faults` tries many thousands. They share one sample database, so they are one test."""
     assert COUNTS.keys() == fuzz_command.FUZZERS.keys()

@@ -143,6 +143,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.faults
 def test_no_attack_of_a_candidate_on_its_process_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has an outcome of its own, and what it leaves behind harms no other one."""
     pids = tmp_path / "pids"

@@ -116,7 +116,8 @@ class Choices:
         ]
         if not rows:
             reasons = list(dict.fromkeys(self.costs(way).reason for way in ways if way is not None))
-            others = f". The same in {len(reasons) - 1} other layouts" if len(reasons) > 1 else ""
+            more = len(reasons) - 1
+            others = f". {more} other {'layout fails' if more == 1 else 'layouts fail'} too" if more else ""
             raise UnsupportedError(f"no kernel computes node {node.name} ({', '.join(node.sources)}): {reasons[0]}{others}")
         variables, states, slots = self._grouped([layouts for _, _, layouts in rows])
         table = np.full([self._sizes[each] for each in variables], np.inf)

@@ -18,12 +18,13 @@ def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "groups",
     [
         ["candidate.*"],
-        pytest.param(["process.*", "database.*"], marks=pytest.mark.faults),
-        pytest.param(["system.*"], marks=pytest.mark.faults),
+        ["process.*", "database.*"],
+        ["system.*"],
     ],
 )
 def test_everything_holds(groups: list[str]) -> None:
