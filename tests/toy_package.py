@@ -53,6 +53,8 @@ class Copy(Op):
             "uint8",
             "int32",
             "int64",
+            "int16",
+            "uint16",
         )
         return {"rows": Parameter.count("rows of x"), "dtype": Parameter.choice("of x and y; default float32", dtypes)}
 
