@@ -70,7 +70,7 @@ class RecordCosts:
     measured only where it has to. `plan.missing` says what is worth measuring.
 
     Args:
-        lookup: None: there are no records.
+        lookup: None if there are no records.
         mode: how the records were timed.
         network: estimates of ways that are not the first of a node are raised by `NOT_FIRST`.
         check: returns why no kernel runs a workload on the target, or ""; default: asks the templates.

@@ -23,22 +23,18 @@ from schedsearch.errors import Problem
 from schedsearch.ops.base import (
     MAX_INT,
     ArgSpec,
-    Op,
     Parameter,
-    ScalarSpec,
     Work,
     missing_parameters,
     one_of,
     plain,
     unknown_parameters,
 )
-from schedsearch.ops.checks import Domain, Rounding, sum_sigma
 from schedsearch.ops.conv2d_formats import (
     BLOCKED,
     BLOCKED_WEIGHT,
     DTYPES,
     FLOAT8,
-    FLOAT8_ROUNDING,
     INTEGERS,
     OUT_DTYPES,
     PRECISIONS,
@@ -55,17 +51,15 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import (
     computing,
     epilogue_arguments,
-    epilogue_check_inputs,
-    epilogue_check_scalars,
     epilogue_output,
     epilogue_parameter,
-    epilogue_scalars,
     moving_problem,
     parse_epilogue,
     pixel_shuffle,
 )
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import Stage
+from schedsearch.ops.sum_of_products import SumOfProducts
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,
@@ -138,7 +132,7 @@ _PARAMETERS = {
 _SIZES = {name: parameter for name, parameter in _PARAMETERS.items() if parameter.size}
 
 
-class Conv2d(Op):
+class Conv2d(SumOfProducts):
     name: ClassVar[str] = "conv2d"
     reference: ClassVar[str] = "schedsearch.templates.conv2d.reference:Conv2dReference"
     constructor: ClassVar[str] = "schedsearch:conv2d"
@@ -231,26 +225,6 @@ class Conv2d(Op):
         elif p["dtype"] in FLOAT8 and any(stage.name == "dequantise" for stage in p["epilogue"]):
             dtype = "float32"
         return ArgSpec("y", p["output_layout"], Layout.parse(p["output_layout"]).shape(image), dtype)
-
-    def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        formats = {"x": p["dtype"], "weight": p["weight_dtype"]}
-        zero_points = tuple(ScalarSpec(f"{name}_zero_point", 0.0, formats[name]) for name in p["zero_points"])
-        return (*zero_points, *epilogue_scalars(p["epilogue"]))
-
-    def rounding(self, p: Mapping[str, Any]) -> Rounding:
-        if p["dtype"] in FLOAT8:
-            return FLOAT8_ROUNDING
-        return PRECISIONS[p["precision"]] if p["dtype"] == "float32" else Rounding()
-
-    def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
-        # Not 0, so that a kernel that ignores one shows; 3 and 5 are zero points of every 8-bit format.
-        zero_points = {f"{name}_zero_point": float(2 * ZERO_POINTS.index(name) + 3) for name in p["zero_points"]}
-        return {**zero_points, **epilogue_check_scalars(p["epilogue"], spread)}
-
-    def check_inputs(self, p: Mapping[str, Any]) -> Mapping[str, Domain]:
-        domains = dict(super().check_inputs(p))
-        spread = sum_sigma(self.arguments(p), self.work(p).reduction, domains)
-        return {**domains, **epilogue_check_inputs(p["epilogue"], spread)}
 
     def work(self, p: Mapping[str, Any]) -> Work:
         out_h, out_w = self.output_hw(p)

@@ -14,9 +14,7 @@ from typing import Any
 from schedsearch.errors import Problem
 from schedsearch.ops.base import (
     ArgSpec,
-    Op,
     Parameter,
-    ScalarSpec,
     Work,
     judge,
     missing_parameters,
@@ -24,12 +22,10 @@ from schedsearch.ops.base import (
     plain,
     unknown_parameters,
 )
-from schedsearch.ops.checks import Domain, Rounding, sum_sigma
 from schedsearch.ops.conv2d import accumulator_dtype, default_out_dtype, number_problems
 from schedsearch.ops.conv2d_formats import (
     DTYPES,
     FLOAT8,
-    FLOAT8_ROUNDING,
     INTEGERS,
     OUT_DTYPES,
     PRECISIONS,
@@ -41,13 +37,11 @@ from schedsearch.ops.conv2d_formats import (
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import (
     epilogue_arguments,
-    epilogue_check_inputs,
-    epilogue_check_scalars,
     epilogue_output,
     epilogue_parameter,
-    epilogue_scalars,
     parse_epilogue,
 )
+from schedsearch.ops.sum_of_products import SumOfProducts
 
 WEIGHT_LAYOUTS = ("NK", "KN")
 
@@ -74,7 +68,7 @@ FORMAT_PARAMETERS = {
 }
 
 
-class MatrixProduct(Op):
+class MatrixProduct(SumOfProducts):
     """A base of operators. A subclass has the parameters n and k, those of FORMAT_PARAMETERS and its own."""
 
     @abstractmethod
@@ -132,26 +126,6 @@ class MatrixProduct(Op):
         elif p["dtype"] in FLOAT8 and any(stage.name == "dequantise" for stage in p["epilogue"]):
             dtype = "float32"
         return self.result(p, dtype)
-
-    def scalars(self, p: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
-        formats = {"x": p["dtype"], "weight": p["weight_dtype"]}
-        zero_points = tuple(ScalarSpec(f"{name}_zero_point", 0.0, formats[name]) for name in p["zero_points"])
-        return (*zero_points, *epilogue_scalars(p["epilogue"]))
-
-    def rounding(self, p: Mapping[str, Any]) -> Rounding:
-        if p["dtype"] in FLOAT8:
-            return FLOAT8_ROUNDING
-        return PRECISIONS[p["precision"]] if p["dtype"] == "float32" else Rounding()
-
-    def check_scalars(self, p: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
-        # Not 0, so that a kernel that ignores one shows; 3 and 5 are zero points of every 8-bit format.
-        zero_points = {f"{name}_zero_point": float(2 * ZERO_POINTS.index(name) + 3) for name in p["zero_points"]}
-        return {**zero_points, **epilogue_check_scalars(p["epilogue"], spread)}
-
-    def check_inputs(self, p: Mapping[str, Any]) -> Mapping[str, Domain]:
-        domains = dict(super().check_inputs(p))
-        spread = sum_sigma(self.arguments(p), p["k"], domains)
-        return {**domains, **epilogue_check_inputs(p["epilogue"], spread)}
 
     def work(self, p: Mapping[str, Any]) -> Work:
         """As `least_flops` of a convolution of one tap: `roofline` allows for algorithms such as Strassen's."""
