@@ -314,8 +314,12 @@ def test_slices_of_one_value_are_written_in_one_layout() -> None:
         for name, order in (("one", (ways[0], ways[1])), ("two", (ways[1],)))
     ]
     found = Network(("x",), ("joined",), {"x": x, "joined": joined}, {"weight": weight}, tuple(nodes))
-    plan = best_plan(found, lambda workload: Cost(1.0 if workload == ways[0] else 9.0, "record", ""))
-    assert [each.layout for each in plan.ways.values()] == ["NCHW", "NCHW"]
+
+    def costs(workload: Workload) -> Cost:
+        return Cost(1.0 if workload == ways[0] else 9.0, "record", "")
+
+    for plan in (best_plan(found, costs), fastest_kernels(found, costs), uniform_plan(found, costs, "NHWC")):
+        assert [each.layout for each in plan.ways.values()] == ["NCHW", "NCHW"]
 
 
 def test_a_node_that_no_kernel_computes_is_refused_with_the_reasons() -> None:

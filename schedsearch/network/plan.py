@@ -9,7 +9,7 @@ Finding the best plan takes about 0.1 s for networks such as Inception-v3. `choi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from schedsearch.errors import UnsupportedError, UsageError
@@ -58,7 +58,8 @@ def uniform_plan(network: Network, costs: Costs, layout: str) -> Plan:
         UnsupportedError: a node has no way that a kernel can run, or no kernel does a conversion that is needed.
         UsageError: no way of any node has the layout.
     """
-    chosen, met = {}, False
+    met = False
+    ranks: dict[str, list[tuple[float, ...]]] = {}
     for node in network.nodes:
         others = []
         for use in uses(network, node):
@@ -68,25 +69,22 @@ def uniform_plan(network: Network, costs: Costs, layout: str) -> Plan:
             met = met or any(fitting)
             others.append(fitting.count(False))
         times = _times_ns(node, costs)
-        chosen[node.name] = min(
-            range(len(times)), key=lambda way: (times[way] == float("inf"), others[way], times[way], way)
-        )
+        ranks[node.name] = [(time_ns == float("inf"), count, time_ns) for time_ns, count in zip(times, others)]
     if not met:
         raise UsageError(f"no node of the network can have layout {layout}; allowed: auto, NHWC, NCHW")
+    chosen = _least(network, ranks)
     return priced(complete(network, chosen), costs)
 
 
 def fastest_kernels(network: Network, costs: Costs) -> Plan:
-    """The fastest way of each node by itself, with the conversions that this needs.
+    """The fastest way of each node by itself, with the conversions that this needs. Nodes that write slices of one value
+    count as one: they take the layout in which they are fastest together.
 
     Raises:
         UnsupportedError: see `uniform_plan`.
     """
-    chosen = {}
-    for node in network.nodes:
-        times = _times_ns(node, costs)
-        chosen[node.name] = times.index(min(times))
-    return priced(complete(network, chosen), costs)
+    ranks = {node.name: [(time_ns,) for time_ns in _times_ns(node, costs)] for node in network.nodes}
+    return priced(complete(network, _least(network, ranks)), costs)
 
 
 def baselines(network: Network, costs: Costs) -> dict[str, Plan]:
@@ -162,6 +160,31 @@ def priced(plan: Plan, costs: Costs) -> Plan:
     of = {workload: costs(workload) for workload in launches}
     measured = {workload.id: cost.time_ns for workload, cost in of.items() if cost.measured}
     return replace(plan, predicted_ns=sum(of[workload].time_ns for workload in launches), measured=measured)
+
+
+def _least(network: Network, ranks: Mapping[str, Sequence[tuple[float, ...]]]) -> dict[str, int]:
+    """The way of the least rank of each node; nodes that write slices of one value write it in one layout.
+
+    Args:
+        ranks: name of a node or view -> the rank of each way.
+    """
+    writers: dict[str, list[tuple[str, list[str]]]] = {}  # value -> each node that writes it, with the layout of every way
+    for node in network.nodes:
+        (name, _), *_ = (every := uses(network, node))[0].writes
+        value = network.values[name]
+        writers.setdefault(name, []).append((node.name, [canonical(value, use.writes[0][1]) for use in every]))
+    chosen: dict[str, int] = {}
+    for nodes in writers.values():
+        joint: list[tuple[list[float], dict[str, int]]] = []
+        for layout in sorted(set.intersection(*(set(layouts) for _, layouts in nodes))):
+            picks = {
+                name: min((rank, number) for number, rank in enumerate(ranks[name]) if layouts[number] == layout)
+                for name, layouts in nodes
+            }
+            total = [sum(parts) for parts in zip(*(rank for rank, _ in picks.values()))]
+            joint.append((total, {name: number for name, (_, number) in picks.items()}))
+        chosen |= min(joint, key=lambda each: (each[0], list(each[1].values())))[1]
+    return chosen
 
 
 def _has(value: Value, word: str, layout: str) -> bool:
