@@ -14,12 +14,14 @@ import pytest
 
 import schedsearch.device.cuda as module
 from schedsearch.device import open_device
+from schedsearch.device.cuda_graph import KernelGraph
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Scalar, Step
 from schedsearch.target import PRESETS
 
 CLUSTERS_AT_ONCE = 31  # clusters of 4 blocks; 132 multiprocessors would fit 33
 OURS, THEIRS = 100, 200  # contexts
+GRAPH = 300
 
 # An ELF file with one empty section, as far as is checked before the driver gets it (System V ABI, "ELF Header").
 EMPTY_OBJECT = b"\x7fELF\2\1".ljust(40, b"\0") + struct.pack("<Q10xHHH", 64, 64, 1, 0) + bytes(64)
@@ -40,6 +42,7 @@ class FakeDriver:
         retained: how often the primary context is retained.
         launches: (blocks, parameters as 64-bit words) of every launch that was accepted.
         launch_code: the return value of a launch in our context.
+        nodes: (blocks, parameters) of the kernel nodes of the graph, in order.
     """
 
     CUresult = Result
@@ -53,6 +56,7 @@ class FakeDriver:
         self.modules: set[int] = set()
         self.launches: list[tuple[int, tuple[int, ...]]] = []
         self.launch_code = 0
+        self.nodes: list[tuple[int, tuple[int, ...]]] = []
         self._next = 0x1000
         self.cuLaunchKernelEx, self.cuTensorMapReplaceAddress = self._launch, None
         self.cuOccupancyMaxActiveClusters = self._occupancy
@@ -127,7 +131,44 @@ class FakeDriver:
     def cuFuncSetAttribute(self, function: int, attribute: int, value: int) -> tuple[Result]:
         return (self._require_context(),)
 
+    def cuGraphCreate(self, flags: int) -> tuple[Result, int]:
+        return self._require_context(), GRAPH
+
+    def cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Result, int]:
+        return self._require_context(), GRAPH + 1
+
+    def cuGraphExecDestroy(self, executable: int) -> tuple[Result]:
+        return (self._require_context(),)
+
+    def cuGraphDestroy(self, graph: int) -> tuple[Result]:
+        return (self._require_context(),)
+
     # The calls below go through ctypes: they return a plain number and take references.
+    def cuGraphAddKernelNode_v2(self, node: Any, graph: Any, last: Any, count: Any, params: Any) -> int:
+        assert graph.value == GRAPH and count.value == (1 if self.nodes else 0)
+        assert last is None if not self.nodes else last._obj.value == len(self.nodes)  # after the node before
+        self.nodes.append(self._node(params._obj))
+        node._obj.value = len(self.nodes)
+        return self._require_context()
+
+    def cuGraphExecKernelNodeSetParams_v2(self, executable: Any, node: Any, params: Any) -> int:
+        if code := self._require_context():
+            return code
+        assert executable.value == GRAPH + 1
+        self.nodes[node.value - 1] = self._node(params._obj)
+        return 0
+
+    def cuGraphLaunch(self, executable: Any, stream: Any) -> int:
+        if code := self._require_context():
+            return code
+        self.launches += self.nodes
+        return 0
+
+    def _node(self, params: Any) -> tuple[int, tuple[int, ...]]:
+        assert params.function == 7 and params.block_x == 128
+        pointers = (ctypes.c_void_p * self.PARAMETERS).from_address(params.parameters)
+        return params.grid_x, tuple(ctypes.c_uint64.from_address(address).value for address in pointers)
+
     def _launch(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
         code = self._require_context() or self.launch_code
         if not code:
@@ -276,6 +317,29 @@ def test_the_buffers_of_a_step_must_be_given_unless_they_are_optional(driver: Fa
     aligned = device.load(pointwise(alignments={"x": 16}))
     with pytest.raises(ArgumentError, match=r"x is at an address that is not a multiple of 16 bytes \(remainder 8\)"):
         aligned.bind({"x": 24, "y": 0}, {})
+
+
+# --- Graphs ------------------------------------------------------------------------------------------------------------
+def test_a_graph_launches_kernels_in_order_with_the_arguments_of_the_last_update(driver: FakeDriver) -> None:
+    device = open_device(PRESETS["h200"])
+    assert isinstance(device, module.CudaDevice)
+    kernels = [
+        device.load(PACKED).bind({"weight": 1, "y": 2, "packed": 3}, {}),
+        device.load(pointwise()).bind({"x": 2, "y": 4}, {}),
+    ]
+    graph = KernelGraph(device, kernels)
+    graph.launch(0)
+    kernels[0].set_pointer("weight", 5)
+    kernels[1].set_pointer("y", 6)
+    graph.launch(0)
+    before, driver.launches = driver.launches, []
+    assert before == [(1, (1, 3)), (2, (3, 2)), (10, (2, 4))] * 2
+    graph.update(0)
+    graph.update(1)
+    graph.launch(0)
+    assert driver.launches == [(1, (5, 3)), (2, (3, 2)), (10, (2, 6))]
+    graph.close()
+    assert driver.contexts == []
 
 
 # --- Grids -------------------------------------------------------------------------------------------------------------

@@ -88,6 +88,16 @@ def test_a_bound_network_reads_and_writes_the_same_arrays_in_every_run(net: Net)
     np.testing.assert_array_equal(y, expected(image(1))["y"])
 
 
+@pytest.mark.integrations
+def test_tensors_of_torch_take_a_short_path_at_any_address(net: Net) -> None:
+    torch = pytest.importorskip("torch")
+    kept = [(seed, net(torch.from_numpy(image(seed)))) for seed in range(3)]
+    net(image(5))  # other arrays in between
+    kept.append((7, net(torch.from_numpy(image(7)))))
+    for seed, y in kept:
+        np.testing.assert_array_equal(y.numpy(), expected(image(seed))["y"])
+
+
 def test_a_trace_has_the_value_of_every_call_in_the_models_order_of_axes(net: Net) -> None:
     x = image()
     found, wanted = net.trace(x), expected(x)

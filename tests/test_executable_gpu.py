@@ -58,6 +58,23 @@ def test_a_call_computes_and_its_outputs_are_new_arrays(net: Net, torch: Any) ->
         np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))
 
 
+def test_calls_that_are_under_way_keep_the_arrays_that_they_were_given(net: Net, torch: Any) -> None:
+    images = [torch.from_numpy(image(seed)).cuda() for seed in range(4)]
+    net(images[0])
+    torch.cuda._sleep(20_000_000)  # all calls are enqueued before the first one runs
+    kept = [net(x) for x in images]
+    for seed, y in enumerate(kept):
+        np.testing.assert_array_equal(y.cpu().numpy(), expected(image(seed)))
+
+
+def test_an_input_may_have_any_address(net: Net, torch: Any) -> None:
+    for seed in range(2):
+        x = torch.from_numpy(image(seed)).cuda()
+        odd = torch.empty(x.numel() + 1, device="cuda", dtype=x.dtype)[1:].view(x.shape)  # not a multiple of 16 bytes
+        odd.copy_(x)
+        np.testing.assert_array_equal(net(odd).cpu().numpy(), expected(image(seed)))
+
+
 def test_calls_follow_the_callers_stream(net: Net, torch: Any) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

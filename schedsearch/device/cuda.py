@@ -264,20 +264,28 @@ class CudaDevice:
                 raise
             return Graph(self, _call("cuStreamEndCapture", stream))
 
+    def create_graph(self) -> Any:
+        """A graph without nodes, for `Graph`. Our context must be current."""
+        return _call("cuGraphCreate", 0)
+
     def close(self) -> None:
         self._release()
 
 
 class Graph:
-    """An executable graph. All methods but `launch` need the device's context to be current."""
+    """An executable graph. All methods but `launch` need the device's context to be current.
+
+    Attributes:
+        handle: of the executable graph.
+    """
 
     def __init__(self, device: CudaDevice, graph: Any) -> None:
         self._device, self._graph = device, graph
         self._executable = _call("cuGraphInstantiate", graph, 0)
-        self._handle = ctypes.c_void_p(int(self._executable))
+        self.handle = ctypes.c_void_p(int(self._executable))
 
     def launch(self, stream: int) -> None:
-        self._device.call_quickly("cuGraphLaunch", self._handle, ctypes.c_void_p(stream))
+        self._device.call_quickly("cuGraphLaunch", self.handle, ctypes.c_void_p(stream))
 
     def close(self) -> None:
         _call("cuGraphExecDestroy", self._executable)
@@ -441,6 +449,12 @@ class CudaBoundKernel:
         pointer = ctypes.c_uint64(addresses[buffer])
         self._pointers.setdefault(buffer, []).append(pointer)
         return pointer
+
+    @property
+    def launches(self) -> list[tuple[_LaunchConfig, ctypes.c_void_p, Any]]:
+        """Configuration, function and array of pointers to the parameters of each launch. `set_pointer` and `set_scalar`
+        change what these point to."""
+        return [(config, function, parameters._obj) for config, _, function, parameters in self._launches]
 
     def launch(self, stream: int = 0) -> None:
         for launch in self._launches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,12 @@ from schedsearch.errors import ArgumentError, UsageError, did_you_mean
 from schedsearch.executable.explain import explain_lines
 from schedsearch.executable.program import Array, Call
 from schedsearch.executable.run import Calls, Parts, Weights
-from schedsearch.executable.torch_call import TorchNetCall
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
+from schedsearch.runtime.torch_call import TorchCall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,7 +111,7 @@ class Net:
         self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
         self._calls: Calls | None = None
         self._staged: tuple[list[int], list[int]] | None = None
-        self._torch_call: TorchNetCall | None = None
+        self._torch_call: TorchCall | None = None
         self._warned = False
 
     def instance(self) -> Net:
@@ -155,22 +156,21 @@ class Net:
         """
         with self._lock:
             if self._torch_call is not None and out is None and not named:
-                result = self._torch_call(args, stream)
-                if result is not None:
-                    return result
+                with contextlib.suppress(ArgumentError):  # an address lacks an alignment: the long path copies the array
+                    result = self._torch_call(args, stream)
+                    if result is not None:
+                        return result
             self._open_weights()
             given = self._split(args, named)
             views = self._checked_inputs(given)
             results, seen = self._checked_outputs(given, views, out)
-            if self.device[0] == "cpu":
-                self._run_at(views, seen)
-            elif views[0].device[0] == "cpu":
+            self._torch_call = None  # it knows which addresses the calls had
+            if self.device[0] == "cuda" and views[0].device[0] == "cpu":
                 self._run_on_host_arrays(views, seen)
-            else:
+            elif not self._run_in_place(views, seen, raw_stream(stream, views[0].library, self.device)):
                 self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
-                if all(each.library == "torch" for each in (*views, *seen)):
-                    assert self._calls is not None and self._staged is not None
-                    self._torch_call = TorchNetCall(self._calls, self._device, given, results, self._staged, self.device)
+            elif all(each.library == "torch" for each in (*views, *seen)):
+                self._torch_call = self._short_path(given, results)
             return results[0] if len(results) == 1 else tuple(results)
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
@@ -180,7 +180,8 @@ class Net:
             A callable `step(stream=None)` that runs the network and returns its outputs, always the same arrays.
 
         Raises:
-            ArgumentError: as a call does; or an array is not on the network's device.
+            ArgumentError: as a call does; or an array is not on the network's device, or an address lacks an alignment that
+                a kernel needs.
         """
         with self._lock:
             self._open_weights()
@@ -198,11 +199,10 @@ class Net:
         with self._lock:
             self._open_weights()
             views = self._checked_inputs(self._split(args, named))
-            self._take_staged()
-            assert self._staged is not None
-            for address, spec, view in zip(self._staged[0], self._inputs, views):
+            inputs, outputs = self._take_staged()
+            for address, spec, view in zip(inputs, self._inputs, views):
                 self._copy_in(address, view, spec.nbytes, 0)
-            calls = self._calls_on(*self._staged)
+            calls = self._calls_on(inputs, outputs)
             found: dict[str, np.ndarray[Any, Any]] = {}
 
             def keep(number: int) -> None:
@@ -227,9 +227,7 @@ class Net:
             raise UsageError(f"repeat {repeat!r} is not possible; allowed: a whole number, 1 or more")
         with self._lock:
             self._open_weights()
-            self._take_staged()
-            assert self._staged is not None
-            calls = self._calls_on(*self._staged)
+            calls = self._calls_on(*self._take_staged())
             try:
                 total, each = calls.times_ns(repeat)
             finally:
@@ -333,31 +331,40 @@ class Net:
             taken.append((label, view, spec))
         return results, seen
 
-    def _run_at(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView]) -> None:
-        """On a CPU: computes in the caller's memory."""
-        inputs, outputs = [each.address for each in views], [each.address for each in seen]
-        calls, self._calls = self._calls, None  # until all pointers are set
-        if calls is None:
-            calls = self._calls_on(inputs, outputs)
-        calls.move(inputs, outputs)
-        self._calls = calls
-        calls.launch()
+    def _run_in_place(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView], stream: int) -> bool:
+        """Computes in the caller's memory, or returns False: an address lacks an alignment that a kernel needs."""
+        try:
+            calls = self._moved([each.address for each in views], [each.address for each in seen])
+        except ArgumentError:
+            return False
+        calls.launch(stream)
+        return True
 
     def _run_staged(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView], stream: int) -> None:
-        """On a GPU: copies the inputs to the addresses of the graph, and the outputs from there."""
-        self._take_staged()
-        assert self._staged is not None
-        if self._calls is None:
-            self._calls = self._calls_on(*self._staged)
-        inputs, outputs = self._staged
+        """Computes in memory of the net: copies the inputs there, and the outputs from there."""
+        inputs, outputs = self._take_staged()
         for address, spec, view in zip(inputs, self._inputs, views):
             self._copy_in(address, view, spec.nbytes, stream)
-        self._calls.launch(stream)
+        self._moved(inputs, outputs).launch(stream)
         for address, spec, view in zip(outputs, self._outputs, seen):
             if view.device[0] == "cpu":
                 self._device.copy_out(bytes_at(view.address, spec.nbytes), address)
             else:
                 self._device.copy(view.address, address, spec.nbytes, stream)
+
+    def _moved(self, inputs: Sequence[int], outputs: Sequence[int]) -> Calls:
+        """The net's calls on these addresses. Raises ArgumentError if one lacks the alignment that a kernel needs."""
+        if self._calls is None:
+            self._calls = self._calls_on(inputs, outputs)
+        self._calls.move(inputs, outputs)
+        return self._calls
+
+    def _short_path(self, given: Sequence[Any], results: Sequence[Any]) -> TorchCall:
+        """The path of calls with torch tensors that look like these, which were checked."""
+        assert self._calls is not None
+        inputs = {f"input{number}": tensor for number, tensor in enumerate(given)}
+        outputs = {f"output{number}": tensor for number, tensor in enumerate(results)}
+        return TorchCall(self._calls, inputs, outputs, self.device)
 
     def _run_on_host_arrays(self, views: list[arrays.ArrayView], seen: list[arrays.ArrayView]) -> None:
         if not self._warned:
@@ -369,13 +376,15 @@ class Net:
             )
         self._run_staged(views, seen, 0)
 
-    def _take_staged(self) -> None:
+    def _take_staged(self) -> tuple[list[int], list[int]]:
+        """Addresses of the net's own inputs and outputs."""
         if self._staged is None:
             inputs = [self._allocate(spec.nbytes) for spec in self._inputs]
             for address, spec in zip(inputs, self._inputs):
                 self._device.fill(address, 0, spec.nbytes)
             self._device.synchronize()  # the first call may come on a stream that does not wait for the default stream
             self._staged = inputs, [self._allocate(spec.nbytes) for spec in self._outputs]
+        return self._staged
 
     def _copy_in(self, address: int, view: arrays.ArrayView, nbytes: int, stream: int) -> None:
         if view.device[0] == "cpu":

@@ -8,15 +8,17 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
+from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
 from schedsearch.executable.program import Call, Place, Program
-from schedsearch.launch import Artifact
+from schedsearch.launch import Artifact, LaunchPlan
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
+    from schedsearch.device.cuda_graph import KernelGraph
 
+_KINDS = ("input", "output")  # of ports
 _REPEATS_IN_GRAPH = 20  # launches of one call between two events, which take half a microsecond each
 
 
@@ -33,8 +35,25 @@ class Parts(Protocol):
     def weights(self) -> Sequence[memoryview]: ...
 
 
+class Use(NamedTuple):
+    """One use of an input or output by a call.
+
+    Attributes:
+        call: its number.
+        name: of its argument or output.
+        offset: bytes from the start of the input or output.
+    """
+
+    call: int
+    name: str
+    offset: int
+
+
 class Weights:
     """Code and constants in a device's memory. All instances of a network share them.
+
+    Attributes:
+        ports: `input0`, ..., `output0`, ... -> where calls use it.
 
     Raises:
         DeviceError: the device refuses the code, or has too little memory.
@@ -42,6 +61,7 @@ class Weights:
 
     def __init__(self, parts: Parts, device: Device) -> None:
         self.device, self.program = device, parts.program
+        self.ports = _ports(parts.program)
         self._users = 0
         self._lock = threading.Lock()
         self.kernels: dict[str, LoadedKernel] = {}
@@ -108,6 +128,10 @@ class Weights:
             bound.append(self.kernels[call.artifact].bind(addresses, call.scalars, prepared))
         return bound
 
+    def plan(self, number: int) -> LaunchPlan:
+        """How a call is launched."""
+        return self.kernels[self.program.calls[number].artifact].artifact.plan
+
     def address(self, call: Call, name: str, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> int:
         """The address that a call gets for an argument, output or workspace."""
         place = call.workspaces[name] if name in call.workspaces else self.program.arrays[call.buffers[name]].place
@@ -146,8 +170,20 @@ class Weights:
         self.device.close()
 
 
+def _ports(program: Program) -> dict[str, list[Use]]:
+    found: dict[str, list[Use]] = {port: [] for port in _by_port([0] * len(program.inputs), [0] * len(program.outputs))}
+    for number, call in enumerate(program.calls):
+        for name, index in call.buffers.items():
+            place = program.arrays[index].place
+            if place.space in _KINDS:
+                found[f"{place.space}{place.number}"].append(Use(number, name, place.offset + call.offsets.get(name, 0)))
+    return found
+
+
 class Calls:
-    """The calls of a network on fixed memory. On a GPU they are one graph.
+    """The calls of a network on fixed memory, and inputs and outputs that may move. On a GPU they are one graph.
+
+    A *port* is an input or output: `input0`, `input1`, ..., `output0`, ...
 
     Args:
         arena: address of the memory that the calls share, or 0 if they need none.
@@ -161,41 +197,52 @@ class Calls:
     def __init__(self, weights: Weights, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         self.weights, self._arena = weights, arena
         self.bound = weights.bind(arena, inputs, outputs)
-        self._copies = weights.copies(arena, inputs, outputs)
-        self._addresses = (tuple(inputs), tuple(outputs))
-        self._graph = _Graph(weights.device, self.enqueue) if weights.device.target.kind == "cuda" else None
+        self._addresses = _by_port(inputs, outputs)
+        self._set_copies()
+        self._graph = _kernel_graph(weights.device, self.bound) if weights.device.target.kind == "cuda" else None
 
     def move(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """On a CPU: takes other memory for inputs and outputs.
+        """Takes other memory for inputs and outputs.
 
         Raises:
-            ArgumentError: an address lacks the alignment that a kernel needs; the calls must not be used any more.
+            ArgumentError: an address lacks the alignment that a kernel needs; the ports before it have moved.
         """
-        assert self._graph is None
-        before, self._addresses = self._addresses, (tuple(inputs), tuple(outputs))
-        if before == self._addresses:
-            return
-        program = self.weights.program
-        for call, bound in zip(program.calls, self.bound):
-            for name, index in call.buffers.items():
-                place = program.arrays[index].place
-                if place.space in ("input", "output"):
-                    bound.set_pointer(name, self.weights.address(call, name, self._arena, inputs, outputs))
-        self._copies = self.weights.copies(self._arena, inputs, outputs)
+        for port, address in _by_port(inputs, outputs).items():
+            self.set_pointer(port, address)
 
-    def enqueue(self, stream: int) -> None:
-        """Enqueues one call after the other."""
-        for each in self.bound:
-            each.launch(stream)
-        for to, source, nbytes in self._copies:
-            self.weights.device.copy(to, source, nbytes, stream)
+    def set_pointer(self, port: str, address: int) -> None:
+        """Moves one port.
+
+        Raises:
+            ArgumentError: the address lacks the alignment that a kernel needs; then the port stays.
+        """
+        if self._addresses[port] == address:
+            return
+        uses = self.weights.ports[port]
+        for use in uses:
+            check_alignment(self.weights.plan(use.call), use.name, address + use.offset)
+        self._addresses[port] = address
+        for use in uses:
+            self.bound[use.call].set_pointer(use.name, address + use.offset)
+        if self._graph is not None:
+            for number in dict.fromkeys(use.call for use in uses):
+                self._graph.update(number)
+        if self._copies:
+            self._set_copies()
+
+    def _set_copies(self) -> None:
+        inputs, outputs = ([self._addresses[name] for name in self._addresses if name.startswith(kind)] for kind in _KINDS)
+        self._copies = self.weights.copies(self._arena, inputs, outputs)
 
     def launch(self, stream: int = 0) -> None:
         """Runs everything: on a GPU it enqueues the graph, on a CPU it returns when the outputs are complete."""
         if self._graph is None:
-            self.enqueue(stream)
+            for each in self.bound:
+                each.launch(stream)
         else:
             self._graph.launch(stream)
+        for to, source, nbytes in self._copies:
+            self.weights.device.copy(to, source, nbytes, stream)
 
     def close(self) -> None:
         if self._graph is not None:
@@ -214,31 +261,22 @@ class Calls:
         self.launch(0)
         self.weights.device.synchronize()
         if self._graph is not None:
-            return self._graph.time_ns(repeat), [
-                _time_on_gpu(self.weights.device, each.launch, repeat) for each in self.bound
+            device = self.weights.device
+            return _time_on_gpu(device, self.launch, repeat), [
+                _time_one_on_gpu(device, each.launch, repeat) for each in self.bound
             ]
         return _time_on_cpu(self.launch, repeat), [_time_on_cpu(each.launch, repeat) for each in self.bound]
 
 
-class _Graph:
-    """A captured graph that any thread may launch."""
+def _by_port(inputs: Sequence[int], outputs: Sequence[int]) -> dict[str, int]:
+    return {f"{kind}{number}": each for kind, some in zip(_KINDS, (inputs, outputs)) for number, each in enumerate(some)}
 
-    def __init__(self, device: Device, enqueue: Callable[[int], None]) -> None:
-        self._device = _cuda(device)
-        self._stream = self._device.create_stream()
-        self._graph = self._device.capture(self._stream, enqueue)
 
-    def launch(self, stream: int) -> None:
-        self._graph.launch(stream)
+def _kernel_graph(device: Device, bound: Sequence[BoundKernel]) -> KernelGraph:
+    from schedsearch.device.cuda import CudaBoundKernel
+    from schedsearch.device.cuda_graph import KernelGraph
 
-    def time_ns(self, repeat: int) -> float:
-        """The median time of a launch among `repeat` launches that follow one another."""
-        return _between_events(self._device, self._stream, self._graph.launch, repeat)
-
-    def close(self) -> None:
-        with self._device.current():
-            self._graph.close()
-        self._device.destroy_stream(self._stream)
+    return KernelGraph(_cuda(device), [each for each in bound if isinstance(each, CudaBoundKernel)])
 
 
 def _time_on_cpu(run: Callable[[], None], repeat: int) -> float:
@@ -251,19 +289,32 @@ def _time_on_cpu(run: Callable[[], None], repeat: int) -> float:
 
 
 def _time_on_gpu(device: Device, launch: Callable[[int], None], repeat: int) -> float:
+    """The median time of a launch among `repeat` launches that follow one another."""
+    cuda = _cuda(device)
+    stream = cuda.create_stream()
+    try:
+        return _between_events(cuda, stream, launch, repeat)
+    finally:
+        cuda.destroy_stream(stream)
+
+
+def _time_one_on_gpu(device: Device, launch: Callable[[int], None], repeat: int) -> float:
     """The median time of one call in a graph of several."""
     cuda = _cuda(device)
+    stream = cuda.create_stream()
 
     def several(stream: int) -> None:
         for _ in range(_REPEATS_IN_GRAPH):
             launch(stream)
 
-    graph = _Graph(device, several)
+    graph = cuda.capture(stream, several)
     try:
-        return graph.time_ns(max(repeat // _REPEATS_IN_GRAPH, 3)) / _REPEATS_IN_GRAPH
+        return _time_on_gpu(device, graph.launch, max(repeat // _REPEATS_IN_GRAPH, 3)) / _REPEATS_IN_GRAPH
     finally:
         cuda.synchronize()
-        graph.close()
+        with cuda.current():
+            graph.close()
+        cuda.destroy_stream(stream)
 
 
 def _between_events(device: CudaDevice, stream: int, launch: Callable[[int], None], repeat: int) -> float:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from schedsearch.device import BoundKernel
 from schedsearch.runtime.prepared import PreparedArgument
 from schedsearch.runtime.streams import current_stream, raw_stream
+
+
+class Launch(Protocol):
+    """A bound kernel, or several on common arrays."""
+
+    def set_pointer(self, buffer: str, address: int) -> None:
+        """Raises ArgumentError if the address lacks the alignment that a kernel requires."""
+
+    def launch(self, stream: int = 0) -> None:
+        """Raises DeviceError if it fails."""
 
 
 class TorchCall:
@@ -28,7 +37,7 @@ class TorchCall:
     __slots__ = ("_arguments", "_bound", "_current_stream", "_device", "_outputs")
 
     def __init__(
-        self, bound: BoundKernel, arguments: Mapping[str, Any], outputs: Mapping[str, Any], device: tuple[str, int]
+        self, bound: Launch, arguments: Mapping[str, Any], outputs: Mapping[str, Any], device: tuple[str, int]
     ) -> None:
         self._bound, self._device = bound, device
         self._arguments = [_Argument(name, given) for name, given in arguments.items()]

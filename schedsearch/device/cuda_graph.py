@@ -1,0 +1,95 @@
+"""Bound kernels as one CUDA graph, whose arguments may change between launches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from schedsearch.device.cuda import CudaBoundKernel, CudaDevice, Graph
+
+
+class _KernelNodeParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2 of the driver API."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("grid_x", ctypes.c_uint),
+        ("grid_y", ctypes.c_uint),
+        ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint),
+        ("block_y", ctypes.c_uint),
+        ("block_z", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint),
+        ("parameters", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+class KernelGraph:
+    """A graph that launches bound kernels one after the other. Any thread may call its methods, one at a time.
+
+    The nodes are made one by one, not captured, so that each is known: after `set_pointer` on one of the kernels, `update`
+    changes its nodes. Launches that are already enqueued keep the arguments that they had.
+
+    Raises:
+        DriverError: the driver refuses a kernel.
+    """
+
+    def __init__(self, device: CudaDevice, kernels: Sequence[CudaBoundKernel]) -> None:
+        self._device = device
+        self._nodes: list[list[tuple[ctypes.c_void_p, _KernelNodeParams]]] = []
+        with device.current():
+            graph = device.create_graph()
+            last: ctypes.c_void_p | None = None
+            for kernel in kernels:
+                nodes = []
+                for params in _params(kernel):
+                    last = self._add(int(graph), last, params)
+                    nodes.append((last, params))
+                self._nodes.append(nodes)
+            self._graph = Graph(device, graph)
+
+    def _add(self, graph: int, last: ctypes.c_void_p | None, params: _KernelNodeParams) -> ctypes.c_void_p:
+        node = ctypes.c_void_p()
+        self._device.call_quickly(
+            "cuGraphAddKernelNode_v2",
+            ctypes.byref(node),
+            ctypes.c_void_p(graph),
+            None if last is None else ctypes.byref(last),
+            ctypes.c_size_t(last is not None),
+            ctypes.byref(params),
+        )
+        return node
+
+    def update(self, number: int) -> None:
+        """Takes over the arguments that the kernel of this number has now, for launches from here on."""
+        executable = self._graph.handle
+        for node, params in self._nodes[number]:
+            self._device.call_quickly("cuGraphExecKernelNodeSetParams_v2", executable, node, ctypes.byref(params))
+
+    def launch(self, stream: int) -> None:
+        self._graph.launch(stream)
+
+    def close(self) -> None:
+        with self._device.current():
+            self._graph.close()
+
+
+def _params(kernel: CudaBoundKernel) -> list[_KernelNodeParams]:
+    """The nodes of a kernel. They refer to its argument block, which must stay as long as the graph is updated."""
+    return [
+        _KernelNodeParams(
+            function,
+            config.grid_x,
+            config.grid_y,
+            config.grid_z,
+            config.block_x,
+            config.block_y,
+            config.block_z,
+            config.shared_bytes,
+            ctypes.addressof(parameters),
+        )
+        for config, function, parameters in kernel.launches
+    ]
