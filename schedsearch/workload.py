@@ -15,7 +15,8 @@ from typing import Any
 
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
-from schedsearch.ops import ArgSpec, Op, ScalarSpec, Work, operator
+from schedsearch.ops import ArgSpec, Op, ScalarSpec, ShapeFunction, Work, operator
+from schedsearch.ops.declared_shapes import declared_shapes
 
 
 class Workload:
@@ -107,6 +108,15 @@ class Workload:
             names = ", ".join(output.name for output in self.outputs)
             raise WorkloadError(f"{self.op} has {len(self.outputs)} outputs ({names}); this needs an operator with one")
         return self.outputs[0]
+
+    @functools.cached_property
+    def shape_functions(self) -> Mapping[str, ShapeFunction]:
+        """Output -> shape function, for outputs whose extents are known only when the operator is called.
+
+        Raises:
+            OperatorError: the operator's declaration is wrong; see `schedsearch.ops.declared_shapes`.
+        """
+        return declared_shapes(self.definition, self.params)
 
     @property
     def constants(self) -> tuple[str, ...]:

@@ -22,6 +22,15 @@ _FP32_ROUNDOFF = DTYPES["float32"].roundoff
 _FP64_ROUNDOFF = DTYPES["float64"].roundoff
 
 
+# The truth about elements beyond the extents of an output, where `ArgSpec.extents` names them.
+UNDEFINED = {"float64": math.nan, "int64": -(2**63)}
+
+
+def is_undefined(truths: Array) -> Array:
+    """Which truths are `UNDEFINED`; bool, in the shape of `truths`."""
+    return np.isnan(truths) if truths.dtype.kind == "f" else truths == UNDEFINED["int64"]
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """|y - truth| <= output |truth| + min(accumulation x magnitude, limit) + smallest.
@@ -91,6 +100,8 @@ class Truth:
         tolerance: None if the output must equal the truth.
         excused: violations that are no error: on numbers that are not exact, a step function in an epilogue (rounding to an
             integer, say) may fall on the other side for a few elements.
+        partial: elements whose truth is `UNDEFINED` are not compared: the output has extents that are known at run time, and
+            they lie beyond.
         runs: of the output in memory, see `ArgSpec.runs`; the truth has no gaps. Default: one run.
     """
 
@@ -101,6 +112,7 @@ class Truth:
     tolerance: Tolerance | None = None
     excused: int = 0
     runs: tuple[int, int] = (1, 1)
+    partial: bool = False
 
     @property
     def number(self) -> str:
@@ -169,6 +181,9 @@ class CpuComparer:
                 else:
                     bound = _array_at(truth.magnitude, truth.size, "float64")[piece]
                     wrong = ~((error <= _allowed(truth.tolerance, wanted, bound)) | (got == wanted))
+                if truth.partial:
+                    undefined = is_undefined(wanted)
+                    wrong, error = wrong & ~undefined, np.where(undefined, 0.0, error)
             count = int(np.count_nonzero(wrong))
             if count and first is None:
                 first = start + int(np.argmax(wrong))
@@ -235,12 +250,16 @@ class CudaComparer:
         self._bound: dict[LoadedKernel, BoundKernel] = {}
 
     def output(self, y: int, truth: Truth) -> Difference:
-        buffers = {"y": y, "truth": truth.address}
+        buffers, partial = {"y": y, "truth": truth.address}, " partial" if truth.partial else ""
         if truth.tolerance is None:
-            kernel = self._kernel(f"compare_exactly {truth.dtype}", _extents(truth), lambda: _exact_source(truth.dtype))
+            kernel = self._kernel(
+                f"compare_exactly {truth.dtype}{partial}", _extents(truth), lambda: _exact_source(truth.dtype, truth.partial)
+            )
             count, bits, first = self._run(kernel, buffers, {})
         else:
-            kernel = self._kernel(f"compare_output {truth.dtype}", _extents(truth), lambda: _output_source(truth.dtype))
+            kernel = self._kernel(
+                f"compare_output {truth.dtype}{partial}", _extents(truth), lambda: _output_source(truth.dtype, truth.partial)
+            )
             count, bits, first = self._run(kernel, {**buffers, "magnitude": truth.magnitude}, vars(truth.tolerance))
         return Difference(count, float(np.uint64(bits).view(np.float64)), first if count else None)
 
@@ -334,20 +353,20 @@ def _between_source() -> KernelSource:
     return _source(compare_between, (Pointer("y"), Pointer("result"), *(Int64(1),) * 4))
 
 
-def _exact_source(name: str) -> KernelSource:
+def _exact_source(name: str, partial: bool) -> KernelSource:
     from numba import types
 
     at, report, raise_maximum = _access(), _report(), _raise_maximum()
     row = dtype(name)
     load_y, load_truth = at.load(name), at.load("float64" if row.is_float else "int64")
-    first, step, itemsize = at.first, at.step, row.nbytes
+    first, step, itemsize, counts = at.first, at.step, row.nbytes, _counts(row.is_float, partial)
 
     def compare_exactly(y: Any, truth: Any, result: Any, size: Any, run: Any, gap: Any) -> None:
         y, truth = types.int64(y), types.int64(truth)
         largest = types.float64(0.0)
         for index in range(first(), size, step()):
             got, expected = load_y(y + itemsize * (index + index // run * gap)), load_truth(truth + 8 * index)
-            if got != expected:  # also when it is NaN
+            if got != expected and counts(expected):  # also when it is NaN
                 report(result, index)
                 error = abs(types.float64(got) - types.float64(expected))
                 if error > largest:
@@ -358,12 +377,12 @@ def _exact_source(name: str) -> KernelSource:
     return _source(compare_exactly, (Pointer("y"), Pointer("truth"), Pointer("result"), *(Int64(1),) * 3))
 
 
-def _output_source(name: str) -> KernelSource:
+def _output_source(name: str, partial: bool) -> KernelSource:
     from numba import types
 
     at, report, raise_maximum = _access(), _report(), _raise_maximum()
     load_y, load_f64 = at.load(name), at.load("float64")
-    first, step, itemsize = at.first, at.step, dtype(name).nbytes
+    first, step, itemsize, counts = at.first, at.step, dtype(name).nbytes, _counts(True, partial)
 
     def compare_output(
         y: Any, truth: Any, magnitude: Any, result: Any, size: Any, run: Any, gap: Any,
@@ -376,7 +395,7 @@ def _output_source(name: str) -> KernelSource:
             error = abs(got - expected)
             slack = min(types.float64(accumulation) * load_f64(magnitude + 8 * index), types.float64(limit))
             allowed = types.float64(output) * abs(expected) + slack + types.float64(smallest)
-            if not (error <= allowed or got == expected):  # also when it is NaN
+            if not (error <= allowed or got == expected) and counts(expected):  # also when it is NaN
                 report(result, index)
             if error > largest:
                 largest = error
@@ -386,6 +405,22 @@ def _output_source(name: str) -> KernelSource:
     params = tuple(map(Pointer, ("y", "truth", "magnitude", "result")))
     scalars = tuple(map(Scalar, ("output", "accumulation", "limit", "smallest")))
     return _source(compare_output, (*params, *(Int64(1),) * 3, *scalars))
+
+
+def _counts(is_float: bool, partial: bool) -> Callable[[Any], Any]:
+    """`counts(expected)` for kernels: whether an element is compared."""
+    undefined = UNDEFINED["int64"]
+
+    def every(expected: Any) -> Any:
+        return True
+
+    def number(expected: Any) -> Any:
+        return expected == expected
+
+    def integer(expected: Any) -> Any:
+        return expected != undefined
+
+    return (number if is_float else integer) if partial else every
 
 
 def _access() -> Any:

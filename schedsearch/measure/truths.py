@@ -67,7 +67,9 @@ class Truths(Mapping[str, Truth]):
         self._truths: dict[str, Truth] = {}
         address = self._memory
         for spec in workload.outputs:
-            truth = Truth(spec.dtype, spec.size, address, excused=int(excused * spec.size), runs=spec.runs)
+            truth = Truth(
+                spec.dtype, spec.size, address, excused=int(excused * spec.size), runs=spec.runs, partial=bool(spec.extents)
+            )
             address += align(8 * spec.size)
             if is_rounded(workload, spec):
                 errors = allowed_roundoffs(workload, workload.work.reduction) if roundoffs is None else roundoffs

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel
-from schedsearch.measure.compare import CodeCache, Comparer, Difference, open_comparer
+from schedsearch.measure.compare import CodeCache, Comparer, Difference, is_undefined, open_comparer
 from schedsearch.measure.inputs import Array, Pattern, check_domains, check_pattern, check_scalars, second_domains
 from schedsearch.measure.prepared import PreparedPath
 from schedsearch.measure.reference import CheckedReference
@@ -271,6 +271,8 @@ class Verification:
             else:
                 magnitude = self._elements(truth.magnitude, indices, "float64")
                 wrong = ~((np.abs(kernel - numpy) <= _SPOT_ERROR * np.maximum(magnitude, np.abs(numpy))) | (kernel == numpy))
+            if truth.partial:
+                wrong &= ~(is_undefined(kernel) & is_undefined(numpy))
             if wrong.any():
                 raise self._reference.contradiction(output, indices, kernel, numpy, wrong)
 
@@ -293,12 +295,20 @@ class Verification:
                 seen[name] += difference.violations
         stray = self._stray_write()
         for output in self._workload.outputs:
-            least = output.size * max(1, len(dtype(output.dtype).poison) - 1)
+            defined = output.size - (self._undefined(output) if output.extents else 0)
+            least = defined * max(1, len(dtype(output.dtype).poison) - 1)
             if seen[output.name] < least or stray:
                 raise RuntimeError(
                     f"the comparison sees {seen[output.name]} poisoned elements of {output.name}, which has at least "
                     f"{least} {stray}; this is a bug of schedsearch"
                 )
+
+    def _undefined(self, output: ArgSpec) -> int:
+        """Number of elements that have no truth."""
+        truth = self._truths[output.name]
+        found = np.empty(truth.size, truth.number)
+        self._device.copy_out(found.view(np.uint8).data, truth.address)
+        return int(np.count_nonzero(is_undefined(found)))
 
     # ---- judging
 
@@ -348,6 +358,8 @@ class Verification:
                 error = np.abs(got.astype(np.float64) - expected)
                 wrong = ~((error <= (allowed if exact else 64 * allowed)) | (got == expected))
                 enough = 1 if exact else expected.size // 2 + 1
+        if output.extents:
+            wrong &= ~is_undefined(expected)
         if np.count_nonzero(wrong) < enough:
             return ""
         place = int(np.argmax(wrong))

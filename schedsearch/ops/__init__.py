@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from schedsearch.ops.base import ArgSpec, Op, Parameter, ScalarSpec, Work
 from schedsearch.ops.checks import Domain
+from schedsearch.ops.dependence import Dependence, ShapeFunction
 from schedsearch.ops.dtypes import DTYPES, DType, decode, dtype, encode
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.registry import operator, operator_names, operators
@@ -14,12 +15,14 @@ __all__ = [
     "STAGES",
     "ArgSpec",
     "DType",
+    "Dependence",
     "Domain",
     "Layout",
     "Op",
     "Operand",
     "Parameter",
     "ScalarSpec",
+    "ShapeFunction",
     "Stage",
     "StageKind",
     "Work",

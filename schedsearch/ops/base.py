@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from schedsearch.errors import Problem, did_you_mean
 from schedsearch.ops.checks import Domain, Rounding, by_role
+from schedsearch.ops.dependence import ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 
 Role = Literal["factor", "addend", "scale", "index", "data"]
@@ -25,7 +26,7 @@ _LONGEST_GOT = 200  # characters of a wrong value in a message
 RESERVED_NAMES = frozenset(
     {
         "constants", "conv2d", "definition", "flops", "from_json", "id", "json", "label", "min_bytes", "op", "output",
-        "outputs", "params", "replace", "scalars", "signature", "work",
+        "outputs", "params", "replace", "scalars", "shape_functions", "signature", "work",
         "name", "restrict", "shape", "templates", "weight",
     }
 )  # fmt: skip
@@ -48,6 +49,8 @@ class ArgSpec:
             truth is then that number, limited to the output's format but not rounded (float64), and a kernel may differ
             from the nearest integer only where so many roundoff errors reach the next one. 0: the output is exact.
         positive: its float32 numbers are scales of quantised numbers, finite and above zero. Calls on a CPU refuse others.
+        extents: name of the int64 array that holds the extents at run time; "": they are those of `shape`. Otherwise `shape`
+            is the upper bound, whose strides the array has in memory, and elements beyond the extents are undefined.
         slice_of: shape of a larger contiguous array of which this output is a slice along one axis, or () if it is an array
             of its own. Its address is that of the slice's first element. Kernels leave the rest of the larger array alone.
 
@@ -66,6 +69,7 @@ class ArgSpec:
     roundings: int = 0
     positive: bool = False
     slice_of: tuple[int, ...] = ()
+    extents: str = ""
 
     def __post_init__(self) -> None:
         if self.role == "index" and (self.below is None or self.below < 1):
@@ -260,6 +264,14 @@ class Op(ABC):
     @abstractmethod
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         """The arrays that a kernel writes, at least one. Their names differ from each other and from the arguments'."""
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        """How the extents of outputs follow from what is known only when the operator is called: output -> function.
+
+        By default no output has one: the shapes are those of `outputs`. For an output that has one, `outputs` gives the
+        upper bound, and the extents are in an output `NAME_extents`, int64[rank]. See `schedsearch.ops.dependence`.
+        """
+        return {}
 
     def scalars(self, params: Mapping[str, Any]) -> tuple[ScalarSpec, ...]:
         """Call-time scalars with their defaults; not part of the identity."""

@@ -163,6 +163,14 @@ class OpContract:
                     assert argument.aliases in outputs, argument
                     assert argument.nbytes == outputs[argument.aliases].nbytes, argument
 
+    def test_shape_functions_are_possible_and_have_their_extents(self) -> None:
+        for workload in self.workloads():
+            outputs = {output.name: output for output in workload.outputs}
+            for name in workload.shape_functions:  # raises if a declaration is wrong
+                assert outputs[name].extents in outputs, name
+                extents = outputs[outputs[name].extents]
+                assert (extents.dtype, extents.shape) == ("int64", (len(outputs[name].shape),)), extents
+
     def test_work_is_counted(self) -> None:
         for workload in self.workloads():
             assert workload.flops >= 0 and workload.work.reduction >= 1

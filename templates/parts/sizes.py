@@ -1,0 +1,205 @@
+"""The kernel that computes the sizes of a whole segment of a network on the device: its shape functions, compiled.
+
+Sizes are int64 words of one block of memory. Word 0 is the status: 0, or what the first mistake was. The other words are
+extents of arrays: of those that come into the segment, and of those that its operators make. One thread block goes
+through the operators in order, with a thread for each axis; an operator reads the extents that earlier ones wrote.
+
+What is impossible has the extents 0, so that kernels which read them write nothing, and is named by the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.launch import Grid, NumbaArray, Param
+from schedsearch.ops.dependence import ShapeFunction
+from schedsearch.ops.dtypes import dtype
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep
+
+SIZES = "sizes"  # the buffer of the block
+STATUS = 0
+NEGATIVE, EXCEEDS, FIRST_PROBLEM = 1, 2, 3  # kinds of mistakes; a shape function's own problems follow
+KINDS = 256  # status = step * KINDS + kind, and steps count from 1
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Words:
+    """Extents in the block: `count` words from `first` on."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Values:
+    """Integers in a buffer of their own."""
+
+    buffer: str
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class SizeStep:
+    """One output whose extents are computed.
+
+    Attributes:
+        inputs: what the function gets, in its order.
+        to: where its extents go.
+        bound: what they may be at most.
+    """
+
+    function: ShapeFunction
+    inputs: tuple[Words | Values, ...]
+    to: Words
+    bound: tuple[int, ...]
+
+
+def sizes_source(steps: Sequence[SizeStep], words: int, target: Target) -> KernelSource:
+    """The kernel over the buffer `SIZES` and those of all `Values`.
+
+    Args:
+        words: of the block.
+    """
+    buffers = {each.buffer: each for step in steps for each in step.inputs if isinstance(each, Values)}
+    params: list[Param] = [NumbaArray(SIZES, "int64", (words,), (8,))]
+    for name, each in buffers.items():
+        params.append(NumbaArray(name, each.dtype, (max(each.count, 1),), (dtype(each.dtype).nbytes,)))
+    slots = {name: slot for slot, name in enumerate(buffers, start=1)}
+    on_cuda = target.kind == "cuda"
+    run: Callable[..., None] = _nothing
+    for number, step in enumerate(steps, start=1):
+        run = _then(run, _step_function(step, number, slots, on_cuda))
+
+    def on_gpu(*operands: Any) -> None:
+        first = cuda.threadIdx.x
+        if first == 0:
+            operands[0][STATUS] = 0
+        cuda.syncthreads()
+        run(operands, first, _WARP)
+
+    def on_cpu(*operands: Any, start: Any, stop: Any) -> None:
+        operands[0][STATUS] = 0
+        run(operands, 0, 1)
+
+    function = on_gpu if on_cuda else on_cpu
+    step = KernelStep(function, tuple(params), Grid(1), _WARP if on_cuda else 1)
+    return KernelSource(target.kind, "native", (step,))
+
+
+def _step_function(step: SizeStep, number: int, slots: dict[str, int], on_cuda: bool) -> Callable[..., None]:
+    """`run(operands, first, stride)`: the axes first, first + stride ... of one output."""
+    collect = _no_inputs
+    for each in step.inputs:
+        collect = (
+            _and_words(collect, each.first, each.count)
+            if isinstance(each, Words)
+            else _and_values(collect, slots[each.buffer], each.count)
+        )
+    extent = _spread_with_axis(step.function.extent, len(step.inputs))
+    problem = _spread(step.function.problem, len(step.inputs)) if step.function.problem else _no_problem
+    to, rank, bound = step.to.first, step.to.count, step.bound or (0,)
+    meet = _meet if on_cuda else _go_on
+    base = number * KINDS
+
+    def compute(operands: Any, first: Any, stride: Any) -> None:
+        sizes = operands[0]
+        inputs = collect(operands)
+        wrong = types.int64(problem(inputs))
+        if wrong:
+            wrong += FIRST_PROBLEM - 1
+        else:
+            for axis in range(first, rank, stride):
+                sizes[to + axis] = extent(axis, inputs)
+        meet()
+        if not wrong:
+            for axis in range(rank):
+                if sizes[to + axis] < 0:
+                    wrong = types.int64(NEGATIVE)
+            for axis in range(rank):
+                if wrong == 0 and sizes[to + axis] > bound[axis]:
+                    wrong = types.int64(EXCEEDS)
+        meet()
+        if wrong:
+            for axis in range(first, rank, stride):
+                sizes[to + axis] = 0
+            if first == 0 and sizes[STATUS] == 0:
+                sizes[STATUS] = base + wrong
+        meet()
+
+    return compute
+
+
+def _nothing(operands: Any, first: Any, stride: Any) -> None:
+    pass
+
+
+def _then(before: Callable[..., None], after: Callable[..., None]) -> Callable[..., None]:
+    def both(operands: Any, first: Any, stride: Any) -> None:
+        before(operands, first, stride)
+        after(operands, first, stride)
+
+    return both
+
+
+def _no_inputs(operands: Any) -> Any:
+    return ()
+
+
+def _and_words(collect: Callable[[Any], Any], first: int, count: int) -> Callable[[Any], Any]:
+    stop = first + count
+
+    def more(operands: Any) -> Any:
+        return (*collect(operands), operands[0][first:stop])
+
+    return more
+
+
+def _and_values(collect: Callable[[Any], Any], slot: int, count: int) -> Callable[[Any], Any]:
+    def more(operands: Any) -> Any:
+        return (*collect(operands), operands[slot][0:count])
+
+    return more
+
+
+def _no_problem(inputs: Any) -> int:
+    return 0
+
+
+def _spread(f: Callable[..., Any], count: int) -> Callable[[Any], Any]:
+    """The function of a tuple of `count` inputs: kernels have no calls with stars."""
+    return (
+        lambda i: f(),
+        lambda i: f(i[0]),
+        lambda i: f(i[0], i[1]),
+        lambda i: f(i[0], i[1], i[2]),
+        lambda i: f(i[0], i[1], i[2], i[3]),
+        lambda i: f(i[0], i[1], i[2], i[3], i[4]),
+        lambda i: f(i[0], i[1], i[2], i[3], i[4], i[5]),
+    )[count]
+
+
+def _spread_with_axis(f: Callable[..., Any], count: int) -> Callable[[Any, Any], Any]:
+    return (
+        lambda axis, i: f(axis),
+        lambda axis, i: f(axis, i[0]),
+        lambda axis, i: f(axis, i[0], i[1]),
+        lambda axis, i: f(axis, i[0], i[1], i[2]),
+        lambda axis, i: f(axis, i[0], i[1], i[2], i[3]),
+        lambda axis, i: f(axis, i[0], i[1], i[2], i[3], i[4]),
+        lambda axis, i: f(axis, i[0], i[1], i[2], i[3], i[4], i[5]),
+    )[count]
+
+
+def _meet() -> None:
+    cuda.syncthreads()
+
+
+def _go_on() -> None:
+    pass
