@@ -56,6 +56,7 @@ LAYERS = {
     "schedsearch.network": 6,
     "schedsearch.profiling": 6,
     "schedsearch.profiling.profile": 1,
+    "schedsearch.torch": 6,
     "schedsearch.__main__": 7,
     "schedsearch.cli": 7,
     "schedsearch.dashboard": 7,
@@ -225,6 +226,11 @@ def test_xgboost_is_imported_in_one_file_and_never_eagerly() -> None:
     uses = [item for item in IMPORTS if item.module.split(".")[0] == "xgboost"]
     assert {item.importer for item in uses} == {"schedsearch.tuner.model"}
     assert [str(item) for item in uses if item.eager] == []
+
+
+def test_only_the_package_for_pytorch_loads_it_eagerly() -> None:
+    uses = [item for item in IMPORTS if item.module.split(".")[0] == "torch"]
+    assert [str(item) for item in uses if item.eager and not _within(item.importer, "schedsearch.torch")] == []
 
 
 def test_lookup_needs_the_standard_library_and_errors_only() -> None:

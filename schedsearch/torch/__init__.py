@@ -1,0 +1,33 @@
+"""Tuned kernels in PyTorch: functions, and the operators `torch.ops.schedsearch` behind them.
+
+    import schedsearch.torch as sst
+
+    sst.use("records.db")
+    y = sst.conv2d(x, weight, bias, padding=1, activation="relu")
+
+Raises ImportError if PyTorch is not installed or too old; the message says which version is needed.
+"""
+
+from __future__ import annotations
+
+OLDEST = (2, 4)
+
+
+def _require_torch() -> None:
+    needed = f"schedsearch.torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer; install schedsearch[torch]"
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{needed} ({error})") from error
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise ImportError(f"{needed} (this is {torch.__version__})")
+
+
+_require_torch()
+
+from schedsearch.torch import library  # noqa: E402, F401
+from schedsearch.torch.functional import conv2d  # noqa: E402
+from schedsearch.torch.store import Served, Store, refresh, served, use  # noqa: E402
+
+__all__ = ["Served", "Store", "conv2d", "refresh", "served", "use"]

@@ -1,0 +1,122 @@
+"""A kernel bound for tensors of one description: a call sets addresses that have changed, allocates and launches.
+
+Workspaces come from torch's allocator in every call, so that calls on several streams do not share them and CUDA graphs may
+capture a call.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from schedsearch.errors import ArgumentError
+from schedsearch.runtime import arrays
+from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.streams import current_stream
+from schedsearch.torch.formats import torch_dtype
+
+
+class BoundCall:
+    """Computes a workload on tensors. The caller looks it up by dtypes, shapes, strides and devices, which it does not check
+    again.
+
+    Calls may come from any thread and go to any stream.
+
+    Args:
+        kernel: what runs.
+        tensors: argument of the workload -> a tensor like those of all calls, with the logical axes N, C, H, W.
+        scalars: values of all scalars of the workload.
+
+    Raises:
+        ArgumentError: a tensor is not what the kernel takes.
+    """
+
+    def __init__(self, kernel: Kernel, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
+        self.kernel = kernel
+        workload, plan = kernel.workload, kernel.artifact.plan
+        first = next(iter(tensors.values()))
+        self._names = [spec.name for spec in workload.signature]
+        self._turn = [_turn(arrays.forms(spec), tensors[spec.name]) for spec in workload.signature]
+        self._turns = any(self._turn)
+        given = [self._turned(place, tensors[name]) for place, name in enumerate(self._names)]
+        for spec, tensor in zip(workload.signature, given):
+            arrays.check(spec, arrays.view(tensor, spec.name), kernel.device)
+        options = {"device": first.device}
+        self._made: list[tuple[str, Callable[[], torch.Tensor]]] = [
+            (like.name, _allocator(like.shape, like.strides, dtype=torch_dtype(like.dtype), **options))
+            for like in arrays.output_like(workload, "channels_last")
+        ]
+        self._results = len(self._made)
+        self._made += [
+            (name, _allocator((nbytes,), (1,), dtype=torch.uint8, **options)) for name, nbytes in plan.workspaces.items()
+        ]
+        made = [(name, allocate()) for name, allocate in self._made]
+        addresses = {name: tensor.data_ptr() for name, tensor in (*zip(self._names, given), *made)}
+        self._scalars = dict(scalars)
+        aligned = {name: address - address % plan.alignments.get(name, 1) for name, address in addresses.items()}
+        self._bound = kernel.bind_addresses(aligned, self._scalars)  # every call sets its own addresses
+        self._pointers = aligned
+        self._stream = current_stream("torch", kernel.device)
+        self._lock = threading.Lock()
+
+    def __call__(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Any:
+        """Enqueues the kernel on torch's current stream.
+
+        Args:
+            tensors: in the order of the workload's signature.
+            scalars: values of all scalars.
+
+        Returns:
+            The output, or a tuple of several.
+
+        Raises:
+            DeviceError: the launch failed.
+        """
+        if self._turns:
+            tensors = [self._turned(place, tensor) for place, tensor in enumerate(tensors)]
+        made = [allocate() for _, allocate in self._made]
+        try:
+            self._launch(tensors, made, scalars)
+        except ArgumentError:  # an address lacks the alignment that vector loads need
+            self._launch([tensor.clone() for tensor in tensors], made, scalars)
+        return made[0] if self._results == 1 else tuple(made[: self._results])
+
+    def _launch(self, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> None:
+        bound, pointers = self._bound, self._pointers
+        with self._lock:
+            for name, tensor in zip(self._names, tensors):
+                address = tensor.data_ptr()
+                if address != pointers[name]:
+                    bound.set_pointer(name, address)
+                    pointers[name] = address
+            for (name, _), tensor in zip(self._made, made):
+                address = tensor.data_ptr()
+                if address != pointers[name]:
+                    bound.set_pointer(name, address)
+                    pointers[name] = address
+            if scalars != self._scalars:
+                for name, value in scalars.items():
+                    bound.set_scalar(name, value)
+                self._scalars = dict(scalars)
+            bound.launch(self._stream())
+
+    def _turned(self, place: int, tensor: torch.Tensor) -> torch.Tensor:
+        turn = self._turn[place]
+        return tensor if turn is None else turn(tensor)
+
+
+def _allocator(shape: Sequence[int], strides: Sequence[int], **options: Any) -> Callable[[], torch.Tensor]:
+    return functools.partial(torch.empty_strided, tuple(shape), tuple(strides), **options)
+
+
+def _turn(forms: Sequence[arrays.Form], tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes a tensor of this description one that the kernel takes; None if it is one."""
+    if any(form.matches(tuple(tensor.shape), tensor.stride()) for form in forms):
+        return None
+    last = any(form.name == "channels_last" for form in forms)
+    memory = torch.channels_last if last else torch.contiguous_format
+    return lambda each: each.contiguous(memory_format=memory)

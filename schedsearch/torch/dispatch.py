@@ -1,0 +1,133 @@
+"""From a call of an operator to what computes it: a dictionary from the description of its arguments.
+
+The first call of a description finds a kernel and binds it (`bound.BoundCall`); without a kernel PyTorch computes it. Later
+calls cost one look into the dictionary.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from schedsearch.errors import ArgumentError
+from schedsearch.runtime.kernel import Kernel
+from schedsearch.torch import store
+from schedsearch.torch.bound import BoundCall
+from schedsearch.workload import Workload
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+class Operation(ABC):
+    """One call's parameters, without its tensors.
+
+    Attributes:
+        name: of the operator.
+        tensors: names of its tensors, in order.
+        scalars: names of its call-time numbers, in order.
+    """
+
+    name: ClassVar[str]
+    tensors: ClassVar[tuple[str, ...]]
+    scalars: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def check(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Raises ArgumentError if the tensors do not fit the parameters; `given` lacks those that are None."""
+
+    @abstractmethod
+    def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
+        """Raises SchedsearchError if there is none."""
+
+    @abstractmethod
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
+        """The same by PyTorch's own operators, with the strides of a kernel's output."""
+
+    def tensor_of(self, argument: str) -> str:
+        """The tensor that is an argument of the workload."""
+        return argument
+
+    def scalar_of(self, scalar: str) -> str:
+        """The number that is a scalar of the workload."""
+        return scalar
+
+    def named(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """The tensors by name, without those that are None."""
+        return {name: tensor for name, tensor in zip(self.tensors, tensors) if tensor is not None}
+
+
+def description(tensor: torch.Tensor | None) -> Hashable:
+    """What two tensors share if the same call can take both."""
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device())
+
+
+def run(key: Hashable, make: Callable[[], Operation], tensors: Tensors, scalars: tuple[float, ...] = ()) -> Any:
+    """Computes a call.
+
+    Args:
+        key: describes tensors and parameters; calls with the same key differ in addresses and scalars only.
+        make: the operation, for the first call.
+
+    Raises:
+        ArgumentError: the tensors do not fit each other or the parameters.
+        DeviceError: the launch failed.
+    """
+    call = store.current().ready.get(key)
+    if call is None:
+        operation = make()
+        given = operation.named(tensors)
+        _check_devices(operation, given)
+        operation.check(given)
+        call = _found(key, operation, given, scalars)
+    return call(tensors, scalars)
+
+
+def _found(
+    key: Hashable, operation: Operation, given: Mapping[str, torch.Tensor], scalars: tuple[float, ...]
+) -> Callable[[Tensors, tuple[float, ...]], Any]:
+    device = next(iter(given.values())).device
+
+    def plain(tensors: Tensors, numbers: tuple[float, ...]) -> Any:
+        return operation.plain(operation.named(tensors), dict(zip(operation.scalars, numbers)))
+
+    def bind(where: store.Store) -> tuple[Kernel, store.Call]:
+        kernel = where.kernel(operation.workload(given), device)
+        return kernel, _bind(operation, kernel, given, scalars)
+
+    shapes = " and ".join(str(tuple(tensor.shape)) for tensor in list(given.values())[:2])
+    return store.found(key, f"{operation.name} of {shapes}", device, bind, plain)
+
+
+def _bind(
+    operation: Operation, kernel: Kernel, given: Mapping[str, torch.Tensor], scalars: tuple[float, ...]
+) -> Callable[[Tensors, tuple[float, ...]], Any]:
+    """The kernel as a function of the operator's tensors and numbers."""
+    workload = kernel.workload
+    names = {spec.name: operation.tensor_of(spec.name) for spec in workload.signature}
+    numbers = [(scalar.name, operation.scalars.index(operation.scalar_of(scalar.name))) for scalar in workload.scalars]
+    bound = BoundCall(
+        kernel, {name: given[tensor] for name, tensor in names.items()}, {name: scalars[place] for name, place in numbers}
+    )
+    places = [operation.tensors.index(tensor) for tensor in names.values()]
+    if len(places) == 1:
+        (only,) = places
+        return lambda tensors, scalars: bound((tensors[only],), {})
+    pick = operator.itemgetter(*places)
+    if not numbers:
+        return lambda tensors, scalars: bound(pick(tensors), {})
+    return lambda tensors, scalars: bound(pick(tensors), {name: scalars[place] for name, place in numbers})
+
+
+def _check_devices(operation: Operation, given: Mapping[str, torch.Tensor]) -> None:
+    first = next(iter(given.items()))
+    for name, tensor in given.items():
+        if tensor.device != first[1].device:
+            raise ArgumentError(
+                f"{name} of {operation.name} is on {tensor.device}, {first[0]} is on {first[1].device}; move it there"
+            )
+        if tensor.layout is not torch.strided:
+            raise ArgumentError(f"{name} of {operation.name} has layout {tensor.layout}; give {name}.to_dense()")

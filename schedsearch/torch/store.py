@@ -1,0 +1,208 @@
+"""Where the operators find kernels: one database for the whole process, with a `KernelCache` for each device."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from schedsearch.errors import DatabaseError, NoRecordError, SchedsearchError, UnsupportedError, WorkloadError
+from schedsearch.measurement import COLD_GRAPH
+from schedsearch.runtime.cache import DEFAULT_DB, KernelCache
+from schedsearch.runtime.kernel import Kernel
+from schedsearch.runtime.ladder import check_rungs
+from schedsearch.workload import Workload
+
+RECORDED = ("exact", "same_architecture")  # the rungs that build nothing
+
+# (tensors, scalars) -> output; the same for a kernel and for PyTorch's own operator.
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What computes the calls of one description.
+
+    Attributes:
+        what: the workload's label, or the name of the operator if no workload describes the call.
+        device: cpu, cuda:0 ...
+        kernel: the kernel; None if PyTorch computes.
+        reason: why PyTorch computes; empty with a kernel.
+    """
+
+    what: str
+    device: str
+    kernel: Kernel | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        by = f"PyTorch ({self.reason})" if self.kernel is None else f"{self.kernel.provenance.template}, {self.kernel.rung}"
+        return f"{self.what} on {self.device}: {by}"
+
+
+class Store:
+    """A database and what was found in it.
+
+    Attributes:
+        db: the database; None: PyTorch computes everything.
+        ready: description of a call -> what computes it.
+        served: the same for people.
+    """
+
+    def __init__(self, db: str | os.PathLike[str] | None, allow: Iterable[str], mode: str) -> None:
+        self.db = None if db is None else Path(db).absolute()
+        self.allow, self.mode = check_rungs(allow), mode
+        self.ready: dict[Any, Call] = {}
+        self.served: dict[Any, Served] = {}
+        self._caches: dict[str, KernelCache] = {}
+        self._lock = threading.Lock()
+
+    def kernel(self, workload: Workload, device: torch.device) -> Kernel:
+        """The kernel of a workload.
+
+        Raises:
+            NoRecordError: the allowed rungs have none, or there is no database.
+            SchedsearchError: the database or the device cannot be used.
+        """
+        if self.db is None:
+            raise NoRecordError("schedsearch.torch.use(None) said so")
+        name = device_name(device)
+        with self._lock:
+            if name not in self._caches:
+                if not self.db.exists() and "default" not in self.allow:
+                    raise NoRecordError(f"there is no database {self.db}")
+                self._caches[name] = KernelCache(self.db, name, allow=self.allow, mode=self.mode)
+            return self._caches[name].kernel(workload)
+
+    def forget(self) -> None:
+        """The next call of each description looks into the database again."""
+        self.ready.clear()
+        self.served.clear()
+
+
+def device_name(device: torch.device) -> str:
+    """The target of a device, e.g. cuda:0. Raises UnsupportedError for devices without templates."""
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise UnsupportedError(f"there are no kernels for device {device}; allowed: cpu or cuda")
+    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+
+
+_current = Store(DEFAULT_DB, RECORDED, COLD_GRAPH)
+_said: set[str] = set()
+
+
+def current() -> Store:
+    """The store that the operators use."""
+    return _current
+
+
+def _set(store: Store) -> None:
+    global _current
+    _current = store
+
+
+class use:
+    """Chooses the database of all operators of this process, in every thread.
+
+    It takes effect at once. As a context manager it restores the previous database at the end. Before that the operators
+    use `records.db` of the working directory, if there is one.
+
+    A call of an operator for which the database has no kernel is computed by PyTorch; `served` says which.
+
+    Args:
+        db: the database; None: PyTorch computes everything.
+        allow: rungs that may serve, see `schedsearch.compile`. The rungs nearest and default build kernels in the first call
+            of each description, which takes seconds.
+        mode: how the records were timed.
+
+    Raises:
+        UsageError: an unknown rung.
+        DatabaseError: there is no such database, and no allowed rung does without.
+
+    Example:
+        >>> import schedsearch.torch as sst
+        >>> sst.use("records.db")
+        >>> y = sst.conv2d(x, weight, bias, padding=1, activation="relu")
+    """
+
+    def __init__(
+        self,
+        db: str | os.PathLike[str] | None = DEFAULT_DB,
+        *,
+        allow: Sequence[str] = RECORDED,
+        mode: str = COLD_GRAPH,
+    ) -> None:
+        store = Store(db, allow, mode)
+        if store.db is not None and not store.db.exists() and "default" not in store.allow:
+            raise DatabaseError(f"there is no database {store.db}; tune first, or allow the rung default")
+        self.store, self._before = store, _current
+        _set(store)
+
+    def __enter__(self) -> Store:
+        return self.store
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _set(self._before)
+
+
+def refresh() -> None:
+    """Makes the next call of each description look into the database again, for records that are newer than its kernel."""
+    _current.forget()
+
+
+def served() -> tuple[Served, ...]:
+    """What computes the calls so far, one entry for each description, in the order of their first calls."""
+    return tuple(_current.served.values())
+
+
+def found(key: Any, what: str, device: torch.device, make: Callable[[Store], tuple[Kernel, Call]], plain: Call) -> Call:
+    """What computes a description of calls from now on: a kernel, else PyTorch.
+
+    Args:
+        key: the description.
+        make: finds the kernel and binds it; raises SchedsearchError if there is none.
+        plain: PyTorch's operator.
+    """
+    store = _current
+    if capturing(device):
+        say(f"{what}: PyTorch computes it, because a CUDA graph captures its first call; call it once before the capture")
+        return plain
+    try:
+        kernel, call = make(store)
+        entry = Served(kernel.workload.label, device_name(device), kernel)
+    except (NoRecordError, UnsupportedError, WorkloadError) as error:
+        call, entry = plain, Served(what, str(device), None, str(error))
+    except (SchedsearchError, ImportError) as error:
+        say(f"{what}: PyTorch computes it, because {error}")
+        call, entry = plain, Served(what, str(device), None, str(error))
+    store.ready[key], store.served[key] = call, entry
+    return call
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph captures the current stream."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def say(text: str) -> None:
+    """Warns once for each text."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _forked() -> None:
+    """A child has no threads of the pool and no driver: it begins anew."""
+    _set(Store(_current.db, _current.allow, _current.mode))
+
+
+os.register_at_fork(after_in_child=_forked)
