@@ -169,6 +169,10 @@ def test_a_convolution_stores_through_depth_to_space(tmp_path: Path) -> None:
     net.node("DepthToSpace", net.node("LeakyRelu", net.conv("x", 8, 8, name="a")), blocksize=2, mode="CRD")
     (layer,) = read(net, tmp_path).layers
     assert layer.workloads == (conv2d(epilogue=["leaky_relu", {"depth_to_space": {"block": 2, "mode": "CRD"}}]),)
+    net = Net(2, 8, 16, 16)
+    net.node("LeakyRelu", net.node("DepthToSpace", net.conv("x", 8, 8, name="a"), blocksize=2, mode="CRD"))
+    (layer,) = read(net, tmp_path).layers
+    assert layer.workloads == (conv2d(epilogue=["leaky_relu", {"depth_to_space": {"block": 2, "mode": "CRD"}}]),)
 
 
 # --- Quantised graphs ---------------------------------------------------------------------------------------------------

@@ -64,6 +64,29 @@ def super_resolution() -> Net:
     return net
 
 
+def upsampling() -> Net:
+    """Transposed convolutions: blocks of pixels, overlapping filters, groups, a step of 1, and a result that is cut."""
+    net = Net(2, 8, 5, 6)
+    value = net.node("ConvTranspose", "x", net.weight("w0", 8, 6, 2, 2), net.weight("b0", 6), strides=[2, 2])
+    value = net.node("Relu", value)
+    value = net.node("ConvTranspose", value, net.weight("w1", 6, 1, 4, 4), strides=[2, 2], pads=[1] * 4, group=6)
+    value = net.node("ConvTranspose", value, net.weight("w2", 6, 4, 3, 3), net.weight("b2", 4), dilations=[2, 1])
+    net.node("ConvTranspose", value, net.weight("w3", 4, 3, 3, 3), strides=[3, 3], pads=[0, 1, 1, 0], output_padding=[1, 0])
+    return net
+
+
+def channels_last() -> Net:
+    """A dense layer over channels between transposes, and a gather that only changes the shape."""
+    net = Net(2, 8, 5, 6)
+    last = net.node("Transpose", net.conv("x", 8, 8), perm=[0, 2, 3, 1])
+    dense = net.node("Add", net.node("MatMul", last, net.weight("w", 8, 8)), net.weight("b", 8))
+    first = net.node("Transpose", dense, perm=[0, 3, 1, 2])
+    flat = net.node("Reshape", net.node("Mul", first, net.node("HardSigmoid", first, alpha=1 / 6)), net.row(-1))
+    everywhere = net.weight("everywhere", 16, 30, dtype=np.int64, value=np.arange(480).reshape(16, 30))
+    net.results = [net.node("Relu", net.node("Gather", flat, everywhere))]
+    return net
+
+
 def moves() -> Net:
     net = Net(1, 32, 6, 6)
     cut = net.node("Slice", "x", net.row(1, -2), net.row(6, -7), net.row(3, 2), net.row(2, -1))
@@ -165,6 +188,8 @@ FLOATS = [
     attention,
     resizes,
     gates,
+    upsampling,
+    channels_last,
     functions,
     pools,
     head,
@@ -240,8 +265,8 @@ def test_layouts_of_a_convolution_and_a_concatenation(tmp_path: Path) -> None:
 def test_elementwise_nodes_are_one_kernel(tmp_path: Path) -> None:
     network = lower(read_model(gates().save(tmp_path)))
     nodes = [node for node in network.nodes if isinstance(node, Node) and node.ways[0].op == "elementwise"]
-    assert [node.sources for node in nodes] == [("sigmoid", "silu"), ("gate", "gated")]
-    assert [node.ways[0].expression for node in nodes] == ["a * sigmoid(a)", "a * hard_sigmoid(b, 0.25, 0.5)"]
+    assert [node.sources for node in nodes] == [("silu",), ("gate", "gated")]
+    assert [node.ways[0].expression for node in nodes] == ["silu(a)", "a * hard_sigmoid(b, 0.25, 0.5)"]
     assert [[each[2] for each in way.inputs] for way in nodes[1].ways] == [
         [(2, 6, 6, 32), (2, 1, 1, 32)], [(2, 32, 6, 6), (2, 32, 1, 1)], [(2, 1, 6, 6, 32), (2, 1, 1, 1, 32)],
     ]  # fmt: skip

@@ -16,6 +16,7 @@ from schedsearch.network.facts import FLOATS, INTEGERS, Array, dtype_of, extents
 from schedsearch.network.graph import Constant
 from schedsearch.network.model import ModelError
 from schedsearch.network.quantised import Quantised, converted_from
+from schedsearch.network.rewrites import transposed_problem
 from schedsearch.network.windows import window_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def _conv(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     float_stages(chain, taken)
     follower = chain.next(taken)
     if chain.op == "conv2d" and follower is not None and follower.op_type == "DepthToSpace":
-        chain.append(follower, {"depth_to_space": block_of(follower)})
+        chain.append(follower)
+        float_stages(chain, taken, everywhere=True)  # they may as well come before the pixels move
+        chain.stages.append({"depth_to_space": block_of(follower)})
     return chain
 
 
@@ -84,7 +87,17 @@ def _conv_integer(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     return _integer_chain(node, Quantised.of(node, x, None, 2), Quantised.of(node, weight, None, 3))
 
 
-CONVOLUTIONS: Mapping[str, Read] = {"Conv": _conv, "QLinearConv": _qlinear_conv, "ConvInteger": _conv_integer}
+def _transposed(node: ir.Node, taken: set[ir.Node]) -> str:
+    """Transposed convolutions are convolutions here, but for those that cannot be; see `rewrites`."""
+    return f"{name_of(node)} {transposed_problem(node) or 'has a bias that is computed; allowed: a constant'}"
+
+
+CONVOLUTIONS: Mapping[str, Read] = {
+    "Conv": _conv,
+    "QLinearConv": _qlinear_conv,
+    "ConvInteger": _conv_integer,
+    "ConvTranspose": _transposed,
+}
 
 
 def block_of(node: ir.Node) -> dict[str, Any]:

@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def float_stages(chain: Chain, taken: set[ir.Node]) -> None:
-    """Appends nodes in floating point as long as a stage computes them."""
+def float_stages(chain: Chain, taken: set[ir.Node], *, everywhere: bool = False) -> None:
+    """Appends nodes in floating point as long as a stage computes them.
+
+    Args:
+        everywhere: only those that treat every element alike, whichever its channel and place.
+    """
     while (node := chain.next(taken)) is not None and (found := _float_stage(chain, node)) is not None:
         stage, arguments, scalars = found
-        if stage in chain.stages and not STAGES[stage].repeatable:
+        if (everywhere and arguments) or (stage in chain.stages and not STAGES[stage].repeatable):
             return
         chain.append(node, stage, arguments=arguments, scalars=scalars)
 

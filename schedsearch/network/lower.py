@@ -150,6 +150,7 @@ class _Graph:
         places = {node: place for place, node in enumerate(self.model.graph)}
         apart = {node for node in places if node.op_type in self.apart}
         chains: list[Chain] = []
+        self._views_of_transposes(places)
         for family in _FAMILIES:
             for node in sorted(places, key=places.__getitem__, reverse=family in _LAST_FIRST):
                 if node in self.taken or node.op_type not in family or not is_onnx(node) or self._is_unread(node):
@@ -169,6 +170,17 @@ class _Graph:
             if node.op_type in VIEWS and is_onnx(node) and self._is_known(node) and not self._is_random(node):
                 self.taken.add(node)
                 self.calls.append((place, self._view(node)))
+
+    def _views_of_transposes(self, places: Mapping[ir.Node, int]) -> None:
+        """Transposes between NCHW and NHWC are views: the same bytes, which the planner converts where a reader needs it."""
+        for node, place in places.items():
+            if node.op_type != "Transpose" or not is_onnx(node) or not self._is_known(node):
+                continue
+            permutation = tuple(node.attributes.get_ints("perm", ()))
+            pair = {(0, 2, 3, 1): ("NHWC", IMAGE), (0, 3, 1, 2): (IMAGE, "NHWC")}.get(permutation)
+            if pair is not None and set(pair) <= {*self.layouts, IMAGE}:
+                self.taken.add(node)
+                self.calls.append((place, self._view(node, pair)))
 
     def result(self) -> Lowering:
         graph = self.model.graph
@@ -234,7 +246,7 @@ class _Graph:
         outputs = {ways[0].output.name: self._value(chain.value)}
         defaults = {scalar.name: scalar.default for scalar in ways[0].scalars}
         scalars = {name: number for name, number in chain.scalars.items() if defaults[name] != number}
-        sources = tuple(name_of(node) for node in chain.nodes)
+        sources = tuple(dict.fromkeys(name_of(node) for node in chain.nodes))  # one node may have become several
         offsets = {} if chain.offset is None else {ways[0].output.name: chain.offset}
         return Node(self._name(sources[0]), sources, arguments, outputs, ways, scalars, words, offsets)
 
@@ -262,9 +274,12 @@ class _Graph:
             self.reasons[node] = f"{name_of(node)} is in training mode or gives its mask; export the model for inference"
         return trains or masks
 
-    def _view(self, node: ir.Node) -> View:
+    def _view(self, node: ir.Node, pair: tuple[str, str] | None = None) -> View:
+        """The view of a node: of these layouts, or of all in which x and y have the same bytes."""
         (before,) = inputs_of(node, 1)
         x, y = self.values[self._value(before)], self.values[self._value(node.outputs[0])]
+        if pair is not None:
+            return View(self._name(name_of(node)), (name_of(node),), x.name, y.name, (pair,))
         pairs = [(x.axes, y.axes)]
         if x.shape == y.shape:
             pairs += [(layout, layout) for layout in self._possible(x)]

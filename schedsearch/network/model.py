@@ -146,8 +146,11 @@ def _folded(model: ir.Model) -> ir.Model:
     from onnxscript.rewriter import rewrite
     from onnxscript.rewriter.rules import common
 
+    from schedsearch.network.rewrites import rewrite_nodes
+
     rules = (
         common.fuse_batchnorm_into_conv_rule,
+        common.fuse_batchnorm_into_conv_transpose_rule,
         common.normalize_pad_format_conv_rule,
         common.fuse_pad_into_conv_rule,
         common.successive_clip_rule,
@@ -163,6 +166,7 @@ def _folded(model: ir.Model) -> ir.Model:
     for node in model.graph:  # rules make new nodes, whose names say nothing
         if weight := _weight(node):
             node.name = names.get(weight.name, node.name)
+    rewrite_nodes(model)
     return model
 
 
