@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
     from schedsearch.ops.elementwise import elementwise
+    from schedsearch.ops.gather import gather
     from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.pad import pad
     from schedsearch.ops.pool2d import pool2d
     from schedsearch.ops.resize import resize
+    from schedsearch.ops.scatter import scatter
     from schedsearch.ops.softmax import softmax
     from schedsearch.ops.strided_slice import strided_slice
     from schedsearch.ops.transpose import transpose
@@ -117,6 +119,7 @@ _HOMES = {
     "elementwise": "schedsearch.ops.elementwise",
     "explain": "schedsearch.runtime",
     "folded": "schedsearch.templates.own_kernel.launches",
+    "gather": "schedsearch.ops.gather",
     "layout_transform": "schedsearch.ops.layout_transform",
     "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
@@ -126,6 +129,7 @@ _HOMES = {
     "plan_tasks": "schedsearch.session",
     "pool2d": "schedsearch.ops.pool2d",
     "resize": "schedsearch.ops.resize",
+    "scatter": "schedsearch.ops.scatter",
     "softmax": "schedsearch.ops.softmax",
     "space_to_depth": "schedsearch.ops.depth_to_space",
     "strided_slice": "schedsearch.ops.strided_slice",
@@ -182,6 +186,7 @@ __all__ = [
     "elementwise",
     "explain",
     "folded",
+    "gather",
     "layout_transform",
     "load",
     "load_templates",
@@ -191,6 +196,7 @@ __all__ = [
     "plan_tasks",
     "pool2d",
     "resize",
+    "scatter",
     "softmax",
     "space_to_depth",
     "strided_slice",

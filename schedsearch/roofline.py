@@ -111,7 +111,7 @@ def least_time_ns(workload: Workload, target_key: str, mode: str = COLD_GRAPH) -
     """
     roof = _roof(target_key, generous=True)
     try:
-        work, outputs = workload.work, sum(output.nbytes for output in workload.outputs)
+        work, outputs = workload.work, sum(output.nbytes for output in workload.outputs if not output.extents)
         operands = sum(spec.nbytes for spec in (*workload.signature, *workload.outputs))
     except WorkloadError:  # only another tuner knows what it computes
         return roof.launch_ns

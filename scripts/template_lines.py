@@ -56,6 +56,10 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "softmax_cpu": "softmax.cpu",
     "resize_cuda": "resize.cuda",
     "resize_cpu": "resize.cpu",
+    "gather_cuda": "indexing.cuda",
+    "gather_cpu": "indexing.cpu",
+    "scatter_cuda": "indexing.cuda",
+    "scatter_cpu": "indexing.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

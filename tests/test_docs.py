@@ -142,6 +142,12 @@ _INTEGERS = (
 )
 
 
+INDEXED = {
+    "gather": [schedsearch.gather(x=(1000, 64), indices=(32,))],
+    "scatter": [schedsearch.scatter(x=(1000, 64), indices=(32, 1), by="tuples")],
+}
+
+
 def spaces_of(template_name: str) -> list[ConfigSpace]:
     """The knobs for some workloads that the template supports: convolutions with many channels, small groups, or few
     channels; changes of layout that transpose, and that copy."""
@@ -172,6 +178,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(workload, target) for workload in rows]
     if template.op == "resize":
         return [template.space(resize(n=1, c=64, h=32, w=32, oh=64, ow=64), target)]
+    if template.op in INDEXED:
+        return [template.space(workload, target) for workload in INDEXED[template.op]]
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)
     others = [many.replace(groups=32), many.replace(c=3), many.replace(c=16, k=16)]
     others += [many.replace(dtype="float32")]

@@ -45,6 +45,8 @@ REFUSED: Mapping[str, str] = {
     "QuantizeLinear": "scales of blocks",
     "ReduceMean": "allowed: height and width",  # no case has these axes
     "Resize": "is (cubic|linear|nearest), .*; allowed: nearest or linear|align_corners and scales",
+    "ScatterElements": "reduction 'mul' is not possible",
+    "ScatterND": "reduction 'mul' is not possible",
     "Split": "a whole number of at least 1, got",  # of nothing
 }
 

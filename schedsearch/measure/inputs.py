@@ -72,7 +72,10 @@ def timing_pattern(workload: Workload, spec: ArgSpec) -> Pattern:
 
     Floats are normally distributed, integers uniform over their format (power, and with it the clock, depends on the data),
     indices uniform over the legal ones. Integer addends leave room for the sum in their format.
+    An operator may ask for others (`Op.timing_inputs`).
     """
+    if (domain := workload.definition.timing_inputs(workload.params).get(spec.name)) is not None:
+        return check_pattern(spec, domain, np.random.default_rng(0))
     if spec.below is not None:
         return _uniform_pattern(spec.dtype, 0, spec.below - 1)
     row = dtype(spec.dtype)

@@ -28,6 +28,7 @@ from schedsearch.network.facts import (
     number_of,
 )
 from schedsearch.network.graph import Constant, Network, Node, Value, View, axes_of
+from schedsearch.network.indexing import INDEXED
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.model import ModelError
 from schedsearch.network.movements import MOVEMENTS
@@ -46,7 +47,16 @@ LAYOUTS = ("NHWC", "NCHW", "NCHW32c")
 SLICES = (*FLOATS, *INTEGERS)
 VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
 # Those before take nodes first.
-_FAMILIES: tuple[Mapping[str, Read], ...] = (CONVOLUTIONS, PRODUCTS, POOLS, SOFTMAXES, RESIZES, MOVEMENTS, ELEMENTWISE)
+_FAMILIES: tuple[Mapping[str, Read], ...] = (
+    CONVOLUTIONS,
+    PRODUCTS,
+    POOLS,
+    SOFTMAXES,
+    RESIZES,
+    MOVEMENTS,
+    INDEXED,
+    ELEMENTWISE,
+)
 TAKEN = frozenset(
     {*VIEWS, "Split", *(op for family in _FAMILIES for op in family)}
 )  # operators of ONNX; Split becomes Slice

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import WorkloadError
-from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.chain import Chain, Read
 from schedsearch.network.convolutions import block_of
-from schedsearch.network.facts import constant_input, constant_of, dtype_of, extents_of, inputs_of, is_given, name_of
-from schedsearch.network.graph import Constant, axes_of
+from schedsearch.network.facts import constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
+from schedsearch.network.indexing import operand
 from schedsearch.network.quantised import same_scale
 from schedsearch.workload import Workload
 
@@ -94,7 +94,7 @@ def _chain(node: ir.Node, op: str, params: dict[str, Any], taken: set[ir.Node]) 
     count = len(node.inputs) if op == "concat" else 1
     values = inputs_of(node, count)
     names = [f"x{number}" for number in range(count)] if op == "concat" else ["x"]
-    chain = Chain(op, params, [node], node.outputs[0], {name: _operand(value) for name, value in zip(names, values)})
+    chain = Chain(op, params, [node], node.outputs[0], {name: operand(value) for name, value in zip(names, values)})
     follower = chain.next(taken)
     whole = same_scale(values, follower) if op != "pad" else None
     if whole and follower is not None:
@@ -105,11 +105,6 @@ def _chain(node: ir.Node, op: str, params: dict[str, Any], taken: set[ir.Node]) 
     except WorkloadError as error:
         return f"{name_of(node)}: {error}"
     return chain
-
-
-def _operand(value: ir.Value) -> Operand:
-    constant = constant_of(value)
-    return value if constant is None else Constant(str(value.name), axes_of(constant.ndim), constant)
 
 
 def _numbers(node: ir.Node, place: int, attribute: str) -> list[int] | str:

@@ -307,6 +307,11 @@ class Op(ABC):
         """
         return by_role(self.arguments(params), self.outputs(params), self.work(params).reduction, self.rounding(params))
 
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """The domain of arguments whose numbers decide how much work there is, by name, while kernels are timed. All others
+        hold numbers as a network has them. Default: none."""
+        return {}
+
     def check_scalars(self, params: Mapping[str, Any], spread: float = 1.0) -> Mapping[str, float]:
         """Values of the call-time scalars for verification. By default they are the scalars' defaults.
 

@@ -31,6 +31,8 @@ BUILT_IN = {
     "elementwise": "schedsearch.ops.elementwise:ELEMENTWISE",
     "softmax": "schedsearch.ops.softmax:SOFTMAX",
     "resize": "schedsearch.ops.resize:RESIZE",
+    "gather": "schedsearch.ops.gather:GATHER",
+    "scatter": "schedsearch.ops.scatter:SCATTER",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`

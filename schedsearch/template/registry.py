@@ -54,6 +54,10 @@ BUILT_IN = {
     "softmax_cpu": "schedsearch.templates.softmax.cpu:SoftmaxCpu",
     "resize_cuda": "schedsearch.templates.resize.cuda:ResizeCuda",
     "resize_cpu": "schedsearch.templates.resize.cpu:ResizeCpu",
+    "gather_cuda": "schedsearch.templates.indexing.cuda:GatherCuda",
+    "gather_cpu": "schedsearch.templates.indexing.cpu:GatherCpu",
+    "scatter_cuda": "schedsearch.templates.indexing.cuda:ScatterCuda",
+    "scatter_cpu": "schedsearch.templates.indexing.cpu:ScatterCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

@@ -1,0 +1,58 @@
+"""Nodes whose result is chosen by indices: gathers and scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.errors import WorkloadError
+from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.facts import constant_of, dtype_of, extents_of, inputs_of, name_of
+from schedsearch.network.graph import Constant, axes_of
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_BY = {
+    "Gather": "slices",
+    "GatherElements": "elements",
+    "GatherND": "tuples",
+    "ScatterElements": "elements",
+    "ScatterND": "tuples",
+}
+
+
+def _indexed(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    names = ("x", "indices") if node.op_type.startswith("Gather") else ("x", "indices", "updates")
+    op, by, read = "gather" if len(names) == 2 else "scatter", _BY[node.op_type], node.attributes
+    x, indices, *_ = values = inputs_of(node, len(names))
+    params: dict[str, Any] = {
+        "x": extents_of(node, x), "indices": extents_of(node, indices) or [1], "by": by, "dtype": dtype_of(x),
+        "index_dtype": dtype_of(indices),
+    }  # fmt: skip
+    if by != "tuples":
+        params["axis"] = read.get_int("axis", 0)
+    elif op == "gather":
+        params["batch_dims"] = read.get_int("batch_dims", 0)
+    if op == "scatter":
+        params["reduction"] = read.get_string("reduction", "none")
+    return chain_of(node, op, params, dict(zip(names, values)))
+
+
+def chain_of(node: ir.Node, op: str, params: dict[str, Any], arguments: Mapping[str, ir.Value]) -> Chain | str:
+    """The chain of one node, or why the operator does not do it."""
+    try:
+        Workload(op, params)
+    except WorkloadError as error:
+        return f"{name_of(node)}: {error}"
+    return Chain(op, params, [node], node.outputs[0], {name: operand(value) for name, value in arguments.items()})
+
+
+def operand(value: ir.Value) -> Operand:
+    """A value of the model, or the constant that it is."""
+    constant = constant_of(value)
+    return value if constant is None else Constant(str(value.name), axes_of(constant.ndim), constant)
+
+
+INDEXED: Mapping[str, Read] = dict.fromkeys(_BY, _indexed)

@@ -1,0 +1,196 @@
+"""gather: elements of x that indices choose, as Gather, GatherElements and GatherND of ONNX; see `ops.index_map`.
+
+    slices     y[a, m, b] = x[a, indices[m], b], where a, m and b stand for several axes each
+    elements   y[a, m, b] = x[a, indices[a, m, b], b]
+    tuples     y[a, m, b] = x[a, indices[a, m, 0], indices[a, m, 1] ..., b]
+
+An index out of range gives zeros, and nothing outside of x is read. With `checked` the output `wrong_indices` counts such
+rows. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count: see `ops.bounded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, shown, too_large, whole_numbers
+from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.index_map import (
+    AXIS,
+    BATCH_DIMS,
+    CHECKED,
+    INDEX_DTYPE,
+    INDICES,
+    X,
+    dense_shape,
+    index_map,
+    index_problems,
+)
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+KINDS = ("slices", "elements", "tuples")
+
+_PARAMETERS = {
+    "x": X,
+    "indices": INDICES,
+    "axis": AXIS,
+    "by": Parameter.choice("what an index chooses; default slices", KINDS),
+    "batch_dims": BATCH_DIMS,
+    "dtype": Parameter.choice("of x and y; default float16", tuple(ALL_DTYPES), "float16"),
+    "index_dtype": INDEX_DTYPE,
+    "dynamic": DYNAMIC,
+    "checked": CHECKED,
+}
+
+
+class Gather(Op):
+    name: ClassVar[str] = "gather"
+    reference: ClassVar[str] = "schedsearch.templates.indexing.reference:GatherReference"
+    constructor: ClassVar[str] = "schedsearch:gather"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        found, problems = super().normalise(params)
+        if not problems:
+            found["axis"] %= len(found["x"])
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = list(index_problems(params))
+        if found:
+            return found
+        shape = dense_shape({**params, "axis": params["axis"] % len(params["x"])})
+        if len(shape) > len(AXES):
+            return [Problem("indices", f"y has {len(shape)} axes; allowed: up to {len(AXES)}")]
+        return too_large("indices", shape, dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        p, map_ = params, index_map(params)
+        x = ArgSpec("x", AXES[: len(p["x"])], p["x"], p["dtype"])
+        indices = ArgSpec(
+            "indices", AXES[: len(p["indices"])], p["indices"], p["index_dtype"], role="index", below=min(map_.extents)
+        )
+        return (x, indices, count_argument(indices)) if p["dynamic"] else (x, indices)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        shape = dense_shape(params)
+        y = ArgSpec("y", AXES[: len(shape)], shape, params["dtype"])
+        found = bounded(y) if params["dynamic"] else (y,)
+        return (*found, ArgSpec("wrong_indices", "A", (1,), "int64")) if params["checked"] else found
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        if not params["dynamic"]:
+            return {}
+        needs = {"x": Dependence.SHAPE, "indices": Dependence.SHAPE}
+        return {"y": ShapeFunction(needs, _extent(params))}
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        return "exact"
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Indices of both signs, so that a kernel that does not count from the end is found."""
+        shortest = min(index_map(params).extents)
+        found = {"x": whole_numbers(params["dtype"]), "indices": Domain(range(-shortest, shortest))}
+        if params["dynamic"]:
+            found["indices_extents"] = Domain(range(params["indices"][0] + 1))
+        return found
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """All of a bounded array is in use."""
+        return {"indices_extents": Domain((params["indices"][0],))} if params["dynamic"] else {}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """Rows that no index chooses need not be read; at worst every index chooses the same one."""
+        read = sum(spec.nbytes for spec in self.arguments(params)[1:])
+        written = sum(spec.nbytes for spec in self.outputs(params))
+        return Work(0, read + 2 * written, least_bytes=0 if params["dynamic"] else read + written)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        p = params
+        where = f"axis {p['axis']}" if p["by"] != "tuples" else f"batch_dims {p['batch_dims']}"
+        words = [f"gather {shown(p['x'])} by {p['by']} {shown(p['indices'])}", where]
+        words += [name for name in ("dynamic", "checked") if p[name]]
+        return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
+
+
+GATHER = Gather()
+
+
+def _extent(p: Mapping[str, Any]) -> Callable[..., int]:
+    """The shape function of y."""
+    if p["by"] == "tuples":
+        leading, skipped = len(p["indices"]) - 1, p["batch_dims"] + p["indices"][-1]
+        scalar = len(dense_shape(p)) > leading and skipped == len(p["x"])
+        before = leading
+    else:
+        leading, skipped, scalar = len(p["indices"]), p["axis"] + 1, False
+        before = p["axis"]
+
+    def of_slices(axis: int, x: Sequence[int], indices: Sequence[int]) -> int:
+        if axis < before:
+            return x[axis]
+        return indices[axis - before] if axis < before + leading else x[axis - before - leading + skipped]
+
+    def of_tuples(axis: int, x: Sequence[int], indices: Sequence[int]) -> int:
+        if scalar:
+            return 1
+        return indices[axis] if axis < leading else x[axis - leading + skipped]
+
+    def of_elements(axis: int, x: Sequence[int], indices: Sequence[int]) -> int:
+        return indices[axis]
+
+    return {"slices": of_slices, "tuples": of_tuples, "elements": of_elements}[p["by"]]
+
+
+def gather(
+    *,
+    x: Sequence[int],
+    indices: Sequence[int],
+    axis: int = 0,
+    by: str = "slices",
+    batch_dims: int = 0,
+    dtype: str = "float16",
+    index_dtype: str = "int64",
+    dynamic: bool = False,
+    checked: bool = False,
+) -> Workload:
+    """Elements of x that indices choose.
+
+    Args:
+        x: extents of x.
+        indices: extents of indices. Of tuples, the last one is the length of a tuple.
+        axis: of slices and elements: what indices count along.
+        by: "slices", "elements" or "tuples", as ONNX's Gather, GatherElements and GatherND.
+        batch_dims: of tuples: leading axes that x and indices have in common.
+        dtype: of x and y: any format.
+        index_dtype: int64 or int32.
+        dynamic: a third argument, `indices_extents`, says how much of the first axis of indices is in use, and a second
+            output, `y_extents`, how much of y.
+        checked: a last output, `wrong_indices`, counts the rows whose index is out of range. Those rows of y are zeros.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> gather(x=(1000, 256), indices=(8, 32)).output.shape
+        (8, 32, 256)
+    """
+    from schedsearch.workload import Workload
+
+    return Workload(
+        "gather",
+        {
+            "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "batch_dims": batch_dims, "dtype": dtype,
+            "index_dtype": index_dtype, "dynamic": dynamic, "checked": checked,
+        },
+    )  # fmt: skip

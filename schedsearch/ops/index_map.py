@@ -1,0 +1,134 @@
+"""Where the rows lie that indices choose: what gather and scatter have in common.
+
+The chosen elements form rows of neighbours. Row r of the dense array (y of gather, updates of scatter) stands for the row
+
+    base(r) + sum over j of index[position(r) * depth + j] * strides[j]
+
+of the indexed array, where base and position are sums of (r // divisor % modulus * factor). A negative index counts from the
+end of its extent. An index is out of range if it is outside of [-extent, extent).
+
+Indices choose `slices` along an axis (Gather of ONNX), single `elements` along an axis (GatherElements, ScatterElements), or
+are `tuples` of the leading indices (GatherND, ScatterND).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, Parameter
+from schedsearch.ops.data_movement import AXES, axis_problems, extents, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+INDEX_DTYPES = ("int64", "int32")
+AXIS = Parameter(
+    "the axis that indices count along, from 0, or from -1 backwards; default 0",
+    {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": 0},
+)
+BATCH_DIMS = Parameter(
+    "leading axes that x and indices have in common; of tuples only; default 0",
+    {"type": "integer", "minimum": 0, "maximum": len(AXES) - 1, "default": 0},
+)
+X = extents(f"extents of x, 1 to {len(AXES)} of them")
+INDICES = extents("extents of indices; of tuples, the last one is the length of a tuple")
+INDEX_DTYPE = Parameter.choice("of indices; default int64", INDEX_DTYPES)
+CHECKED = Parameter(
+    "an output wrong_indices counts the rows with an index out of range; default false",
+    {"type": "boolean", "default": False},
+)
+Term = tuple[int, int, int]  # (divisor, modulus, factor)
+
+
+@dataclass(frozen=True)
+class IndexMap:
+    """Attributes:
+    rows: of the dense array.
+    run: elements of a row.
+    targets: rows of the indexed array.
+    base, position: terms; see the module.
+    extents: those that the indices of a row count along.
+    strides: rows between neighbours along each of `extents`.
+    per_index: rows of the dense array for each element along the first axis of indices.
+    """
+
+    rows: int
+    run: int
+    targets: int
+    base: tuple[Term, ...]
+    position: tuple[Term, ...]
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    per_index: int
+
+    @property
+    def depth(self) -> int:
+        return len(self.extents)
+
+
+def index_map(p: Mapping[str, Any]) -> IndexMap:
+    """The map of a workload's parameters."""
+    x, indices = p["x"], p["indices"]
+    if p["by"] == "tuples":
+        batch, depth = p["batch_dims"], indices[-1]
+        batches, chosen = math.prod(x[:batch]), x[batch : batch + depth]
+        rows = math.prod(indices[:-1])
+        of_batch, targets = rows // batches, math.prod(chosen)
+        strides = tuple(math.prod(chosen[place + 1 :]) for place in range(depth))
+        run = math.prod(x[batch + depth :])
+        base = ((of_batch, batches, targets),) if batches > 1 else ()
+        return IndexMap(rows, run, batches * targets, base, ((1, rows, 1),), chosen, strides, rows // indices[0])
+    axis = p["axis"]
+    if p["by"] == "slices":
+        outer, chosen, count = math.prod(x[:axis]), x[axis], math.prod(indices)
+        base = ((count, outer, chosen),) if outer > 1 else ()
+        rows, run = outer * count, math.prod(x[axis + 1 :])
+        return IndexMap(rows, run, outer * chosen, base, ((1, count, 1),), (chosen,), (1,), count // indices[0])
+    steps = [math.prod(x[place + 1 :]) for place in range(len(x))]
+    terms = tuple(
+        (math.prod(indices[place + 1 :]), extent, steps[place])
+        for place, extent in enumerate(indices)
+        if place != axis and extent > 1
+    )
+    rows = math.prod(indices)
+    return IndexMap(rows, 1, math.prod(x), terms, ((1, rows, 1),), (x[axis],), (steps[axis],), rows // indices[0])
+
+
+def index_problems(p: Mapping[str, Any]) -> Iterable[Problem]:
+    """What is wrong with x, indices, axis and batch_dims."""
+    x, indices, by = p["x"], p["indices"], p["by"]
+    if by != "tuples" and p["batch_dims"]:
+        yield Problem("batch_dims", f"batch_dims is {p['batch_dims']}, but indices are {by}; allowed: 0, or tuples")
+    if by == "tuples":
+        batch, depth = p["batch_dims"], indices[-1]
+        if p["axis"]:
+            yield Problem("axis", f"axis is {p['axis']}, but indices are tuples of the leading axes; leave it out")
+        if batch >= min(len(x), len(indices)) or x[:batch] != indices[:batch]:
+            yield Problem("batch_dims", f"x {x} and indices {indices} do not have {batch} leading axes in common")
+        elif batch + depth > len(x):
+            allowed = f"allowed: up to {len(x) - batch}"
+            yield Problem("indices", f"indices have tuples of {depth}, but x has {len(x)} axes; {allowed}")
+    else:
+        yield from axis_problems("axis", (p["axis"],), len(x))
+    if by == "elements":
+        axis = p["axis"] % len(x)
+        larger = [place for place, (few, all_) in enumerate(zip(indices, x)) if few > all_ and place != axis]
+        if len(indices) != len(x) or larger:
+            yield Problem(
+                "indices", f"indices {indices} do not fit x {x}; allowed: as many axes, none longer but axis {axis}"
+            )
+    yield from too_large("x", x, dtype_of(p["dtype"]).nbytes)
+    if math.prod(indices) > MAX_INT:
+        yield Problem("indices", f"indices has {math.prod(indices)} elements; allowed: up to {MAX_INT}")
+
+
+def dense_shape(p: Mapping[str, Any]) -> tuple[int, ...]:
+    """The extents of gather's y, or of scatter's updates."""
+    x, indices = p["x"], p["indices"]
+    if p["by"] == "slices":
+        return (*x[: p["axis"]], *indices, *x[p["axis"] + 1 :])
+    if p["by"] == "elements":
+        return tuple(indices)
+    return (*indices[:-1], *x[p["batch_dims"] + indices[-1] :]) or (1,)

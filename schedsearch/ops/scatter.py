@@ -1,0 +1,164 @@
+"""scatter: x with some elements replaced, or combined with updates, as ScatterElements and ScatterND of ONNX.
+
+y is x at first. Then each row of updates goes to the row of y that its indices choose (see `ops.index_map`): it replaces the
+row, or is added to it, or their maximum or minimum stays. Where several rows replace the same one, the last of them stays.
+Additions of floats happen in any order. An index out of range changes nothing; with `checked` the output `wrong_indices`
+counts such rows. With `dynamic` only the first `indices_extents[0]` elements along the first axis of indices count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.bounded import DYNAMIC, count_argument
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, shown, whole_numbers
+from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.index_map import AXIS, CHECKED, INDEX_DTYPE, INDICES, X, dense_shape, index_map, index_problems
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+KINDS = ("elements", "tuples")
+REDUCTIONS = ("none", "add", "max", "min")
+REDUCED_DTYPES = ("float32", "float64", "int32", "int64")
+_LARGEST = 64  # of whole numbers to verify with: their sums are exact
+
+_PARAMETERS = {
+    "x": X,
+    "indices": INDICES,
+    "axis": AXIS,
+    "by": Parameter.choice("what an index chooses; default elements", KINDS),
+    "reduction": Parameter.choice("what becomes of an update and what is there already; default none", REDUCTIONS),
+    "dtype": Parameter.choice("of x, updates and y; default float32", tuple(ALL_DTYPES), "float32"),
+    "index_dtype": INDEX_DTYPE,
+    "dynamic": DYNAMIC,
+    "checked": CHECKED,
+}
+
+
+class Scatter(Op):
+    name: ClassVar[str] = "scatter"
+    reference: ClassVar[str] = "schedsearch.templates.indexing.reference:ScatterReference"
+    constructor: ClassVar[str] = "schedsearch:scatter"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        found, problems = super().normalise(params)
+        if not problems:
+            found["axis"] %= len(found["x"])
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = list(index_problems({**params, "batch_dims": 0}))
+        if params["reduction"] != "none" and params["dtype"] not in REDUCED_DTYPES:
+            allowed = ", ".join(REDUCED_DTYPES)
+            found.append(Problem("dtype", f"reduction {params['reduction']} of {params['dtype']}; allowed: {allowed}"))
+        if found:
+            return found
+        p = {**params, "axis": params["axis"] % len(params["x"]), "batch_dims": 0}
+        if len(dense_shape(p)) > len(AXES):
+            return [Problem("indices", f"updates have {len(dense_shape(p))} axes; allowed: up to {len(AXES)}")]
+        if (targets := index_map(p).targets) > MAX_INT:
+            return [Problem("x", f"x has {targets} rows; allowed: up to {MAX_INT}")]
+        return []
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        p = with_batches(params)
+        shape, map_ = dense_shape(p), index_map(p)
+        x = ArgSpec("x", AXES[: len(p["x"])], p["x"], p["dtype"], aliases="y")
+        indices = ArgSpec(
+            "indices", AXES[: len(p["indices"])], p["indices"], p["index_dtype"], role="index", below=min(map_.extents)
+        )
+        updates = ArgSpec("updates", AXES[: len(shape)], shape, p["dtype"])
+        return (x, indices, updates, count_argument(indices)) if p["dynamic"] else (x, indices, updates)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        y = ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"])
+        return (y, ArgSpec("wrong_indices", "A", (1,), "int64")) if params["checked"] else (y,)
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        """Sums of the numbers to verify with are exact in any order."""
+        return "exact"
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Indices of both signs; several rows of updates have the same target."""
+        shortest = min(index_map(with_batches(params)).extents)
+        whole = whole_numbers(params["dtype"]) if params["reduction"] == "none" else Domain(range(-_LARGEST, _LARGEST + 1))
+        found = {"x": whole, "indices": Domain(range(-shortest, shortest)), "updates": whole}
+        if params["dynamic"]:
+            found["indices_extents"] = Domain(range(params["indices"][0] + 1))
+        return found
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """All of a bounded array is in use."""
+        return {"indices_extents": Domain((params["indices"][0],))} if params["dynamic"] else {}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        x, *others = self.arguments(params)
+        return Work(0, 2 * x.nbytes + 2 * sum(spec.nbytes for spec in others), least_bytes=x.nbytes)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        p = params
+        words = [f"scatter {shown(p['x'])} by {p['by']} {shown(p['indices'])}"]
+        words += [f"axis {p['axis']}"] if p["by"] == "elements" else []
+        words += [p["reduction"]] if p["reduction"] != "none" else []
+        words += [name for name in ("dynamic", "checked") if p[name]]
+        return " ".join([*words, dtype_of(p["dtype"]).short, *([] if p["index_dtype"] == "int64" else ["i32"])])
+
+
+SCATTER = Scatter()
+
+
+def with_batches(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as `ops.index_map` takes them: scatter has no batch_dims."""
+    return {**params, "batch_dims": 0}
+
+
+def scatter(
+    *,
+    x: Sequence[int],
+    indices: Sequence[int],
+    axis: int = 0,
+    by: str = "elements",
+    reduction: str = "none",
+    dtype: str = "float32",
+    index_dtype: str = "int64",
+    dynamic: bool = False,
+    checked: bool = False,
+) -> Workload:
+    """x with some elements replaced by updates, or combined with them.
+
+    Args:
+        x: extents of x and y.
+        indices: extents of indices. Of tuples, the last one is the length of a tuple.
+        axis: of elements: what indices count along.
+        by: "elements" or "tuples", as ONNX's ScatterElements and ScatterND.
+        reduction: "none", "add", "max" or "min".
+        dtype: of x, updates and y: any format; with a reduction float32, float64, int32 or int64.
+        index_dtype: int64 or int32.
+        dynamic: a last argument, `indices_extents`, says how much of the first axis of indices is in use.
+        checked: a last output, `wrong_indices`, counts the rows whose index is out of range.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> scatter(x=(64, 80), indices=(10, 1), by="tuples").output.shape
+        (64, 80)
+    """
+    from schedsearch.workload import Workload
+
+    return Workload(
+        "scatter",
+        {
+            "x": tuple(x), "indices": tuple(indices), "axis": axis, "by": by, "reduction": reduction, "dtype": dtype,
+            "index_dtype": index_dtype, "dynamic": dynamic, "checked": checked,
+        },
+    )  # fmt: skip

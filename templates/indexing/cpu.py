@@ -1,0 +1,187 @@
+"""gather and scatter on CPUs: see docs/kernels/indexing.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, NumbaArray
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.index_map import IndexMap
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.indexing.cuda import arrays_of, map_of
+from schedsearch.templates.indexing.places import counter, finder
+from schedsearch.workload import Workload
+
+_ROWS = (1, 16, 256)
+_LEAST_COLUMNS = 64  # neighbours of a row that a thread of scatter has
+
+
+class GatherCpu(Template):
+    """A work item has some rows."""
+
+    name = "gather_cpu"
+    version = 1
+    op = "gather"
+    kind = "cpu"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        rows = map_of(workload).rows
+        knobs = Knob("rows", tuple(n for n in _ROWS if n == 1 or n <= rows), "rows of a work item"), _threads(target)
+        return ConfigSpace(knobs)
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        return Config(rows=space.values["rows"][-1], threads=space.values["threads"][-1])
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        m, arrays = map_of(workload), arrays_of(workload)
+        names = "x", "indices", "indices_extents", "y", "y_extents"
+        params = tuple(_bits(arrays[name]) if name in ("x", "y") else arrays[name] for name in names)
+        items = -(-m.rows // config["rows"])
+        steps = [KernelStep(gather_kernel(workload, m, config["rows"]), params, Grid(items), min(items, config["threads"]))]
+        if workload.checked:
+            counting = arrays["indices"], arrays["indices_extents"], arrays["wrong_indices"]
+            steps.append(KernelStep(count_kernel(workload, m), counting, Grid(1), 1))
+        return KernelSource("cpu", "native", tuple(steps))
+
+
+class ScatterCpu(Template):
+    """A work item has some columns of all rows, so that rows of one target come one after the other."""
+
+    name = "scatter_cpu"
+    version = 1
+    op = "scatter"
+    kind = "cpu"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        return ConfigSpace((_threads(target),))
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """As many threads as have a share of a row."""
+        wanted = max(1, map_of(workload).run // _LEAST_COLUMNS)
+        return Config(threads=max(n for n in space.values["threads"] if n == 1 or n <= wanted))
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        m, arrays, threads = map_of(workload), arrays_of(workload), config["threads"]
+        views = _bits(arrays["x"]), _bits(arrays["y"])
+        size = workload.outputs[0].size
+        shares = -(-size // 4096)
+        steps = [KernelStep(_copy_kernel(size), views, Grid(shares), min(threads, shares), restores=True)]
+        moved = workload.reduction == "none"
+        params = (
+            arrays["indices"], arrays["indices_extents"], _bits(arrays["updates"]) if moved else arrays["updates"],
+            _bits(arrays["y"]) if moved else arrays["y"],
+        )  # fmt: skip
+        columns = -(-m.run // threads)
+        items = -(-m.run // columns)
+        steps.append(KernelStep(scatter_kernel(workload, m, columns), params, Grid(items), items))
+        if workload.checked:
+            counting = arrays["indices"], arrays["indices_extents"], arrays["wrong_indices"]
+            steps.append(KernelStep(count_kernel(workload, m), counting, Grid(1), 1))
+        return KernelSource("cpu", "native", tuple(steps))
+
+
+def gather_kernel(p: Workload, m: IndexMap, rows: int) -> Callable[..., None]:
+    """The kernel (x, indices, indices_extents, y, y_extents, start, stop) over groups of rows."""
+    find, counts, run, all_rows = finder(m), counter(m, p.dynamic), m.run, m.rows
+    dynamic, shape, counted = p.dynamic, p.outputs[0].shape, p.axis if p.by == "slices" else 0
+
+    def gather(
+        x: Any, indices: Any, indices_extents: Any, y: Any, y_extents: Any, start: Any, stop: Any
+    ) -> None:  # fmt: skip
+        if dynamic and start == 0:
+            for axis in range(len(shape)):
+                y_extents[axis] = indices_extents[0] if axis == counted else shape[axis]
+        for row in range(start * rows, min(stop * rows, all_rows)):
+            if counts(row, indices_extents):
+                found, inside = find(row, indices)
+                to, source = types.int64(row * run), types.int64(found * run)
+                if inside:
+                    for i in range(run):
+                        y[to + i] = x[source + i]
+                else:
+                    for i in range(run):
+                        y[to + i] = 0
+
+    return gather
+
+
+def scatter_kernel(p: Workload, m: IndexMap, columns: int) -> Callable[..., None]:
+    """The kernel (indices, indices_extents, updates, y, start, stop) over groups of columns."""
+    find, counts, run, rows = finder(m), counter(m, p.dynamic), m.run, m.rows
+    combine = _COMBINE[p.reduction]
+
+    def scatter(indices: Any, indices_extents: Any, updates: Any, y: Any, start: Any, stop: Any) -> None:
+        for row in range(rows):
+            if counts(row, indices_extents):
+                found, inside = find(row, indices)
+                if inside:
+                    to, source = types.int64(found * run), types.int64(row) * run
+                    for i in range(start * columns, min(stop * columns, run)):
+                        y[to + i] = combine(y[to + i], updates[source + i])
+
+    return scatter
+
+
+def count_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
+    """The kernel (indices, indices_extents, wrong_indices, start, stop) of one item."""
+    find, counts, rows = finder(m), counter(m, p.dynamic), m.rows
+
+    def count(indices: Any, indices_extents: Any, wrong_indices: Any, start: Any, stop: Any) -> None:
+        total = 0
+        for row in range(rows):
+            if counts(row, indices_extents):
+                _, inside = find(row, indices)
+                total += 0 if inside else 1
+        wrong_indices[0] = total
+
+    return count
+
+
+def _copy_kernel(size: int) -> Callable[..., None]:
+    def copy(x: Any, y: Any, start: Any, stop: Any) -> None:
+        for at in range(start * 4096, min(stop * 4096, size)):
+            y[at] = x[at]
+
+    return copy
+
+
+def _replaced(old: Any, new: Any) -> Any:
+    return new
+
+
+def _added(old: Any, new: Any) -> Any:
+    return old + new
+
+
+def _larger(old: Any, new: Any) -> Any:
+    return max(old, new)
+
+
+def _smaller(old: Any, new: Any) -> Any:
+    return min(old, new)
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {"none": _replaced, "add": _added, "max": _larger, "min": _smaller}
+
+
+def _bits(array: NumbaArray) -> NumbaArray:
+    """The same elements as whole numbers: Numba on a CPU has no float16."""
+    word = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}[dtype_of(array.dtype).nbytes]
+    return NumbaArray(array.buffer, word, array.shape, array.strides_bytes)
+
+
+def _threads(target: Target) -> Knob:
+    threads = tuple(range(1, target.sms + 1)) if target.sms <= 8 else (1, target.sms // 2, target.sms)
+    return Knob("threads", threads, "threads that share the work items")

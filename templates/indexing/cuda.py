@@ -1,0 +1,161 @@
+"""gather and scatter on NVIDIA GPUs: see docs/kernels/indexing.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, NumbaArray, Param, Pointer
+from schedsearch.launch_rules import MAX_GRID_X
+from schedsearch.ops.base import MAX_INT
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.index_map import IndexMap, index_map
+from schedsearch.ops.scatter import with_batches
+from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.indexing import cuda_kernels as kernels
+from schedsearch.templates.own_kernel.copies import copy_on_gpu
+from schedsearch.workload import Workload
+
+MOST_BYTES = 16  # of one access
+LANES = tuple(1 << i for i in range(9))
+THREADS = (128, 256, 512)
+EACH = (1, 2, 4)
+_COPY_THREADS = 256
+
+
+class _RowsCuda(Template):
+    """`lanes` threads share a row of neighbours, `each` rows at a time, and move it in vectors."""
+
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        m = map_of(workload)
+        if m.rows > MAX_GRID_X:
+            return f"indices choose {m.rows} rows; allowed: less than 2**31"
+        return None
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        m, vectors = map_of(workload), self._vectors(workload)
+        longest = m.run * dtype_of(workload.dtype).nbytes // vectors[-1]
+        knobs = (
+            Knob("vector", vectors, "bytes of an access"),
+            Knob("lanes", tuple(n for n in LANES if n < 2 * longest) or (1,), "threads that share a row"),
+            Knob("each", EACH, "rows of a thread, whose loads are in flight together"),
+            Knob("threads", THREADS, "threads of a block"),
+        )
+        return ConfigSpace(knobs, (Constraint("a block has whole rows", lambda k: k["lanes"] <= k["threads"]),))
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        """The widest accesses, a thread for each of a row, up to a warp; several rows where there are many."""
+        m, values = map_of(workload), space.values
+        vector = values["vector"][-1]
+        wanted = min(m.run * dtype_of(workload.dtype).nbytes // vector, 32)
+        lanes = min((n for n in values["lanes"] if n >= wanted), default=values["lanes"][-1])
+        busy = target.sms * 2048
+        each = max(n for n in EACH if n == 1 or m.rows * lanes >= 2 * n * busy)
+        return Config(vector=vector, lanes=lanes, each=each, threads=256)
+
+    def _vectors(self, workload: Workload) -> tuple[int, ...]:
+        """Bytes of an access that divide those of a row."""
+        element = dtype_of(workload.dtype).nbytes
+        widest = math.gcd(map_of(workload).run * element, MOST_BYTES)
+        return tuple(n for n in (1, 2, 4, 8, 16) if element <= n <= widest)
+
+
+class GatherCuda(_RowsCuda):
+    name = "gather_cuda"
+    version = 1
+    op = "gather"
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        m, arrays = map_of(workload), arrays_of(workload)
+        params = (
+            Pointer("x"), arrays["indices"], arrays["indices_extents"], Pointer("y"), arrays["y_extents"],
+            arrays["wrong_indices"],
+        )  # fmt: skip
+        function = kernels.gather_kernel(workload, m, config["vector"], config["lanes"], config["each"], config["threads"])
+        steps = [KernelStep(function, params, _grid(m, config), config["threads"])]
+        alignments = dict.fromkeys(("x", "y"), config["vector"])
+        return KernelSource("cuda", "native", (*_cleared(workload, arrays), *steps), alignments=alignments)
+
+
+class ScatterCuda(_RowsCuda):
+    name = "scatter_cuda"
+    version = 1
+    op = "scatter"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if problem := super().validate(workload, target):
+            return problem
+        words = _copied(workload)[2]
+        return None if words <= MAX_INT * _COPY_THREADS else f"x has {words} words; allowed: less than 2**39"
+
+    def _vectors(self, workload: Workload) -> tuple[int, ...]:
+        """Combined elements are updated one by one."""
+        return super()._vectors(workload)[: 1 if workload.reduction != "none" else None]
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        m, arrays = map_of(workload), arrays_of(workload)
+        word, size, words = _copied(workload)
+        views = tuple(NumbaArray(name, word, (words,), (size,)) for name in ("x", "y"))
+        steps = [KernelStep(copy_on_gpu, views, Grid(-(-words // _COPY_THREADS)), _COPY_THREADS, restores=True)]
+        steps += _cleared(workload, arrays)
+        shape = config["lanes"], config["each"], config["threads"]
+        if workload.reduction != "none":
+            params: tuple[Param, ...] = tuple(
+                arrays[name] for name in ("indices", "indices_extents", "updates", "y", "wrong_indices")
+            )
+            function = kernels.combine_kernel(workload, m, *shape)
+            steps.append(KernelStep(function, params, _grid(m, config), config["threads"]))
+            return KernelSource("cuda", "native", tuple(steps))
+        last = NumbaArray("last", "int32", (m.targets,), (4,))
+        steps.append(KernelStep(kernels.fill_kernel(m.targets), (last,), Grid(-(-m.targets // 256)), 256))
+        marking = arrays["indices"], arrays["indices_extents"], last, arrays["wrong_indices"]
+        steps.append(KernelStep(kernels.mark_kernel(workload, m), marking, Grid(-(-m.rows // 256)), 256))
+        params = (Pointer("updates"), arrays["indices"], arrays["indices_extents"], last, Pointer("y"))
+        function = kernels.replace_kernel(workload, m, config["vector"], *shape)
+        steps.append(KernelStep(function, params, _grid(m, config), config["threads"]))
+        alignments = dict.fromkeys(("updates", "y"), config["vector"])
+        return KernelSource("cuda", "native", tuple(steps), {"last": 4 * m.targets}, alignments)
+
+
+def map_of(workload: Workload) -> IndexMap:
+    return index_map(with_batches(workload.params) if workload.op == "scatter" else workload.params)
+
+
+class _Absent(dict[str, NumbaArray]):
+    """Arrays by name; those that a workload lacks are stood in for by its indices, which no kernel then reads or writes."""
+
+    def __missing__(self, name: str) -> NumbaArray:
+        return self["indices"]
+
+
+def arrays_of(workload: Workload) -> Mapping[str, NumbaArray]:
+    """The arguments and outputs as flat arrays of Numba; 16-bit floats and shorter ones as their bits."""
+    found = _Absent()
+    for spec in (*workload.signature, *workload.outputs):
+        row = dtype_of(spec.dtype)
+        found[spec.name] = NumbaArray(spec.name, row.storage, (spec.size,), (row.nbytes,))
+    return found
+
+
+def _grid(m: IndexMap, config: Config) -> Grid:
+    return Grid(-(-m.rows // (config["threads"] // config["lanes"] * config["each"])))
+
+
+def _cleared(workload: Workload, arrays: Mapping[str, NumbaArray]) -> list[KernelStep]:
+    """The step that clears the count of wrong indices."""
+    return [KernelStep(kernels.clear, (arrays["wrong_indices"],), Grid(1), 32)] if workload.checked else []
+
+
+_WORDS = ("int64", "int32", "uint16", "uint8")
+
+
+def _copied(workload: Workload) -> tuple[str, int, int]:
+    """The words in which x is copied: their dtype, bytes and number."""
+    nbytes: int = workload.outputs[0].nbytes
+    word = next(name for name in _WORDS if nbytes % dtype_of(name).nbytes == 0)
+    return word, dtype_of(word).nbytes, nbytes // dtype_of(word).nbytes

@@ -1,0 +1,147 @@
+"""The kernels of gather and scatter on a GPU. Arrays are flat; x, y and updates of moved rows are addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.index_map import IndexMap
+from schedsearch.templates.indexing.places import counter, finder
+from schedsearch.templates.parts import moves
+from schedsearch.workload import Workload
+
+
+def gather_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, threads: int) -> Callable[..., None]:
+    """The kernel (x, indices, indices_extents, y, y_extents, wrong_indices). A wrong index gives zeros."""
+    rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
+    words = moves.words_of(vector)
+    held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
+    find, counts, dynamic, checked = finder(m), counter(m, p.dynamic), p.dynamic, p.checked
+    shape, counted = p.outputs[0].shape, p.axis if p.by == "slices" else 0
+
+    def gather(x, indices, indices_extents, y, y_extents, wrong_indices) -> None:  # type: ignore[no-untyped-def]
+        word = cuda.local.array(held, types.uint32)
+        source = cuda.local.array(each, types.int64)
+        usable = cuda.local.array(each, types.int32)
+        wanted = cuda.local.array(each, types.int32)
+        thread = types.int32(cuda.threadIdx.x)
+        lane = types.int32(thread % lanes)
+        first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
+        if dynamic and (cuda.blockIdx.x == 0) & (thread < len(shape)):
+            y_extents[thread] = indices_extents[0] if thread == counted else shape[thread]
+        for e in range(each):
+            row = types.int64(first + e * apart)
+            usable[e], wanted[e], source[e] = 0, 0, 0
+            if row < rows and counts(row, indices_extents):
+                found, inside = find(row, indices)
+                source[e] = types.int64(found * row_bytes)
+                usable[e], wanted[e] = types.int32(inside), 1
+                if checked and (lane == 0) & (usable[e] == 0):
+                    cuda.atomic.add(wrong_indices, 0, 1)
+        for at in range(lane * vector, row_bytes, lanes * vector):
+            for e in range(each):
+                load(word, e * words, types.uint64(x + types.uint64(source[e] + at)), usable[e])
+            for e in range(each):
+                if wanted[e]:
+                    to = types.int64(types.int64(first + e * apart) * row_bytes + at)
+                    store(word, e * words, types.uint64(y + types.uint64(to)))
+
+    return gather
+
+
+def replace_kernel(p: Workload, m: IndexMap, vector: int, lanes: int, each: int, threads: int) -> Callable[..., None]:
+    """The kernel (updates, indices, indices_extents, last, y): rows that are the last of their target replace it."""
+    rows, row_bytes, apart = m.rows, m.run * dtype_of(p.dtype).nbytes, threads // lanes
+    words = moves.words_of(vector)
+    held, load, store = words * each, moves.load_global(vector), moves.store_global(vector)
+    find, counts = finder(m), counter(m, p.dynamic)
+
+    def replace(updates, indices, indices_extents, last, y) -> None:  # type: ignore[no-untyped-def]
+        word = cuda.local.array(held, types.uint32)
+        target = cuda.local.array(each, types.int64)
+        usable = cuda.local.array(each, types.int32)
+        thread = types.int32(cuda.threadIdx.x)
+        lane = types.int32(thread % lanes)
+        first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
+        for e in range(each):
+            row = types.int64(first + e * apart)
+            usable[e], target[e] = 0, 0
+            if row < rows and counts(row, indices_extents):
+                found, inside = find(row, indices)
+                if inside:
+                    target[e] = types.int64(found * row_bytes)
+                    usable[e] = types.int32(last[found] == row)
+        for at in range(lane * vector, row_bytes, lanes * vector):
+            for e in range(each):
+                source = types.int64(types.int64(first + e * apart) * row_bytes + at)
+                load(word, e * words, types.uint64(updates + types.uint64(source)), usable[e])
+            for e in range(each):
+                if usable[e]:
+                    store(word, e * words, types.uint64(y + types.uint64(target[e] + at)))
+
+    return replace
+
+
+def mark_kernel(p: Workload, m: IndexMap) -> Callable[..., None]:
+    """The kernel (indices, indices_extents, last, wrong_indices): the last row of updates for each target."""
+    rows, find, counts, checked = m.rows, finder(m), counter(m, p.dynamic), p.checked
+
+    def mark(indices, indices_extents, last, wrong_indices) -> None:  # type: ignore[no-untyped-def]
+        row = types.int64(types.int64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
+        if row < rows and counts(row, indices_extents):
+            found, inside = find(row, indices)
+            if inside:
+                cuda.atomic.max(last, found, types.int32(row))
+            elif checked:
+                cuda.atomic.add(wrong_indices, 0, 1)
+
+    return mark
+
+
+def combine_kernel(p: Workload, m: IndexMap, lanes: int, each: int, threads: int) -> Callable[..., None]:
+    """The kernel (indices, indices_extents, updates, y, wrong_indices): rows are combined with their targets."""
+    rows, run, apart = m.rows, m.run, threads // lanes
+    find, counts, checked = finder(m), counter(m, p.dynamic), p.checked
+    adds, raises = p.reduction == "add", p.reduction == "max"
+
+    def combine(indices, indices_extents, updates, y, wrong_indices) -> None:  # type: ignore[no-untyped-def]
+        thread = types.int32(cuda.threadIdx.x)
+        lane = types.int32(thread % lanes)
+        first = types.int64(types.int64(cuda.blockIdx.x) * (apart * each) + thread // lanes)
+        for e in range(each):
+            row = types.int64(first + e * apart)
+            if row < rows and counts(row, indices_extents):
+                found, inside = find(row, indices)
+                if inside:
+                    for i in range(lane, run, lanes):
+                        at, value = types.int64(found * run + i), updates[row * run + i]
+                        if adds:
+                            cuda.atomic.add(y, at, value)
+                        elif raises:
+                            cuda.atomic.max(y, at, value)
+                        else:
+                            cuda.atomic.min(y, at, value)
+                elif checked and lane == 0:
+                    cuda.atomic.add(wrong_indices, 0, 1)
+
+    return combine
+
+
+def fill_kernel(size: int) -> Callable[..., None]:
+    """The kernel (last): no row is the last one yet."""
+
+    def fill(last) -> None:  # type: ignore[no-untyped-def]
+        at = types.int64(types.int64(cuda.blockIdx.x) * 256 + cuda.threadIdx.x)
+        if at < size:
+            last[at] = -1
+
+    return fill
+
+
+def clear(wrong_indices: Any) -> None:
+    """No index is wrong yet."""
+    if cuda.threadIdx.x == 0:
+        wrong_indices[0] = 0
