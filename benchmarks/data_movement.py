@@ -2,12 +2,15 @@
 
     python benchmarks/data_movement.py [--what targets|random|layouts] [--seed N] [--draws N] [--only TEXT]
                                        [--trials N] [--template NAME] [--time SECONDS] [--batch N] [--db FILE] [--out FILE]
+                                       [--tuner NAME] [--restrict KNOB=VALUE[,VALUE]] [--knobs]
 
 `targets` are large images with blocks of pixels and changes of layout, and slices of aligned rows. `random` draws shapes of
 16 to 256 MB from the seed. `layouts` are changes of layout of common networks. Each shape is tuned first; `--trials 0` times
-the defaults. All times are microseconds with cold operands in a CUDA graph. The copy moves half of the bytes that the
-operator reads and writes, so that its reads and writes together are as many. Every result is compared bit for bit with
-PyTorch's views, or with `schedsearch.pack` where a layout has blocks.
+the defaults. `--knobs` prints the fastest time for each value of each knob among the trials, and writes all of them; with
+`--tuner random --restrict store_bytes=16`, for example, it shows what a knob is worth. All times are microseconds with cold
+operands in a CUDA graph. The copy moves half of the bytes that the operator reads and writes, so that its reads and writes
+together are as many. Every result is compared bit for bit with PyTorch's views, or with `schedsearch.pack` where a layout
+has blocks.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=64, help="trials for each shape; 0: time the defaults")
     parser.add_argument("--template", help="tune with this template only; --trials 1 times its default")
     parser.add_argument("--time", type=float, help="seconds of tuning in all")
+    parser.add_argument("--tuner", default="xgb", help="search strategy")
+    parser.add_argument(
+        "--restrict", action="append", default=[], metavar="KNOB=VALUES", help="try only these values of a knob"
+    )
+    parser.add_argument("--knobs", action="store_true", help="show the trials by the values of their knobs")
     parser.add_argument("--batch", type=int, default=128, help="images of the set layouts")
     parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args(words)
@@ -47,6 +55,40 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         if getattr(options, name) < least:
             parser.error(f"--{name} must be at least {least}, got {getattr(options, name)}")
     return options
+
+
+def restrictions(words: Sequence[str]) -> dict[str, list[int | str]]:
+    """knob -> values of 'knob=value,value'; digits are a number."""
+    found = {}
+    for word in words:
+        knob, _, values = word.partition("=")
+        if not values:
+            raise SystemExit(f"--restrict {word}: give KNOB=VALUE[,VALUE]")
+        found[knob] = [int(value) if value.isdigit() else value for value in values.split(",")]
+    return found
+
+
+def trials_of(workload: schedsearch.Workload, db: str) -> list[dict[str, Any]]:
+    """The verified trials of a workload: template, configuration and microseconds, the fastest first."""
+    from schedsearch.measurement import COLD_GRAPH, Outcome
+    from schedsearch.records.store import Store
+
+    with Store.open(db, create=False, readonly=True) as store:
+        found = [
+            {"template": record.template, "config": dict(record.config), "us": record.measurement.time_ns / 1e3}
+            for record in store.rows(workload, mode=COLD_GRAPH, outcomes={Outcome.OK})
+            if record.measurement.time_ns is not None
+        ]
+    return sorted(found, key=lambda trial: trial["us"])
+
+
+def by_knob(trials: Sequence[dict[str, Any]]) -> dict[str, dict[Any, float]]:
+    """knob -> value -> the fastest time of a trial that has it; the fastest value first."""
+    found: dict[str, dict[Any, float]] = {}
+    for trial in sorted(trials, key=lambda trial: trial["us"]):
+        for knob, value in trial["config"].items():
+            found.setdefault(knob, {}).setdefault(value, trial["us"])
+    return found
 
 
 def chosen(options: argparse.Namespace) -> list[schedsearch.Workload]:
@@ -213,12 +255,20 @@ def main() -> None:
     workloads = chosen(options)
     if options.trials:
         only = [options.template] if options.template else None
-        schedsearch.tune(workloads, options.db, target="cuda", trials=options.trials, time_s=options.time, templates=only)
+        restrict = restrictions(options.restrict)
+        tasks = [schedsearch.Task(workload, restrict=restrict) for workload in workloads]
+        schedsearch.tune(
+            tasks, options.db, target="cuda", trials=options.trials, time_s=options.time, templates=only, tuner=options.tuner
+        )
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     rows = []
     for workload in workloads:
         rows.append(compare(workload, options, l2_bytes))
         print("  ".join(map(str, line_of(rows[-1]))), flush=True)
+        if options.knobs and options.trials:
+            rows[-1]["trials"] = trials_of(workload, options.db)
+            for knob, values in by_knob(rows[-1]["trials"]).items():
+                print(f"  {knob}:", ", ".join(f"{value} {us:.1f}" for value, us in values.items()))
         common.write(options.out, {"rows": rows, "trials": options.trials, "seed": options.seed})
         torch.cuda.empty_cache()
     print(table(rows))

@@ -35,6 +35,7 @@ from schedsearch import (
     transpose,
 )
 from schedsearch.backend import RejectedError, compile_source
+from schedsearch.config import Config
 from schedsearch.device import open_device
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DataMovement
@@ -235,6 +236,36 @@ def test_the_defaults_of_operators_move_every_element(monkeypatch: pytest.Monkey
     emulated.check(source, arrays, y, name)
 
 
+@pytest.mark.parametrize(
+    ("shape", "order", "dtype"),
+    [
+        ((2, 64, 80), (0, 2, 1), "float16"),
+        ((64, 2, 80), (2, 1, 0), "int8"),
+        ((112, 48), (1, 0), "float32"),
+        ((64, 5, 80), (2, 0, 1), "float16"),
+        ((160, 112), (1, 0), "int8"),  # the last tiles are not full
+    ],
+)
+def test_threads_that_store_several_vectors_move_every_element(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], order: tuple[int, ...], dtype: str
+) -> None:
+    workload = transpose(x=shape, permutation=order, dtype=dtype)
+    arrays, y = of_operator(workload, np.random.default_rng(3))
+    emulated, space = Emulated(monkeypatch, late=True), CUDA.space(workload, H200)
+    default, values = CUDA.default(workload, H200, space), space.values
+    assert values["across"] == {"int8": (1, 4, 8, 16), "float16": (1, 2, 4, 8), "float32": (1, 2, 4)}[dtype]
+    for across in values["across"][1:]:
+        choices = [
+            Config({**default, "across": across, "tile": tile, "store_bytes": store_bytes, "threads": 64})
+            for tile in values["tile"]
+            for store_bytes in values["store_bytes"]
+        ]
+        legal = [config for config in choices if not space.check(config)]
+        assert legal, across
+        for config in (legal[0], legal[-1]):
+            emulated.check(CUDA.kernel(workload, H200, config), arrays, y, f"{dict(config)}")
+
+
 def test_offsets_beyond_2_to_the_31_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tile of a transposition of 5 x 2**31 elements."""
     monkeypatch.setattr(tile_places, "types", TYPES)
@@ -432,3 +463,14 @@ def test_the_benchmark_shows_the_share_of_a_copy(benchmark: ModuleType) -> None:
     assert lines[2][-5:] == ["2.0", "1.0", "50%", "4.0", str(round(2 * 64 * 56 * 56 / 2e3))]
     assert lines[3][-4:] == ["1.0", "2.0", "200%", str(round(2 * 100 * 56 * 56 / 1e3))]
     assert lines[4] == ["geometric", "mean", "100%"] and lines[5] == ["least", "50%"]
+
+
+def test_the_benchmark_shows_what_values_of_knobs_are_worth(benchmark: ModuleType) -> None:
+    trials = [
+        {"us": us, "config": {"tile": tile, "across": across}}
+        for us, tile, across in ((3, "a", 1), (1, "a", 2), (2, "b", 1))
+    ]
+    assert benchmark.by_knob(trials) == {"tile": {"a": 1, "b": 2}, "across": {2: 1, 1: 2}}
+    assert benchmark.restrictions(["across=1,8", "along=x"]) == {"across": [1, 8], "along": ["x"]}
+    with pytest.raises(SystemExit, match="KNOB=VALUE"):
+        benchmark.restrictions(["across"])

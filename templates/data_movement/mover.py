@@ -32,14 +32,16 @@ MAX_TURNS = 32  # loads, or vectors, of a thread in a tile
 MAX_COLLECTED = 256  # elements of a thread in a tile; the compiler unrolls their loops
 LEAST_COPY_BYTES = 4  # of cp.async
 MAX_HELD_WORDS = 64  # registers that hold loads
+MAX_SQUARE_WORDS = 32  # registers that hold the elements of several vectors
 _RUN_BYTES = (64, 128, 256, 512, 1024)
-_TILE_BYTES = (4 << 10, 8 << 10, 16 << 10, 32 << 10)
+_TILE_BYTES = (4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10)
 _DEFAULT_TILE_BYTES = 16 << 10  # of the default, if there are enough tiles
 _THREADS_PER_SM = 1024  # that registers must suffice for
+_FEWER_PER_SM = 512  # if a thread holds the most elements
 _TILES_PER_SM = 4  # the default takes smaller tiles rather than fewer
 _SHORT_RUN_BYTES = 32  # a run costs as if it were so much longer
 _PER_OCTAVE = 0.15  # what half or twice the wanted bytes of a tile cost
-_MOST_SHARED_BYTES = 48 << 10
+_MOST_SHARED_BYTES = 96 << 10
 _BLOCKS = Knob("blocks_per_sm", (0, 2, 4, 8, 16), "blocks that loop over the work; 0: one block for each part of it")
 _STORES = Knob("stores", ("default", "streaming"), "streaming: lines of y are the first to leave the caches")
 
@@ -103,14 +105,25 @@ class Mover:
         has_async, divides = target.compute_capability >= (8, 0), self.move.x_bytes % self.load_bytes == 0
         ways = (*(("async",) if has_async else ()), *(("registers",) if divides else ()))
         facts = {name: self._staging(tile, CHUNK_BYTES) for name, tile in self.tiles.items()}
+        widths = tuple(n for n in (4, 8, 16) if n >= element)
+        across = {(name, n): self._staging(tile, n).across_bytes for name, tile in self.tiles.items() for n in widths}
 
         def of_tile(value: Callable[[Staging], int]) -> Callable[[Mapping[str, Any]], Any]:
             values = {name: value(staging) for name, staging in facts.items()}
             return lambda k: np.array([values[str(name)] for name in np.asarray(k["tile"]).ravel()])
 
+        def across_bytes(k: Mapping[str, Any]) -> Any:
+            pairs = zip(*(np.asarray(k[name]).ravel() for name in ("tile", "store_bytes")))
+            return np.array([across[str(name), int(n)] for name, n in pairs])
+
         knobs = (
             Knob("tile", tuple(self.tiles), "extents of a tile along the factors of y, outermost first"),
-            Knob("store_bytes", tuple(n for n in (4, 8, 16) if n >= element), "bytes of a store to y"),
+            Knob("store_bytes", widths, "bytes of a store to y"),
+            Knob(
+                "across",
+                (1, *(n for n in (2, 4, 8, 16) if 4 <= n * element <= max(across.values()))),
+                "neighbours of x that a thread reads at once, for as many vectors of y",
+            ),
             Knob("threads", THREADS, "threads of a block"),
             _BLOCKS,
             Knob(
@@ -127,6 +140,17 @@ class Mover:
                     (k["thread_loads"] <= MAX_TURNS)
                     & (k["thread_stores"] <= MAX_TURNS)
                     & (k["thread_stores"] * k["store_bytes"] <= MAX_COLLECTED * element)
+                ),
+            ),
+            Constraint(
+                f"neighbours read at once: whole vectors, at most {MAX_SQUARE_WORDS} registers, and no thread is idle",
+                lambda k: (
+                    (k["across"] == 1)
+                    | (
+                        (k["across"] * element <= k["across_bytes"])
+                        & (k["across"] * k["store_bytes"] <= 4 * MAX_SQUARE_WORDS)
+                        & (k["across"] * k["store_bytes"] * k["threads"] <= k["tile_bytes"])
+                    )
                 ),
             ),
             Constraint(
@@ -156,6 +180,7 @@ class Mover:
             "tile_loads": of_tile(lambda s: s.loads),
             "tile_bytes": of_tile(lambda s: math.prod(s.tile) * element),
             "x_run_bytes": of_tile(lambda s: s.x_span_bytes),
+            "across_bytes": across_bytes,
             "y_run_bytes": of_tile(lambda s: s.run_elements * element),
             "tiles": of_tile(tile_count),
             "thread_loads": lambda k: -(-k["tile_loads"] // k["threads"]),
@@ -163,8 +188,8 @@ class Mover:
         }
         return ConfigSpace(knobs, constraints, derived)
 
-    def _staging(self, tile: Sequence[int], store_bytes: int) -> Staging:
-        return Staging(self.move, tuple(tile), self.load_bytes, store_bytes)
+    def _staging(self, tile: Sequence[int], store_bytes: int, across: int = 1) -> Staging:
+        return Staging(self.move, tuple(tile), self.load_bytes, store_bytes, across)
 
     def default(self) -> Config:
         """Tiles of about 16 KiB with runs of 128 bytes or more, and the stores with the fewest conflicts of banks."""
@@ -172,12 +197,12 @@ class Mover:
         if self.copies:
             return Config(unroll=4, threads=256, blocks_per_sm=0, stores="default")
         tile = min(self.tiles, key=self._cost)
-        widths = _values(space, "store_bytes")
-        width = min(widths, key=lambda n: (self._staging(self.tiles[tile], n).cycles(), -n))
-        for threads, n in itertools.product((256, 128, 64, 512), (width, *widths)):
+        ways = sorted(self._ways(space, tile), key=lambda way: self._staging(self.tiles[tile], *way).cycles())
+        for threads, (store_bytes, across) in itertools.product((256, 128, 64, 512), ways):
             config = Config(
                 tile=tile,
-                store_bytes=n,
+                store_bytes=store_bytes,
+                across=across,
                 threads=threads,
                 blocks_per_sm=0,
                 loads=_values(space, "loads")[0],
@@ -188,6 +213,15 @@ class Mover:
             if not space.check(config):
                 return config
         raise AssertionError("some threads fit the default tile")
+
+    def _ways(self, space: ConfigSpace, tile: str) -> list[tuple[int, int]]:
+        """Bytes of a store and how many neighbours of x are read at once; if several are, only the widest stores."""
+        widths = _values(space, "store_bytes")[::-1]
+        for n in widths:
+            most = min(self._staging(self.tiles[tile], n).across_bytes // self.move.element_bytes, 4 * MAX_SQUARE_WORDS // n)
+            if most > 1 and n >= 8:
+                return [*((n, m) for m in _values(space, "across")[:0:-1] if m <= most), *((n, 1) for n in widths)]
+        return [(n, 1) for n in widths]
 
     def _cost(self, name: str) -> float:
         """Bytes that memory moves for a byte of the tile, estimated, and what short runs, odd sizes and empty parts cost."""
@@ -213,7 +247,8 @@ class Mover:
             function = copy_kernel(permutation, *shape, streaming, move.x_start, move.y_start)
             grid = Grid(copy_items(permutation, *shape), config["blocks_per_sm"])
             return KernelStep(function, (Pointer(x), Pointer(y)), grid, threads)
-        staging = self._staging(self.tiles[config["tile"]], config["store_bytes"])
+        staging = self._staging(self.tiles[config["tile"]], config["store_bytes"], config["across"])
+        square_words = config["across"] * config["store_bytes"] // 4 if config["across"] > 1 else 0
         buffers = config["buffers"]
         schedule = Schedule(threads, config["along"] == "y", config["loads"] == "async", buffers, streaming)
         function = staged_kernel(staging, schedule)
@@ -224,7 +259,7 @@ class Mover:
             grid,
             threads,
             dynamic_shared_bytes=buffers * staging.shared_bytes,
-            min_blocks_per_sm=max(_THREADS_PER_SM // threads, 1),
+            min_blocks_per_sm=max((_THREADS_PER_SM if square_words < MAX_SQUARE_WORDS else _FEWER_PER_SM) // threads, 1),
         )
 
     def alignments(self, config: Mapping[str, Any]) -> tuple[int, int]:

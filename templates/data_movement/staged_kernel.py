@@ -4,7 +4,9 @@ See `staging` for what a tile is and where its elements lie in shared memory, an
 y. For each tile
 
     1. threads copy chunks of x, neighbouring threads neighbouring chunks, straight into shared memory;
-    2. each thread takes vectors of y, neighbouring threads neighbouring ones, collects their elements and stores them.
+    2. each thread takes vectors of y, neighbouring threads neighbouring ones, collects their elements and stores them. Where
+       neighbours of x belong to rows of y that lie one below the other, a thread may take vectors of several such rows,
+       read several neighbours at once and transpose them in registers (`Staging.across`).
 
 A vector of which the tile does not have all elements, at the ends of a run that is not aligned, is stored element by
 element.
@@ -30,6 +32,7 @@ from schedsearch.templates.data_movement.tile_places import (
     store_limits,
     tile_offsets,
 )
+from schedsearch.templates.layout_transform.kernels import word_down
 from schedsearch.templates.parts import moves, ptx
 
 _OCTET = 7
@@ -68,7 +71,9 @@ def staged_kernel(s: Staging, schedule: Schedule) -> Callable[..., None]:
     held_words = 1 if late else -(-s.loads // schedule.threads) * moves.words_of(s.load_bytes)
     found_words, one_words = moves.words_of(s.store_bytes), moves.words_of(s.p.element_bytes)
     load_tile = _tile_copier(s, schedule) if late else _tile_loader(s, schedule)
-    store_tile = _tile_storer(s, schedule)
+    store_tile = _tile_storer(s, schedule) if s.across == 1 else _square_storer(s, schedule)
+    if s.across > 1:
+        one_words = s.store_bytes // s.p.element_bytes * moves.words_of(s.across * s.p.element_bytes)
     wait_for_all, wait_for_one = ptx.cp_async_wait(0), ptx.cp_async_wait(1)
 
     def move(x, y) -> None:  # type: ignore[no-untyped-def]
@@ -206,6 +211,43 @@ def _tile_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
                                 store_one(one, 0, types.uint64(y + types.uint64(to_byte + j * element)))
                 else:
                     store(found, 0, types.uint64(y + to_byte))
+
+    return store_tile
+
+
+def _square_storer(s: Staging, schedule: Schedule) -> Callable[..., None]:
+    """`store_tile(vector, square, y, tile, shared, thread)`: threads read `s.across` neighbours of x at once, elements of
+    as many vectors, and transpose them in registers.
+    """
+    element, across, threads = s.p.element_bytes, s.across, schedule.threads
+    items, y_chunks, store_bytes = s.items, s.y_chunks, s.store_bytes
+    turns, exact, vector_elements = -(-items // threads), items % threads == 0, store_bytes // element
+    row_words, store_words = moves.words_of(across * element), moves.words_of(store_bytes)
+    _, tile_y = tile_offsets(s, schedule.along_y)
+    row_y, written_row, run_end = store_limits(s, schedule.along_y)
+    row_shared = digit_sum(s.y_row_counts, [s.shared_strides[i] * s.row_step(i) for i in s.y_rows], s.shared_start)
+    run_shared = digit_sum(s.extents(s.y_run), [s.shared_strides[i] for i in s.y_run])
+    y_apart, swizzle = s.p.factors[s.x_run[0]].y * element, _swizzle(s.swizzle)
+    read, word_of = moves.load_shared(across * element), word_down(element, vector_elements, row_words)
+    store = moves.store_global(store_bytes, schedule.streaming)
+
+    def store_tile(vector: Any, square: Any, y: Any, tile: Any, shared: Any, thread: Any) -> None:
+        y_at, end = tile_y(tile), run_end(tile)
+        for i in range(turns):
+            item = types.uint32(thread + types.uint32(i * threads))
+            row = types.uint32(item // types.uint32(y_chunks))
+            chunk = types.int32(item - row * types.uint32(y_chunks))
+            first = types.int32(chunk * vector_elements)
+            if (exact or item < items) and written_row(tile, row) and first < end:
+                of_row = row_shared(row)
+                for j in range(vector_elements):
+                    at = types.int32(of_row + run_shared(types.int32(first + j)))
+                    read(square, j * row_words, types.uint32(shared + types.uint32(swizzle(at))))
+                to_byte = types.int64(y_at + row_y(row) + types.int64(chunk * store_bytes))
+                for column in range(across):
+                    for word in range(store_words):
+                        vector[word] = word_of(square, word, column)
+                    store(vector, 0, types.uint64(y + to_byte + types.int64(column * y_apart)))
 
     return store_tile
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,9 @@ SECTOR_BYTES = 32  # that a load reads from memory at least
 _BANKS, _BANK_BYTES, _LANES = 32, 4, 32
 _SWIZZLES = range(1, 12)
 _SAMPLED_WARPS = 4
+_LEAST_RUN_BYTES = 2 * SECTOR_BYTES  # of y: one store of a warp then fills sectors, although its rows are apart
 _VECTOR_INSTRUCTIONS, _ELEMENT_INSTRUCTIONS, _ISSUED_PER_CYCLE = 30, 8, 4
+_READ_INSTRUCTIONS, _TURN_INSTRUCTIONS = 4, 10  # of a read for several vectors, and of each vector after it
 
 Ints = NDArray[np.int64]
 
@@ -46,12 +48,15 @@ class Staging:
         tile: extent of the tile along each factor, in the order of `p.factors`.
         load_bytes: of an access to x; x must be aligned to it, but its runs need not be.
         store_bytes: of an access to y, at least an element; y must be aligned to it.
+        across: neighbours in a run of x that a thread reads at once. They belong to as many vectors of y, each from another
+            row, and the thread transposes them in registers. Legal if `across_bytes` allows it.
     """
 
     p: Move
     tile: tuple[int, ...]
     load_bytes: int
     store_bytes: int
+    across: int = 1
 
     # ---- runs and rows, as numbers of factors, innermost first
 
@@ -63,8 +68,11 @@ class Staging:
 
     @functools.cached_property
     def y_run(self) -> tuple[int, ...]:
-        """Factors that make up a run of y."""
-        return _run(self.p.factors, self.tile, [factor.y for factor in self.p.factors], 1)
+        """Factors that make up a run of y. Neighbours of x that are read at once are in different rows."""
+        run = _run(self.p.factors, self.tile, [factor.y for factor in self.p.factors], 1)
+        if self.across > 1 and self.x_run and self.x_run[0] in run:
+            run = run[: run.index(self.x_run[0])]
+        return run
 
     @functools.cached_property
     def x_rows(self) -> tuple[int, ...]:
@@ -197,6 +205,35 @@ class Staging:
         own = [factor for factor in self.p.factors if factor.axis == axis]
         return self.p.ragged[axis].written < 1 + sum((factor.extent - 1) * factor.unit for factor in own)
 
+    # ---- several vectors of a thread
+
+    @functools.cached_property
+    def across_bytes(self) -> int:
+        """Bytes of a run of x that a thread may read at once, for vectors of as many rows of y; 0: single elements only."""
+        if self.across == 1:
+            return replace(self, across=2).across_bytes
+        if not self.x_run or self.backwards or self.p.ragged or self.partial_vectors or self.x_unit < self.load_bytes:
+            return 0
+        first, element = self.x_run[0], self.p.element_bytes
+        if self.p.factors[first].x != 1 or first not in self.y_rows or self.run_elements * element < _LEAST_RUN_BYTES:
+            return 0
+        others = [stride for i, stride in enumerate(self.shared_strides) if i != first and self.tile[i] > 1]
+        return math.gcd(CHUNK_BYTES, self.tile[first] * element, self.p.factors[first].extent * element, *others)
+
+    def row_step(self, factor: int) -> int:
+        """How many rows of y along a factor a thread stores at once."""
+        return self.across if self.across > 1 and factor == self.x_run[0] else 1
+
+    @functools.cached_property
+    def y_row_counts(self) -> tuple[int, ...]:
+        """Extents of the rows of y, counted in those that one thread stores."""
+        return tuple(self.tile[i] // self.row_step(i) for i in self.y_rows)
+
+    @functools.cached_property
+    def items(self) -> int:
+        """Parts of a tile that threads share: a vector of y from each of `across` rows."""
+        return self.stores // self.across
+
     # ---- the swizzle
 
     @functools.cached_property
@@ -205,31 +242,36 @@ class Staging:
         return self._best[1]
 
     @functools.cached_property
-    def wavefronts(self) -> int:
-        """Cycles in which shared memory serves the sampled warps; they store as many bytes whatever the width."""
-        return self._best[0]
+    def wavefronts(self) -> float:
+        """Cycles of shared memory for each part of y that the sampled warps store with one vector for each thread."""
+        return self._best[0] / self.across
 
     def cycles(self) -> float:
         """An estimate of what the sampled warps take to collect and store: shared memory or instructions, and a part of the
         other.
         """
         vectors = CHUNK_BYTES // self.store_bytes
-        per_vector = _VECTOR_INSTRUCTIONS + _ELEMENT_INSTRUCTIONS * self.store_bytes // self.p.element_bytes
+        elements = self.store_bytes // self.p.element_bytes
+        if self.across == 1:
+            per_vector: float = _VECTOR_INSTRUCTIONS + _ELEMENT_INSTRUCTIONS * elements
+        else:
+            per_vector = (_VECTOR_INSTRUCTIONS + _READ_INSTRUCTIONS * elements) / self.across + _TURN_INSTRUCTIONS
         issue = _SAMPLED_WARPS * vectors * per_vector / _ISSUED_PER_CYCLE
         return max(issue, self.wavefronts) + min(issue, self.wavefronts) / 4
 
     @functools.cached_property
     def _best(self) -> tuple[int, int]:
         places = self._sampled_places()
-        return min((_wavefronts(_swizzled(places, shift)), shift) for shift in (0, *_SWIZZLES))
+        nbytes = self.across * self.p.element_bytes
+        return min((_wavefronts(_swizzled(places, shift), nbytes), shift) for shift in (0, *_SWIZZLES))
 
     def _sampled_places(self) -> Ints:
         """(access, lane): the bytes of shared memory that warps collect together."""
         element = self.p.element_bytes
-        warps = min(_SAMPLED_WARPS * CHUNK_BYTES // self.store_bytes, -(-self.stores // _LANES))
-        items = np.arange(warps * _LANES) % self.stores
+        warps = min(_SAMPLED_WARPS * CHUNK_BYTES // self.store_bytes, -(-self.items // _LANES))
+        items = np.arange(warps * _LANES) % self.items
         rows, chunks = np.divmod(items, self.y_chunks)
-        of_row = _sums(rows, self.extents(self.y_rows), [self.shared_strides[i] for i in self.y_rows])
+        of_row = _sums(rows, self.y_row_counts, [self.shared_strides[i] * self.row_step(i) for i in self.y_rows])
         found = []
         for j in range(self.store_bytes // element):
             e = (chunks * (self.store_bytes // element) + j) % self.run_elements
@@ -269,10 +311,12 @@ def _swizzled(places: Ints, shift: int) -> Ints:
     return np.asarray(turned * CHUNK_BYTES + within)
 
 
-def _wavefronts(places: Ints) -> int:
-    """Cycles that accesses take: each serves one word of every bank."""
-    total = 0
-    for access in places // _BANK_BYTES:
-        words = np.unique(access)
+def _wavefronts(places: Ints, nbytes: int) -> int:
+    """Cycles that accesses of `nbytes` take: each serves one word of every bank. Wide ones take turns, half a warp or a
+    quarter at a time.
+    """
+    total, wide = 0, max(nbytes // _BANK_BYTES, 1)
+    for access in places.reshape(-1, _LANES // wide) // _BANK_BYTES:
+        words = np.unique(access[:, None] + np.arange(wide))
         total += int(np.bincount(words % _BANKS).max())
     return total

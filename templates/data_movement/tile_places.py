@@ -88,12 +88,14 @@ def _always(tile: Any, row: Any) -> Any:
     return True
 
 
-def _rows_inside(s: Staging, along_y: bool, rows: Sequence[int]) -> Callable[[Any, Any], Any]:
-    """`inside(tile, row)`: whether a row's digits are within the tile's extents."""
+def _rows_inside(
+    s: Staging, along_y: bool, rows: Sequence[int], counts: Sequence[int], steps: Sequence[int]
+) -> Callable[[Any, Any], Any]:
+    """`inside(tile, row)`: whether a row's digits, below `counts`, times `steps` are within the tile's extents."""
     found: Callable[[Any, Any], Any] = _always
     for factor in rows:
         if factor in s.partial:
-            digit = digit_sum(s.extents(rows), [int(each == factor) for each in rows])
+            digit = digit_sum(counts, [step * (each == factor) for each, step in zip(rows, steps)])
             found = _and_within(found, digit, _limit(s, along_y, factor))
     return found
 
@@ -126,7 +128,7 @@ def load_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], An
     """For rows of x: offsets in bytes, `read(tile, row)`, and `span(tile)`, the part of the run that the tile has."""
     p, element = s.p, s.p.element_bytes
     offset = digit_sum(s.extents(s.x_rows), [p.factors[i].x * element for i in s.x_rows], 0, True)
-    read = _rows_inside(s, along_y, s.x_rows)
+    read = _rows_inside(s, along_y, s.x_rows, s.extents(s.x_rows), [1] * len(s.x_rows))
     in_run = {p.factors[i].axis for i in s.x_run}
     for axis, limits in enumerate(p.ragged):
         if axis not in in_run:
@@ -151,10 +153,14 @@ def load_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], An
 
 
 def store_limits(s: Staging, along_y: bool) -> tuple[Sum, Callable[[Any, Any], Any], Sum]:
-    """For rows of y: offsets in bytes, `written(tile, row)`, and `end(tile)`, the elements of a run that the tile has."""
+    """For rows of y, or the first of those that a thread stores at once: offsets in bytes, `written(tile, row)`, and
+    `end(tile)`, the elements of a run that the tile has.
+    """
     p, element = s.p, s.p.element_bytes
-    offset = digit_sum(s.extents(s.y_rows), [p.factors[i].y * element for i in s.y_rows], 0, True)
-    written = _rows_inside(s, along_y, s.y_rows)
+    steps = [s.row_step(i) for i in s.y_rows]
+    strides = [p.factors[i].y * element * step for i, step in zip(s.y_rows, steps)]
+    offset = digit_sum(s.y_row_counts, strides, 0, True)
+    written = _rows_inside(s, along_y, s.y_rows, s.y_row_counts, steps)
     in_run = {p.factors[i].axis for i in s.y_run}
     for axis, limits in enumerate(p.ragged):
         if axis not in in_run and s.ends(axis):

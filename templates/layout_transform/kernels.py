@@ -90,7 +90,7 @@ def transpose_kernel(p: Permutation, tile: Tile) -> Callable[..., None]:
     x_row, x_column, y_column = p.y_run.x, p.x_run.x, p.x_run.y
     tiles, late = tile.count(p), tile.copies_late
     place = placer(p, row_bytes // element, rows, tile.along_y)
-    swizzle, word_of = _swizzle(row_bytes, high, lanes), _word_of(element, high, read_words)
+    swizzle, word_of = _swizzle(row_bytes, high, lanes), word_down(element, high, read_words)
     load, store = moves.load_global(load_bytes), moves.store_global(store_bytes, tile.streaming)
     load_row, store_row = moves.load_shared(read_bytes), moves.store_shared(load_bytes)
     copy_late = ptx.cp_async(load_bytes if late else CHUNK_BYTES)
@@ -160,7 +160,7 @@ def _swizzle(row_bytes: int, high: int, lanes: int) -> Callable[[Any, Any], Any]
     return swizzled if chunks > 1 else straight
 
 
-def _word_of(element: int, high: int, row_words: int) -> Callable[[Any, Any, Any], Any]:
+def word_down(element: int, high: int, row_words: int) -> Callable[[Any, Any, Any], Any]:
     """`word_of(piece, word, column)`: a word of the vector that goes down a column of a piece of `high` rows."""
     pair_low, pair_high = moves.permute_bytes(0x5410), moves.permute_bytes(0x7632)
     byte_pairs_low, byte_pairs_high = moves.permute_bytes(0x5140), moves.permute_bytes(0x7362)
