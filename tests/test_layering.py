@@ -48,6 +48,7 @@ LAYERS = {
     "schedsearch.workload_file": 3,
     "schedsearch.measure": 4,
     "schedsearch.own": 5,
+    "schedsearch.c_export": 5,
     "schedsearch.replay": 5,
     "schedsearch.runtime": 5,
     "schedsearch.session": 5,

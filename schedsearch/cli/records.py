@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedsearch.cli import render
+from schedsearch.cli import c_export, render
 from schedsearch.cli.damaged import report_damage
 from schedsearch.cli.options import AtLeast
 from schedsearch.cli.trust import trust
@@ -225,7 +225,7 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
 
 
 @records.command()
-@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+@click.argument("file", metavar="[FILE]", type=click.Path(dir_okay=False), required=False)
 @_db_option
 @click.option(
     "--format",
@@ -234,35 +234,56 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
     help="jsonl, our own and complete, or that of another tuner.  [default: jsonl]",
 )
 @click.option("--deploy", is_flag=True, help="Write a small database of best kernels for deployment instead.")
+@c_export.c_options
 @click.option("--artifacts", is_flag=True, help="Put machine code into the JSON lines too.")
-@click.option("--workload", metavar="ID", help="Only this workload: its label, or how its id begins.")
+@click.option(
+    "--workload",
+    "workloads",
+    metavar="ID",
+    multiple=True,
+    help="Only this workload: its label, or how its id begins; several times with --c.",
+)
 @click.option("--template", metavar="NAME", help="Only this template.")
 @_target_option
 @_json_option
 def export(
-    file: str,
+    file: str | None,
     db: str,
     form: str | None,
     deploy: bool,
+    c_folder: str | None,
+    mode: str | None,
     artifacts: bool,
-    workload: str | None,
+    workloads: tuple[str, ...],
     template: str | None,
     selector: str | None,
     as_json: bool,
 ) -> None:
-    """Write records to FILE: all as JSON lines, a task's in another tuner's format, or the best kernels with --deploy."""
+    """Write records to FILE: all as JSON lines, a task's in another tuner's format, or the best kernels with --deploy.
+
+    With --c write the best GPU kernels as C functions to a folder.
+    """
     from schedsearch.records import exchange
     from schedsearch.records.deployment import export_deploy
 
+    given = {"--deploy": deploy, "--format": form, "--artifacts": artifacts, "--template": template}
+    c_export.check_options(file, c_folder, mode, [name for name, value in given.items() if value])
+    if c_folder is not None:
+        with _open(db) as store:
+            c_export.export(store, c_folder, workloads, _key(selector), mode, as_json)
+        return
+    assert file is not None  # or check_options has raised
     if deploy and (artifacts or form):
         raise click.UsageError("--artifacts and --format are not for --deploy, which writes a database with machine code")
     foreign = form not in (None, "jsonl")
     if foreign and artifacts:
         raise click.UsageError(f"--artifacts is for jsonl; the format {form} has no place for machine code")
-    if not foreign and (workload or template or (selector and not deploy)):
+    if not foreign and (workloads or template or (selector and not deploy)):
         raise click.UsageError(
             "--workload and --template need the format of another tuner, --target that or --deploy; JSON lines have all"
         )
+    if len(workloads) > 1:
+        raise click.UsageError("a file in another tuner's format has one task; give --workload once")
     into_stdout = _is_stdout(file)  # then nothing else may go there
     with _open(db) as store:
         counts: dict[str, Any]
@@ -271,6 +292,7 @@ def export(
         elif form is not None and foreign:
             from schedsearch.records.formats.exchange import export_file
 
+            workload = workloads[0] if workloads else None
             counts = export_file(store, file, form, workload=workload, template=template, target=_key(selector))
         else:
             counts = {"records": exchange.export_jsonl(store, file, artifacts=artifacts)}

@@ -1,0 +1,185 @@
+"""The folder of an export: kernels, the launcher, a table, build files and a manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from schedsearch.c_export.chosen import Chosen, LeftOut, choose
+from schedsearch.c_export.describe import description
+from schedsearch.c_export.source import header, source
+from schedsearch.c_export.text import comment
+from schedsearch.errors import DatabaseError, NoRecordError, UsageError
+from schedsearch.identity import sha256_hex
+from schedsearch.measurement import COLD_GRAPH
+from schedsearch.records.output import new_file
+from schedsearch.records.store import Store
+
+MANIFEST = "MANIFEST.json"
+_FORMAT = "schedsearch C export 1"
+_RUNTIME = ("schedsearch.h", "schedsearch_code.h", "schedsearch_driver.h", "schedsearch_runtime.c")
+_BUILD = ("CMakeLists.txt", "Makefile", "schedsearch_kernels.pc")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export holds.
+
+    Attributes:
+        code_bytes: of the machine code of all kernels.
+        files: how many files were written.
+    """
+
+    folder: Path
+    kernels: tuple[Chosen, ...]
+    left_out: tuple[LeftOut, ...]
+    files: int
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(len(each.artifact.code) for each in self.kernels)
+
+
+def export_c(
+    store: Store,
+    folder: str | Path,
+    *,
+    workloads: Sequence[str] = (),
+    target: str | None = None,
+    mode: str = COLD_GRAPH,
+) -> Exported:
+    """Writes the best GPU kernels of a database as C that needs libcuda alone.
+
+    Only kernels that were verified, and that this machine signed or its user trusts, are exported. The same database gives
+    the same bytes. Other files in the folder stay; those of an earlier export that this one lacks are removed.
+
+    Args:
+        store: the source.
+        folder: created when missing.
+        workloads: labels, or beginnings of ids; empty: all.
+        target: only kernels measured on this kind of device.
+        mode: how the records were timed.
+
+    Raises:
+        NoRecordError: there is no kernel to export; the message has the reason for each. Nothing is written.
+        UsageError: the folder holds other files of the same names, or cannot be written.
+        DatabaseError: the database is damaged.
+    """
+    path = Path(folder)
+    chosen, left_out = choose(store, workloads=workloads, target=target, mode=mode)
+    if not chosen:
+        raise NoRecordError(_nothing(store, target, mode, left_out))
+    files = _files(chosen, left_out)
+    _write(path, files)
+    return Exported(path, chosen, left_out, len(files))
+
+
+def _nothing(store: Store, target: str | None, mode: str, left_out: Sequence[LeftOut]) -> str:
+    where = f"{f' on {target}' if target else ''} in mode {mode}"
+    if not left_out:
+        return (
+            f"{store.name} has no best kernel{where}; nothing was written; look with: schedsearch records best "
+            f"--db {store.name}"
+        )
+    reasons = "; ".join(f"{each.label} on {each.target}: {each.reason}" for each in left_out[:5])
+    more = f"; and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+    return f"{store.name} has no kernel that can be exported{where}; nothing was written. {reasons}{more}"
+
+
+def _files(chosen: Sequence[Chosen], left_out: Sequence[LeftOut]) -> dict[str, str]:
+    """Name -> content of all files; the manifest is the last one."""
+    runtime = resources.files("schedsearch.c_export") / "runtime"
+    files = {name: (runtime / name).read_text(encoding="utf-8") for name in _RUNTIME}
+    for each in chosen:
+        files[f"{each.name}.h"] = header(each)
+        files[f"{each.name}.c"] = source(each)
+    files["schedsearch_table.c"] = _table(chosen)
+    files["schedsearch_kernels.h"] = _all_headers(chosen)
+    sources = sorted(name for name in files if name.endswith(".c"))
+    for name in _BUILD:
+        template = (runtime / f"{name}.in").read_text(encoding="utf-8")
+        separator = " \\\n    " if name == "Makefile" else "\n    "
+        files[name] = template.replace("@SOURCES@", separator.join(sources))
+    manifest: dict[str, Any] = {
+        "format": _FORMAT,
+        "kernels": [description(each) for each in chosen],
+        "left_out": [vars(each) for each in left_out],
+        "files": {name: sha256_hex(text) for name, text in sorted(files.items())},
+    }
+    files[MANIFEST] = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    return files
+
+
+def _table(chosen: Sequence[Chosen]) -> str:
+    includes = "\n".join(f'#include "{each.name}.h"' for each in chosen)
+    rows = "\n".join(f"    &{each.name}_kernel," for each in chosen)
+    return f"""/* All kernels of this export. Written by schedsearch. */
+#include "schedsearch.h"
+{includes}
+
+const schedsearch_kernel *const schedsearch_kernels[] = {{
+{rows}
+}};
+const size_t schedsearch_kernel_count = {len(chosen)};
+"""
+
+
+def _all_headers(chosen: Sequence[Chosen]) -> str:
+    rows = "\n".join(f'#include "{each.name}.h" /* {comment(each.workload.label)} */' for each in chosen)
+    return f"""/* All kernels of this export. Written by schedsearch. */
+#ifndef SCHEDSEARCH_KERNELS_H
+#define SCHEDSEARCH_KERNELS_H
+
+#include "schedsearch.h"
+{rows}
+
+#endif
+"""
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Writes all files, the manifest last, and removes those of an earlier export that are no longer in it.
+
+    Raises:
+        UsageError: a file is in the way that no earlier export wrote, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = _earlier(folder)
+        for name in files:
+            if name not in earlier and (folder / name).exists():
+                raise UsageError(
+                    f"{folder / name} exists and is not of an earlier export, so it is left alone; give another folder"
+                )
+        for name in earlier - files.keys():
+            (folder / name).unlink(missing_ok=True)
+        for name, text in files.items():
+            with new_file(folder / name) as stream:
+                stream.write(text.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}; give another folder") from error
+
+
+def _earlier(folder: Path) -> set[str]:
+    """The files that an earlier export wrote to the folder.
+
+    Raises:
+        DatabaseError: there is a manifest that is not one of ours.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return set()
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        names = {str(name) for name in manifest["files"]} | {MANIFEST}
+        if manifest["format"] == _FORMAT and all(_FILE_NAME.fullmatch(name) for name in names):
+            return names
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DatabaseError(f"{path} is not the manifest of an export; give another folder")
