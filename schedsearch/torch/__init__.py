@@ -1,4 +1,6 @@
-"""Tuned kernels in PyTorch: functions, and the operators `torch.ops.schedsearch` behind them.
+"""Tuned kernels in PyTorch: for whole models, as functions, and the operators `torch.ops.schedsearch` behind them.
+
+    report = schedsearch.torch.optimize_(model, example, db="records.db")
 
     import schedsearch.torch as sst
 
@@ -28,6 +30,8 @@ _require_torch()
 
 from schedsearch.torch import library  # noqa: E402, F401
 from schedsearch.torch.functional import conv2d  # noqa: E402
+from schedsearch.torch.optimize import optimize_, revert_  # noqa: E402
+from schedsearch.torch.report import LayerReport, Report  # noqa: E402
 from schedsearch.torch.store import Served, Store, refresh, served, use  # noqa: E402
 
-__all__ = ["Served", "Store", "conv2d", "refresh", "served", "use"]
+__all__ = ["LayerReport", "Report", "Served", "Store", "conv2d", "optimize_", "refresh", "revert_", "served", "use"]

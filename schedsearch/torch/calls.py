@@ -1,0 +1,184 @@
+"""Kernels as operators of PyTorch: `torch.ops.schedsearch.call` runs a workload, `batch_norm_vectors` makes its vectors.
+
+The graphs that `optimize_` and the backend rewrite call them. A call names its kernel by a text that is made of what it
+computes and where its records are, so that a compiled graph that PyTorch keeps on disk cannot mean another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from schedsearch.device.detect import detect
+from schedsearch.errors import UsageError
+from schedsearch.ops import ArgSpec
+from schedsearch.runtime.arrays import output_like
+from schedsearch.runtime.cache import KernelCache
+from schedsearch.runtime.kernel import Kernel
+from schedsearch.target import Target
+from schedsearch.torch.bound import BoundCall
+from schedsearch.workload import Workload
+
+ALLOWED = ("exact", "same_architecture")
+ALIGNMENT = 64  # elements, of each layer's part of the vectors of batch norms
+_library = torch.library.Library("schedsearch", "FRAGMENT")
+_calls: dict[str, Call] = {}  # by key
+
+
+class Kernels:
+    """The kernels of one database on one device.
+
+    Attributes:
+        db: the database, an absolute path.
+        device: the device of torch.
+        target: the same device by our facts.
+    """
+
+    def __init__(self, db: str | Path, device: torch.device, allow: Sequence[str] = ALLOWED) -> None:
+        """Raises DatabaseError or DeviceError if the database or the device cannot be used."""
+        self.db, self.device, self.allow = Path(db).absolute(), device, tuple(allow)
+        self.target = target_of(device)
+        self._cache = KernelCache(self.db, self.target, allow=self.allow)
+        self._kernels: dict[Workload, Kernel] = {}
+        self._lock = threading.Lock()
+
+    def kernel(self, workload: Workload) -> Kernel:
+        """The kernel of a workload, the same in every call: graphs may have captured it. Raises as `KernelCache.kernel`."""
+        with self._lock:
+            if workload not in self._kernels:
+                self._kernels[workload] = self._cache.kernel(workload)
+            return self._kernels[workload]
+
+    @classmethod
+    @functools.cache
+    def of(cls, db: Path, device: torch.device, allow: tuple[str, ...] = ALLOWED) -> Kernels:
+        """The same object for the same arguments, for the life of the process."""
+        return cls(db, device, allow)
+
+
+def target_of(device: torch.device) -> Target:
+    """Raises DeviceError or UsageError if it is neither a GPU of CUDA nor the CPU."""
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"the device is {device}; allowed: cpu or cuda")
+    return detect("cpu" if device.type == "cpu" else f"cuda:{_ordinal(device)}")
+
+
+def _ordinal(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+class Call:
+    """A workload with its scalars, as the operator `call` runs it.
+
+    Attributes:
+        key: what the operator takes.
+    """
+
+    def __init__(self, workload: Workload, scalars: Mapping[str, float], kernels: Kernels) -> None:
+        self.workload, self.scalars, self.kernels = workload, dict(scalars), kernels
+        text = json.dumps([workload.id, sorted(scalars.items()), str(kernels.db), str(kernels.device)])
+        self.key = f"{workload.op}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        self._formats = [_memory_format(spec) for spec in workload.signature]
+        self._values = {scalar.name: scalar.default for scalar in workload.scalars} | self.scalars
+        self._bound: BoundCall | None = None
+
+    def __call__(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Computes the output; copies an array that has other strides than the kernel takes.
+
+        Raises:
+            ArgumentError, DeviceError: as `Kernel`.
+        """
+        given = [
+            each if form is None or each.is_contiguous(memory_format=form) else each.contiguous(memory_format=form)
+            for each, form in zip(arrays, self._formats)
+        ]
+        if self._bound is None:
+            names = [spec.name for spec in self.workload.signature]
+            self._bound = BoundCall(self.kernels.kernel(self.workload), dict(zip(names, given)), self._values)
+        y: torch.Tensor = self._bound(given, self._values)
+        return y
+
+    def fake(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+        """An output without memory."""
+        (like,) = output_like(self.workload, "channels_last")
+        return arrays[0].new_empty_strided(like.shape, like.strides)
+
+
+def _memory_format(spec: ArgSpec) -> torch.memory_format | None:
+    """The format of an argument; None of vectors."""
+    if spec.axes in ("NHWC", "OHWI"):
+        return torch.channels_last
+    return torch.contiguous_format if len(spec.shape) == 4 else None
+
+
+def call_of(workload: Workload, scalars: Mapping[str, float], kernels: Kernels) -> Call:
+    """The call of a workload, registered under its key."""
+    call = Call(workload, scalars, kernels)
+    return _calls.setdefault(call.key, call)
+
+
+def _run(key: str, arrays: list[torch.Tensor]) -> torch.Tensor:
+    return _find(key)(arrays)
+
+
+def _fake(key: str, arrays: list[torch.Tensor]) -> torch.Tensor:
+    return _find(key).fake(arrays)
+
+
+def _find(key: str) -> Call:
+    try:
+        return _calls[key]
+    except KeyError:
+        raise UsageError(
+            f"this process has no kernel {key}; call schedsearch.torch.optimize_ or torch.compile(model, "
+            'backend="schedsearch") before it runs a graph that was saved'
+        ) from None
+
+
+def vector_places(channels: Sequence[int]) -> tuple[list[int], int]:
+    """Where each layer's vectors begin in the result of `batch_norm_vectors`, and its length."""
+    starts, end = [], 0
+    for count in channels:
+        starts.append(end)
+        end += -(-count // ALIGNMENT) * ALIGNMENT
+    return starts, end
+
+
+def _batch_norm_vectors(parts: list[torch.Tensor], eps: float, dtype: torch.dtype) -> torch.Tensor:
+    """Scale and shift of batch norms, two rows: y = x * scale + shift.
+
+    Args:
+        parts: the weights of all layers, then the biases, the means and the variances.
+        eps: that of all layers.
+        dtype: of the result; it is computed in float32.
+    """
+    padded = []
+    for vector in parts:
+        padded.append(vector)
+        if gap := -vector.shape[0] % ALIGNMENT:
+            padded.append(vector.new_ones(gap))
+    weight, bias, mean, var = torch.cat(padded).float().view(4, -1).unbind()
+    scale = weight * torch.rsqrt(var + eps)
+    return torch.stack((scale, torch.addcmul(bias, mean, scale, value=-1))).to(dtype)
+
+
+def _fake_vectors(parts: list[torch.Tensor], eps: float, dtype: torch.dtype) -> torch.Tensor:
+    length = vector_places([each.shape[0] for each in parts[: len(parts) // 4]])[1]
+    return parts[0].new_empty((2, length), dtype=dtype)
+
+
+for _schema, _real, _shape in (
+    ("call(str key, Tensor[] arrays) -> Tensor", _run, _fake),
+    ("batch_norm_vectors(Tensor[] parts, float eps, ScalarType dtype) -> Tensor", _batch_norm_vectors, _fake_vectors),
+):
+    _name = _schema.partition("(")[0]
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _real, _key)
+    torch.library.register_fake(f"schedsearch::{_name}", _shape, lib=_library)

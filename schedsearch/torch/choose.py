@@ -1,0 +1,295 @@
+"""Which layers a kernel computes: those where it was measured to be faster than PyTorch here and now, and right."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from schedsearch.errors import NoValidConfigError, SchedsearchError, UnsupportedError
+from schedsearch.measurement import COLD_GRAPH
+from schedsearch.records.lookup import Lookup
+from schedsearch.target import Target
+from schedsearch.task import Task
+from schedsearch.template import TemplateSet, load_templates
+from schedsearch.torch.calls import Call, Kernels, call_of
+from schedsearch.torch.patterns import Layer, value_of
+from schedsearch.torch.timing import Timer, sets_needed
+from schedsearch.workload import Workload
+
+MARGIN = 0.98  # a kernel must take less than this part of PyTorch's time, so that noise swaps nothing
+_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5}
+_TF32_TOLERANCE = 2e-3
+_WORSE = 4.0  # times PyTorch's own error that a kernel may have, above the tolerance
+_Operands = Mapping[str, torch.Tensor]
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What became of a layer.
+
+    Attributes:
+        call: the kernel that takes its place, or None.
+        reason: why not; empty if it was swapped.
+        ours_ns, theirs_ns: measured times of the kernel and of PyTorch; None if they were not measured.
+        record_id: row of the kernel's record in the database.
+        rung: how the kernel was found; see `schedsearch.compile`.
+        error, torch_error: largest difference from PyTorch in float32, over the largest magnitude; of the kernel, and of
+            PyTorch in the layer's own format.
+    """
+
+    call: Call | None
+    reason: str = ""
+    ours_ns: float | None = None
+    theirs_ns: float | None = None
+    record_id: int | None = None
+    rung: str = ""
+    error: float | None = None
+    torch_error: float | None = None
+
+
+class Chooser:
+    """Measures each distinct layer once, and keeps the answers.
+
+    Args:
+        timer: measures both sides.
+    """
+
+    def __init__(self, kernels: Kernels, timer: Timer) -> None:
+        self.kernels, self._timer = kernels, timer
+        self._known: dict[Any, Choice] = {}
+        self._lock = threading.Lock()
+
+    def choose(self, layer: Layer) -> Choice:
+        """Whether a kernel takes the place of a layer. Nothing that is wrong with a kernel raises."""
+        scalars = tuple(sorted(layer.scalars.items()))
+        strides = tuple((name, value_of(node).stride()) for name, node in layer.arguments.items())
+        key = layer.workload, scalars, strides
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._measured(layer)
+            return self._known[key]
+
+    def missing(self, layers: Iterable[Layer]) -> list[Task]:
+        """The workloads that have no record for this kind of device, and that a template can compute; each weighted by how
+        often it occurs."""
+        counts: dict[Workload, int] = {}
+        names: dict[Workload, str] = {}
+        for layer in layers:
+            counts[layer.workload] = counts.get(layer.workload, 0) + 1
+            names.setdefault(layer.workload, layer.name)
+        templates = load_templates()
+        with contextlib.ExitStack() as stack:
+            lookup = stack.enter_context(Lookup(self.kernels.db)) if self.kernels.db.exists() else None
+            tasks = []
+            for workload, count in counts.items():
+                known = lookup is not None and lookup.exact(workload.id, self.kernels.target.key, COLD_GRAPH) is not None
+                if not known and _computable(workload, self.kernels.target, templates):
+                    tasks.append(Task(workload, weight=count, name=names[workload]))
+        return tasks
+
+    def tune(self, layers: Iterable[Layer], trials: int) -> str:
+        """Tunes the workloads that have no record, and says what came of it.
+
+        Args:
+            trials: for each of them, shared over the run.
+        """
+        from schedsearch.session.tune import tune
+
+        tasks = self.missing(layers)
+        if not tasks:
+            return "every layer has a record; nothing was tuned"
+        if self.kernels.device.type == "cuda":
+            torch.cuda.synchronize()
+        try:
+            tune(tasks, self.kernels.db, target=self.kernels.target, trials=trials)
+        except NoValidConfigError as error:  # the others have records now
+            return f"tuned {len(tasks)} layers; {error}"
+        return f"tuned {len(tasks)} layers"
+
+    def _measured(self, layer: Layer) -> Choice:
+        try:
+            call = call_of(layer.workload, layer.scalars, self.kernels)
+            kernel = self.kernels.kernel(layer.workload)
+        except SchedsearchError as error:
+            return Choice(None, _first_line(error))
+        origin = kernel.provenance
+        with _inference(self.kernels.device):
+            found = Choice(None, record_id=origin.record_id, rung=origin.rung)
+            try:
+                bench = _Bench(layer, call, self.kernels)
+                found = replace(found, **dict(zip(("error", "torch_error"), bench.errors())))
+                if reason := bench.wrong(found.error, found.torch_error):
+                    return replace(found, reason=reason)
+                ours, theirs = bench.times(self._timer)
+            except SchedsearchError as error:
+                return replace(found, reason=_first_line(error))
+            except torch.OutOfMemoryError:
+                return replace(found, reason="there is too little memory to measure it")
+        found = replace(found, ours_ns=ours, theirs_ns=theirs)
+        if ours > MARGIN * theirs:
+            return replace(found, reason="PyTorch is as fast or faster")
+        return replace(found, call=call)
+
+
+class _Bench:
+    """A layer on operands of its own, by a kernel and by PyTorch."""
+
+    def __init__(self, layer: Layer, call: Call, kernels: Kernels) -> None:
+        self.workload, self.scalars, self.call = layer.workload, layer.scalars, call
+        generator = torch.Generator(kernels.device).manual_seed(0)
+        self._shapes = {name: value_of(node) for name, node in layer.arguments.items()}
+        if layer.norm is not None:
+            channels = value_of(layer.norm.weight).shape[0]
+            dtype = _DTYPES[layer.workload.params["dtype"]]
+            self._shapes |= dict.fromkeys(("scale", "shift"), torch.empty(channels, dtype=dtype, device="meta"))
+        self._device = kernels.device
+        self.operands = {name: self._random(name, like, generator) for name, like in self._shapes.items()}
+        cache = kernels.target.l2_bytes or (32 << 20)
+        nbytes = sum(each.nbytes for each in self.operands.values())
+        out = self.workload.output
+        self.sets = sets_needed(nbytes + out.size * out_bytes(self.workload), cache)
+
+    def _random(self, name: str, like: Any, generator: torch.Generator) -> torch.Tensor:
+        """Normal numbers, such that activations remain near 1."""
+        values = torch.empty_strided(tuple(like.shape), tuple(like.stride()), dtype=like.dtype, device=self._device)
+        values.normal_(generator=generator)
+        if name == "weight":
+            values *= (like.shape[1] * like.shape[2] * like.shape[3]) ** -0.5
+        return values.abs_().add_(0.5) if name == "scale" else values
+
+    def _ours(self, operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.call([operands[spec.name] for spec in self.workload.signature])
+
+    def errors(self) -> tuple[float, float]:
+        """Largest differences from PyTorch in float32, over its largest magnitude."""
+        truth = self._exact()
+        most = float(truth.abs().max()) or 1.0
+        seen = self._ours(self.operands)
+        if seen.shape != truth.shape:
+            raise UnsupportedError(f"the kernel returns {tuple(seen.shape)}, PyTorch {tuple(truth.shape)}")
+        theirs = by_torch(self.workload, self.operands, self.scalars)
+        return float((seen.float() - truth).abs().max()) / most, float((theirs.float() - truth).abs().max()) / most
+
+    def _exact(self) -> torch.Tensor:
+        operands = {name: each.float() for name, each in self.operands.items()}
+        allowed = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            return by_torch(self.workload, operands, self.scalars)
+        finally:
+            torch.backends.cudnn.allow_tf32 = allowed
+
+    def wrong(self, ours: float | None, theirs: float | None) -> str:
+        """Why the kernel's result is not accepted; empty if it is."""
+        dtype = self.operands["x"].dtype
+        tf32 = self.workload.params.get("precision") == "tf32"
+        allowed = max(_TF32_TOLERANCE if tf32 else _TOLERANCE[dtype], _WORSE * (theirs or 0.0))
+        if ours is not None and ours <= allowed:  # false for NaN
+            return ""
+        return f"its error against float32 is {ours:.1e}; allowed: {allowed:.1e} (PyTorch's own: {theirs:.1e})"
+
+    def times(self, timer: Timer) -> tuple[float, float]:
+        """Nanoseconds of the kernel, and of PyTorch's best.
+
+        PyTorch's best is its convolution and, where an epilogue follows, one pass over the result: what torch.compile makes
+        of batch norm, addition and activation.
+        """
+        operands = [self.operands, *({n: each.clone() for n, each in self.operands.items()} for _ in range(1, self.sets))]
+        ours = timer.ns([_with(self._ours, each) for each in operands])
+        return ours, timer.ns([_with(self._theirs, each) for each in operands])
+
+    def _theirs(self, operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        stages = [stage for stage in stage_names(self.workload) if stage != "depth_to_space"]
+        alone = stages in ([], ["bias"])
+        y = _core(self.workload, operands, operands.get("bias") if alone else None)
+        if not alone:
+            residual = operands.get("residual")
+            y = torch.relu_(y) if residual is None else y.add_(residual)
+        return functional.pixel_shuffle(y, block) if (block := _block(self.workload)) else y
+
+
+def _with(run: Callable[[_Operands], torch.Tensor], operands: _Operands) -> Callable[[], Any]:
+    return lambda: run(operands)
+
+
+def out_bytes(workload: Workload) -> int:
+    return torch.empty((), dtype=_DTYPES[workload.output.dtype]).element_size()
+
+
+def stage_names(workload: Workload) -> list[str]:
+    """The names of the stages of an epilogue, in order."""
+    return [stage.name for stage in workload.params.get("epilogue", ())]
+
+
+def _block(workload: Workload) -> int:
+    """The block of a depth_to_space at the end of the epilogue; 0 without one."""
+    shuffles = [stage for stage in workload.params.get("epilogue", ()) if stage.name == "depth_to_space"]
+    return shuffles[0].params["block"] if shuffles else 0
+
+
+def by_torch(workload: Workload, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> torch.Tensor:
+    """A workload in PyTorch, stage by stage."""
+    y = _core(workload, operands, None)
+    values = {scalar.name: scalar.default for scalar in workload.scalars} | dict(scalars)
+    for stage in stage_names(workload):
+        if stage == "bias":
+            y = y + operands["bias"].view(-1, 1, 1)
+        elif stage == "scale_shift":
+            y = y * operands["scale"].view(-1, 1, 1) + operands["shift"].view(-1, 1, 1)
+        elif stage == "residual":
+            y = y + operands["residual"]
+        elif stage == "relu":
+            y = torch.relu(y)
+        elif stage == "leaky_relu":
+            y = functional.leaky_relu(y, values["leaky_relu_slope"])
+        elif stage == "clip":
+            y = y.clamp(values["clip_min"], values["clip_max"])
+        elif stage == "depth_to_space":
+            y = functional.pixel_shuffle(y, _block(workload))
+        else:
+            raise UnsupportedError(f"PyTorch has no equal of the stage {stage}")
+    return y
+
+
+def _core(workload: Workload, operands: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+    """A workload without its epilogue."""
+    p, x = workload.params, operands["x"]
+    if workload.op in ("depth_to_space", "space_to_depth"):
+        shuffle = functional.pixel_shuffle if workload.op == "depth_to_space" else functional.pixel_unshuffle
+        return shuffle(x, p["block"])
+    top, left, bottom, right = p["padding"]
+    padding = (top, left)
+    if (top, left) != (bottom, right):
+        x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
+    groups = p["groups"] if workload.op == "conv2d" else p["c"]
+    return functional.conv2d(x, operands["weight"], bias, tuple(p["stride"]), padding, tuple(p["dilation"]), groups)
+
+
+def _computable(workload: Workload, target: Target, templates: TemplateSet) -> bool:
+    try:
+        return bool(templates.matching(workload, target))
+    except UnsupportedError:
+        return False
+
+
+@contextlib.contextmanager
+def _inference(device: torch.device) -> Iterator[None]:
+    """Without autograd and autocast, and with cuDNN's fastest algorithms."""
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,232 @@
+"""`optimize_`: one line that makes a model that somebody has faster, where it was measured to be faster."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from schedsearch.errors import SchedsearchError
+from schedsearch.measurement import DEFAULT_DB
+from schedsearch.torch import patterns
+from schedsearch.torch.calls import ALLOWED, Call, Kernels
+from schedsearch.torch.choose import Chooser
+from schedsearch.torch.forward import OptimizedForward, Plan
+from schedsearch.torch.report import LayerReport, Report
+from schedsearch.torch.rewrite import rewrite
+from schedsearch.torch.timing import Timer, timer_of
+
+Filter = Callable[[nn.Module, str], bool]
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
+
+
+class Refusal(Exception):
+    """Why a model is left as it is. It never leaves this package."""
+
+
+def optimize_(
+    model: nn.Module,
+    example: Any,
+    *,
+    db: str | os.PathLike[str] = DEFAULT_DB,
+    tune: bool = False,
+    trials: int = 64,
+    filter_fn: Filter | None = None,
+    allow: Sequence[str] = ALLOWED,
+    timer: Timer | None = None,
+) -> Report:
+    """Lets tuned kernels compute the layers of a model for which they are faster than PyTorch. In place.
+
+    Layers are convolutions, depthwise ones too, with the batch norm, bias, addition and activation behind them, and pixel
+    shuffles. Each is swapped only if its kernel is faster than PyTorch here and now, and its result is right.
+
+    The model's modules and parameters remain what they are: `state_dict`, `.half()`, `.to()`, `load_state_dict` and
+    `copy.deepcopy` work as before, and weights may change at any time. Kernels serve calls like the example, in evaluation
+    mode and without autograd; any other call runs exactly as before. `torch.compile(model)` has no graph breaks.
+
+    Call it again with another example to serve that shape as well. `revert_` undoes it.
+
+    Args:
+        model: in evaluation mode, on a GPU or the CPU, in float16, bfloat16 or float32. Convert it to
+            `memory_format=torch.channels_last` first: most kernels are made for that.
+        example: an input as later calls have it, or a tuple of several.
+        db: the records of tuned kernels. It may be missing if `tune`.
+        tune: whether to tune layers that have no record first.
+        trials: configurations to try for each of them, shared over the run.
+        filter_fn: (module, its name) -> whether its layer may be swapped; default: all.
+        allow: how a kernel may be found; see `schedsearch.compile`.
+        timer: measures kernels and PyTorch; default: CUDA graphs on a GPU, the host's clock on a CPU.
+
+    Returns:
+        What became of each layer. A model that cannot be optimized is left as it is; a warning and `Report.notes` say why.
+
+    Raises:
+        TypeError: `model` is not a module, or an argument is of another type.
+        DatabaseError, DeviceError, Interrupted: of the tuning, if `tune`.
+
+    Example:
+        >>> model = torchvision.models.resnet50().eval().half().cuda().to(memory_format=torch.channels_last)
+        >>> print(schedsearch.torch.optimize_(model, x, db="records.db", tune=True))
+        >>> model = torch.compile(model)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+    started = time.perf_counter()
+    args = example if isinstance(example, tuple) else (example,)
+    try:
+        device = _checked(model, args)
+        kernels = _kernels(Path(db), device, tuple(allow), tune)
+        chooser = Chooser(kernels, timer or timer_of(device))
+        places = _places(model, args)
+        notes = []
+        if tune:
+            layers = [each for _, plan in places for each in plan.found if isinstance(each, patterns.Layer)]
+            notes.append(chooser.tune(layers, trials))
+        rows = [row for path, plan in places for row in _swap(model, path, plan, chooser, filter_fn)]
+    except Refusal as error:
+        warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=2)
+        return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - started)
+    if not rows:
+        notes.append("the model has no convolutions and no pixel shuffles")
+    return Report(tuple(rows), tuple(notes), time.perf_counter() - started)
+
+
+def revert_(model: nn.Module) -> nn.Module:
+    """Undoes `optimize_` on a model and everything in it, and returns the model."""
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, OptimizedForward):
+            forward.remove()
+    return model
+
+
+def _checked(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
+    """The device of a model that can be optimized."""
+    for module in model.modules():
+        name = type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Refusal(f"{name} is scripted, so that its layers cannot be seen; give the module from before torch.jit")
+        if name in _WRAPPERS or any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
+            raise Refusal(f"it contains {name}; call optimize_ on the module before it is wrapped")
+        if hasattr(module, "_orig_mod"):
+            raise Refusal("it is compiled already; call optimize_ first, then torch.compile")
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic")):
+            raise Refusal(f"{name} is quantised; allowed: float16, bfloat16 and float32")
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(nn.parameter.is_lazy(each) for each in tensors):
+        raise Refusal("it has lazy modules without a shape; call the model once before")
+    for each in tensors:
+        if type(each) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+            raise Refusal(f"it has parameters of type {type(each).__name__}, which are not plain tensors")
+    inputs = [each for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
+    devices = {each.device for each in (*tensors, *inputs)}
+    if not inputs:
+        raise Refusal("the example has no tensor; give an input of the model, or a tuple of several")
+    if len(devices) > 1:
+        raise Refusal(f"the model and the example lie on several devices: {', '.join(sorted(map(str, devices)))}")
+    device = inputs[0].device
+    if device.type not in ("cpu", "cuda"):
+        raise Refusal(f"the model is on {device}; allowed: a GPU of CUDA, or the CPU")
+    return device
+
+
+def _kernels(db: Path, device: torch.device, allow: tuple[str, ...], tune: bool) -> Kernels:
+    if not db.exists() and not tune and "default" not in allow:
+        raise Refusal(f"there is no database {db}; tune first, e.g. optimize_(model, example, tune=True)")
+    if not db.exists() and tune:
+        from schedsearch.records.store import Store
+
+        Store.open(db).close()
+    try:
+        return Kernels.of(db.absolute(), device, allow)
+    except SchedsearchError as error:
+        raise Refusal(str(error)) from error
+
+
+def _places(model: nn.Module, args: tuple[Any, ...]) -> list[tuple[str, Plan]]:
+    """The largest parts of a model that torch.export can read: the model, or else its children, theirs, and so on."""
+    try:
+        return [("", Plan.of(model, args))]
+    except Exception as error:  # torch.export raises errors of many kinds
+        reason = f"torch.export cannot read {type(model).__name__}: {_first_line(error)}"
+    calls = _calls_of_children(model, args)
+    found = []
+    for name, (child, given) in calls.items():
+        if not any(isinstance(each, nn.Conv2d | nn.PixelShuffle | nn.PixelUnshuffle) for each in child.modules()):
+            continue
+        try:
+            found += [(f"{name}.{path}".strip("."), plan) for path, plan in _places(child, given)]
+        except Refusal:
+            continue
+    if not found:
+        raise Refusal(reason)
+    return found
+
+
+def _calls_of_children(model: nn.Module, args: tuple[Any, ...]) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+    """Each child that one run of the model calls, with the arguments of its first call."""
+    calls: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {}
+    handles = []
+    for name, child in model.named_children():
+
+        def keep(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], name: str = name) -> None:
+            if not named:
+                calls.setdefault(name, (module, given))
+
+        handles.append(child.register_forward_pre_hook(keep, with_kwargs=True))
+    try:
+        with torch.no_grad(), _evaluating(model):
+            model(*args)
+    except Exception as error:  # the example does not fit the model
+        raise Refusal(f"the model fails on the example: {_first_line(error)}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _evaluating(model: nn.Module) -> Any:
+    from schedsearch.torch.forward import evaluating
+
+    return evaluating(model)
+
+
+def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, filter_fn: Filter | None) -> list[LayerReport]:
+    """Measures the layers of a part of the model, and lets it run with those kernels that won."""
+    part = model.get_submodule(path)
+    rows: list[LayerReport] = []
+    chosen: list[tuple[patterns.Layer, Call]] = []
+    for each in plan.found:
+        choice = None
+        wanted = filter_fn is None or filter_fn(_module(part, each.name), _joined(path, each))
+        if isinstance(each, patterns.Layer) and wanted:
+            choice = chooser.choose(each)
+            if choice.call is not None:
+                chosen.append((each, choice.call))
+        row = LayerReport.of(each, choice)
+        rows.append(LayerReport(**{**vars(row), "name": _joined(path, each)}))
+    if chosen:
+        rewrite(plan.graph, chosen)
+        OptimizedForward.install(part, plan)
+    return rows
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _module(part: nn.Module, name: str) -> nn.Module:
+    try:
+        return part.get_submodule(name)
+    except AttributeError:  # a call of a function, named after its node
+        return part
+
+
+def _joined(path: str, layer: patterns.Layer | patterns.Refused) -> str:
+    return f"{path}.{layer.name}" if path else layer.name

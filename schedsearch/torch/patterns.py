@@ -1,0 +1,369 @@
+"""Layers in graphs of PyTorch: convolutions with the nodes behind them that an epilogue computes, and pixel shuffles.
+
+It reads the graphs of torch.export and those that torch.compile gives to its backends; they differ only in how a call is
+written. A convolution takes the nodes behind it as long as only one node reads each result.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from schedsearch.errors import UsageError
+from schedsearch.ops import STAGES
+from schedsearch.workload import Workload
+
+DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_aten = torch.ops.aten
+_LARGEST = torch.finfo(torch.float32).max
+
+# Function or name of a method -> kind, and the names of its arguments in order.
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_NORM = ("input", "weight", "bias", "mean", "var", "training", "momentum", "eps")
+_ADD = ("input", "other", "alpha")
+_Call = tuple[str, tuple[str, ...]]
+_CALLS: dict[Any, _Call] = {
+    **dict.fromkeys((torch.conv2d, functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding), ("conv", _CONV)),
+    **dict.fromkeys((torch.batch_norm, _aten.batch_norm.default), ("norm", _NORM)),
+    functional.batch_norm: ("norm", ("input", "mean", "var", "weight", "bias", "training", "momentum", "eps")),
+    **dict.fromkeys(
+        (functional.relu, torch.relu, torch.relu_, _aten.relu.default, _aten.relu_.default, "relu", "relu_"),
+        ("relu", ("input", "inplace")),
+    ),
+    **dict.fromkeys((functional.relu6, _aten.relu6.default, _aten.relu6_.default), ("relu6", ("input", "inplace"))),
+    **dict.fromkeys(
+        (functional.hardtanh, _aten.hardtanh.default, _aten.hardtanh_.default),
+        ("hardtanh", ("input", "min", "max", "inplace")),
+    ),
+    **dict.fromkeys(
+        (torch.clamp, torch.clamp_, _aten.clamp.default, _aten.clamp_.default, "clamp", "clamp_"),
+        ("clip", ("input", "min", "max")),
+    ),
+    **dict.fromkeys(
+        (functional.leaky_relu, _aten.leaky_relu.default, _aten.leaky_relu_.default),
+        ("leaky_relu", ("input", "slope", "inplace")),
+    ),
+    **dict.fromkeys((operator.add, torch.add, _aten.add.Tensor, "add"), ("add", _ADD)),
+    **dict.fromkeys((operator.iadd, _aten.add_.Tensor, "add_"), ("add_", _ADD)),
+    **dict.fromkeys((torch.pixel_shuffle, _aten.pixel_shuffle.default), ("shuffle", ("input", "block"))),
+    **dict.fromkeys((torch.pixel_unshuffle, _aten.pixel_unshuffle.default), ("unshuffle", ("input", "block"))),
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A batch norm in evaluation mode: nodes of its four vectors, and its epsilon."""
+
+    weight: fx.Node
+    bias: fx.Node
+    mean: fx.Node
+    var: fx.Node
+    eps: float
+
+
+@dataclass
+class Layer:
+    """A layer that a kernel may compute.
+
+    Attributes:
+        name: of the module that makes the convolution, such as layer1.0.conv1; else that of the node.
+        nodes: in order; the last one's value is the layer's.
+        workload: what the kernel computes.
+        arguments: argument of the workload -> the node whose value it is; those of `scale` and `shift` are missing.
+        norm: what `scale` and `shift` are made of.
+        scalars: that differ from their defaults.
+    """
+
+    name: str
+    nodes: list[fx.Node]
+    workload: Workload
+    arguments: dict[str, fx.Node]
+    norm: Norm | None = None
+    scalars: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A layer that no workload describes, and why."""
+
+    name: str
+    reason: str
+
+
+def find(graph: fx.Graph, *, tf32: bool = False) -> list[Layer | Refused]:
+    """The layers of a graph in order.
+
+    Args:
+        graph: of torch.export or torch.compile, with the shape of every value.
+        tf32: products of float32 may be computed in TF32.
+    """
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    writers = [place for node, place in order.items() if writes(node)]
+    taken: set[fx.Node] = set()
+    found: list[Layer | Refused] = []
+    for node in reversed(list(graph.nodes)):  # of two that are added, the later one takes the addition
+        kind = called(node)
+        if kind is None or kind[0] not in ("conv", "shuffle", "unshuffle") or node in taken:
+            continue
+        chain = _Chain(node, kind[1], order, writers, taken, tf32)
+        try:
+            layer: Layer | Refused = chain.read() if kind[0] == "conv" else _shuffle(node, kind)
+        except _Refusal as error:
+            layer = Refused(_name(node), str(error))
+        except UsageError as error:  # the workload does not exist
+            layer = Refused(_name(node), str(error).splitlines()[0])
+        if isinstance(layer, Layer):
+            taken.update(layer.nodes)
+        found.append(layer)
+    return found[::-1]
+
+
+def called(node: fx.Node) -> tuple[str, Mapping[str, Any]] | None:
+    """The kind of a node and its arguments by name; None if it is of no kind that matters here."""
+    if node.op not in ("call_function", "call_method"):
+        return None
+    call = _CALLS.get(node.target)
+    if call is None:
+        return None
+    names = {"self": "input", "running_mean": "mean", "running_var": "var", "min_val": "min", "max_val": "max"}
+    names |= {"negative_slope": "slope", "upscale_factor": "block", "downscale_factor": "block"}
+    return call[0], {**dict(zip(call[1], node.args)), **{names.get(key, key): each for key, each in node.kwargs.items()}}
+
+
+def value_of(node: Any) -> Any:
+    """The fake tensor that a node makes; None if unknown."""
+    if not isinstance(node, fx.Node):
+        return None
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a node may change a tensor that it did not make."""
+    target = node.target
+    if node.op == "call_method":
+        return str(target).endswith("_") and not str(target).endswith("__")
+    if node.op != "call_function":
+        return node.op == "call_module"
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    name = getattr(target, "__name__", "")
+    in_place = getattr(target, "__module__", "") == "_operator" and name in _IN_PLACE
+    return in_place or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+
+
+_IN_PLACE = {name for name in dir(operator) if name.startswith("i") and hasattr(operator, f"__{name}__")} - {"inv", "invert"}
+_IN_PLACE |= {"setitem", "delitem"}
+
+
+class _Refusal(Exception):
+    """Why a layer has no workload."""
+
+
+class _Chain:
+    """A convolution while it takes the nodes behind it."""
+
+    def __init__(
+        self,
+        node: fx.Node,
+        given: Mapping[str, Any],
+        order: Mapping[fx.Node, int],
+        writers: Iterable[int],
+        taken: set[fx.Node],
+        tf32: bool,
+    ) -> None:
+        self.node, self.given, self.order, self.writers, self.taken, self.tf32 = node, given, order, writers, taken, tf32
+        self.nodes = [node]
+        self.stages: list[Any] = []
+        self.arguments: dict[str, fx.Node] = {}
+        self.scalars: dict[str, float] = {}
+        self.norm: Norm | None = None
+
+    def read(self) -> Layer:
+        x, weight = value_of(self.given.get("input")), value_of(self.given.get("weight"))
+        params = _conv_params(self.given, x, weight, value_of(self.node), self.tf32)
+        self.arguments = {"x": self.given["input"], "weight": self.given["weight"]}
+        bias = self.given.get("bias")
+        if bias is not None:
+            _check_vector(bias, x, value_of(self.node).shape[1])
+            self.stages.append("bias")
+            self.arguments["bias"] = bias
+        depthwise = params["groups"] == params["c"] > 1
+        while (follower := self._follower()) is not None:
+            stage = self._stage(*follower[1:], depthwise=depthwise)
+            if stage is None or (stage in self.stages and not STAGES[str(stage)].repeatable):
+                break
+            self.stages.append(stage)
+            self.nodes.append(follower[0])
+        params["epilogue"] = self.stages
+        workload = _depthwise(params) if depthwise else Workload("conv2d", params)
+        defaults = {scalar.name: scalar.default for scalar in workload.scalars}
+        scalars = {name: number for name, number in self.scalars.items() if defaults[name] != number}
+        arguments = {spec.name: self.arguments[spec.name] for spec in workload.signature if spec.name in self.arguments}
+        return Layer(_name(self.node), self.nodes, workload, arguments, self.norm, scalars)
+
+    def _follower(self) -> tuple[fx.Node, str, Mapping[str, Any]] | None:
+        """The only reader of the last value, if its kind matters and nothing in between changes what the layer reads."""
+        last = self.nodes[-1]
+        if len(last.users) != 1 or "depth_to_space" in map(_name_of_stage, self.stages):
+            return None
+        (user,) = last.users
+        kind = called(user)
+        if kind is None or user in self.taken:
+            return None
+        inside = {self.order[each] for each in (*self.nodes, user)}
+        between = range(self.order[self.node], self.order[user])
+        if any(place in between and place not in inside for place in self.writers):
+            return None
+        return user, *kind
+
+    def _stage(self, kind: str, given: Mapping[str, Any], *, depthwise: bool) -> Any:
+        """The stage that computes a node, whose operands are taken; None if there is none."""
+        value, last = value_of(self.node), self.nodes[-1]
+        if kind in ("relu", "relu6"):
+            return "relu" if kind == "relu" else self._clip(0.0, 6.0)
+        if kind == "hardtanh":
+            return self._clip(given.get("min", -1.0), given.get("max", 1.0))
+        if kind == "clip":
+            return self._clip(given.get("min"), given.get("max"))
+        if kind == "leaky_relu" and "leaky_relu" not in self.stages:
+            self.scalars["leaky_relu_slope"] = float(given.get("slope", 0.01))
+            return "leaky_relu"
+        if kind in ("add", "add_"):
+            first, second = given.get("input"), given.get("other")
+            other = second if first is last else first
+            seen = value_of(other)
+            if seen is None or any(getattr(seen, each) != getattr(value, each) for each in ("shape", "dtype", "device")):
+                return None
+            if given.get("alpha", 1) != 1 or other is last or (kind == "add_" and first is not last):
+                return None
+            if "residual" not in self.stages:
+                self.arguments["residual"] = other
+            return "residual"
+        if kind == "norm" and given.get("input") is last and self.norm is None:
+            self.norm = _norm(given, value)
+            return None if self.norm is None else "scale_shift"
+        if kind == "shuffle" and given.get("input") is last and not depthwise and value.device.type == "cuda":
+            return {"depth_to_space": {"block": int(given["block"]), "mode": "CRD"}}
+        return None
+
+    def _clip(self, low: Any, high: Any) -> str | None:
+        bounds = -_LARGEST if low is None else low, _LARGEST if high is None else high
+        if not all(isinstance(each, int | float) for each in bounds) or "clip" in self.stages:
+            return None
+        self.scalars |= {"clip_min": float(bounds[0]), "clip_max": float(bounds[1])}
+        return "clip"
+
+
+def _name_of_stage(stage: Any) -> str:
+    return stage if isinstance(stage, str) else next(iter(stage))
+
+
+def _conv_params(given: Mapping[str, Any], x: Any, weight: Any, y: Any, tf32: bool) -> dict[str, Any]:
+    if x is None or weight is None or y is None:
+        raise _Refusal("the graph does not say which shapes it has")
+    _check_static(x, weight, y)
+    if x.dim() != 4:
+        raise _Refusal(f"its input has {x.dim()} dimensions; allowed: 4 (a batch of images)")
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
+        raise _Refusal(f"its input is {x.dtype} and its weight {weight.dtype}; allowed: both float16, bfloat16 or float32")
+    (n, c, h, w), (k, _, r, s) = map(int, x.shape), map(int, weight.shape)
+    dilation = _pair(given.get("dilation", 1))
+    params: dict[str, Any] = {
+        "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "groups": int(given.get("groups", 1)),
+        "stride": _pair(given.get("stride", 1)), "dilation": dilation,
+        "padding": _padding(given.get("padding", 0), (r, s), dilation),
+        "dtype": DTYPES[x.dtype], "layout": _layout(x),
+    }  # fmt: skip
+    if (made := _layout(y)) != params["layout"]:
+        params["output_layout"] = made
+    if tf32 and x.dtype == torch.float32:
+        params["precision"] = "tf32"
+    return params
+
+
+def _depthwise(params: dict[str, Any]) -> Workload:
+    if "output_layout" in params:
+        raise _Refusal(f"its input is in {params['layout']} and its output in {params['output_layout']}; allowed: the same")
+    kept = {key: each for key, each in params.items() if key not in ("groups", "k", "precision")}
+    return Workload("depthwise_conv2d", {**kept, "multiplier": params["k"] // params["c"]})
+
+
+def _shuffle(node: fx.Node, kind: tuple[str, Mapping[str, Any]]) -> Layer:
+    x, y = value_of(kind[1].get("input")), value_of(node)
+    if x is None or y is None:
+        raise _Refusal("the graph does not say which shapes it has")
+    _check_static(x, y)
+    if x.dim() != 4 or x.dtype not in DTYPES:
+        raise _Refusal(f"its input is {x.dtype} with {x.dim()} dimensions; allowed: 4, of floating point")
+    n, c, h, w = map(int, x.shape)
+    op = {"shuffle": "depth_to_space", "unshuffle": "space_to_depth"}[kind[0]]
+    params = {"n": n, "c": c, "h": h, "w": w, "block": int(kind[1]["block"]), "mode": "CRD"}
+    workload = Workload(op, {**params, "layout": _layout(x), "dtype": DTYPES[x.dtype]})
+    return Layer(_name(node), [node], workload, {"x": kind[1]["input"]})
+
+
+def _norm(given: Mapping[str, Any], value: Any) -> Norm | None:
+    parts = [given.get(name) for name in ("weight", "bias", "mean", "var")]
+    is_vector = all(
+        (seen := value_of(part)) is not None
+        and part.op in ("placeholder", "get_attr")
+        and seen.shape == value.shape[1:2]
+        and seen.dtype == value_of(parts[0]).dtype
+        and seen.device == value.device
+        for part in parts
+    )
+    if given.get("training", False) is not False or not is_vector:
+        return None
+    return Norm(*parts, float(given.get("eps", 1e-5)))  # type: ignore[arg-type]
+
+
+def _check_vector(node: Any, x: Any, channels: int) -> None:
+    seen = value_of(node)
+    if seen is None or seen.dtype != x.dtype or tuple(seen.shape) != (channels,):
+        raise _Refusal(f"its bias is {None if seen is None else seen.dtype}; allowed: {channels} numbers of {x.dtype}")
+
+
+def _check_static(*values: Any) -> None:
+    if not all(isinstance(extent, int) for value in values for extent in (*value.shape, *value.stride())):
+        raise _Refusal("its shape is dynamic; kernels are made for one shape")
+
+
+def _layout(value: Any) -> str:
+    """NHWC or NCHW as a tensor lies in memory; NHWC if it is both."""
+    if value.is_contiguous(memory_format=torch.channels_last):
+        return "NHWC"
+    if value.is_contiguous():
+        return "NCHW"
+    raise _Refusal(f"a tensor has strides {tuple(value.stride())}; allowed: those of channels_last or contiguous")
+
+
+def _pair(given: Any) -> list[int]:
+    numbers = [int(each) for each in given] if isinstance(given, Iterable) else [int(given)]
+    return numbers * 2 if len(numbers) == 1 else numbers
+
+
+def _padding(given: Any, kernel: tuple[int, int], dilation: list[int]) -> list[int]:
+    """Top, left, bottom and right."""
+    if given == "valid":
+        return [0, 0, 0, 0]
+    if given == "same":
+        totals = [step * (extent - 1) for extent, step in zip(kernel, dilation)]
+        before = [total // 2 for total in totals]
+        return [*before, *(total - first for total, first in zip(totals, before))]
+    return _pair(given) * 2
+
+
+def _name(node: fx.Node) -> str:
+    """The path of the module that made a node, from the model."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    for prefix in ("L['self']", "L['fn']", "L['mod']", "L['s']"):
+        path = path.removeprefix(prefix)
+    return path.removeprefix("._orig_mod").strip(".") or node.name

@@ -1,0 +1,124 @@
+"""What `optimize_` and the backend did with each layer of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schedsearch.torch.choose import Choice
+from schedsearch.torch.patterns import Layer, Refused
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer.
+
+    Attributes:
+        name: of the module that makes the convolution, such as layer1.0.conv1.
+        kernel: the workload in words, such as "conv2d 1x56x56x64 k64 3x3 pad1 f16 NHWC+scale_shift+relu"; empty if none
+            describes the layer.
+        swapped: whether a kernel takes its place.
+        reason: why not.
+        ours_us, torch_us: measured times; None if they were not measured.
+        record_id: row of the kernel's record in the database; None if it has none.
+        rung: how the kernel was found; see `schedsearch.compile`.
+        error, torch_error: largest differences from PyTorch in float32 over the largest magnitude: of the kernel, and of
+            PyTorch in the layer's own format.
+    """
+
+    name: str
+    kernel: str = ""
+    swapped: bool = False
+    reason: str = ""
+    ours_us: float | None = None
+    torch_us: float | None = None
+    record_id: int | None = None
+    rung: str = ""
+    error: float | None = None
+    torch_error: float | None = None
+
+    @classmethod
+    def of(cls, layer: Layer | Refused, choice: Choice | None) -> LayerReport:
+        if isinstance(layer, Refused):
+            return cls(layer.name, reason=layer.reason)
+        if choice is None:
+            return cls(layer.name, layer.workload.label, reason="filter_fn leaves it out")
+        return cls(
+            layer.name,
+            layer.workload.label,
+            choice.call is not None,
+            choice.reason,
+            _us(choice.ours_ns),
+            _us(choice.theirs_ns),
+            choice.record_id,
+            choice.rung,
+            choice.error,
+            choice.torch_error,
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every layer of a model, in order. `print(report)` shows a table.
+
+    Attributes:
+        notes: what holds for the whole model, such as why nothing was done.
+        seconds: that it took.
+    """
+
+    layers: tuple[LayerReport, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def swapped(self) -> tuple[LayerReport, ...]:
+        return tuple(layer for layer in self.layers if layer.swapped)
+
+    @property
+    def saved_us(self) -> float:
+        """The sum of PyTorch's measured times of the swapped layers, less those of the kernels."""
+        return sum((layer.torch_us or 0.0) - (layer.ours_us or 0.0) for layer in self.swapped)
+
+    def __str__(self) -> str:
+        lines = list(self.notes)
+        if self.layers:
+            before = sum(layer.torch_us or 0.0 for layer in self.swapped)
+            lines.append(
+                f"{len(self.swapped)} of {len(self.layers)} layers swapped in {self.seconds:.1f} s; they take "
+                f"{before - self.saved_us:.1f} us instead of {before:.1f} us"
+            )
+            header = ("layer", "ours us", "torch us", "record", "error", "torch's", "what")
+            lines += _table([header, *(_row(layer) for layer in self.layers)])
+        return "\n".join(lines)
+
+
+def _row(layer: LayerReport) -> tuple[str, ...]:
+    def shown(number: float | None, form: str) -> str:
+        return "" if number is None else format(number, form)
+
+    what = layer.kernel if layer.swapped else f"kept: {layer.reason}"
+    return (
+        layer.name,
+        shown(layer.ours_us, ".2f"),
+        shown(layer.torch_us, ".2f"),
+        "" if layer.record_id is None else str(layer.record_id),
+        shown(layer.error, ".1e"),
+        shown(layer.torch_error, ".1e"),
+        what,
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            cell if place == last else cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths))
+        )
+        for row in rows
+    ]
+
+
+def _us(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e3
