@@ -30,6 +30,7 @@ LAYERS = {
     "schedsearch.identity": 1,
     "schedsearch.launch": 1,
     "schedsearch.launch_rules": 1,
+    "schedsearch.launch_sizes": 1,
     "schedsearch.measurement": 1,
     "schedsearch.ops": 1,
     "schedsearch.plugins": 1,

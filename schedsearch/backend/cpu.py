@@ -65,7 +65,7 @@ def compile_cpu(source: KernelSource) -> BuildResult:
         )
         steps.append(
             Step(
-                entry, step.params, step.grid, step.block_threads,
+                entry, step.launch_params, step.grid, step.block_threads,
                 dynamic_shared_bytes=step.dynamic_shared_bytes, constant=step.constant, restores=step.restores,
             )
         )  # fmt: skip

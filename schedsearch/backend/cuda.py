@@ -60,7 +60,7 @@ def compile_cuda(source: KernelSource, target: Target) -> BuildResult:
     texts = [ptx.text for ptx in made]
     steps = tuple(
         Step(
-            entry, step.params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant,
+            entry, step.launch_params, step.grid, step.block_threads, step.dynamic_shared_bytes, step.cluster, step.constant,
             step.block_shape, step.restores,
         )
         for step, entry in zip(source.steps, entries)

@@ -3,7 +3,8 @@
 Numba inlines functions that are defined inside a kernel. It refuses plain functions that the kernel captures or finds in its
 module: it asks for a decorated device function instead, which needs a GPU. `inlining` replaces one pass of a
 compiler, so that the bodies of such functions also replace their calls, before types are inferred. The same happens to
-functions that an inlined function calls, and to functions that are passed as arguments.
+functions that an inlined function calls, and to functions that are passed as arguments. Captured `RunTimeNumber`s become
+arguments of the kernel at the same time.
 
 The pass is a subclass of Numba's. It rests on two private names: `InlineClosureCallPass._inline_closure`, and
 `dead_code_elimination` in the module of that class.
@@ -12,10 +13,28 @@ The pass is a subclass of Numba's. It rests on two private names: `InlineClosure
 from __future__ import annotations
 
 import importlib
+import operator
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
-from numba.types import StringLiteral
+from numba.types import StringLiteral, int64
+
+_RUN_TIME = "run_time_"  # begins the names of the arguments that stand for `RunTimeNumber`s
+_RANGE = 2  # arguments that a CPU kernel has after those of its params: start and stop
+
+
+@dataclass(frozen=True)
+class RunTimeNumber:
+    """Stands for a captured number that the launch passes.
+
+    Attributes:
+        index: among the kernel's `KernelStep.run_time`.
+        boolean: a truth value, which is passed as 0 or 1.
+    """
+
+    index: int
+    boolean: bool = False
 
 
 def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> Any:
@@ -84,11 +103,67 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
             return True
 
     @machinery.register_pass(mutates_CFG=True, analysis_only=False)
+    class MakeRoom(passes.FixupArgs):  # type: ignore[name-defined]
+        """Arguments that the signature has and the function has not are `RunTimeNumber`s."""
+
+        _name = "schedsearch_make_room"
+
+        def run_pass(self, state: Any) -> bool:
+            func_ir = state.func_ir
+            room = len(state.args) - func_ir.arg_count
+            if room > 0:
+                names, at = list(func_ir.arg_names), func_ir.arg_count - (_RANGE if core == "numba.core" else 0)
+                for block in func_ir.blocks.values():
+                    for each in block.find_insts(ir.Assign):
+                        if isinstance(each.value, ir.Arg) and each.value.index >= at:
+                            each.value = ir.Arg(each.value.name, each.value.index + room, each.value.loc)
+                names[at:at] = [f"{_RUN_TIME}{number}" for number in range(room)]
+                func_ir.arg_names, func_ir.arg_count = tuple(names), len(names)
+            return bool(super().run_pass(state))
+
+    def take_run_time_numbers(func_ir: Any) -> None:
+        """Replaces captured `RunTimeNumber`s by arguments, converted to the type of captured numbers or truth values."""
+        room = [index for index, name in enumerate(func_ir.arg_names) if name.startswith(_RUN_TIME)]
+        numbers = set()
+        for block in func_ir.blocks.values():
+            body = []
+            for each in block.body:
+                constant = isinstance(each, ir.Assign) and isinstance(each.value, ir.FreeVar | ir.Global | ir.Const)
+                number = each.value.value if constant else None
+                if isinstance(number, RunTimeNumber):
+                    numbers.add(number.index)
+                    body += taken(each, number, room[number.index])
+                else:
+                    body.append(each)
+            block.body = body
+        if len(numbers) != len(room):
+            raise TypeError(f"the launch passes {len(room) - len(numbers)} more arguments than the function takes")
+        if numbers:
+            func_ir._definitions = ir_utils.build_definitions(func_ir.blocks)
+
+    def taken(assign: Any, number: RunTimeNumber, index: int) -> list[Any]:
+        """The statements that assign an argument instead of a captured number."""
+        scope, loc = assign.target.scope, assign.loc
+        given, other = scope.redefine("$run_time", loc), scope.redefine("$run_time_of", loc)
+        if number.boolean:
+            value = ir.Expr.binop(operator.ne, given, other, loc)
+            constant = ir.Const(0, loc)
+        else:
+            value = ir.Expr.call(other, (given,), (), loc)
+            constant = ir.Global("int64", int64, loc)
+        return [
+            ir.Assign(ir.Arg(f"{_RUN_TIME}{number.index}", index, loc), given, loc),
+            ir.Assign(constant, other, loc),
+            ir.Assign(value, assign.target, loc),
+        ]
+
+    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
     class InlineFunctions(passes.InlineClosureLikes):  # type: ignore[name-defined]
         _name = "schedsearch_inline_functions"
 
         def run_pass(self, state: Any) -> bool:
             Inliner(state).run()
+            take_run_time_numbers(state.func_ir)
             postproc.PostProcessor(state.func_ir).run()
             ir_utils.fixup_var_define_in_scope(state.func_ir.blocks)
             return True
@@ -122,6 +197,8 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
                 pipeline.passes[at] = InlineFunctions, "inline calls of plain functions"
                 (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.IRProcessing)
                 pipeline.passes.insert(at + 1, (TextsAsConstants, "texts become constants"))
+                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.FixupArgs)
+                pipeline.passes[at] = MakeRoom, "make room for numbers that a launch passes"
                 pipeline.finalize()
             return pipelines
 

@@ -44,6 +44,11 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(repr((_compilers(), [_Identifier().of(value) for value in values])).encode()).hexdigest()
 
 
+def identity(value: Any) -> str:
+    """What `digest` hashes of a value, without the compilers. Raises UnidentifiedError if it has no identity."""
+    return repr(_Identifier().of(value))
+
+
 @functools.cache
 def _compilers() -> str:
     """Versions and settings of everything that turns a function into LLVM IR, and the sources of this package."""

@@ -23,7 +23,7 @@ def relaunched(artifact: Artifact, made_from: KernelSource, source: KernelSource
     steps = tuple(
         dataclasses.replace(
             step,
-            params=new.params,
+            params=new.launch_params,
             grid=new.grid,
             dynamic_shared_bytes=new.dynamic_shared_bytes,
             block_shape=new.block_shape,

@@ -10,18 +10,18 @@ from schedsearch.template import KernelStep
 
 
 def signature(step: KernelStep) -> tuple[Any, ...]:
-    """One type for each launch parameter; those of `*operands` form a tuple.
+    """One type for each launch parameter; those of `*operands` form a tuple, and those of `run_time` follow.
 
     Raises:
         ValueError: Numba has no type for the elements of an array.
     """
     from numba import types
 
-    kinds = [_type(param) for param in step.params]
+    kinds, late = [_type(param) for param in step.params], [_type(param) for param in step.run_time]
     code = step.function.__code__
     if not code.co_flags & inspect.CO_VARARGS:
-        return tuple(kinds)
-    return (*kinds[: code.co_argcount], types.Tuple(tuple(kinds[code.co_argcount :])))
+        return (*kinds, *late)
+    return (*kinds[: code.co_argcount], types.Tuple(tuple(kinds[code.co_argcount :])), *late)
 
 
 def _type(param: Param) -> Any:

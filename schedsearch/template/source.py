@@ -31,6 +31,9 @@ class KernelStep:
     named by their path: "ring.stages" is the variable `stages` of the function that the kernel calls `ring`. A name that is
     not captured is an error. A function of the module that is not captured always decides, with everything that it captures.
 
+    `run_time` are the numbers that captured `RunTimeNumber`s stand for (`schedsearch.backend.run_time`). A launch passes
+    them after `params`. Templates leave it empty.
+
     `max_registers` limits the registers of a thread (0: no limit). `fastmath` allows approximate division and square root,
     and flushes denormal numbers to zero. Both are for CUDA only. The other fields are as in `Step`.
     """
@@ -48,6 +51,12 @@ class KernelStep:
     restores: bool = False
     max_registers: int = 0
     fastmath: bool = False
+    run_time: tuple[Param, ...] = ()
+
+    @property
+    def launch_params(self) -> tuple[Param, ...]:
+        """Everything that a launch passes, in order."""
+        return (*self.params, *self.run_time)
 
 
 @dataclass(frozen=True)
