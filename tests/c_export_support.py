@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -127,6 +128,13 @@ def fake_driver(folder: Path) -> Path:
     command = ["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]
     subprocess.run([*command, TESTS / "fake_libcuda.c", "-ldl", "-lpthread"], check=True)
     return folder
+
+
+def driver_path() -> Path:
+    """The folder of the libcuda.so.1 that this process uses."""
+    ctypes.CDLL("libcuda.so.1")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next(Path(line.split()[-1]).parent for line in maps if "/libcuda.so" in line)
 
 
 def parameter_bytes(artifacts: Iterable[Artifact]) -> str:
