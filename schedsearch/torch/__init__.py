@@ -29,9 +29,30 @@ def _require_torch() -> None:
 _require_torch()
 
 from schedsearch.torch import library  # noqa: E402, F401
-from schedsearch.torch.functional import conv2d  # noqa: E402
+from schedsearch.torch.functional import (  # noqa: E402
+    conv2d,
+    depthwise_conv2d,
+    layout_transform,
+    pixel_shuffle,
+    pixel_unshuffle,
+)
 from schedsearch.torch.optimize import optimize_, revert_  # noqa: E402
 from schedsearch.torch.report import LayerReport, Report  # noqa: E402
 from schedsearch.torch.store import Served, Store, refresh, served, use  # noqa: E402
 
-__all__ = ["LayerReport", "Report", "Served", "Store", "conv2d", "optimize_", "refresh", "revert_", "served", "use"]
+__all__ = [
+    "LayerReport",
+    "Report",
+    "Served",
+    "Store",
+    "conv2d",
+    "depthwise_conv2d",
+    "layout_transform",
+    "optimize_",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "refresh",
+    "revert_",
+    "served",
+    "use",
+]

@@ -26,14 +26,21 @@ class Operation(ABC):
     """One call's parameters, without its tensors.
 
     Attributes:
+        schema: of the operator.
         name: of the operator.
         tensors: names of its tensors, in order.
         scalars: names of its call-time numbers, in order.
     """
 
+    schema: ClassVar[str]
     name: ClassVar[str]
     tensors: ClassVar[tuple[str, ...]]
     scalars: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @abstractmethod
+    def of(cls, *args: Any) -> Operation:
+        """The operation of a call; `args` are those of the operator, which may be without memory."""
 
     @abstractmethod
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
@@ -44,8 +51,16 @@ class Operation(ABC):
         """Raises SchedsearchError if there is none."""
 
     @abstractmethod
+    def empty(self, given: Mapping[str, torch.Tensor]) -> Any:
+        """Memory for the output, or for a tuple of outputs. Sizes may be symbolic."""
+
+    @abstractmethod
     def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
         """The same by PyTorch's own operators, with the strides of a kernel's output."""
+
+    def accepted(self, kernel: Kernel, where: store.Store, device: torch.device) -> Kernel:
+        """The kernel. Raises NoRecordError if `plain` is faster."""
+        return kernel
 
     def tensor_of(self, argument: str) -> str:
         """The tensor that is an argument of the workload."""
@@ -58,6 +73,18 @@ class Operation(ABC):
     def named(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """The tensors by name, without those that are None."""
         return {name: tensor for name, tensor in zip(self.tensors, tensors) if tensor is not None}
+
+
+def fake(kind: type[Operation]) -> Callable[..., Any]:
+    """The fake kernel of an operator: what it returns, without memory."""
+
+    def allocate(*args: Any) -> Any:
+        operation = kind.of(*args)
+        given = operation.named(args[: len(kind.tensors)])
+        operation.check(given)
+        return operation.empty(given)
+
+    return allocate
 
 
 def description(tensor: torch.Tensor | None) -> Hashable:
@@ -95,7 +122,7 @@ def _found(
         return operation.plain(operation.named(tensors), dict(zip(operation.scalars, numbers)))
 
     def bind(where: store.Store) -> tuple[Kernel, store.Call]:
-        kernel = where.kernel(operation.workload(given), device)
+        kernel = operation.accepted(where.kernel(operation.workload(given), device), where, device)
         return kernel, _bind(operation, kernel, given, scalars)
 
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in list(given.values())[:2])

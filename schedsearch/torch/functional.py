@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from schedsearch.errors import ArgumentError, did_you_mean
+from schedsearch.ops.layout import Layout
 from schedsearch.torch import epilogues
-from schedsearch.torch.conv2d import convolve
+from schedsearch.torch.convolutions import convolve
+from schedsearch.torch.depthwise import Depthwise
+from schedsearch.torch.moves import Shuffled
 
 _ACTIVATIONS = ("relu", "relu6", "leaky_relu", "clip")
 _Pair = int | Sequence[int]
@@ -59,22 +62,131 @@ def conv2d(
     Example:
         >>> y = conv2d(x, weight, bias, padding=1, activation="relu")
     """
-    if scale is not None and bias is None:
-        raise ArgumentError("conv2d got a scale without a bias; give torch.zeros_like(scale) as the bias")
+    if pixel_shuffle == 1 and 1 < groups == x.shape[1]:
+        return depthwise_conv2d(
+            x, weight, bias, residual, scale=scale, stride=stride, padding=padding, dilation=dilation,
+            activation=activation, negative_slope=negative_slope, low=low, high=high, residual_last=residual_last,
+        )  # fmt: skip
     x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
     window = _window(weight, stride, padding, dilation)
     stage, low, high = _activation(activation, negative_slope, low, high)
-    sums = "" if bias is None else "bias" if scale is None else "scale_shift"
-    added = "" if residual is None else "residual"
-    moved = "" if pixel_shuffle == 1 else f"depth_to_space:{pixel_shuffle}"
-    order = (sums, stage, added, moved) if residual_last else (sums, added, stage, moved)
-    epilogue = ",".join([word for word in order if word])
+    epilogue = _epilogue(bias, scale, residual, stage, residual_last, pixel_shuffle)
     if _wants_gradients(x, weight, bias, scale, residual):
         y = convolve(x, weight, *window, groups)
         return epilogues.computed(y, epilogue, bias, scale, residual, low, high)
     return torch.ops.schedsearch.conv2d(
         x, weight, bias, scale, residual, *window, groups, epilogue, low, high, precision or _precision(x)
     )
+
+
+def depthwise_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    scale: torch.Tensor | None = None,
+    stride: _Pair = 1,
+    padding: _Pair | str = 0,
+    dilation: _Pair = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    low: float = 0.0,
+    high: float = 6.0,
+    residual_last: bool = False,
+) -> torch.Tensor:
+    """A depthwise convolution (groups = channels), in training as well: kernels compute both gradients.
+
+    Where gradients are wanted, a kernel computes the convolution, and PyTorch its epilogue with its gradients. The gradient
+    of the weight has the same bits in every call if `torch.use_deterministic_algorithms` asks for it. There is no second
+    derivative: a backward pass with create_graph=True raises RuntimeError when it is differentiated again.
+
+    Args:
+        x: (n, c, h, w), float16, bfloat16 or float32.
+        weight: (c * m, 1, r, s); output channel i * m + j belongs to input channel i.
+        bias, residual, scale, stride, padding, dilation, activation, negative_slope, low, high, residual_last: as `conv2d`.
+
+    Raises:
+        ArgumentError: arguments that do not fit each other.
+    """
+    x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
+    window = _window(weight, stride, padding, dilation)
+    stage, low, high = _activation(activation, negative_slope, low, high)
+    epilogue = _epilogue(bias, scale, residual, stage, residual_last)
+    if _wants_gradients(x, weight, bias, scale, residual):
+        y = Depthwise.apply(x, weight, *window)
+        return epilogues.computed(y, epilogue, bias, scale, residual, low, high)
+    return torch.ops.schedsearch.depthwise_conv2d(x, weight, bias, scale, residual, *window, epilogue, low, high)
+
+
+def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
+    """torch.nn.functional.pixel_shuffle by the best recorded kernel. The result has the memory format of x.
+
+    Args:
+        x: (n, c, h, w), c a multiple of upscale_factor ** 2; any dtype.
+
+    Raises:
+        ArgumentError: x has other axes, or its channels do not divide.
+    """
+    if _wants_gradients(x):
+        return Shuffled.apply(x, upscale_factor, False)
+    return torch.ops.schedsearch.pixel_shuffle(x, upscale_factor)
+
+
+def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
+    """torch.nn.functional.pixel_unshuffle by the best recorded kernel. The result has the memory format of x.
+
+    Args:
+        x: (n, c, h, w), h and w multiples of downscale_factor; any dtype.
+
+    Raises:
+        ArgumentError: x has other axes, or its height or width does not divide.
+    """
+    if _wants_gradients(x):
+        return Shuffled.apply(x, downscale_factor, True)
+    return torch.ops.schedsearch.pixel_unshuffle(x, downscale_factor)
+
+
+def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int] | None = None) -> torch.Tensor:
+    """An array in another layout, e.g. in blocks of channels.
+
+    Args:
+        x: an array whose axes are those of `layout`, in this order.
+        layout, to: NCHW, NHWC, NCHW32c, OIHW, OHWI, OIHW32o32i ...; see `schedsearch.ops.Layout`.
+        sizes: logical extents of the axes of `layout` (its capital letters); by default the blocks are full.
+
+    Returns:
+        A contiguous array; the padding of its last blocks is zero.
+
+    Raises:
+        ArgumentError, UsageError: a text is not a layout, or x does not have this one.
+
+    Example:
+        >>> layout_transform(torch.zeros(1, 48, 7, 7), "NCHW", "NCHW32c").shape
+        torch.Size([1, 2, 7, 7, 32])
+    """
+    if sizes is None:
+        source = Layout.parse(layout)
+        sizes = [extent * source.block(axis) for extent, axis in zip(x.shape, source.axes)]
+    return torch.ops.schedsearch.layout_transform(x, sizes, layout, to)
+
+
+def _epilogue(
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
+    residual_last: bool,
+    block: int = 1,
+) -> str:
+    """The epilogue's text; see `epilogues`."""
+    if scale is not None and bias is None:
+        raise ArgumentError("there is a scale without a bias; give torch.zeros_like(scale) as the bias")
+    sums = "" if bias is None else "bias" if scale is None else "scale_shift"
+    added = "" if residual is None else "residual"
+    moved = "" if block == 1 else f"depth_to_space:{block}"
+    order = (sums, activation, added, moved) if residual_last else (sums, added, activation, moved)
+    return ",".join([word for word in order if word])
 
 
 def _window(weight: torch.Tensor, stride: _Pair, padding: _Pair | str, dilation: _Pair) -> tuple[list[int], ...]:

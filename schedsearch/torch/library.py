@@ -5,16 +5,28 @@ It uses `Library.define` and `impl`, whose calls cost less host time than those 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from schedsearch.torch import conv2d
+from schedsearch.torch import conv2d, depthwise, moves
+from schedsearch.torch.dispatch import Operation, fake
 
-_OPERATORS = ((conv2d.SCHEMA, conv2d.conv2d, conv2d.fake_conv2d),)
+_OPERATORS: tuple[tuple[type[Operation], Callable[..., Any]], ...] = (
+    (conv2d.Conv2d, conv2d.conv2d),
+    (depthwise.DepthwiseConv2d, depthwise.depthwise_conv2d),
+    (depthwise.GradInput, depthwise.grad_input),
+    (depthwise.GradWeight, depthwise.grad_weight),
+    (depthwise.GradBoth, depthwise.grad_both),
+    (moves.PixelShuffle, moves.pixel_shuffle),
+    (moves.PixelUnshuffle, moves.pixel_unshuffle),
+    (moves.LayoutTransform, moves.layout_transform),
+)
 
 _library = torch.library.Library("schedsearch", "FRAGMENT")
-for _schema, _compute, _fake in _OPERATORS:
-    _name = _schema.partition("(")[0]
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+for _kind, _compute in _OPERATORS:
+    _library.define(_kind.schema, tags=(torch.Tag.pt2_compliant_tag,))
     for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _compute, _key)
-    torch.library.register_fake(f"schedsearch::{_name}", _fake, lib=_library)
+        _library.impl(_kind.name, _compute, _key)
+    torch.library.register_fake(f"schedsearch::{_kind.name}", fake(_kind), lib=_library)

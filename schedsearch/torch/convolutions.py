@@ -1,0 +1,120 @@
+"""What the operators for convolutions share: windows, shapes of outputs, checks of arguments, PyTorch's convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from schedsearch.errors import ArgumentError
+from schedsearch.ops.stages import Stage
+from schedsearch.torch import epilogues
+from schedsearch.torch.formats import convolved
+
+
+@dataclass(frozen=True)
+class Window:
+    """Stride and dilation are (vertical, horizontal); padding is (top, left, bottom, right)."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def output_hw(self, image: Sequence[Any], kernel: Sequence[Any]) -> tuple[Any, Any]:
+        """Output height and width; sizes may be symbolic.
+
+        Args:
+            image, kernel: height and width.
+        """
+        top, left, bottom, right = self.padding
+        return (
+            convolved(image[0], kernel[0], top, bottom, self.stride[0], self.dilation[0]),
+            convolved(image[1], kernel[1], left, right, self.stride[1], self.dilation[1]),
+        )
+
+    def convolve(self, x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+        return convolve(x, weight, self.stride, self.padding, self.dilation, groups)
+
+
+def window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+    """The window of an operator's arguments."""
+    return Window(tuple(stride), tuple(padding), tuple(dilation))
+
+
+def convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """PyTorch's convolution, which takes no asymmetric padding itself."""
+    top, left, bottom, right = padding
+    if (top, left) != (bottom, right):
+        x, top, left = functional.pad(x, (left, right, top, bottom)), 0, 0
+    return functional.conv2d(x, weight, None, tuple(stride), (top, left), tuple(dilation), groups)
+
+
+def output_shape(x: torch.Tensor, weight: torch.Tensor, window: Window, epilogue: str) -> tuple[Any, ...]:
+    """N, C, H and W of the output; sizes may be symbolic."""
+    block = epilogues.block_of(epilogue)
+    out_h, out_w = window.output_hw(x.shape[2:], weight.shape[2:])
+    return x.shape[0], weight.shape[0] // (block * block), out_h * block, out_w * block
+
+
+def check_convolution(name: str, given: Mapping[str, torch.Tensor], window: Window, groups: int) -> None:
+    """Raises ArgumentError if image and weight do not fit each other."""
+    x, weight = given["x"], given["weight"]
+    for label, tensor, axes in (("x", x, "(n, c, h, w)"), ("weight", weight, "(k, c / groups, r, s)")):
+        if tensor.dim() != 4:
+            raise ArgumentError(f"{label} of {name} has shape {tuple(tensor.shape)}; allowed: four axes {axes}")
+        if tensor.dtype != x.dtype:
+            raise ArgumentError(f"{label} of {name} has dtype {tensor.dtype}, x has {x.dtype}; convert one of them")
+    lengths = (len(window.stride), len(window.padding), len(window.dilation))
+    if lengths != (2, 4, 2) or min(*window.stride, *window.dilation) < 1 or min(window.padding) < 0:
+        raise ArgumentError(
+            f"{name} got stride {window.stride}, padding {window.padding} and dilation {window.dilation}; allowed: 2, 4 and "
+            "2 numbers, padding from 0 on, the others from 1 on"
+        )
+    if groups < 1 or weight.shape[0] % groups or weight.shape[1] * groups != x.shape[1]:
+        raise ArgumentError(
+            f"weight of {name} has shape {tuple(weight.shape)}, which does not fit groups={groups} and the {x.shape[1]} "
+            "channels of x; allowed: (k, c / groups, r, s), k a multiple of groups"
+        )
+    if any(extent < 1 for extent in window.output_hw(x.shape[2:], weight.shape[2:])):
+        raise ArgumentError(
+            f"the kernel of {name} is larger than the padded image: weight {tuple(weight.shape)}, x {tuple(x.shape)}, "
+            f"padding {window.padding}, dilation {window.dilation}; enlarge the padding"
+        )
+
+
+def check_operands(name: str, epilogue: str, given: Mapping[str, torch.Tensor], shape: tuple[Any, ...]) -> None:
+    """Raises ArgumentError if the epilogue's operands are not there, too many, or of another shape or dtype.
+
+    Args:
+        shape: of the output.
+    """
+    x, weight = given["x"], given["weight"]
+    found = epilogues.stages(epilogue)
+    needed = {epilogues.TENSORS[operand.name] for stage in found for operand in stage.kind.operands}
+    for operand in ("bias", "scale", "residual"):
+        if (operand in given) != (operand in needed):
+            wants, has = ("no", "one") if operand in given else ("one", "none")
+            raise ArgumentError(f"epilogue {epilogue!r} of {name} takes {wants} {operand}, got {has}")
+        if operand not in given:
+            continue
+        tensor, allowed = given[operand], shape if operand == "residual" else (weight.shape[0],)
+        if operand == "residual" and _moved_behind(found):
+            raise ArgumentError(f"{name}: a residual cannot be added before depth_to_space; add it to the result")
+        if tuple(tensor.shape) != tuple(allowed):
+            raise ArgumentError(f"{operand} of {name} has shape {tuple(tensor.shape)}; allowed: {tuple(allowed)}")
+        if tensor.dtype != x.dtype:
+            raise ArgumentError(f"{operand} of {name} has dtype {tensor.dtype}; allowed: {x.dtype}, as x")
+
+
+def _moved_behind(stages: Sequence[Stage]) -> bool:
+    return any(stage.kind.moves for stage in stages)

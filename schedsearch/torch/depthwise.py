@@ -1,0 +1,324 @@
+"""Depthwise convolutions and their gradients as operators of PyTorch.
+
+With groups = channels, output channel c * m + j belongs to input channel c, for PyTorch as for our operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from schedsearch.errors import ArgumentError, NoRecordError, UnsupportedError
+from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_workload
+from schedsearch.runtime.kernel import Kernel
+from schedsearch.torch import epilogues, store
+from schedsearch.torch.convolutions import Window, check_convolution, check_operands, output_shape, window
+from schedsearch.torch.dispatch import Operation, description, run
+from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
+from schedsearch.workload import Workload
+
+_WINDOW = "int[2] stride, int[4] padding, int[2] dilation"
+
+
+def _workload(
+    image: Sequence[int], weight: Sequence[int], window: Window, dtype: torch.dtype, layout: str, **options: Any
+) -> Workload:
+    """The workload of a direction; `image` is the shape of x, `weight` that of the weight."""
+    n, c, h, w = image
+    if not n * c * h * w:
+        raise UnsupportedError("there are no kernels for images without elements")
+    return depthwise_workload(
+        n=n, c=c, h=h, w=w, r=weight[2], s=weight[3], multiplier=weight[0] // c, stride=window.stride,
+        padding=window.padding, dilation=window.dilation, dtype=dtype_name(dtype), layout=layout, **options,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DepthwiseConv2d(Operation):
+    """A call of depthwise_conv2d; see `schedsearch.torch.depthwise_conv2d`.
+
+    Attributes:
+        epilogue: see `epilogues`.
+        layout: of x and of the output.
+    """
+
+    schema: ClassVar[str] = (
+        f"depthwise_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, {_WINDOW}, str epilogue, "
+        "float low, float high) -> Tensor"
+    )
+    name: ClassVar[str] = "depthwise_conv2d"
+    tensors: ClassVar[tuple[str, ...]] = ("x", "weight", "bias", "scale", "residual")
+    scalars: ClassVar[tuple[str, ...]] = ("low", "high")
+    window: Window
+    epilogue: str
+    layout: str
+
+    @classmethod
+    def of(cls, *args: Any) -> DepthwiseConv2d:
+        x, _, _, _, _, stride, padding, dilation, epilogue, _, _ = args
+        return cls(window(stride, padding, dilation), epilogue, layout_of(x))
+
+    def check(self, given: Mapping[str, torch.Tensor]) -> None:
+        check_convolution(self.name, given, self.window, given["x"].shape[1])
+        check_operands(self.name, self.epilogue, given, self.shape(given))
+
+    def shape(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+        return output_shape(given["x"], given["weight"], self.window, self.epilogue)
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return empty(given["x"], self.shape(given), self.layout)
+
+    def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
+        x, weight, stages = given["x"], given["weight"], epilogues.stages(self.epilogue)
+        return _workload(x.shape, weight.shape, self.window, x.dtype, self.layout, epilogue=stages)
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> torch.Tensor:
+        x = given["x"]
+        y = self.window.convolve(x, given["weight"], x.shape[1])
+        operands = (given.get(name) for name in ("bias", "scale", "residual"))
+        return in_layout(epilogues.computed(y, self.epilogue, *operands, scalars["low"], scalars["high"]), self.layout)
+
+    def tensor_of(self, argument: str) -> str:
+        return epilogues.TENSORS.get(argument, argument)
+
+    def scalar_of(self, scalar: str) -> str:
+        return epilogues.SCALARS[scalar]
+
+
+@dataclass(frozen=True)
+class _Gradient(Operation):
+    """A gradient. It is deterministic if PyTorch is asked to be so (`torch.use_deterministic_algorithms`).
+
+    Attributes:
+        image: shape of x.
+        kernel: shape of the weight.
+        layout: of x, dy and dx.
+    """
+
+    direction: ClassVar[str]
+    window: Window
+    image: tuple[Any, ...]
+    kernel: tuple[Any, ...]
+    layout: str
+
+    def check(self, given: Mapping[str, torch.Tensor]) -> None:
+        like = given["dy"]
+        stand_ins = {"x": like.new_empty(self.image, device="meta"), "weight": like.new_empty(self.kernel, device="meta")}
+        check_convolution(self.name, stand_ins, self.window, self.image[1])
+        allowed = (self.image[0], self.kernel[0], *self.window.output_hw(self.image[2:], self.kernel[2:]))
+        if tuple(like.shape) != allowed:
+            raise ArgumentError(f"dy of {self.name} has shape {tuple(like.shape)}; allowed: {allowed}, that of the output")
+        for name, tensor in given.items():
+            if tensor.dtype != like.dtype:
+                raise ArgumentError(f"{name} of {self.name} has dtype {tensor.dtype}, dy has {like.dtype}; convert one")
+
+    def workload(self, given: Mapping[str, torch.Tensor]) -> Workload:
+        options: dict[str, Any] = {"direction": self.direction}
+        if self.direction != "grad_input":
+            options["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        return _workload(self.image, self.kernel, self.window, given["dy"].dtype, self.layout, **options)
+
+    def by_pytorch(self, given: Mapping[str, torch.Tensor], mask: tuple[bool, bool]) -> tuple[Any, Any]:
+        """dx and dw by PyTorch, as far as the mask asks for them; it takes no asymmetric padding."""
+        dy = given["dy"]
+        none = dy.new_empty(1)
+        x, weight = given.get("x"), given.get("weight")
+        x = none.expand(self.image) if x is None else x
+        weight = none.expand(self.kernel) if weight is None else weight
+        top, left, bottom, right = self.window.padding
+        padding = [top, left]
+        uneven = (top, left) != (bottom, right)
+        if uneven:
+            x, padding = functional.pad(x, (left, right, top, bottom)), [0, 0]
+        dx, dw, _ = torch.ops.aten.convolution_backward(
+            dy, x, weight, None, self.window.stride, padding, self.window.dilation, False, [0, 0], self.image[1],
+            [*mask, False],
+        )  # fmt: skip
+        if uneven and dx is not None:
+            dx = dx[:, :, top : top + self.image[2], left : left + self.image[3]]
+        return (None if dx is None else in_layout(dx, self.layout)), (None if dw is None else in_layout(dw, self.layout))
+
+    def _dx(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return empty(given["dy"], self.image, self.layout)
+
+    def _dw(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return empty(given["dy"], self.kernel, self.layout)
+
+
+@dataclass(frozen=True)
+class GradInput(_Gradient):
+    """dx of dy and the weight."""
+
+    schema: ClassVar[str] = (
+        f"depthwise_conv2d_grad_input(Tensor dy, Tensor weight, SymInt[4] image, {_WINDOW}, bool channels_last) -> Tensor"
+    )
+    name: ClassVar[str] = "depthwise_conv2d_grad_input"
+    tensors: ClassVar[tuple[str, ...]] = ("dy", "weight")
+    direction: ClassVar[str] = "grad_input"
+
+    @classmethod
+    def of(cls, *args: Any) -> GradInput:
+        _, weight, image, stride, padding, dilation, channels_last = args
+        layout = "NHWC" if channels_last else "NCHW"
+        return cls(window(stride, padding, dilation), tuple(image), tuple(weight.shape), layout)
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._dx(given)
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
+        return self.by_pytorch(given, (True, False))[0]
+
+
+@dataclass(frozen=True)
+class GradWeight(_Gradient):
+    """dw of x and dy."""
+
+    schema: ClassVar[str] = f"depthwise_conv2d_grad_weight(Tensor x, Tensor dy, SymInt[2] kernel, {_WINDOW}) -> Tensor"
+    name: ClassVar[str] = "depthwise_conv2d_grad_weight"
+    tensors: ClassVar[tuple[str, ...]] = ("x", "dy")
+    direction: ClassVar[str] = "grad_weight"
+
+    @classmethod
+    def of(cls, *args: Any) -> GradWeight:
+        x, dy, kernel, stride, padding, dilation = args
+        return cls(window(stride, padding, dilation), tuple(x.shape), (dy.shape[1], 1, *kernel), layout_of(x))
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._dw(given)
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
+        return self.by_pytorch(given, (False, True))[1]
+
+
+@dataclass(frozen=True)
+class GradBoth(_Gradient):
+    """dx and dw of x, the weight and dy: one kernel where that is recorded to be faster than two."""
+
+    schema: ClassVar[str] = f"depthwise_conv2d_grad_both(Tensor x, Tensor weight, Tensor dy, {_WINDOW}) -> (Tensor, Tensor)"
+    name: ClassVar[str] = "depthwise_conv2d_grad_both"
+    tensors: ClassVar[tuple[str, ...]] = ("x", "weight", "dy")
+    direction: ClassVar[str] = "grad_both"
+
+    @classmethod
+    def of(cls, *args: Any) -> GradBoth:
+        x, weight, _, stride, padding, dilation = args
+        return cls(window(stride, padding, dilation), tuple(x.shape), tuple(weight.shape), layout_of(x))
+
+    def empty(self, given: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._dx(given), self._dw(given)
+
+    def accepted(self, kernel: Kernel, where: store.Store, device: torch.device) -> Kernel:
+        both = kernel.provenance.time_ns
+        times = []
+        for direction in ("grad_input", "grad_weight"):
+            changes: dict[str, Any] = {"direction": direction}
+            changes |= {"deterministic": False} if direction == "grad_input" else {}
+            times.append(where.kernel(kernel.workload.replace(**changes), device).provenance.time_ns)
+        if both is not None and None not in times and both > sum(times):
+            raise NoRecordError(f"two kernels take {sum(times) / 1e3:.2f} us, one for both gradients {both / 1e3:.2f} us")
+        return kernel
+
+    def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
+        x, weight, dy = given["x"], given["weight"], given["dy"]
+        of_window = (self.window.stride, self.window.padding, self.window.dilation)
+        dx = grad_input(dy, weight, self.image, *of_window, self.layout == "NHWC")
+        return dx, grad_weight(x, dy, self.kernel[2:], *of_window)
+
+
+def depthwise_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    epilogue: str,
+    low: float,
+    high: float,
+) -> Any:
+    """The operator on a device."""
+    tensors = (x, weight, bias, scale, residual)
+    key = ("depthwise", *map(description, tensors), *stride, *padding, *dilation, epilogue)
+
+    def operation() -> DepthwiseConv2d:
+        return DepthwiseConv2d.of(*tensors, stride, padding, dilation, epilogue, low, high)
+
+    return run(key, operation, tensors, (low, high))
+
+
+def grad_input(
+    dy: torch.Tensor,
+    weight: torch.Tensor,
+    image: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    channels_last: bool,
+) -> Any:
+    """The operator on a device; `image` is the shape of x, and `channels_last` its memory format."""
+    key = ("grad_input", description(dy), description(weight), *image, *stride, *padding, *dilation, channels_last)
+
+    def operation() -> GradInput:
+        return GradInput.of(dy, weight, image, stride, padding, dilation, channels_last)
+
+    return run(key, operation, (dy, weight))
+
+
+def grad_weight(
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Any:
+    """The operator on a device; `kernel` is the weight's height and width."""
+    always = torch.are_deterministic_algorithms_enabled()
+    key = ("grad_weight", description(x), description(dy), *kernel, *stride, *padding, *dilation, always)
+    return run(key, lambda: GradWeight.of(x, dy, kernel, stride, padding, dilation), (x, dy))
+
+
+def grad_both(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    dy: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Any:
+    """The operator on a device."""
+    always = torch.are_deterministic_algorithms_enabled()
+    key = ("grad_both", *map(description, (x, weight, dy)), *stride, *padding, *dilation, always)
+    return run(key, lambda: GradBoth.of(x, weight, dy, stride, padding, dilation), (x, weight, dy))
+
+
+class Depthwise(torch.autograd.Function):
+    """A depthwise convolution without an epilogue, with gradients by the operators above."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        ctx.window = (stride, padding, dilation)
+        return torch.ops.schedsearch.depthwise_conv2d(x, weight, None, None, None, stride, padding, dilation, "", 0.0, 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        to_x, to_weight = ctx.needs_input_grad[:2]
+        ops, dx, dw = torch.ops.schedsearch, None, None
+        if to_x and to_weight:
+            dx, dw = ops.depthwise_conv2d_grad_both(x, weight, dy, *ctx.window)
+        elif to_x:
+            last = layout_of(x) == "NHWC"
+            dx = ops.depthwise_conv2d_grad_input(dy, weight, x.shape, *ctx.window, last)
+        elif to_weight:
+            dw = ops.depthwise_conv2d_grad_weight(x, dy, weight.shape[2:], *ctx.window)
+        return dx, dw, None, None, None
