@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.elementwise import elementwise
     from schedsearch.ops.gather import gather
     from schedsearch.ops.layout_transform import layout_transform
+    from schedsearch.ops.nonzero import nonzero
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.pad import pad
     from schedsearch.ops.pool2d import pool2d
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.scatter import scatter
     from schedsearch.ops.softmax import softmax
     from schedsearch.ops.strided_slice import strided_slice
+    from schedsearch.ops.topk import topk
     from schedsearch.ops.transpose import transpose
     from schedsearch.own.decorator import Tunable, tunable
     from schedsearch.own.deployed import own_kernel
@@ -123,6 +125,7 @@ _HOMES = {
     "layout_transform": "schedsearch.ops.layout_transform",
     "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
+    "nonzero": "schedsearch.ops.nonzero",
     "own_kernel": "schedsearch.own.deployed",
     "pack": "schedsearch.ops.packing",
     "pad": "schedsearch.ops.pad",
@@ -133,6 +136,7 @@ _HOMES = {
     "softmax": "schedsearch.ops.softmax",
     "space_to_depth": "schedsearch.ops.depth_to_space",
     "strided_slice": "schedsearch.ops.strided_slice",
+    "topk": "schedsearch.ops.topk",
     "transpose": "schedsearch.ops.transpose",
     "tunable": "schedsearch.own.decorator",
     "tune": "schedsearch.session",
@@ -190,6 +194,7 @@ __all__ = [
     "layout_transform",
     "load",
     "load_templates",
+    "nonzero",
     "own_kernel",
     "pack",
     "pad",
@@ -200,6 +205,7 @@ __all__ = [
     "softmax",
     "space_to_depth",
     "strided_slice",
+    "topk",
     "transpose",
     "tunable",
     "tune",

@@ -60,6 +60,10 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "gather_cpu": "indexing.cpu",
     "scatter_cuda": "indexing.cuda",
     "scatter_cpu": "indexing.cpu",
+    "topk_cuda": "selection.cuda",
+    "topk_cpu": "selection.cpu",
+    "nonzero_cuda": "selection.cuda",
+    "nonzero_cpu": "selection.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

@@ -144,6 +144,8 @@ _INTEGERS = (
 
 INDEXED = {
     "gather": [schedsearch.gather(x=(1000, 64), indices=(32,))],
+    "topk": [schedsearch.topk(x=(1, 100_000), k=100)],
+    "nonzero": [schedsearch.nonzero(x=(1000, 64))],
     "scatter": [schedsearch.scatter(x=(1000, 64), indices=(32, 1), by="tuples")],
 }
 

@@ -48,6 +48,7 @@ REFUSED: Mapping[str, str] = {
     "ScatterElements": "reduction 'mul' is not possible",
     "ScatterND": "reduction 'mul' is not possible",
     "Split": "a whole number of at least 1, got",  # of nothing
+    "TopK": "dtype .u?int64. is not possible",
 }
 
 

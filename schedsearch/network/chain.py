@@ -29,6 +29,7 @@ class Chain:
         scalars: call-time scalar -> number.
         channels, channel_axis: how many channels the result has, and which of its axes they are.
         offset: the first channel in `value`, if the chain writes a slice of it.
+        others: output of the workload -> value of the model, of those behind the first.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Chain:
     channels: int = 0
     channel_axis: int = 1
     offset: int | None = None
+    others: Mapping[str, ir.Value] = field(default_factory=dict)
 
     def next(self, taken: set[ir.Node]) -> ir.Node | None:
         """The only node that reads the value, if no chain has it yet."""

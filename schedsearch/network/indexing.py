@@ -1,4 +1,4 @@
-"""Nodes whose result is chosen by indices: gathers and scatters."""
+"""Nodes that choose elements: gathers and scatters by indices, and the largest or smallest numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.facts import constant_of, dtype_of, extents_of, inputs_of, name_of
+from schedsearch.network.facts import constant_input, constant_of, dtype_of, extents_of, inputs_of, name_of
 from schedsearch.network.graph import Constant, axes_of
 from schedsearch.workload import Workload
 
@@ -55,4 +55,22 @@ def operand(value: ir.Value) -> Operand:
     return value if constant is None else Constant(str(value.name), axes_of(constant.ndim), constant)
 
 
-INDEXED: Mapping[str, Read] = dict.fromkeys(_BY, _indexed)
+def _topk(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    (x,) = inputs_of(node, 1)
+    count = constant_input(node, 1)
+    if count is None:
+        return f"{name_of(node)} has a k that is computed; allowed: a constant"
+    if len(node.outputs) < 2 or not all(value.name for value in node.outputs):
+        return f"{name_of(node)} gives only one of values and indices; allowed: both"
+    read = node.attributes
+    params: dict[str, Any] = {
+        "x": extents_of(node, x), "k": int(count.reshape(-1)[0]), "axis": read.get_int("axis", -1),
+        "largest": bool(read.get_int("largest", 1)), "dtype": dtype_of(x),
+    }  # fmt: skip
+    chain = chain_of(node, "topk", params, {"x": x})
+    if isinstance(chain, Chain):
+        chain.others = {"indices": node.outputs[1]}
+    return chain
+
+
+INDEXED: Mapping[str, Read] = {**dict.fromkeys(_BY, _indexed), "TopK": _topk}

@@ -253,11 +253,12 @@ class _Graph:
     def _node(self, chain: Chain) -> Node:
         ways, words = ways_of(chain, self.dtype, self.layouts, mixed=self.mixed)
         arguments = {spec.name: self._operand(chain.arguments[spec.name]) for spec in ways[0].signature}
-        outputs = {ways[0].output.name: self._value(chain.value)}
+        first = ways[0].outputs[0].name
+        outputs = {first: self._value(chain.value)} | {name: self._value(each) for name, each in chain.others.items()}
         defaults = {scalar.name: scalar.default for scalar in ways[0].scalars}
         scalars = {name: number for name, number in chain.scalars.items() if defaults[name] != number}
         sources = tuple(dict.fromkeys(name_of(node) for node in chain.nodes))  # one node may have become several
-        offsets = {} if chain.offset is None else {ways[0].output.name: chain.offset}
+        offsets = {} if chain.offset is None else {first: chain.offset}
         return Node(self._name(sources[0]), sources, arguments, outputs, ways, scalars, words, offsets)
 
     def _name(self, name: str) -> str:

@@ -33,6 +33,8 @@ BUILT_IN = {
     "resize": "schedsearch.ops.resize:RESIZE",
     "gather": "schedsearch.ops.gather:GATHER",
     "scatter": "schedsearch.ops.scatter:SCATTER",
+    "nonzero": "schedsearch.ops.nonzero:NONZERO",
+    "topk": "schedsearch.ops.topk:TOPK",
 }
 RECORDED_ONLY = {"foreign": "schedsearch.ops.foreign:FOREIGN"}  # only records may be about these
 OF_DECORATORS = {"own_kernel": "schedsearch.ops.own_kernel:OWN_KERNEL"}  # workloads are made by `schedsearch.tunable`

@@ -58,6 +58,10 @@ BUILT_IN = {
     "gather_cpu": "schedsearch.templates.indexing.cpu:GatherCpu",
     "scatter_cuda": "schedsearch.templates.indexing.cuda:ScatterCuda",
     "scatter_cpu": "schedsearch.templates.indexing.cpu:ScatterCpu",
+    "topk_cuda": "schedsearch.templates.selection.cuda:TopKCuda",
+    "topk_cpu": "schedsearch.templates.selection.cpu:TopKCpu",
+    "nonzero_cuda": "schedsearch.templates.selection.cuda:NonZeroCuda",
+    "nonzero_cpu": "schedsearch.templates.selection.cpu:NonZeroCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

@@ -1,0 +1,98 @@
+"""nonzero: the places of the elements of x that are not zero, in their order, as NonZero of ONNX.
+
+y has a row for each axis of x and a column for each such element. How many there are only the kernel knows: y has room for
+all elements of x, and `y_extents` says how much of it is in use; see `ops.bounded`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.bounded import bounded
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, extents, shown
+from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+DTYPES = tuple(name for name in ALL_DTYPES if not name.startswith("float8"))
+
+_PARAMETERS = {
+    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
+    "dtype": Parameter.choice("of x; uint8 stands for bool; default float32", DTYPES, "float32"),
+}
+
+
+class NonZero(Op):
+    name: ClassVar[str] = "nonzero"
+    reference: ClassVar[str] = "schedsearch.templates.selection.reference:NonZeroReference"
+    constructor: ClassVar[str] = "schedsearch:nonzero"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        if (size := math.prod(params["x"])) > MAX_INT:
+            yield Problem("x", f"x has {size} elements; allowed: up to {MAX_INT}")
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return bounded(ArgSpec("y", "AB", (len(params["x"]), math.prod(params["x"])), "int64"))
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        return {"y": ShapeFunction({"x": Dependence.SHAPE}, _extent, counted=True)}
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Most are zero; then most are not."""
+        return {"x": Domain((1, 2, 3, 100), density=0.3, second=Domain((1, 2, 3, 100), density=0.9))}
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """A tenth is not zero."""
+        return {"x": Domain((1,), density=0.1)}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        """The bytes of x; how much is written depends on them."""
+        (x,) = self.arguments(params)
+        return Work(0, x.nbytes, least_bytes=x.nbytes)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        return f"nonzero {shown(params['x'])} {dtype_of(params['dtype']).short}"
+
+
+NONZERO = NonZero()
+
+
+def _extent(axis: int, x: Sequence[int]) -> int:
+    """The bound of y's extents."""
+    size = 1
+    for place in range(len(x)):
+        size = size * x[place]
+    return len(x) if axis == 0 else size
+
+
+def nonzero(*, x: Sequence[int], dtype: str = "float32") -> Workload:
+    """The places of the elements that are not zero: y, int64 (axes of x, elements of x), and its extents in use.
+
+    Args:
+        x: extents of x, up to 2^31 - 1 elements in all.
+        dtype: of x; uint8 stands for bool.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> [output.shape for output in nonzero(x=(4, 5)).outputs]
+        [(2, 20), (2,)]
+    """
+    from schedsearch.workload import Workload
+
+    return Workload("nonzero", {"x": tuple(x), "dtype": dtype})

@@ -1,0 +1,152 @@
+"""topk: the k largest, or smallest, numbers along one axis of x and their places, as TopK of ONNX.
+
+The best number comes first; of equal ones, that with the lower index. A NaN is larger than all numbers, and -0.0 equals 0.0.
+With `dynamic` only the first `x_extents[0]` elements along the first axis of x are in use: see `ops.bounded`. If that is the
+axis of the numbers and has fewer than k, all of them are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
+from schedsearch.ops.dependence import Dependence, ShapeFunction
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+
+_PARAMETERS = {
+    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
+    "k": Parameter.count("numbers to find along the axis"),
+    "axis": Parameter(
+        "the axis of the numbers, from 0, or from -1 for the last one backwards; default -1",
+        {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": -1},
+    ),
+    "largest": Parameter("the largest numbers, not the smallest; default true", {"type": "boolean", "default": True}),
+    "dtype": Parameter.choice("of x and y; default float32", DTYPES, "float32"),
+    "dynamic": DYNAMIC,
+}
+
+
+class TopK(Op):
+    name: ClassVar[str] = "topk"
+    reference: ClassVar[str] = "schedsearch.templates.selection.reference:TopKReference"
+    constructor: ClassVar[str] = "schedsearch:topk"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Axes are counted from -1 backwards, so that equal workloads have equal ids."""
+        found, problems = super().normalise(params)
+        if not problems and found["axis"] >= 0:
+            found["axis"] -= len(found["x"])
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = axis_problems("axis", (params["axis"],), len(params["x"]))
+        if found:
+            return found
+        if params["k"] > (length := params["x"][params["axis"]]):
+            return [Problem("k", f"k is {params['k']}, but x has {length} numbers along the axis; allowed: up to {length}")]
+        return too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"])
+        return (x, count_argument(x)) if params["dynamic"] else (x,)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        shape, axis = list(params["x"]), params["axis"]
+        shape[axis] = params["k"]
+        y = ArgSpec("y", AXES[: len(shape)], tuple(shape), params["dtype"])
+        indices = replace(y, name="indices", dtype="int64")
+        if not params["dynamic"]:
+            return y, indices
+        y, counted = bounded(y)
+        return y, replace(indices, extents=y.extents), counted
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        if not params["dynamic"]:
+            return {}
+        function = ShapeFunction({"x": Dependence.SHAPE}, _extent(params["axis"] + len(params["x"]), params["k"]))
+        return {"y": function, "indices": function}
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        return "exact"
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Whole numbers of both signs, of which many are equal."""
+        row = dtype_of(params["dtype"])
+        found = {"x": Domain(range(0 if row.kind == "uint" else -100, 101))}
+        if params["dynamic"]:
+            found["x_extents"] = Domain(range(params["x"][0] + 1))
+        return found
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """All of a bounded array is in use."""
+        return {"x_extents": Domain((params["x"][0],))} if params["dynamic"] else {}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        nbytes = super().work(params).nbytes
+        return Work(0, nbytes, least_bytes=0 if params["dynamic"] else nbytes)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        p = params
+        words = [f"topk {shown(p['x'])} k {p['k']}", *([f"axis {p['axis']}"] if p["axis"] != -1 else [])]
+        words += [] if p["largest"] else ["smallest"]
+        return " ".join([*words, *(["dynamic"] if p["dynamic"] else []), dtype_of(p["dtype"]).short])
+
+
+TOPK = TopK()
+MOST_NUMBERS = MAX_INT  # along the axis
+
+
+def _extent(along: int, k: int) -> Callable[..., int]:
+    """The shape function of y and indices."""
+
+    def extent(axis: int, x: Sequence[int]) -> int:
+        return min(k, x[axis]) if axis == along else x[axis]
+
+    return extent
+
+
+def topk(
+    *,
+    x: Sequence[int],
+    k: int,
+    axis: int = -1,
+    largest: bool = True,
+    dtype: str = "float32",
+    dynamic: bool = False,
+) -> Workload:
+    """The k largest or smallest numbers along an axis, the best first, and their places (int64).
+
+    Args:
+        x: extents of x.
+        k: how many; at most the extent of the axis.
+        axis: counted from 0, or from -1 for the last one backwards.
+        largest: the largest numbers, not the smallest.
+        dtype: of x and y: a float or integer of up to 32 bits.
+        dynamic: a second argument, `x_extents`, says how much of the first axis of x is in use, and a third output,
+            `y_extents`, how much of y and indices.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> [output.shape for output in topk(x=(8, 1000), k=5).outputs]
+        [(8, 5), (8, 5)]
+    """
+    from schedsearch.workload import Workload
+
+    params = {"x": tuple(x), "k": k, "axis": axis, "largest": largest, "dtype": dtype, "dynamic": dynamic}
+    return Workload("topk", params)

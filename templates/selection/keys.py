@@ -1,0 +1,72 @@
+"""Numbers of any format as whole numbers of the same order, from their bits, so that one kernel sorts them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from schedsearch.launch import NumbaArray
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
+INDEX_BITS = 31
+LAST = (1 << 63) - 1  # comes after every pair of a key and an index
+
+
+def key_bits(dtype: str) -> int:
+    return 8 * dtype_of(dtype).nbytes
+
+
+def words_of(name: str, dtype: str, size: int) -> NumbaArray:
+    """An argument as the bits of its elements."""
+    nbytes = dtype_of(dtype).nbytes
+    return NumbaArray(name, _WORDS[nbytes], (size,), (nbytes,))
+
+
+def key_of(dtype: str, descending: bool) -> Callable[[Any], Any]:
+    """`key(word)` for kernels: an int64 of [0, 2^bits) for each number of up to 32 bits, in their order or its reverse.
+
+    Zeros of both signs have the same key. A NaN comes after infinity.
+    """
+    kind, bits = dtype_of(dtype).kind, key_bits(dtype)
+    top, whole = 1 << (bits - 1), (1 << bits) - 1
+
+    def of_float(word: Any) -> Any:
+        bits_of = types.int64(word)
+        bits_of = types.int64(0) if bits_of == top else bits_of
+        return types.int64(whole - bits_of) if bits_of >= top else types.int64(bits_of + top)
+
+    def of_signed(word: Any) -> Any:
+        return types.int64(types.int64(word) ^ top)
+
+    def of_unsigned(word: Any) -> Any:
+        return types.int64(word)
+
+    ascending = {"float": of_float, "int": of_signed, "uint": of_unsigned}[kind]
+
+    def reversed_key(word: Any) -> Any:
+        return types.int64(whole - ascending(word))
+
+    return reversed_key if descending else ascending
+
+
+def pair(key: Any, index: Any) -> Any:
+    """A key and an index below 2^31 as one number: smaller keys first, then smaller indices."""
+    return types.int64((types.int64(key) << INDEX_BITS) | types.int64(index))
+
+
+def index_of(number: Any) -> Any:
+    return types.int64(number & ((1 << INDEX_BITS) - 1))
+
+
+def is_nonzero(dtype: str) -> Callable[[Any], Any]:
+    """`holds(word)` for kernels: whether an element is not zero, of either sign."""
+    row = dtype_of(dtype)
+    mask = (1 << (8 * row.nbytes - 1)) - 1 if row.is_float else -1
+
+    def holds(word: Any) -> Any:
+        return (types.int64(word) & mask) != 0
+
+    return holds

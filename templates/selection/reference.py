@@ -1,0 +1,32 @@
+"""The references of topk and nonzero in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from schedsearch.templates.parts.whole_reference import WholeReference
+from schedsearch.workload import Workload
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class TopKReference(WholeReference):
+    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        x, axis = np.asarray(arrays["x"]), workload.axis
+        if "x_extents" in arrays:
+            x = x[: int(arrays["x_extents"][0])]
+        length = x.shape[axis]
+        if workload.largest:  # of equal numbers the one with the lower index, from the back
+            order = length - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+        else:
+            order = np.argsort(x, axis=axis, kind="stable")
+        indices = np.take(order, np.arange(min(workload.k, length)), axis=axis)
+        return {"y": np.take_along_axis(x, indices, axis=axis), "indices": indices}
+
+
+class NonZeroReference(WholeReference):
+    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {"y": np.array(np.nonzero(np.asarray(arrays["x"])), np.int64)}
