@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
     from schedsearch.ops.elementwise import elementwise
     from schedsearch.ops.gather import gather
+    from schedsearch.ops.layer_norm import layer_norm
     from schedsearch.ops.layout_transform import layout_transform
     from schedsearch.ops.nonzero import nonzero
     from schedsearch.ops.packing import pack, unpack
@@ -122,6 +123,7 @@ _HOMES = {
     "explain": "schedsearch.runtime",
     "folded": "schedsearch.templates.own_kernel.launches",
     "gather": "schedsearch.ops.gather",
+    "layer_norm": "schedsearch.ops.layer_norm",
     "layout_transform": "schedsearch.ops.layout_transform",
     "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
@@ -191,6 +193,7 @@ __all__ = [
     "explain",
     "folded",
     "gather",
+    "layer_norm",
     "layout_transform",
     "load",
     "load_templates",

@@ -54,6 +54,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "elementwise_cpu": "elementwise.cpu",
     "softmax_cuda": "softmax.cuda",
     "softmax_cpu": "softmax.cpu",
+    "layer_norm_cuda": "layer_norm.cuda",
+    "layer_norm_cpu": "layer_norm.cpu",
     "resize_cuda": "resize.cuda",
     "resize_cpu": "resize.cpu",
     "gather_cuda": "indexing.cuda",

@@ -15,7 +15,17 @@ from types import ModuleType
 import pytest
 
 import schedsearch
-from schedsearch import dense, depthwise_conv2d, elementwise, layout_transform, pool2d, resize, softmax, transpose
+from schedsearch import (
+    dense,
+    depthwise_conv2d,
+    elementwise,
+    layer_norm,
+    layout_transform,
+    pool2d,
+    resize,
+    softmax,
+    transpose,
+)
 from schedsearch.errors import SchedsearchError
 from schedsearch.ops import STAGES
 from schedsearch.space import ConfigSpace
@@ -178,6 +188,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     if template.op == "softmax":
         rows = softmax(x=(64, 1000), dtype=dtype), softmax(x=(8, 80, 64), axis=1, dtype=dtype)
         return [template.space(workload, target) for workload in rows]
+    if template.op == "layer_norm":
+        return [template.space(layer_norm(x=(64, 1000), dtype=dtype), target)]
     if template.op == "resize":
         return [template.space(resize(n=1, c=64, h=32, w=32, oh=64, ow=64), target)]
     if template.op in INDEXED:

@@ -80,6 +80,7 @@ def channels_last() -> Net:
     net = Net(2, 8, 5, 6)
     last = net.node("Transpose", net.conv("x", 8, 8), perm=[0, 2, 3, 1])
     dense = net.node("Add", net.node("MatMul", last, net.weight("w", 8, 8)), net.weight("b", 8))
+    dense = net.node("LayerNormalization", dense, net.weight("gamma", 8), net.weight("beta", 8), axis=3, epsilon=0.1)
     first = net.node("Transpose", dense, perm=[0, 3, 1, 2])
     flat = net.node("Reshape", net.node("Mul", first, net.node("HardSigmoid", first, alpha=1 / 6)), net.row(-1))
     everywhere = net.weight("everywhere", 16, 30, dtype=np.int64, value=np.arange(480).reshape(16, 30))

@@ -32,7 +32,7 @@ from schedsearch.network.indexing import INDEXED
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.model import ModelError
 from schedsearch.network.movements import MOVEMENTS
-from schedsearch.network.others import RESIZES, SOFTMAXES
+from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.slices import without_concatenations
 from schedsearch.network.ways import IMAGE, ways_of
@@ -52,6 +52,7 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
     PRODUCTS,
     POOLS,
     SOFTMAXES,
+    LAYER_NORMS,
     RESIZES,
     MOVEMENTS,
     INDEXED,

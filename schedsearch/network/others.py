@@ -1,12 +1,15 @@
-"""Softmax and Resize."""
+"""Softmax, layer norms and Resize."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.network.chain import Chain, Read
+import numpy as np
+
+from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.facts import FLOATS, constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
+from schedsearch.network.graph import Constant
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,6 +29,37 @@ def _softmax(*, log: bool) -> Read:
         if (dtype := dtype_of(x)) not in FLOATS:
             return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
         return Chain("softmax", {"x": extents, "axis": axis, "log": log, "dtype": dtype}, [node], node.outputs[0], {"x": x})
+
+    return read
+
+
+def _layer_norm(*, centred: bool) -> Read:
+    def read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+        (x,) = inputs_of(node, 1)
+        extents = extents_of(node, x)
+        axis = node.attributes.get_int("axis", -1) % len(extents)
+        if (dtype := dtype_of(x)) not in FLOATS:
+            return f"{name_of(node)} is {dtype}; allowed: {', '.join(FLOATS)}"
+        if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+            return f"{name_of(node)} gives its mean or deviation; allowed: only the numbers"
+        arguments: dict[str, Operand] = {"x": x}
+        for place, name in ((1, "scale"), (2, "bias")):
+            if not is_given(node, place):
+                continue
+            constant = constant_input(node, place)
+            if constant is None:
+                return f"{name_of(node)} has a {name} that is computed; allowed: a constant"
+            row = np.broadcast_to(constant, extents[axis:]).ravel()
+            arguments[name] = Constant(f"{name_of(node)}.{name}", "K", row)
+        params = {
+            "x": extents,
+            "axis": axis,
+            "epsilon": node.attributes.get_float("epsilon", 1e-5),
+            "centred": centred,
+            "bias": "bias" in arguments,
+            "dtype": dtype,
+        }
+        return Chain("layer_norm", params, [node], node.outputs[0], arguments)
 
     return read
 
@@ -68,3 +102,7 @@ def _resize(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 SOFTMAXES: Mapping[str, Read] = {"Softmax": _softmax(log=False), "LogSoftmax": _softmax(log=True)}
 RESIZES: Mapping[str, Read] = {"Resize": _resize, "Upsample": _resize}
+LAYER_NORMS: Mapping[str, Read] = {
+    "LayerNormalization": _layer_norm(centred=True),
+    "RMSNormalization": _layer_norm(centred=False),
+}

@@ -129,6 +129,12 @@ def _softmax(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed
             yield {**params, "x": shape, "axis": axis}, {"x": layout.text, "y": layout.text}
 
 
+def _layer_norm(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
+    """The plain order only: the last axes make a row."""
+    axes = axes_of(len(params["x"]))
+    yield params, {"x": axes, "y": axes}
+
+
 def _transpose(chain: Chain, params: dict[str, Any], layouts: Sequence[str], mixed: bool) -> _Candidates:
     axes = axes_of(len(params["x"]))
     yield params, {"x": axes, "y": axes}
@@ -196,6 +202,7 @@ _CANDIDATES: Mapping[str, Callable[[Chain, dict[str, Any], Sequence[str], bool],
     "topk": _plain,
     "elementwise": _elementwise,
     "softmax": _softmax,
+    "layer_norm": _layer_norm,
     "pool2d": _images,
     "resize": _images,
     "depth_to_space": _images,

@@ -30,6 +30,7 @@ BUILT_IN = {
     "pool2d": "schedsearch.ops.pool2d:POOL2D",
     "elementwise": "schedsearch.ops.elementwise:ELEMENTWISE",
     "softmax": "schedsearch.ops.softmax:SOFTMAX",
+    "layer_norm": "schedsearch.ops.layer_norm:LAYER_NORM",
     "resize": "schedsearch.ops.resize:RESIZE",
     "gather": "schedsearch.ops.gather:GATHER",
     "scatter": "schedsearch.ops.scatter:SCATTER",

@@ -52,6 +52,8 @@ BUILT_IN = {
     "elementwise_cpu": "schedsearch.templates.elementwise.cpu:ElementwiseCpu",
     "softmax_cuda": "schedsearch.templates.softmax.cuda:SoftmaxCuda",
     "softmax_cpu": "schedsearch.templates.softmax.cpu:SoftmaxCpu",
+    "layer_norm_cuda": "schedsearch.templates.layer_norm.cuda:LayerNormCuda",
+    "layer_norm_cpu": "schedsearch.templates.layer_norm.cpu:LayerNormCpu",
     "resize_cuda": "schedsearch.templates.resize.cuda:ResizeCuda",
     "resize_cpu": "schedsearch.templates.resize.cpu:ResizeCpu",
     "gather_cuda": "schedsearch.templates.indexing.cuda:GatherCuda",

@@ -1,0 +1,131 @@
+"""layer_norm over the last axes: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
+
+Mean and variance are those of the numbers of a row, which are all that the last axes hold. Without `centred` it is the norm
+by the root of the mean square: y = x / sqrt(mean of x^2 + epsilon) * scale. Kernels compute in float32 and round once.
+
+Source: Ba, Kiros and Hinton, "Layer normalization", 2016; Zhang and Sennrich, "Root mean square layer normalization", 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+_PARAMETERS = {
+    "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
+    "axis": Parameter(
+        "the first of the axes that make a row, counted from 0, or from -1 for the last one backwards; default -1",
+        {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": -1},
+    ),
+    "epsilon": Parameter(
+        "added to the variance; default 1e-5", {"type": "number", "minimum": 1e-30, "maximum": 1e30, "default": 1e-5}
+    ),
+    "centred": Parameter("subtract the mean; default true", {"type": "boolean", "default": True}),
+    "bias": Parameter("add a bias; default true", {"type": "boolean", "default": True}),
+    "dtype": Parameter.choice("of x and y; default float16", DTYPES),
+}
+
+
+class LayerNorm(Op):
+    name: ClassVar[str] = "layer_norm"
+    reference: ClassVar[str] = "schedsearch.templates.layer_norm.reference:LayerNormReference"
+    constructor: ClassVar[str] = "schedsearch:layer_norm"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Axes are counted from -1 backwards, so that equal workloads have equal ids."""
+        found, problems = super().normalise(params)
+        if not problems and found["axis"] >= 0:
+            found["axis"] -= len(found["x"])
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = axis_problems("axis", (params["axis"],), len(params["x"]))
+        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        """Scale and bias are float32, one for each number of a row."""
+        _, length = rows_of(params)
+        arguments = (
+            ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),
+            ArgSpec("scale", "K", (length,), "float32", role="scale", constant=True),
+            ArgSpec("bias", "K", (length,), "float32", role="addend", constant=True),
+        )
+        return arguments if params["bias"] else arguments[:2]
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Numbers around 3, so that the mean matters."""
+        found = {
+            "x": Domain(tuple(3 + number / 4 for number in range(-16, 17))),
+            "scale": Domain((-2.0, -1.0, 0.5, 1.0, 1.5)),
+            "bias": Domain(tuple(number / 2 for number in range(-4, 5))),
+        }
+        return found if params["bias"] else {name: found[name] for name in ("x", "scale")}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        nbytes = super().work(params).nbytes
+        return Work(0, nbytes, rows_of(params)[1], least_bytes=nbytes)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        name = "layer_norm" if params["centred"] else "rms_norm"
+        axis = f"axis {params['axis']} " if params["axis"] != -1 else ""
+        bias = "+bias" if params["bias"] else ""
+        return f"{name} {shown(params['x'])} {axis}{dtype_of(params['dtype']).short}{bias}"
+
+
+LAYER_NORM = LayerNorm()
+
+
+def rows_of(p: Mapping[str, Any]) -> tuple[int, int]:
+    """(rows, numbers of a row)."""
+    shape, axis = p["x"], p["axis"] + len(p["x"])
+    return math.prod(shape[:axis]), math.prod(shape[axis:])
+
+
+def layer_norm(
+    *,
+    x: Sequence[int],
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    centred: bool = True,
+    bias: bool = True,
+    dtype: str = "float16",
+) -> Workload:
+    """The layer norm over the last axes, or the norm by the root of the mean square.
+
+    Args:
+        x: extents of x.
+        axis: the first of the axes that make a row, counted from 0, or from -1 for the last one backwards.
+        epsilon: added to the variance.
+        centred: subtract the mean; false for rms_norm.
+        bias: add a bias to the scaled numbers.
+        dtype: of x and y: float16, bfloat16 or float32. Scale and bias are float32.
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> layer_norm(x=(1, 56, 56, 96)).label
+        'layer_norm 1x56x56x96 f16+bias'
+    """
+    from schedsearch.workload import Workload
+
+    params = {"x": tuple(x), "axis": axis, "epsilon": epsilon, "centred": centred, "bias": bias, "dtype": dtype}
+    return Workload("layer_norm", params)
