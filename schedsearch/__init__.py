@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.dense import dense
     from schedsearch.ops.depth_to_space import depth_to_space, space_to_depth
     from schedsearch.ops.depthwise_conv2d import depthwise_conv2d
+    from schedsearch.ops.dyn_strided_slice import dyn_strided_slice
     from schedsearch.ops.elementwise import elementwise
     from schedsearch.ops.gather import gather
     from schedsearch.ops.layer_norm import layer_norm
@@ -137,6 +138,7 @@ _HOMES = {
     "scatter": "schedsearch.ops.scatter",
     "softmax": "schedsearch.ops.softmax",
     "space_to_depth": "schedsearch.ops.depth_to_space",
+    "dyn_strided_slice": "schedsearch.ops.dyn_strided_slice",
     "strided_slice": "schedsearch.ops.strided_slice",
     "topk": "schedsearch.ops.topk",
     "transpose": "schedsearch.ops.transpose",
@@ -189,6 +191,7 @@ __all__ = [
     "depth_to_space",
     "depthwise_conv2d",
     "detect",
+    "dyn_strided_slice",
     "elementwise",
     "explain",
     "folded",

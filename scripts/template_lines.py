@@ -58,6 +58,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "layer_norm_cpu": "layer_norm.cpu",
     "resize_cuda": "resize.cuda",
     "resize_cpu": "resize.cpu",
+    "dyn_strided_slice_cuda": "dyn_strided_slice.cuda",
+    "dyn_strided_slice_cpu": "dyn_strided_slice.cpu",
     "gather_cuda": "indexing.cuda",
     "gather_cpu": "indexing.cpu",
     "scatter_cuda": "indexing.cuda",

@@ -18,6 +18,7 @@ import schedsearch
 from schedsearch import (
     dense,
     depthwise_conv2d,
+    dyn_strided_slice,
     elementwise,
     layer_norm,
     layout_transform,
@@ -192,6 +193,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         return [template.space(layer_norm(x=(64, 1000), dtype=dtype), target)]
     if template.op == "resize":
         return [template.space(resize(n=1, c=64, h=32, w=32, oh=64, ow=64), target)]
+    if template.op == "dyn_strided_slice":
+        return [template.space(dyn_strided_slice(x=(64, 1024)), target)]
     if template.op in INDEXED:
         return [template.space(workload, target) for workload in INDEXED[template.op]]
     many = Workload.conv2d(n=8, h=32, w=32, c=128, k=128, r=3, s=3, padding=1, dtype=dtype)

@@ -63,6 +63,7 @@ PUBLIC = [
     "depth_to_space",
     "depthwise_conv2d",
     "detect",
+    "dyn_strided_slice",
     "elementwise",
     "explain",
     "folded",

@@ -25,6 +25,7 @@ BUILT_IN = {
     "depth_to_space": "schedsearch.ops.depth_to_space:DEPTH_TO_SPACE",
     "space_to_depth": "schedsearch.ops.depth_to_space:SPACE_TO_DEPTH",
     "strided_slice": "schedsearch.ops.strided_slice:STRIDED_SLICE",
+    "dyn_strided_slice": "schedsearch.ops.dyn_strided_slice:DYN_STRIDED_SLICE",
     "concat": "schedsearch.ops.concat:CONCAT",
     "pad": "schedsearch.ops.pad:PAD",
     "pool2d": "schedsearch.ops.pool2d:POOL2D",

@@ -31,6 +31,8 @@ BUILT_IN = {
     "conv2d_cpu": "schedsearch.templates.conv2d.cpu:Conv2dCpu",
     "conv2d_cpu_int8": "schedsearch.templates.conv2d.cpu_int8:Conv2dCpuInt8",
     "data_movement_cuda": "schedsearch.templates.data_movement.cuda:DataMovementCuda",
+    "dyn_strided_slice_cuda": "schedsearch.templates.dyn_strided_slice.cuda:DynStridedSliceCuda",
+    "dyn_strided_slice_cpu": "schedsearch.templates.dyn_strided_slice.cpu:DynStridedSliceCpu",
     # Small planes of NCHW first: of several templates, the first one's default serves workloads without a record.
     "depthwise_conv2d_planes_cuda": "schedsearch.templates.depthwise_conv2d.cuda_planes:DepthwiseConv2dPlanesCuda",
     "depthwise_conv2d_cuda": "schedsearch.templates.depthwise_conv2d.cuda:DepthwiseConv2dCuda",

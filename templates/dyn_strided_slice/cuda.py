@@ -1,0 +1,65 @@
+"""dyn_strided_slice on NVIDIA GPUs: see docs/dynamic-shapes.md."""
+
+from __future__ import annotations
+
+import math
+
+from schedsearch.config import Config
+from schedsearch.launch import Grid, Param, Pointer, Scalar
+from schedsearch.ops.dtypes import dtype
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, KernelStep, Template
+from schedsearch.templates.dyn_strided_slice.kernel import VECTOR_BYTES, slice_kernel
+from schedsearch.workload import Workload
+
+LEAST_CAPABILITY = (5, 0)
+THREADS = (128, 256, 512)
+ARRAYS = ("x", "x_extents", "begin", "end", "strides", "y", "y_extents")
+OPTIONAL = ("x_extents", "strides")
+
+
+class DynStridedSliceCuda(Template):
+    """Blocks that loop over the tiles of the slice that they find: vectors where positions allow it, elements elsewhere."""
+
+    name = "dyn_strided_slice_cuda"
+    op = "dyn_strided_slice"
+    kind = "cuda"
+
+    def validate(self, workload: Workload, target: Target) -> str | None:
+        if problem := target.older_than(LEAST_CAPABILITY):
+            return problem
+        rows = math.prod(workload.bound[:-1])
+        return None if rows < 2**31 else f"y has up to {rows} rows; allowed: less than 2**31"
+
+    def space(self, workload: Workload, target: Target) -> ConfigSpace:
+        return ConfigSpace(
+            (
+                Knob("threads", THREADS, "threads of a block"),
+                Knob("unroll", (1, 2, 4, 8), "vectors that a thread loads before it stores any"),
+                Knob(
+                    "blocks_per_sm",
+                    (0, 2, 4, 8, 16),
+                    "blocks that loop over the tiles; 0: one for each tile of the bound",
+                ),
+            )
+        )
+
+    def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
+        return Config(threads=256, unroll=4, blocks_per_sm=8)
+
+    def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
+        threads, unroll = config["threads"], config["unroll"]
+        nbytes = math.prod(workload.bound) * dtype(workload.dtype).nbytes
+        tiles = min(max(-(-nbytes // (VECTOR_BYTES * threads * unroll)), 1), 2**31 - 1)
+        step = KernelStep(
+            slice_kernel(workload, threads, unroll), parameters(workload), Grid(tiles, config["blocks_per_sm"]), threads
+        )
+        itemsize = dtype(workload.dtype).nbytes
+        return KernelSource("cuda", "native", (step,), alignments={"x": itemsize, "y": itemsize})
+
+
+def parameters(workload: Workload) -> tuple[Param, ...]:
+    """Those of the kernels for GPUs and CPUs: the arrays, and the strides of x and y."""
+    arrays = (Pointer(name, optional=name in OPTIONAL) for name in ARRAYS)
+    return (*arrays, *(Scalar(scalar.name, dtype=scalar.dtype) for scalar in workload.scalars))

@@ -1,0 +1,355 @@
+"""dyn_strided_slice: slices whose positions are arrays on the device. Expected values are NumPy's own slices."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from conv2d_support import run_on_cpu as run  # it takes any device
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedsearch import Workload, dyn_strided_slice
+from schedsearch.backend import compile_source
+from schedsearch.backend.cuda import ptx_of
+from schedsearch.config import Config
+from schedsearch.device import Device, open_device
+from schedsearch.device.cpu import CpuDevice
+from schedsearch.device.detect import detect
+from schedsearch.measure.verify import verify_once
+from schedsearch.ops.dependence import SizeError, evaluate
+from schedsearch.ops.dyn_strided_slice import DYN_STRIDED_SLICE
+from schedsearch.target import PRESETS
+from schedsearch.template import Template, load_template
+from schedsearch.templates.dyn_strided_slice import kernel
+from schedsearch.testing.emulator import Memory
+from schedsearch.testing.moves_emulator import MovesEmulator
+from schedsearch.testing.op_contract import OpContract
+from schedsearch.testing.template_contract import TemplateContract
+
+H200 = PRESETS["h200"]
+CUDA, CPU = load_template("dyn_strided_slice_cuda"), load_template("dyn_strided_slice_cpu")
+FAR = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of an array of a shape; `end` holds counts if `mode` is size."""
+
+    shape: tuple[int, ...]
+    begin: Sequence[int]
+    end: Sequence[int]
+    strides: Sequence[int] | None = None
+    axes: Sequence[int] = ()
+    mode: str = "end"
+
+    def expected(self, x: Any) -> Any:
+        index = [slice(None)] * x.ndim
+        for entry, axis in enumerate(self.axes or range(len(self.begin))):
+            begin, end = self.begin[entry], self.end[entry]
+            if self.mode == "size":
+                first = range(x.shape[axis])[begin:]
+                chosen = first if end == -1 else first[:end]
+                index[axis] = slice(chosen.start, chosen.stop)
+            else:
+                index[axis] = slice(begin, end, self.strides[entry] if self.strides is not None else 1)
+        return x[tuple(index)]
+
+    def workload(self, **more: Any) -> Workload:
+        strided = self.strides is not None and self.mode == "end"
+        return dyn_strided_slice(
+            x=self.shape, axes=self.axes, entries=len(self.begin), mode=self.mode, strided=strided, **more
+        )
+
+    def operands(self, index_dtype: str = "int64") -> dict[str, Any]:
+        found = {"begin": np.array(self.begin, index_dtype), "end": np.array(self.end, index_dtype)}
+        if self.strides is not None and self.mode == "end":
+            found["strides"] = np.array(self.strides, index_dtype)
+        return found
+
+
+def tvm_slices(shared: Path) -> list[Slice]:
+    """All slices of TVM's tests whose numbers are whole; lists are made equally long, as in its static operator."""
+    families = json.loads((shared / "cases" / "operator_cases.json").read_text(encoding="utf-8"))["cases"]
+    rng, found = np.random.default_rng(0), []
+    for family, cases in families.items():
+        for case in cases if "strided_slice" in family else ():
+            shape = case.get("dshape") or case.get("in_shape") or case.get("np_shape")
+            if "ANY" in shape:
+                shape = [case["unknown_dim_value"]] * len(shape)
+            if case.get("values") == "random":
+                begin = [int(n) for n in rng.integers(-5, 5, len(shape))]
+                end = [int(n) for n in rng.integers(0, 12, len(shape))]
+                case = {**case, "begin": begin, "end": end, "strides": [1] * len(shape)}
+            begin, end, strides = case["begin"], case["end"], case.get("strides")
+            count = max(len(begin), len(end))
+            begin = [*begin, *[0] * (count - len(begin))]
+            end = [FAR if n is None else n for n in [*end, *[FAR] * (count - len(end))]]
+            axes = tuple(case.get("axes") or ())
+            mode = case.get("slice_mode") or "end"
+            found.append(Slice(tuple(shape), begin, end, None if mode == "size" else strides, axes, mode))
+    return found
+
+
+# ---- what it is
+
+
+class TestOperator(OpContract):
+    op = DYN_STRIDED_SLICE
+    examples = (
+        {"x": (3, 4, 5)},
+        {
+            "x": (6, 8),
+            "entries": 1,
+            "axes": (-1,),
+            "dynamic": True,
+            "bound": (6, 4),
+            "dtype": "int64",
+            "index_dtype": "int32",
+        },
+        {"x": (7,), "mode": "size", "strided": False},
+    )
+    wrong = (
+        ({"x": (3, 4), "axes": (0, 2)}, "axes"),
+        ({"x": (3, 4), "axes": (0, 0)}, "axes"),
+        ({"x": (3, 4), "entries": 3}, "entries"),
+        ({"x": (3, 4), "entries": 2, "axes": (1,)}, "entries"),
+        ({"x": (3, 4), "bound": (3,)}, "bound"),
+        ({"x": (3, 4), "mode": "size", "strided": True}, "strided"),
+        ({"x": (3, 0)}, "x"),
+    )
+    ids: ClassVar = {
+        "fa43f2b5e4a7702e02fbc80e2a96a3764ec34127a4879f87e44186febcc89d81": {"x": (3, 4, 5)},
+    }
+
+
+class TestCudaTemplate(TemplateContract):
+    template = CUDA
+    target = H200
+    accepted = (dyn_strided_slice(x=(3, 40)),)
+    refused = ((dyn_strided_slice(x=(2**31 - 1, 2, 2), dtype="int8"), "rows"),)
+    compiled = 1
+
+
+class TestCpuTemplate(TemplateContract):
+    template = CPU
+    target = detect("cpu")
+    accepted = (dyn_strided_slice(x=(3, 40)),)
+    compiled = 1
+
+
+def test_it_needs_the_values_of_positions_and_only_the_shape_of_x() -> None:
+    """What TVM's declaration [False, True, True, True] said, and that nothing else is read."""
+    function = dyn_strided_slice(x=(64, 1024)).shape_functions["y"]
+    assert {name: str(need) for name, need in function.needs.items()} == {
+        "x": "shape", "begin": "value", "end": "value", "strides": "value",
+    }  # fmt: skip
+
+
+# ---- the shape function
+
+numbers = st.integers(-12, 12) | st.sampled_from([-(2**63), -FAR, FAR, 2**63 - 1])
+
+
+@given(st.integers(0, 9), numbers, numbers, (st.integers(-5, 5) | numbers).filter(bool))
+def test_extents_are_those_of_numpys_slices(extent: int, begin: int, end: int, stride: int) -> None:
+    function = dyn_strided_slice(x=(16,)).shape_functions["y"]
+    inputs = {"x": (extent,), "begin": (begin,), "end": (end,), "strides": (stride,)}
+    assert evaluate(function, 1, inputs) == (len(range(extent)[begin:end:stride]),)
+
+
+def test_a_stride_of_zero_and_a_size_below_minus_one_are_errors() -> None:
+    by_stride = dyn_strided_slice(x=(4, 4)).shape_functions["y"]
+    with pytest.raises(SizeError, match="y of slice: strides has 0; allowed: positive numbers"):
+        evaluate(by_stride, 2, {"x": (4, 4), "begin": (0, 0), "end": (2, 2), "strides": (1, 0)}, "y of slice")
+    by_size = dyn_strided_slice(x=(4,), mode="size").shape_functions["y"]
+    with pytest.raises(SizeError, match="end has a size below -1"):
+        evaluate(by_size, 1, {"x": (4,), "begin": (0,), "end": (-2,)})
+
+
+def test_the_slices_of_tvm_have_numpys_extents(shared: Path) -> None:
+    slices = tvm_slices(shared)
+    assert len(slices) >= 35
+    for each in slices:
+        workload = each.workload()
+        inputs = {"x": each.shape, **{name: array.tolist() for name, array in each.operands().items()}}
+        wanted = each.expected(np.empty(each.shape)).shape
+        assert evaluate(workload.shape_functions["y"], len(each.shape), inputs) == wanted, each
+
+
+# ---- kernels
+
+
+def any_bits(shape: Sequence[int], dtype: str = "float16") -> Any:
+    bits = np.random.default_rng(7).integers(0, 2**62, shape, np.uint64)
+    return bits.astype(f"u{np.dtype(dtype).itemsize}")
+
+
+def emulate(patch: pytest.MonkeyPatch, workload: Workload, arrays: Any, config: Config, **strides: int) -> tuple[Any, Any]:
+    """(y, y_extents); what is not written keeps the bytes 0xA5."""
+    memory = Memory()
+    emulator = MovesEmulator(memory)
+    emulator.stand_in(patch, kernel)
+    y = np.full(workload.bound, 0xA5, "u1").repeat(arrays["x"].itemsize).view(arrays["x"].dtype).reshape(workload.bound)
+    extents = np.full(len(workload.bound), -1, np.int64)
+    buffers = {name: memory.add(array) for name, array in {**arrays, "y": y, "y_extents": extents}.items()}
+    scalars = {scalar.name: scalar.default for scalar in workload.scalars} | strides
+    (step,) = CUDA.kernel(workload, H200, config).steps
+    emulator.run(step, buffers, sms=1, scalars=scalars)
+    return y, extents
+
+
+def check(y: Any, extents: Any, wanted: Any, what: Any, *, untouched: bool = True) -> None:
+    assert extents.tolist() == list(wanted.shape), what
+    inside = tuple(slice(n) for n in wanted.shape)
+    np.testing.assert_array_equal(y[inside], wanted, err_msg=str(what))
+    if untouched:
+        beyond = np.ones(y.shape, bool)
+        beyond[inside] = False
+        assert (y[beyond].view("u1") == 0xA5).all(), f"{what} writes beyond its extents"
+
+
+def test_the_kernel_for_gpus_computes_the_slices_of_tvm(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    for number, each in enumerate(tvm_slices(shared)):
+        if math.prod(each.shape) > 10**4:
+            continue
+        dtype, config = ("float16", "int64")[number % 2], Config(threads=32, unroll=(1, 2)[number % 2], blocks_per_sm=2)
+        x = any_bits(each.shape, dtype)
+        y, extents = emulate(monkeypatch, each.workload(dtype=dtype), {"x": x, **each.operands()}, config)
+        check(y, extents, each.expected(x), each)
+
+
+extents_of_x = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def any_slice(draw: Any) -> Slice:
+    shape = draw(extents_of_x)
+    if draw(st.booleans()):
+        shape = (*shape, draw(st.sampled_from([8, 16, 48, 70])))
+    axes = tuple(draw(st.permutations(range(len(shape))))[: draw(st.integers(1, len(shape)))])
+    near = st.integers(-20, 20) | st.sampled_from([0, -1, FAR, -FAR])
+    some = st.lists(near, min_size=len(axes), max_size=len(axes))
+    steps = st.lists(st.sampled_from([1, 1, 1, 2, 3, -1, -2, 50]), min_size=len(axes), max_size=len(axes))
+    return Slice(shape, draw(some), draw(some), draw(steps), axes)
+
+
+@settings(max_examples=60)
+@given(any_slice(), st.sampled_from(["int8", "float16", "float32", "int64"]), st.sampled_from(["int64", "int32"]))
+def test_the_kernel_for_gpus_computes_any_slice(each: Slice, dtype: str, index_dtype: str) -> None:
+    x, config = any_bits(each.shape, dtype), Config(threads=32, unroll=2, blocks_per_sm=2)
+    with pytest.MonkeyPatch.context() as patch:
+        workload = each.workload(dtype=dtype, index_dtype=index_dtype)
+        y, extents = emulate(patch, workload, {"x": x, **each.operands(index_dtype)}, config)
+    check(y, extents, each.expected(x), each)
+
+
+def test_extents_of_x_on_the_device_and_strides_of_exact_arrays_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x has room for 6 x 32 elements. First it holds 5 x 20 of them with the strides of the bound, then in a row."""
+    each, config = Slice((5, 20), [1, -1], [FAR, -FAR], [2, -3]), Config(threads=32, unroll=1, blocks_per_sm=2)
+    workload = dyn_strided_slice(x=(6, 32), dynamic=True)
+    x, own = any_bits((6, 32)), np.array([5, 20], np.int64)
+    wanted = each.expected(x[:5, :20])
+    y, extents = emulate(monkeypatch, workload, {"x": x, "x_extents": own, **each.operands()}, config)
+    check(y, extents, wanted, "at the bound")
+    dense = np.ascontiguousarray(x[:5, :20])
+    strides = {"x_stride_0": 20, "x_stride_1": 1, "y_stride_0": wanted.shape[1], "y_stride_1": 1}
+    y, extents = emulate(monkeypatch, workload, {"x": dense, "x_extents": own, **each.operands()}, config, **strides)
+    np.testing.assert_array_equal(y.reshape(-1)[: wanted.size].reshape(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize(
+    ("each", "bound"),
+    [(Slice((4, 4), [0, 0], [4, 4], [1, 0]), None), (Slice((4, 4), [0, 0], [4, 4], [1, 1]), (4, 3))],
+    ids=["a stride of zero", "more than the bound"],
+)
+def test_an_impossible_slice_writes_nothing_and_has_extents_of_zero(
+    monkeypatch: pytest.MonkeyPatch, each: Slice, bound: Any
+) -> None:
+    config = Config(threads=32, unroll=1, blocks_per_sm=2)
+    y, extents = emulate(monkeypatch, each.workload(bound=bound), {"x": any_bits((4, 4)), **each.operands()}, config)
+    check(y, extents, np.empty((0, 0), y.dtype), each)
+
+
+def test_neighbours_move_as_vectors() -> None:
+    """A slice of rows with runs of 16 bytes has them in one access of 16 bytes each way."""
+    (text,) = ptx_of(CUDA.kernel(dyn_strided_slice(x=(3, 40)), H200, Config(threads=256, unroll=4, blocks_per_sm=8)), H200)
+    assert text.count("ld.global.nc.v4.b32") >= 4 and text.count("st.global.v4.b32") >= 4
+
+
+# ---- on devices
+
+
+@functools.cache
+def loaded(device: Device, template: Template, workload: Workload) -> Any:
+    target = device.target
+    source = template.kernel(workload, target, template.default(workload, target, template.space(workload, target)))
+    return source, compile_source(source, target).artifact
+
+
+def check_on(device: Device, template: Template, workload: Workload, each: Slice, dtype: str) -> None:
+    x = any_bits(each.shape, dtype)
+    source, _ = loaded(device, template, workload)
+    outputs = {"y": (workload.bound, x.dtype), "y_extents": ((len(workload.bound),), np.int64)}
+    scalars = {scalar.name: scalar.default for scalar in workload.scalars}
+    found = run(device, source, {"x": x, **each.operands(workload.index_dtype)}, outputs, scalars)
+    check(found["y"], found["y_extents"], each.expected(x), each, untouched=False)
+
+
+def test_a_cpu_computes_the_slices_of_tvm(device: CpuDevice, shared: Path) -> None:
+    """Those of 3 x 4 x 3 with all entries, so that one kernel serves them."""
+    slices = [each for each in tvm_slices(shared) if each.shape == (3, 4, 3) and each.strides and len(each.begin) == 3]
+    workload = dyn_strided_slice(x=(3, 4, 3), dtype="float32")
+    assert len(slices) >= 10
+    for each in slices:
+        check_on(device, CPU, workload, each, "float32")
+
+
+def test_kernels_of_a_cpu_are_verified(device: CpuDevice) -> None:
+    for workload in (
+        dyn_strided_slice(x=(7, 9, 40), dynamic=True, axes=(2, 0), index_dtype="int32", dtype="int64"),
+        dyn_strided_slice(x=(5, 33), mode="size", bound=(4, 30)),
+    ):
+        _, artifact = loaded(device, CPU, workload)
+        assert verify_once(device, workload, device.load(artifact)) is None, workload.label
+
+
+@pytest.fixture(scope="module")
+def device() -> Any:
+    opened = open_device(detect("cpu"))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_slices_of_tvm(shared: Path) -> None:
+    device = open_device(detect("cuda"))
+    for each in tvm_slices(shared):
+        check_on(device, CUDA, each.workload(), each, "float16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "workload",
+    [
+        dyn_strided_slice(x=(64, 33, 100), dtype="float32"),
+        dyn_strided_slice(x=(1 << 20, 3), dtype="int8", dynamic=True),
+        dyn_strided_slice(x=(9, 1000, 257), mode="size", dtype="int64"),
+        dyn_strided_slice(x=(128, 1024, 1024)),
+        dyn_strided_slice(x=(3, 2**30), dtype="int8"),
+    ],
+    ids=lambda workload: workload.label,
+)
+def test_kernels_of_a_gpu_are_verified(workload: Workload) -> None:
+    device = open_device(detect("cuda"))
+    for config in CUDA.space(workload, device.target).sample(3, np.random.default_rng(0)):
+        source = CUDA.kernel(workload, device.target, config)
+        loaded_ = device.load(compile_source(source, device.target).artifact)
+        assert verify_once(device, workload, loaded_) is None, config
