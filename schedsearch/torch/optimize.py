@@ -81,7 +81,7 @@ def optimize_(
     args = example if isinstance(example, tuple) else (example,)
     try:
         device = _checked(model, args)
-        kernels = _kernels(Path(db), device, tuple(allow), tune)
+        kernels = kernels_of(Path(db), device, tuple(allow), tune)
         chooser = Chooser(kernels, timer or timer_of(device))
         places = _places(model, args)
         notes = []
@@ -136,7 +136,7 @@ def _checked(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
     return device
 
 
-def _kernels(db: Path, device: torch.device, allow: tuple[str, ...], tune: bool) -> Kernels:
+def kernels_of(db: Path, device: torch.device, allow: tuple[str, ...], tune: bool) -> Kernels:
     if not db.exists() and not tune and "default" not in allow:
         raise Refusal(f"there is no database {db}; tune first, e.g. optimize_(model, example, tune=True)")
     if not db.exists() and tune:

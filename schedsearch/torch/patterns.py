@@ -7,6 +7,7 @@ written. A convolution takes the nodes behind it as long as only one node reads 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -217,6 +218,8 @@ class _Chain:
         kind = called(user)
         if kind is None or user in self.taken:
             return None
+        if (made := value_of(user)) is None or made.dtype != value_of(self.node).dtype:
+            return None
         inside = {self.order[each] for each in (*self.nodes, user)}
         between = range(self.order[self.node], self.order[user])
         if any(place in between and place not in inside for place in self.writers):
@@ -274,6 +277,8 @@ def _conv_params(given: Mapping[str, Any], x: Any, weight: Any, y: Any, tf32: bo
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         raise _Refusal(f"its input is {x.dtype} and its weight {weight.dtype}; allowed: both float16, bfloat16 or float32")
     (n, c, h, w), (k, _, r, s) = map(int, x.shape), map(int, weight.shape)
+    if y.dtype != x.dtype:
+        raise _Refusal(f"its input is {x.dtype} and its output {y.dtype}; allowed: the same (it runs under autocast)")
     dilation = _pair(given.get("dilation", 1))
     params: dict[str, Any] = {
         "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "groups": int(given.get("groups", 1)),
@@ -364,6 +369,5 @@ def _name(node: fx.Node) -> str:
     """The path of the module that made a node, from the model."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
-    for prefix in ("L['self']", "L['fn']", "L['mod']", "L['s']"):
-        path = path.removeprefix(prefix)
+    path = re.sub(r"^L\['\w+'\]", "", path)  # torch.compile begins with the name of a variable
     return path.removeprefix("._orig_mod").strip(".") or node.name

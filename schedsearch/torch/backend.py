@@ -1,0 +1,173 @@
+"""`torch.compile(model, backend="schedsearch")`: kernels for the layers that they win, or for the whole network.
+
+Each graph that torch.compile finds is rewritten as `optimize_` does, and Inductor compiles the rest. A graph for inference
+whose every node has a kernel is also built as a network of ours (`schedsearch.build`) when it is first called, and serves
+where it was measured to be faster than what Inductor made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.measurement import DEFAULT_DB
+from schedsearch.torch import patterns
+from schedsearch.torch.calls import ALLOWED, Kernels
+from schedsearch.torch.choose import Chooser
+from schedsearch.torch.forward import allows_tf32
+from schedsearch.torch.optimize import Refusal, kernels_of
+from schedsearch.torch.report import LayerReport, Report
+from schedsearch.torch.rewrite import rewrite
+from schedsearch.torch.timing import Timer, timer_of
+from schedsearch.torch.whole import Network
+
+_log = logging.getLogger("schedsearch.torch")
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `torch.compile(..., options={...})` may say.
+
+    Attributes:
+        db: the records of tuned kernels.
+        tune: whether to tune what has no record first; it may take minutes.
+        trials: configurations to try for each layer that is tuned.
+        tune_s: seconds to tune what a whole network needs, if `tune`.
+        mode: Inductor's: default, max-autotune, max-autotune-no-cudagraphs or reduce-overhead.
+        layers: whether kernels may take the place of single layers.
+        network: whether a whole network may take the place of a graph.
+        allow: how a kernel of a layer may be found; see `schedsearch.compile`.
+        report: is called with a `Report` for each graph.
+        timer: measures kernels and PyTorch.
+    """
+
+    db: str | os.PathLike[str] = DEFAULT_DB
+    tune: bool = False
+    trials: int = 64
+    tune_s: float = 60.0
+    mode: str = "default"
+    layers: bool = True
+    network: bool = True
+    allow: Sequence[str] = ALLOWED
+    report: Callable[[Report], None] | None = None
+    timer: Timer | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Raises UsageError for an unknown option."""
+        names = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise UsageError(f"unknown option {name!r}{did_you_mean(name, names)}; allowed: {', '.join(names)}")
+        return cls(**given)
+
+
+def schedsearch(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """The backend, as torch.compile calls it.
+
+    Args:
+        module: a graph; parameters are inputs of it.
+        inputs: of the graph, as the call that caused the compilation has them.
+        mode: as the option.
+        options: see `Options`.
+
+    Raises:
+        UsageError: an unknown option.
+
+    Example:
+        >>> fast = torch.compile(model, backend="schedsearch", options={"db": "records.db"})
+    """
+    chosen = Options.of({**(options or {}), **({} if mode is None else {"mode": mode})})
+    started = time.perf_counter()
+    try:
+        device = _served_device(inputs)
+        kernels = kernels_of(Path(chosen.db), device, tuple(chosen.allow), chosen.tune)
+    except Refusal as error:
+        _tell(chosen, Report(notes=(f"Inductor compiles the graph: {error}",)))
+        return _inductor(module, inputs, chosen.mode)
+    whole = fx.GraphModule(module, _copied(module.graph)) if chosen.network else None
+    timer = chosen.timer or timer_of(device)
+    rows, notes = _rewritten(module, kernels, timer, chosen) if chosen.layers else ([], [])
+    compiled = _inductor(module, inputs, chosen.mode)
+    if whole is None:
+        _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
+        return compiled
+
+    def tell(note: str) -> None:
+        _tell(chosen, Report(tuple(rows), (*notes, note), time.perf_counter() - started))
+
+    tune_s = chosen.tune_s if chosen.tune else None
+    captures = chosen.mode in ("default", "max-autotune-no-cudagraphs")
+    return Network(whole, inputs, compiled, kernels, tell, tune_s=tune_s, captures=captures, timer=chosen.timer)
+
+
+def _served_device(inputs: Sequence[Any]) -> torch.device:
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    devices = {each.device for each in tensors}
+    if len(devices) != 1:
+        raise Refusal(f"its inputs lie on {len(devices)} devices; allowed: 1")
+    (device,) = devices
+    if device.type not in ("cpu", "cuda"):
+        raise Refusal(f"it is on {device}; allowed: a GPU of CUDA, or the CPU")
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        raise Refusal("tensors need gradients; compile for inference under torch.no_grad()")
+    if torch.are_deterministic_algorithms_enabled():
+        raise Refusal("deterministic algorithms are asked for")
+    return device
+
+
+def _rewritten(
+    module: fx.GraphModule, kernels: Kernels, timer: Timer, options: Options
+) -> tuple[list[LayerReport], list[str]]:
+    """Rewrites the layers of a graph for which kernels won."""
+    found = patterns.find(module.graph, tf32=allows_tf32() and kernels.device.type == "cuda")
+    layers = [each for each in found if isinstance(each, patterns.Layer)]
+    chooser = Chooser(kernels, timer)
+    notes = [chooser.tune(layers, options.trials)] if options.tune and layers else []
+    choices = {id(layer): chooser.choose(layer) for layer in layers}
+    rows = [LayerReport.of(each, choices.get(id(each))) for each in found]
+    chosen = [(each, call) for each in layers if (call := choices[id(each)].call) is not None]
+    if chosen:
+        rewrite(module.graph, chosen)
+        module.recompile()
+    return rows, notes
+
+
+def _inductor(module: fx.GraphModule, inputs: Sequence[Any], mode: str) -> Compiled:
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    modes = list_mode_options()
+    if mode not in modes:
+        raise UsageError(f"mode {mode!r} is not known{did_you_mean(mode, list(modes))}; allowed: {', '.join(modes)}")
+    compiled: Compiled = compile_fx(module, list(inputs), config_patches=modes[mode])
+    return compiled
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    outputs = copy.graph_copy(graph, {})
+    copy.output(outputs)
+    return copy
+
+
+def _tell(options: Options, report: Report) -> None:
+    _log.info("%s", report)
+    if options.report is not None:
+        options.report(report)

@@ -1,0 +1,152 @@
+"""torch.compile(model, backend="schedsearch"): layers by kernels, or the whole network, where they are faster and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
+pytest.importorskip("onnxscript")
+
+from test_torch_optimize import Clock, Residual, close, image, prepared  # noqa: E402
+
+from schedsearch.torch.backend import schedsearch  # noqa: E402
+from schedsearch.torch.report import Report  # noqa: E402
+
+pytestmark = pytest.mark.integrations
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _without_autograd() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("backend") / "records.db"
+
+
+@pytest.fixture
+def compiled(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Report]]]:
+    """Compiles with default kernels that are always faster; Inductor is replaced by what interprets its graph, which takes
+    no compiler."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    from schedsearch.torch import backend
+
+    interpreted = aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward))
+    monkeypatch.setattr(backend, "_inductor", lambda graph, inputs, mode: interpreted(graph, list(inputs)))
+
+    def call(model: Any, **options: Any) -> tuple[Any, list[Report]]:
+        reports: list[Report] = []
+        given = {"db": db, "allow": ("default",), "timer": Clock(), "report": reports.append, **options}
+        return torch.compile(model, backend=schedsearch, options=given, fullgraph=True), reports
+
+    return call
+
+
+def network() -> Any:
+    return prepared(nn.Sequential(Residual(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)))
+
+
+def test_layers_are_rewritten_and_the_rest_is_compiled(compiled: Any) -> None:
+    model, x = network(), image()
+    fast, reports = compiled(model, network=False)
+    assert close(fast(x), model(x))
+    assert [layer.name for layer in reports[0].swapped] == ["0.conv1", "0.conv2"]
+    model[0].bn1.weight.mul_(3)
+    assert close(fast(x), model(x))
+
+
+def test_a_whole_network_serves_until_its_weights_change(compiled: Any) -> None:
+    model, x = network(), image()
+    fast, reports = compiled(model, layers=False)
+    assert close(fast(x), model(x)) and close(fast(2 * x), model(2 * x))
+    assert [report.notes[-1].split(":")[0] for report in reports] == ["a network of ours serves"]
+    model[3].weight.mul_(-2)
+    assert close(fast(x), model(x))
+    assert reports[-1].notes[-1].startswith("weights have changed since the network was built")
+    assert close(fast(x), model(x)) and len(reports) == 2
+
+
+def test_a_network_that_is_slower_does_not_serve(compiled: Any) -> None:
+    model, x = network(), image()
+    fast, reports = compiled(model, layers=False, timer=Clock(torch_us=0.5))
+    assert close(fast(x), model(x)) and reports[-1].notes[-1].startswith("Inductor's graph is as fast or faster")
+
+
+def test_another_shape_is_a_graph_of_its_own(compiled: Any) -> None:
+    model = network()
+    fast, reports = compiled(model, layers=False)
+    for x in (image(), image(2, 8, 6, 6), image()):
+        assert close(fast(x), model(x))
+    assert len(reports) == 2
+
+
+class InPlace(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.conv(torch.relu_(x))
+
+
+class Cumulative(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Any) -> Any:
+        return torch.cumsum(self.conv(x), 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(InPlace, "the graph writes to its inputs"), (Cumulative, "no operator for these nodes of the model: CumSum")],
+    ids=["writes", "unknown_operator"],
+)
+def test_a_graph_that_no_network_computes_keeps_its_layers(compiled: Any, model: Any, reason: str) -> None:
+    made, x, y = prepared(model()), image(), image()
+    fast, reports = compiled(made)
+    assert close(fast(x), made(y)) and torch.equal(x, y)
+    assert reason in reports[0].notes[-1] and len(reports[0].swapped) == 1
+
+
+def test_graphs_with_gradients_and_other_devices_are_inductors(compiled: Any) -> None:
+    model, x = network(), image()
+    fast, reports = compiled(model)
+    with torch.enable_grad():
+        fast(x).sum().backward()
+    assert model[3].weight.grad is not None and not reports[0].layers
+    assert reports[0].notes[0].startswith("Inductor compiles the graph: tensors need gradients")
+
+
+def test_unknown_options_are_refused_with_the_known_ones(compiled: Any) -> None:
+    fast, _ = compiled(network(), trails=5)
+    with pytest.raises(Exception, match=r"unknown option 'trails' \(did you mean 'trials'\?\); allowed: db, tune, trials"):
+        fast(image())
+
+
+def test_inductor_compiles_around_the_kernels(db: Path) -> None:
+    model, x = network(), image()
+    options = {"db": db, "allow": ("default",), "timer": Clock(), "network": False}
+    fast = torch.compile(model, backend=schedsearch, options=options, fullgraph=True)
+    assert close(fast(x), model(x))
+
+
+def test_the_backend_is_found_by_its_name() -> None:
+    import configparser
+
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).resolve().parents[1] / "setup.cfg")
+    name, _, place = setup["options.entry_points"]["torch_dynamo_backends"].strip().partition(" = ")
+    assert (name, place) == ("schedsearch", f"{schedsearch.__module__}:{schedsearch.__name__}")
