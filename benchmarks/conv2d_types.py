@@ -27,7 +27,7 @@ import common
 from convolutions import SHAPES, Layer, fastest_by_template, kept, layers_of, network_sums, report, run_facts, square
 
 import schedsearch
-from schedsearch.errors import SchedsearchError
+from schedsearch.errors import Interrupted, SchedsearchError
 
 if TYPE_CHECKING:
     import torch
@@ -220,6 +220,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--suite", choices=("targets", "networks"), default="targets")
     parser.add_argument("--networks", metavar="FILE", help="JSON file of --suite networks; see convolutions.network_layers")
     parser.add_argument("--network", action="append", help="only this network; may be given several times")
+    parser.add_argument("--layers", help="only layers whose label contains this text")
+    parser.add_argument("--every", type=int, default=1, help="each n-th of the chosen layers")
     parser.add_argument("--trials", type=int, default=200, help="per shape, those of earlier runs with this --db included")
     parser.add_argument("--time", type=float, help="seconds of tuning over all shapes")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds, after which no further shape is timed")
@@ -229,6 +231,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--add", action="store_true", help="keep the data in --out of shapes that this run does not time")
     options = parser.parse_args(words)
+    if options.every < 1:
+        parser.error(f"--every must be at least 1, got {options.every}")
     if (options.suite == "networks") != bool(options.networks) or (options.network and not options.networks):
         parser.error("--suite networks and --networks FILE belong together, and --network to them")
     return options
@@ -237,20 +241,27 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def chosen(options: argparse.Namespace) -> tuple[list[schedsearch.Workload], list[Layer]]:
     """The workloads to time, each once, and the layers of the networks that they come from."""
     params = KINDS[options.kind].params
+    layers: list[Layer] = []
     if options.suite == "networks":
-        return layers_of(options.networks, options.network, params)
-    shapes = [*SHAPES, *(LARGE + TVM if options.kind == "int8" else [])]
-    return list(dict.fromkeys(square(*shape).replace(**params) for shape in shapes)), []
+        found, layers = layers_of(options.networks, options.network, params)
+    else:
+        shapes = [*SHAPES, *(LARGE + TVM if options.kind == "int8" else [])]
+        found = list(dict.fromkeys(square(*shape).replace(**params) for shape in shapes))
+    found = [workload for workload in found if (options.layers or "") in workload.label]
+    return found[:: options.every], layers
 
 
 def tuned(options: argparse.Namespace, workloads: Sequence[schedsearch.Workload]) -> tuple[Any, dict[str, Any]]:
     """Tunes all workloads, and our fp16 kernels if they are a peer. Returns the summary, and facts of the run."""
     started = time.perf_counter()
     halves = [own_fp16(workload) for workload in workloads] if "fp16" in KINDS[options.kind].peers else []
-    summary = schedsearch.tune(
-        [*workloads, *dict.fromkeys(halves)], options.db, target="cuda", trials=options.trials, time_s=options.time,
-        seed=options.seed,
-    )  # fmt: skip
+    try:
+        summary = schedsearch.tune(
+            [*workloads, *dict.fromkeys(halves)], options.db, target="cuda", trials=options.trials, time_s=options.time,
+            seed=options.seed,
+        )  # fmt: skip
+    except Interrupted as interrupted:  # what was found so far is compared all the same
+        summary = interrupted.summary
     return summary, run_facts(started, summary)
 
 

@@ -226,7 +226,7 @@ def test_the_fastest_is_told_by_template_and_by_the_batchs_place(blocks: ModuleT
             store.append(record(time_ns, workload=layer, template=template, config=config))
         store.append(record(None, Outcome.WRONG_ANSWER, workload=layer, template="c"))
     row = blocks.fastest(layer, str(path))
-    assert (row["us"], row["template"]) == (7.0, "a")
+    assert (row["us"], row["template"], row["trials"]) == (7.0, "a", 3)
     assert row["template_us"] == {"a": 7.0, "b": 8.0} and row["batch_us"] == {"bound": 9.0, "folded": 7.0}
     assert row["packed_us"] == {} and "7.00" not in blocks.packed_table([{"layer": "plain", "x": "NCHW", **row}])
 
@@ -246,6 +246,22 @@ def test_a_plain_layer_tells_the_times_of_the_x_that_its_kernel_packs_to(
     assert row["packed_us"] == {"16": 5.0, "C": 4.0}  # 20 channels are filled up to 32
     assert blocks.winners([row]) == {}
     assert blocks.packed_table([row]).splitlines()[-1].split() == ["plain", "NCHW", "5.00", "4.00", "3.00", "another"]
+
+
+def test_each_nth_layer_is_chosen_with_all_its_blocks(blocks: ModuleType, networks: str) -> None:
+    words = ["--networks", networks, "--batch", "1", "--batch", "2", "--batch", "4"]
+    every = [layer.n for layer, x, _ in blocks.chosen(blocks.arguments([*words, "--every", "2", "--x", "C"]))]
+    named = [(layer.n, x) for layer, x, _ in blocks.chosen(blocks.arguments([*words, "--layers", "2x7x7"]))]
+    assert every == [1, 4] and named == [(2, x) for x in ("4", "8", "16", "C", "NCHW")]
+
+
+def test_rows_are_written_while_a_run_goes_on(blocks: ModuleType) -> None:
+    written: list[int] = []
+    often, seldom = blocks.Writer(written.append, seconds=0.0), blocks.Writer(written.append, seconds=1e6)
+    for _ in range(3):
+        often.on_trial(None)
+        seldom.on_trial(None)
+    assert written == [1, 2, 3]
 
 
 # --- Runs that add up --------------------------------------------------------------------------------------------------

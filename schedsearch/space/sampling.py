@@ -26,6 +26,7 @@ _LISTING_BUDGET = 1 << 21  # rows that an enumeration whose result is kept may l
 _ENUMERATION_BUDGET = 5_000_000  # rows that an enumeration may look at before it gives up
 _REJECTION_BUDGET = 1 << 17  # draws of one `sample_indices` before it turns to enumeration
 _FIRST_LOOK = 1 << 12  # draws that show whether an enumeration is hopeless
+_BEAMS = 2  # that estimate how many rows are legal where draws hit too few
 _FEW_HITS = 50  # with fewer legal rows among the draws, the legal share is too uncertain
 
 
@@ -78,18 +79,26 @@ class Sampler:
             return len(self.listed), True
         if self.cardinality <= _ENUMERATION_BUDGET:
             return sum(map(len, self.walk())), True
-        rng = np.random.default_rng(0)
-        hits = sum(int(self._legal(self._draw(CHUNK_ROWS, rng)).sum()) for _ in range(2))
-        estimate = self.cardinality * hits // (2 * CHUNK_ROWS)
-        if hits < _FEW_HITS or estimate <= _ENUMERATION_BUDGET:
+        estimate, drawn = self._estimate
+        if estimate <= _LISTING_BUDGET:  # otherwise counting takes seconds, in which a run of many tasks makes no trial
             try:
                 return sum(map(len, self.walk(CHUNK_ROWS, _ENUMERATION_BUDGET))), True
             except _BudgetSpent:
                 pass
-        if hits < _FEW_HITS:
-            beams = [self._beam(rng) for _ in range(16)]
-            estimate = round(sum(len(rows) * factor for rows, factor in beams) / len(beams))
+        if drawn:
+            hits = int(self._legal(self._draw(2 * CHUNK_ROWS, np.random.default_rng(0))).sum())
+            estimate = self.cardinality * hits // (2 * CHUNK_ROWS)
         return estimate, False
+
+    @functools.cached_property
+    def _estimate(self) -> tuple[int, bool]:
+        """About how many rows are legal by a few draws, or by beams if these hit too few; and whether it is by draws."""
+        rng = np.random.default_rng(0)
+        hits = int(self._legal(self._draw(_FIRST_LOOK, rng)).sum())
+        if hits >= _FEW_HITS:
+            return self.cardinality * hits // _FIRST_LOOK, True
+        beams = [self._beam(rng) for _ in range(_BEAMS)]
+        return round(sum(len(rows) * factor for rows, factor in beams) / _BEAMS), False
 
     def sample(self, n: int, rng: np.random.Generator, exclude: Collection[Any]) -> Rows:
         """See `schedsearch.space.ConfigSpace.sample_indices`."""
@@ -128,10 +137,8 @@ class Sampler:
     @functools.cached_property
     def listed(self) -> NDArray[Any] | None:
         """Keys of all legal rows in ascending order if an enumeration finishes soon; else None."""
-        if self.cardinality > _LISTING_BUDGET:
-            hits = int(self._legal(self._draw(_FIRST_LOOK, np.random.default_rng(0))).sum())
-            if hits >= _FEW_HITS and self.cardinality * hits // _FIRST_LOOK > 2 * _LISTING_BUDGET:
-                return None
+        if self.cardinality > _LISTING_BUDGET and self._estimate[0] > 2 * _LISTING_BUDGET:
+            return None
         try:
             return self._collect(_LISTING_BUDGET)
         except _BudgetSpent:
