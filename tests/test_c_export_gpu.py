@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from c_export_support import STRICT, add, driver_path, make_library
+from c_export_support import STRICT, add, driver_path, make_library, need_compiler
 from own_kernels_examples import example
 
 import schedsearch
@@ -99,7 +99,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
     with Store.open(folder / "records.db") as store:
         for kernel in kernels.values():
             add(store, kernel.workload, kernel.artifact, target=target.key)
-        chosen = {each.workload: each for each in export_c(store, folder / "kernels").kernels}
+        chosen = {each.workload: each for each in export_c(store, folder / "kernels", torch=True).kernels}
     library = ctypes.CDLL(str(make_library(folder / "kernels", driver_path())))
     return {name: Both(kernel, chosen[kernel.workload], library) for name, kernel in kernels.items()}
 
@@ -178,3 +178,56 @@ def test_the_example_runs_every_kernel_without_python(exported: dict[str, Both],
     names = {Path(line.split()[0]).name.split(".so")[0] for line in linked.splitlines() if "=>" in line}
     of_libcuda = {"libdl", "librt", "libm", "libgcc_s"}
     assert names <= {"libcuda", "libc", "libpthread", *of_libcuda}
+
+
+@pytest.fixture(scope="module")
+def operators(exported: dict[str, Both]) -> Any:
+    """`torch.ops.schedsearch_c`, built here."""
+    import torch
+
+    need_compiler("g++")
+    folder = Path(next(iter(exported.values())).library._name).parent
+    command = ["make", "-s", "-C", folder, "torch", "CXXFLAGS=-O1", f"TORCH={torch.__path__[0]}"]
+    subprocess.run([*command, f"LIBCUDA={driver_path() / 'libcuda.so.1'}"], check=True)
+    torch.ops.load_library(str(folder / "libschedsearch_torch.so"))
+    return torch.ops.schedsearch_c
+
+
+def tensors(both: Both, torch: Any) -> list[Any]:
+    """The arguments as tensors in their memory's shape."""
+    arrays = both.arrays(torch)
+    specs = both.chosen.workload.signature
+    return [arrays[spec.name].view(getattr(torch, spec.dtype)).reshape(spec.shape) for spec in specs]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_of_torch_computes_what_the_kernel_computes(
+    exported: dict[str, Both], operators: Any, name: str
+) -> None:
+    import torch
+
+    both = exported[name]
+    given = tensors(both, torch)
+    operator = getattr(operators, both.chosen.name)
+    assert torch.equal(operator(*given), both.kernel(*given))
+    on_thread: list[Any] = []
+    thread = threading.Thread(target=lambda: on_thread.append(operator(*given)))
+    thread.start()
+    thread.join()
+    assert torch.equal(on_thread[0], both.kernel(*given))
+
+
+def test_an_operator_takes_channels_last_and_is_compiled_whole(exported: dict[str, Both], operators: Any) -> None:
+    import torch
+
+    both = exported["tensor maps"]
+    x, weight, bias = tensors(both, torch)
+    operator = getattr(operators, both.chosen.name)
+
+    def model(x: Any) -> Any:
+        return operator(x, weight, bias) + 1
+
+    logical = x.permute(0, 3, 1, 2)
+    y = torch.compile(model, fullgraph=True, backend="aot_eager")(logical)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(y, both.kernel(logical, weight, bias) + 1)

@@ -14,6 +14,7 @@ from schedsearch.c_export.chosen import Chosen, LeftOut, choose
 from schedsearch.c_export.describe import description
 from schedsearch.c_export.source import header, source
 from schedsearch.c_export.text import comment
+from schedsearch.c_export.torch_source import torch_source
 from schedsearch.errors import DatabaseError, NoRecordError, UsageError
 from schedsearch.identity import sha256_hex
 from schedsearch.measurement import COLD_GRAPH
@@ -23,7 +24,9 @@ from schedsearch.records.store import Store
 MANIFEST = "MANIFEST.json"
 _FORMAT = "schedsearch C export 1"
 _RUNTIME = ("schedsearch.h", "schedsearch_code.h", "schedsearch_driver.h", "schedsearch_runtime.c")
+_TORCH = ("schedsearch_torch.h", "schedsearch_torch.cpp")
 _BUILD = ("CMakeLists.txt", "Makefile", "schedsearch_kernels.pc")
+_TORCH_BUILD = ("CMakeLists.txt", "Makefile")  # they get a part for PyTorch
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -53,6 +56,7 @@ def export_c(
     workloads: Sequence[str] = (),
     target: str | None = None,
     mode: str = COLD_GRAPH,
+    torch: bool = False,
 ) -> Exported:
     """Writes the best GPU kernels of a database as C that needs libcuda alone.
 
@@ -65,6 +69,7 @@ def export_c(
         workloads: labels, or beginnings of ids; empty: all.
         target: only kernels measured on this kind of device.
         mode: how the records were timed.
+        torch: also write operators of PyTorch, `torch.ops.schedsearch_c.NAME`, in C++.
 
     Raises:
         NoRecordError: there is no kernel to export; the message has the reason for each. Nothing is written.
@@ -75,7 +80,7 @@ def export_c(
     chosen, left_out = choose(store, workloads=workloads, target=target, mode=mode)
     if not chosen:
         raise NoRecordError(_nothing(store, target, mode, left_out))
-    files = _files(chosen, left_out)
+    files = _files(chosen, left_out, torch)
     _write(path, files)
     return Exported(path, chosen, left_out, len(files))
 
@@ -92,7 +97,7 @@ def _nothing(store: Store, target: str | None, mode: str, left_out: Sequence[Lef
     return f"{store.name} has no kernel that can be exported{where}; nothing was written. {reasons}{more}"
 
 
-def _files(chosen: Sequence[Chosen], left_out: Sequence[LeftOut]) -> dict[str, str]:
+def _files(chosen: Sequence[Chosen], left_out: Sequence[LeftOut], torch: bool) -> dict[str, str]:
     """Name -> content of all files; the manifest is the last one."""
     runtime = resources.files("schedsearch.c_export") / "runtime"
     files = {name: (runtime / name).read_text(encoding="utf-8") for name in _RUNTIME}
@@ -102,8 +107,13 @@ def _files(chosen: Sequence[Chosen], left_out: Sequence[LeftOut]) -> dict[str, s
     files["schedsearch_table.c"] = _table(chosen)
     files["schedsearch_kernels.h"] = _all_headers(chosen)
     sources = sorted(name for name in files if name.endswith(".c"))
+    if torch:
+        files |= {name: (runtime / name).read_text(encoding="utf-8") for name in _TORCH}
+        files["schedsearch_torch_table.cpp"] = torch_source(chosen)
     for name in _BUILD:
         template = (runtime / f"{name}.in").read_text(encoding="utf-8")
+        if torch:
+            template += (runtime / f"{name}.torch.in").read_text(encoding="utf-8") if name in _TORCH_BUILD else ""
         separator = " \\\n    " if name == "Makefile" else "\n    "
         files[name] = template.replace("@SOURCES@", separator.join(sources))
     manifest: dict[str, Any] = {

@@ -27,12 +27,15 @@ _MODE = click.option(
 )
 
 
+_TORCH = click.option("--torch", is_flag=True, help="With --c: also write operators of PyTorch, in C++.")
+
+
 def c_options(command: Any) -> Any:
     """The options of `records export` for C."""
-    return _C(_MODE(command))
+    return _C(_TORCH(_MODE(command)))
 
 
-def check_options(file: str | None, c_folder: str | None, mode: str | None, others: Sequence[str]) -> None:
+def check_options(file: str | None, c_folder: str | None, mode: str | None, torch: bool, others: Sequence[str]) -> None:
     """Raises UsageError if a FILE, options of C and other options of `records export` do not go together.
 
     Args:
@@ -43,15 +46,25 @@ def check_options(file: str | None, c_folder: str | None, mode: str | None, othe
             raise click.UsageError("give a FILE to write, or --c DIR")
         if mode is not None:
             raise click.UsageError("--mode is for --c; a FILE holds the records of all modes")
+        if torch:
+            raise click.UsageError("--torch is for --c DIR; give both")
     elif file is not None or others:
         raise click.UsageError(f"--c writes a folder; it does not go with {', '.join(others) or f'FILE ({file})'}")
 
 
-def export(store: Store, folder: str, workloads: Sequence[str], target: str | None, mode: str | None, as_json: bool) -> None:
+def export(
+    store: Store,
+    folder: str,
+    workloads: Sequence[str],
+    target: str | None,
+    mode: str | None,
+    torch: bool,
+    as_json: bool,
+) -> None:
     """Writes the folder and says what it holds."""
     from schedsearch.c_export import export_c
 
-    exported = export_c(store, folder, workloads=workloads, target=target, mode=mode or COLD_GRAPH)
+    exported = export_c(store, folder, workloads=workloads, target=target, mode=mode or COLD_GRAPH, torch=torch)
     if as_json:
         render.echo_json(_json(exported))
         return

@@ -253,6 +253,7 @@ def export(
     deploy: bool,
     c_folder: str | None,
     mode: str | None,
+    torch: bool,
     artifacts: bool,
     workloads: tuple[str, ...],
     template: str | None,
@@ -267,10 +268,10 @@ def export(
     from schedsearch.records.deployment import export_deploy
 
     given = {"--deploy": deploy, "--format": form, "--artifacts": artifacts, "--template": template}
-    c_export.check_options(file, c_folder, mode, [name for name, value in given.items() if value])
+    c_export.check_options(file, c_folder, mode, torch, [name for name, value in given.items() if value])
     if c_folder is not None:
         with _open(db) as store:
-            c_export.export(store, c_folder, workloads, _key(selector), mode, as_json)
+            c_export.export(store, c_folder, workloads, _key(selector), mode, torch, as_json)
         return
     assert file is not None  # or check_options has raised
     if deploy and (artifacts or form):
