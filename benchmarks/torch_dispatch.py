@@ -43,14 +43,13 @@ def convolution() -> list[Row]:
     weight = torch.randn(64, 64, 1, 1, device="cuda").half().to(memory_format=torch.channels_last)
     bias = torch.randn(64, device="cuda").half()
     residual = torch.randn_like(x)
-    window = ([1, 1], [0, 0, 0, 0], [1, 1])
     op, relu = torch.ops.schedsearch.conv2d.default, torch.relu_
     sst.conv2d(x, weight)
     kernel = sst.served()[-1].kernel
     assert kernel is not None
     return [
         ("conv2d: kernel(x, weight)", lambda: kernel(x, weight)),
-        ("conv2d: torch.ops.schedsearch.conv2d", lambda: op(x, weight, None, None, None, *window, 1, "", 0.0, 0.0, "fp32")),
+        ("conv2d: torch.ops.schedsearch.conv2d", lambda: op(x, weight, None, None, None, "", 0.0, 0.0)),
         ("conv2d: sst.conv2d", lambda: sst.conv2d(x, weight)),
         ("conv2d: torch.nn.functional.conv2d", lambda: functional.conv2d(x, weight)),
         ("conv2d+bias+residual+relu: sst.conv2d", lambda: sst.conv2d(x, weight, bias, residual, activation="relu")),

@@ -48,7 +48,7 @@ def test_opcheck(torch: Any, sst: Any, memory: str) -> None:
     x, weight, bias, residual = images(torch, memory == "channels_last")
     if memory == "permuted":
         x, residual = permuted(torch, x), permuted(torch, residual)
-    arguments = (x, weight, bias, None, residual, [1, 1], [1, 1, 1, 1], [1, 1], 1, "bias,residual,relu", 0.0, 0.0, "fp32")
+    arguments = (x, weight, bias, None, residual, "padding=1,1,1,1 epilogue=bias,residual,relu", 0.0, 0.0)
     torch.library.opcheck(torch.ops.schedsearch.conv2d.default, arguments)
 
 
@@ -125,11 +125,11 @@ def test_opcheck_of_gradients_and_movements(torch: Any, sst: Any) -> None:
     x, weight, _ = depthwise_layer(torch)
     last = x.to(memory_format=torch.channels_last)
     dy = torch.randn(2, 16, 5, 6)
-    window, ops = ([2, 2], [1, 1, 1, 1], [1, 1]), torch.ops.schedsearch
+    window, ops = "stride=2,2 padding=1,1,1,1", torch.ops.schedsearch
     for op, arguments in (
-        (ops.depthwise_conv2d_grad_input, (dy, weight, [2, 8, 9, 11], *window, True)),
-        (ops.depthwise_conv2d_grad_weight, (last, dy, [3, 3], *window)),
-        (ops.depthwise_conv2d_grad_both, (last, weight, permuted(torch, dy), *window)),
+        (ops.depthwise_conv2d_grad_input, (dy, weight, [2, 8, 9, 11], window, True)),
+        (ops.depthwise_conv2d_grad_weight, (last, dy, [3, 3], window)),
+        (ops.depthwise_conv2d_grad_both, (last, weight, permuted(torch, dy), window)),
         (ops.pixel_shuffle, (last, 2)),
         (ops.pixel_unshuffle, (torch.randn(1, 2, 4, 4), 2)),
         (ops.layout_transform, (torch.randn(1, 6, 3, 3), [1, 6, 3, 3], "NCHW", "NCHW4c")),

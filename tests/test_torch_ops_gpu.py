@@ -58,10 +58,9 @@ def test_convolutions(sst: Any, dtype: Any, memory: str) -> None:
 
 def test_opcheck(sst: Any) -> None:
     x, weight, bias, residual = tensors(torch.float16)
-    window = ([1, 1], [1, 1, 1, 1], [1, 1])
     permuted = x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
     for image in (x, permuted):
-        arguments = (image, weight, bias, None, residual, *window, 1, "bias,residual,relu", 0.0, 0.0, "fp32")
+        arguments = (image, weight, bias, None, residual, "padding=1,1,1,1 epilogue=bias,residual,relu", 0.0, 0.0)
         torch.library.opcheck(torch.ops.schedsearch.conv2d.default, arguments)
 
 
@@ -147,10 +146,9 @@ def test_deterministic_algorithms_give_the_same_bits(sst: Any) -> None:
     torch.manual_seed(0)
     x = torch.randn(32, 64, 28, 28, device="cuda").to(memory_format=torch.channels_last)
     dy = torch.randn_like(x)
-    window = ([1, 1], [1, 1, 1, 1], [1, 1])
     torch.use_deterministic_algorithms(True)
     try:
-        found = [torch.ops.schedsearch.depthwise_conv2d_grad_weight(x, dy, [3, 3], *window) for _ in range(5)]
+        found = [torch.ops.schedsearch.depthwise_conv2d_grad_weight(x, dy, [3, 3], "padding=1,1,1,1") for _ in range(5)]
     finally:
         torch.use_deterministic_algorithms(False)
     assert sst.served()[-1].kernel.workload.params["deterministic"]

@@ -19,6 +19,8 @@ from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.formats import torch_dtype
 
+_address = torch.Tensor.data_ptr
+
 
 class BoundCall:
     """Computes a workload on tensors. The caller looks it up by dtypes, shapes, strides and devices, which it does not check
@@ -55,11 +57,15 @@ class BoundCall:
             (name, _allocator((nbytes,), (1,), dtype=torch.uint8, **options)) for name, nbytes in plan.workspaces.items()
         ]
         made = [(name, allocate()) for name, allocate in self._made]
-        addresses = {name: tensor.data_ptr() for name, tensor in (*zip(self._names, given), *made)}
-        self._scalars = dict(scalars)
-        aligned = {name: address - address % plan.alignments.get(name, 1) for name, address in addresses.items()}
-        self._bound = kernel.bind_addresses(aligned, self._scalars)  # every call sets its own addresses
-        self._pointers = aligned
+        self._buffers = (*self._names, *(name for name, _ in made))
+        self._addresses = [tensor.data_ptr() for tensor in (*given, *(each for _, each in made))]
+        self._scalars: Mapping[str, float] = dict(scalars)
+        aligned = {
+            name: address - address % plan.alignments.get(name, 1) for name, address in zip(self._buffers, self._addresses)
+        }
+        self._bound = kernel.bind_addresses(aligned, self._scalars)
+        self._addresses = [0] * len(self._buffers)  # so that the first call sets and checks them
+        self._only = self._made[0][1] if len(self._made) == 1 else None
         self._stream = current_stream("torch", kernel.device)
         self._lock = threading.Lock()
 
@@ -68,7 +74,7 @@ class BoundCall:
 
         Args:
             tensors: in the order of the workload's signature.
-            scalars: values of all scalars.
+            scalars: values of all scalars; the mapping must not change afterwards.
 
         Returns:
             The output, or a tuple of several.
@@ -78,30 +84,27 @@ class BoundCall:
         """
         if self._turns:
             tensors = [self._turned(place, tensor) for place, tensor in enumerate(tensors)]
-        made = [allocate() for _, allocate in self._made]
+        made = (self._only(),) if self._only is not None else tuple([allocate() for _, allocate in self._made])
         try:
-            self._launch(tensors, made, scalars)
+            self._launch([*map(_address, tensors), *map(_address, made)], scalars)
         except ArgumentError:  # an address lacks the alignment that vector loads need
-            self._launch([tensor.clone() for tensor in tensors], made, scalars)
-        return made[0] if self._results == 1 else tuple(made[: self._results])
+            tensors = [tensor.clone() for tensor in tensors]
+            self._launch([*map(_address, tensors), *map(_address, made)], scalars)
+        return made[0] if self._results == 1 else made[: self._results]
 
-    def _launch(self, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> None:
-        bound, pointers = self._bound, self._pointers
+    def _launch(self, addresses: list[int], scalars: Mapping[str, float]) -> None:
+        bound = self._bound
         with self._lock:
-            for name, tensor in zip(self._names, tensors):
-                address = tensor.data_ptr()
-                if address != pointers[name]:
-                    bound.set_pointer(name, address)
-                    pointers[name] = address
-            for (name, _), tensor in zip(self._made, made):
-                address = tensor.data_ptr()
-                if address != pointers[name]:
-                    bound.set_pointer(name, address)
-                    pointers[name] = address
-            if scalars != self._scalars:
+            last = self._addresses
+            if addresses != last:
+                for place, address in enumerate(addresses):
+                    if address != last[place]:
+                        bound.set_pointer(self._buffers[place], address)
+                        last[place] = address
+            if scalars is not self._scalars:
                 for name, value in scalars.items():
                     bound.set_scalar(name, value)
-                self._scalars = dict(scalars)
+                self._scalars = scalars
             bound.launch(self._stream())
 
     def _turned(self, place: int, tensor: torch.Tensor) -> torch.Tensor:

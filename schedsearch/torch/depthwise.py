@@ -17,12 +17,10 @@ from schedsearch.errors import ArgumentError, NoRecordError, UnsupportedError
 from schedsearch.ops.depthwise_conv2d import depthwise_conv2d as depthwise_workload
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.torch import epilogues, store
-from schedsearch.torch.convolutions import Window, check_convolution, check_operands, output_shape, window
-from schedsearch.torch.dispatch import Operation, description, run
+from schedsearch.torch.dispatch import Operation, run
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
+from schedsearch.torch.window import Window, check_convolution, check_operands, output_shape, parameters, text
 from schedsearch.workload import Workload
-
-_WINDOW = "int[2] stride, int[4] padding, int[2] dilation"
 
 
 def _workload(
@@ -48,7 +46,7 @@ class DepthwiseConv2d(Operation):
     """
 
     schema: ClassVar[str] = (
-        f"depthwise_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, {_WINDOW}, str epilogue, "
+        "depthwise_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, str parameters, "
         "float low, float high) -> Tensor"
     )
     name: ClassVar[str] = "depthwise_conv2d"
@@ -60,8 +58,8 @@ class DepthwiseConv2d(Operation):
 
     @classmethod
     def of(cls, *args: Any) -> DepthwiseConv2d:
-        x, _, _, _, _, stride, padding, dilation, epilogue, _, _ = args
-        return cls(window(stride, padding, dilation), epilogue, layout_of(x))
+        given = parameters(args[5])
+        return cls(given.window, given.epilogue, layout_of(args[0]))
 
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
         check_convolution(self.name, given, self.window, given["x"].shape[1])
@@ -155,7 +153,8 @@ class GradInput(_Gradient):
     """dx of dy and the weight."""
 
     schema: ClassVar[str] = (
-        f"depthwise_conv2d_grad_input(Tensor dy, Tensor weight, SymInt[4] image, {_WINDOW}, bool channels_last) -> Tensor"
+        "depthwise_conv2d_grad_input(Tensor dy, Tensor weight, SymInt[4] image, str parameters, bool channels_last) "
+        "-> Tensor"
     )
     name: ClassVar[str] = "depthwise_conv2d_grad_input"
     tensors: ClassVar[tuple[str, ...]] = ("dy", "weight")
@@ -163,9 +162,8 @@ class GradInput(_Gradient):
 
     @classmethod
     def of(cls, *args: Any) -> GradInput:
-        _, weight, image, stride, padding, dilation, channels_last = args
-        layout = "NHWC" if channels_last else "NCHW"
-        return cls(window(stride, padding, dilation), tuple(image), tuple(weight.shape), layout)
+        _, weight, image, text, channels_last = args
+        return cls(parameters(text).window, tuple(image), tuple(weight.shape), "NHWC" if channels_last else "NCHW")
 
     def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self._dx(given)
@@ -178,15 +176,15 @@ class GradInput(_Gradient):
 class GradWeight(_Gradient):
     """dw of x and dy."""
 
-    schema: ClassVar[str] = f"depthwise_conv2d_grad_weight(Tensor x, Tensor dy, SymInt[2] kernel, {_WINDOW}) -> Tensor"
+    schema: ClassVar[str] = "depthwise_conv2d_grad_weight(Tensor x, Tensor dy, SymInt[2] kernel, str parameters) -> Tensor"
     name: ClassVar[str] = "depthwise_conv2d_grad_weight"
     tensors: ClassVar[tuple[str, ...]] = ("x", "dy")
     direction: ClassVar[str] = "grad_weight"
 
     @classmethod
     def of(cls, *args: Any) -> GradWeight:
-        x, dy, kernel, stride, padding, dilation = args
-        return cls(window(stride, padding, dilation), tuple(x.shape), (dy.shape[1], 1, *kernel), layout_of(x))
+        x, dy, kernel, text = args[:4]
+        return cls(parameters(text).window, tuple(x.shape), (dy.shape[1], 1, *kernel), layout_of(x))
 
     def empty(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self._dw(given)
@@ -199,15 +197,17 @@ class GradWeight(_Gradient):
 class GradBoth(_Gradient):
     """dx and dw of x, the weight and dy: one kernel where that is recorded to be faster than two."""
 
-    schema: ClassVar[str] = f"depthwise_conv2d_grad_both(Tensor x, Tensor weight, Tensor dy, {_WINDOW}) -> (Tensor, Tensor)"
+    schema: ClassVar[str] = (
+        "depthwise_conv2d_grad_both(Tensor x, Tensor weight, Tensor dy, str parameters) -> (Tensor, Tensor)"
+    )
     name: ClassVar[str] = "depthwise_conv2d_grad_both"
     tensors: ClassVar[tuple[str, ...]] = ("x", "weight", "dy")
     direction: ClassVar[str] = "grad_both"
 
     @classmethod
     def of(cls, *args: Any) -> GradBoth:
-        x, weight, _, stride, padding, dilation = args
-        return cls(window(stride, padding, dilation), tuple(x.shape), tuple(weight.shape), layout_of(x))
+        x, weight, _, text = args[:4]
+        return cls(parameters(text).window, tuple(x.shape), tuple(weight.shape), layout_of(x))
 
     def empty(self, given: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         return self._dx(given), self._dw(given)
@@ -225,9 +225,9 @@ class GradBoth(_Gradient):
 
     def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
         x, weight, dy = given["x"], given["weight"], given["dy"]
-        of_window = (self.window.stride, self.window.padding, self.window.dilation)
-        dx = grad_input(dy, weight, self.image, *of_window, self.layout == "NHWC")
-        return dx, grad_weight(x, dy, self.kernel[2:], *of_window)
+        of_window = text(self.window.stride, self.window.padding, self.window.dilation)
+        dx = grad_input(dy, weight, self.image, of_window, self.layout == "NHWC")
+        return dx, grad_weight(x, dy, self.kernel[2:], of_window)
 
 
 def depthwise_conv2d(
@@ -236,77 +236,38 @@ def depthwise_conv2d(
     bias: torch.Tensor | None,
     scale: torch.Tensor | None,
     residual: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    epilogue: str,
+    parameters: str,
     low: float,
     high: float,
 ) -> Any:
     """The operator on a device."""
-    tensors = (x, weight, bias, scale, residual)
-    key = ("depthwise", *map(description, tensors), *stride, *padding, *dilation, epilogue)
-
-    def operation() -> DepthwiseConv2d:
-        return DepthwiseConv2d.of(*tensors, stride, padding, dilation, epilogue, low, high)
-
-    return run(key, operation, tensors, (low, high))
+    return run(DepthwiseConv2d, (x, weight, bias, scale, residual), (parameters,), (low, high))
 
 
-def grad_input(
-    dy: torch.Tensor,
-    weight: torch.Tensor,
-    image: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    channels_last: bool,
-) -> Any:
+def grad_input(dy: torch.Tensor, weight: torch.Tensor, image: Sequence[int], parameters: str, channels_last: bool) -> Any:
     """The operator on a device; `image` is the shape of x, and `channels_last` its memory format."""
-    key = ("grad_input", description(dy), description(weight), *image, *stride, *padding, *dilation, channels_last)
-
-    def operation() -> GradInput:
-        return GradInput.of(dy, weight, image, stride, padding, dilation, channels_last)
-
-    return run(key, operation, (dy, weight))
+    return run(GradInput, (dy, weight), (tuple(image), parameters, channels_last))
 
 
-def grad_weight(
-    x: torch.Tensor,
-    dy: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Any:
+def grad_weight(x: torch.Tensor, dy: torch.Tensor, kernel: Sequence[int], parameters: str) -> Any:
     """The operator on a device; `kernel` is the weight's height and width."""
     always = torch.are_deterministic_algorithms_enabled()
-    key = ("grad_weight", description(x), description(dy), *kernel, *stride, *padding, *dilation, always)
-    return run(key, lambda: GradWeight.of(x, dy, kernel, stride, padding, dilation), (x, dy))
+    return run(GradWeight, (x, dy), (tuple(kernel), parameters, always))
 
 
-def grad_both(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    dy: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Any:
+def grad_both(x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, parameters: str) -> Any:
     """The operator on a device."""
-    always = torch.are_deterministic_algorithms_enabled()
-    key = ("grad_both", *map(description, (x, weight, dy)), *stride, *padding, *dilation, always)
-    return run(key, lambda: GradBoth.of(x, weight, dy, stride, padding, dilation), (x, weight, dy))
+    return run(GradBoth, (x, weight, dy), (parameters, torch.are_deterministic_algorithms_enabled()))
 
 
 class Depthwise(torch.autograd.Function):
     """A depthwise convolution without an epilogue, with gradients by the operators above."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, parameters: str) -> Any:
         ctx.save_for_backward(x, weight)
-        ctx.window = (stride, padding, dilation)
-        return torch.ops.schedsearch.depthwise_conv2d(x, weight, None, None, None, stride, padding, dilation, "", 0.0, 0.0)
+        ctx.parameters = parameters
+        return torch.ops.schedsearch.depthwise_conv2d(x, weight, None, None, None, parameters, 0.0, 0.0)
 
     @staticmethod
     @once_differentiable
@@ -315,10 +276,9 @@ class Depthwise(torch.autograd.Function):
         to_x, to_weight = ctx.needs_input_grad[:2]
         ops, dx, dw = torch.ops.schedsearch, None, None
         if to_x and to_weight:
-            dx, dw = ops.depthwise_conv2d_grad_both(x, weight, dy, *ctx.window)
+            dx, dw = ops.depthwise_conv2d_grad_both(x, weight, dy, ctx.parameters)
         elif to_x:
-            last = layout_of(x) == "NHWC"
-            dx = ops.depthwise_conv2d_grad_input(dy, weight, x.shape, *ctx.window, last)
+            dx = ops.depthwise_conv2d_grad_input(dy, weight, x.shape, ctx.parameters, layout_of(x) == "NHWC")
         elif to_weight:
-            dw = ops.depthwise_conv2d_grad_weight(x, dy, weight.shape[2:], *ctx.window)
-        return dx, dw, None, None, None
+            dw = ops.depthwise_conv2d_grad_weight(x, dy, weight.shape[2:], ctx.parameters)
+        return dx, dw, None

@@ -92,29 +92,35 @@ def description(tensor: torch.Tensor | None) -> Hashable:
     return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device())
 
 
-def run(key: Hashable, make: Callable[[], Operation], tensors: Tensors, scalars: tuple[float, ...] = ()) -> Any:
-    """Computes a call.
+def run(kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...], numbers: tuple[float, ...] = ()) -> Any:
+    """Computes a call whose key is its description.
 
     Args:
-        key: describes tensors and parameters; calls with the same key differ in addresses and scalars only.
-        make: the operation, for the first call.
+        parameters: what `kind.of` takes behind the tensors; hashable.
+        numbers: the values of `kind.scalars`.
 
     Raises:
         ArgumentError: the tensors do not fit each other or the parameters.
         DeviceError: the launch failed.
     """
-    call = store.current().ready.get(key)
-    if call is None:
-        operation = make()
-        given = operation.named(tensors)
-        _check_devices(operation, given)
-        operation.check(given)
-        call = _found(key, operation, given, scalars)
-    return call(tensors, scalars)
+    key = (kind.name, parameters, *map(description, tensors))
+    call = store.active.ready.get(key) or first_call(key, kind, tensors, parameters, numbers)
+    return call(tensors, numbers)
+
+
+def first_call(
+    key: Hashable, kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...], numbers: tuple[float, ...]
+) -> store.Call:
+    """What computes calls with this key, after all checks. Raises as `run`."""
+    operation = kind.of(*tensors, *parameters)
+    given = operation.named(tensors)
+    _check_devices(operation, given)
+    operation.check(given)
+    return _found(key, operation, given, numbers)
 
 
 def _found(
-    key: Hashable, operation: Operation, given: Mapping[str, torch.Tensor], scalars: tuple[float, ...]
+    key: Hashable, operation: Operation, given: Mapping[str, torch.Tensor], numbers: tuple[float, ...]
 ) -> Callable[[Tensors, tuple[float, ...]], Any]:
     device = next(iter(given.values())).device
 
@@ -123,30 +129,39 @@ def _found(
 
     def bind(where: store.Store) -> tuple[Kernel, store.Call]:
         kernel = operation.accepted(where.kernel(operation.workload(given), device), where, device)
-        return kernel, _bind(operation, kernel, given, scalars)
+        return kernel, _bind(operation, kernel, given, numbers)
 
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in list(given.values())[:2])
     return store.found(key, f"{operation.name} of {shapes}", device, bind, plain)
 
 
 def _bind(
-    operation: Operation, kernel: Kernel, given: Mapping[str, torch.Tensor], scalars: tuple[float, ...]
+    operation: Operation, kernel: Kernel, given: Mapping[str, torch.Tensor], numbers: tuple[float, ...]
 ) -> Callable[[Tensors, tuple[float, ...]], Any]:
     """The kernel as a function of the operator's tensors and numbers."""
     workload = kernel.workload
     names = {spec.name: operation.tensor_of(spec.name) for spec in workload.signature}
-    numbers = [(scalar.name, operation.scalars.index(operation.scalar_of(scalar.name))) for scalar in workload.scalars]
-    bound = BoundCall(
-        kernel, {name: given[tensor] for name, tensor in names.items()}, {name: scalars[place] for name, place in numbers}
-    )
+    scalars = [(scalar.name, operation.scalars.index(operation.scalar_of(scalar.name))) for scalar in workload.scalars]
+    values = {name: numbers[place] for name, place in scalars}
+    bound = BoundCall(kernel, {name: given[tensor] for name, tensor in names.items()}, values)
     places = [operation.tensors.index(tensor) for tensor in names.values()]
+    pick: Callable[[Any], Any] = operator.itemgetter(*places)
     if len(places) == 1:
         (only,) = places
-        return lambda tensors, scalars: bound((tensors[only],), {})
-    pick = operator.itemgetter(*places)
-    if not numbers:
-        return lambda tensors, scalars: bound(pick(tensors), {})
-    return lambda tensors, scalars: bound(pick(tensors), {name: scalars[place] for name, place in numbers})
+        pick = operator.itemgetter(slice(only, only + 1))
+    if not scalars:
+        return lambda tensors, numbers: bound(pick(tensors), values)
+    last = numbers, values
+
+    def call(tensors: Tensors, numbers: tuple[float, ...]) -> Any:
+        nonlocal last
+        known, values = last
+        if known != numbers:
+            values = {name: numbers[place] for name, place in scalars}
+            last = numbers, values
+        return bound(pick(tensors), values)
+
+    return call
 
 
 def _check_devices(operation: Operation, given: Mapping[str, torch.Tensor]) -> None:

@@ -9,13 +9,17 @@ import torch
 
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops.layout import Layout
-from schedsearch.torch import epilogues
-from schedsearch.torch.convolutions import convolve
+from schedsearch.torch import epilogues, library  # noqa: F401, the operators exist from here on
 from schedsearch.torch.depthwise import Depthwise
 from schedsearch.torch.moves import Shuffled
+from schedsearch.torch.window import convolve, text
 
 _ACTIVATIONS = ("relu", "relu6", "leaky_relu", "clip")
 _Pair = int | Sequence[int]
+_Stages = tuple[Any, ...]  # the arguments of `_epilogue`
+_NO_STAGES: _Stages = (False, False, False, None, False)
+_ops = torch.ops.schedsearch
+_texts: dict[Any, str] = {}
 
 
 def conv2d(
@@ -67,16 +71,17 @@ def conv2d(
             x, weight, bias, residual, scale=scale, stride=stride, padding=padding, dilation=dilation,
             activation=activation, negative_slope=negative_slope, low=low, high=high, residual_last=residual_last,
         )  # fmt: skip
-    x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
-    window = _window(weight, stride, padding, dilation)
-    stage, low, high = _activation(activation, negative_slope, low, high)
-    epilogue = _epilogue(bias, scale, residual, stage, residual_last, pixel_shuffle)
-    if _wants_gradients(x, weight, bias, scale, residual):
-        y = convolve(x, weight, *window, groups)
-        return epilogues.computed(y, epilogue, bias, scale, residual, low, high)
-    return torch.ops.schedsearch.conv2d(
-        x, weight, bias, scale, residual, *window, groups, epilogue, low, high, precision or _precision(x)
-    )
+    if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
+        x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
+    if precision is None:
+        precision = _precision(x) if x.dtype is torch.float32 else "fp32"
+    stages = (bias is not None, scale is not None, residual is not None, activation, residual_last, pixel_shuffle)
+    numbers = _numbers(activation, negative_slope, low, high)
+    if torch.is_grad_enabled() and _wants_gradients(x, weight, bias, scale, residual):
+        y = convolve(x, weight, *_window(weight, stride, padding, dilation), groups)
+        return epilogues.computed(y, _epilogue(*stages), bias, scale, residual, *numbers)
+    parameters = _parameters(weight, stages, stride, padding, dilation, groups, precision)
+    return _ops.conv2d.default(x, weight, bias, scale, residual, parameters, *numbers)
 
 
 def depthwise_conv2d(
@@ -109,14 +114,15 @@ def depthwise_conv2d(
     Raises:
         ArgumentError: arguments that do not fit each other.
     """
-    x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
-    window = _window(weight, stride, padding, dilation)
-    stage, low, high = _activation(activation, negative_slope, low, high)
-    epilogue = _epilogue(bias, scale, residual, stage, residual_last)
-    if _wants_gradients(x, weight, bias, scale, residual):
-        y = Depthwise.apply(x, weight, *window)
-        return epilogues.computed(y, epilogue, bias, scale, residual, low, high)
-    return torch.ops.schedsearch.depthwise_conv2d(x, weight, bias, scale, residual, *window, epilogue, low, high)
+    if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
+        x, weight, bias, scale, residual = _cast(x, weight, bias, scale, residual)
+    stages = (bias is not None, scale is not None, residual is not None, activation, residual_last)
+    numbers = _numbers(activation, negative_slope, low, high)
+    if torch.is_grad_enabled() and _wants_gradients(x, weight, bias, scale, residual):
+        y = Depthwise.apply(x, weight, _parameters(weight, _NO_STAGES, stride, padding, dilation))
+        return epilogues.computed(y, _epilogue(*stages), bias, scale, residual, *numbers)
+    parameters = _parameters(weight, stages, stride, padding, dilation)
+    return _ops.depthwise_conv2d.default(x, weight, bias, scale, residual, parameters, *numbers)
 
 
 def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
@@ -128,9 +134,9 @@ def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     Raises:
         ArgumentError: x has other axes, or its channels do not divide.
     """
-    if _wants_gradients(x):
+    if torch.is_grad_enabled() and x.requires_grad:
         return Shuffled.apply(x, upscale_factor, False)
-    return torch.ops.schedsearch.pixel_shuffle(x, upscale_factor)
+    return _ops.pixel_shuffle.default(x, upscale_factor)
 
 
 def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
@@ -142,9 +148,9 @@ def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
     Raises:
         ArgumentError: x has other axes, or its height or width does not divide.
     """
-    if _wants_gradients(x):
+    if torch.is_grad_enabled() and x.requires_grad:
         return Shuffled.apply(x, downscale_factor, True)
-    return torch.ops.schedsearch.pixel_unshuffle(x, downscale_factor)
+    return _ops.pixel_unshuffle.default(x, downscale_factor)
 
 
 def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int] | None = None) -> torch.Tensor:
@@ -168,25 +174,61 @@ def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int]
     if sizes is None:
         source = Layout.parse(layout)
         sizes = [extent * source.block(axis) for extent, axis in zip(x.shape, source.axes)]
-    return torch.ops.schedsearch.layout_transform(x, sizes, layout, to)
+    return _ops.layout_transform.default(x, sizes, layout, to)
 
 
-def _epilogue(
-    bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
-    residual_last: bool,
-    block: int = 1,
+def _parameters(weight: torch.Tensor, stages: _Stages, *given: Any) -> str:
+    """The operator's text (`window.text`), from a dictionary where the arguments were seen before.
+
+    Args:
+        given: stride, padding and dilation as the caller gave them, then what else `window.text` takes.
+    """
+    if torch.compiler.is_compiling():
+        return _made_parameters(weight, stages, *given)
+    key = (stages, given, weight.shape)
+    try:
+        found = _texts.get(key)
+    except TypeError:  # lists
+        return _made_parameters(weight, stages, *given)
+    if found is None:
+        found = _texts[key] = _made_parameters(weight, stages, *given)
+    return found
+
+
+def _made_parameters(
+    weight: torch.Tensor,
+    stages: _Stages,
+    stride: _Pair,
+    padding: _Pair | str,
+    dilation: _Pair,
+    groups: int = 1,
+    precision: str = "fp32",
 ) -> str:
-    """The epilogue's text; see `epilogues`."""
-    if scale is not None and bias is None:
+    return text(*_window(weight, stride, padding, dilation), groups, _epilogue(*stages), precision)
+
+
+def _epilogue(bias: bool, scale: bool, residual: bool, activation: str | None, residual_last: bool, block: int = 1) -> str:
+    """The epilogue's text; see `epilogues`. The first three say whether there is such a tensor."""
+    if scale and not bias:
         raise ArgumentError("there is a scale without a bias; give torch.zeros_like(scale) as the bias")
-    sums = "" if bias is None else "bias" if scale is None else "scale_shift"
-    added = "" if residual is None else "residual"
-    moved = "" if block == 1 else f"depth_to_space:{block}"
-    order = (sums, activation, added, moved) if residual_last else (sums, added, activation, moved)
+    if activation is not None and activation not in _ACTIVATIONS:
+        hint = did_you_mean(activation, _ACTIVATIONS)
+        raise ArgumentError(f"there is no activation {activation!r}{hint}; allowed: {', '.join(_ACTIVATIONS)} or None")
+    sums = "scale_shift" if scale else "bias" if bias else ""
+    added = "residual" if residual else ""
+    then = "clip" if activation == "relu6" else activation or ""
+    moved = f"depth_to_space:{block}" if block != 1 else ""
+    order = (sums, then, added, moved) if residual_last else (sums, added, then, moved)
     return ",".join([word for word in order if word])
+
+
+def _numbers(activation: str | None, slope: float, low: float, high: float) -> tuple[float, float]:
+    """The operator's low and high."""
+    if activation == "relu6":
+        return 0.0, 6.0
+    if activation == "clip":
+        return low, high
+    return (slope, 0.0) if activation == "leaky_relu" else (0.0, 0.0)
 
 
 def _window(weight: torch.Tensor, stride: _Pair, padding: _Pair | str, dilation: _Pair) -> tuple[list[int], ...]:
@@ -213,32 +255,18 @@ def _pair(name: str, value: _Pair) -> list[int]:
     return numbers
 
 
-def _activation(name: str | None, slope: float, low: float, high: float) -> tuple[str, float, float]:
-    """The stage, and the operator's low and high."""
-    if name is None or name == "relu":
-        return name or "", 0.0, 0.0
-    if name == "leaky_relu":
-        return name, slope, 0.0
-    if name in ("relu6", "clip"):
-        return "clip", *((0.0, 6.0) if name == "relu6" else (low, high))
-    hint = did_you_mean(name, _ACTIVATIONS)
-    raise ArgumentError(f"there is no activation {name!r}{hint}; allowed: {', '.join(_ACTIVATIONS)} or None")
-
-
 def _precision(x: torch.Tensor) -> str:
     """What PyTorch would do with products of float32."""
     return "tf32" if x.is_cuda and torch.backends.cudnn.allow_tf32 else "fp32"
 
 
 def _wants_gradients(*tensors: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _cast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    """The tensors in autocast's dtype where autocast is on, as PyTorch's convolutions take them."""
+    """The tensors in autocast's dtype, as PyTorch's convolutions take them."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
-    if not torch.is_autocast_enabled(device):
-        return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(None if tensor is None else _cast_one(tensor, dtype) for tensor in tensors)
 

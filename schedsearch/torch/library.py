@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from schedsearch.torch import conv2d, depthwise, moves
+from schedsearch.torch import convolution, depthwise, moves
 from schedsearch.torch.dispatch import Operation, fake
 
 _OPERATORS: tuple[tuple[type[Operation], Callable[..., Any]], ...] = (
-    (conv2d.Conv2d, conv2d.conv2d),
+    (convolution.Conv2d, convolution.conv2d),
     (depthwise.DepthwiseConv2d, depthwise.depthwise_conv2d),
     (depthwise.GradInput, depthwise.grad_input),
     (depthwise.GradWeight, depthwise.grad_weight),

@@ -12,7 +12,7 @@ from torch.nn import functional
 from schedsearch.errors import ArgumentError, UnsupportedError
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.layout_transform import layout_transform as layout_workload
-from schedsearch.torch.dispatch import Operation, description, run
+from schedsearch.torch.dispatch import Operation, run
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
 from schedsearch.workload import Workload
 
@@ -148,18 +148,17 @@ class LayoutTransform(Operation):
 
 def pixel_shuffle(x: torch.Tensor, block: int) -> Any:
     """The operator on a device."""
-    return run(("pixel_shuffle", description(x), block), lambda: PixelShuffle.of(x, block), (x,))
+    return run(PixelShuffle, (x,), (block,))
 
 
 def pixel_unshuffle(x: torch.Tensor, block: int) -> Any:
     """The operator on a device."""
-    return run(("pixel_unshuffle", description(x), block), lambda: PixelUnshuffle.of(x, block), (x,))
+    return run(PixelUnshuffle, (x,), (block,))
 
 
 def layout_transform(x: torch.Tensor, sizes: Sequence[int], layout: str, to: str) -> Any:
     """The operator on a device."""
-    key = ("layout_transform", description(x), *sizes, layout, to)
-    return run(key, lambda: LayoutTransform.of(x, sizes, layout, to), (x,))
+    return run(LayoutTransform, (x,), (tuple(sizes), layout, to))
 
 
 class Shuffled(torch.autograd.Function):

@@ -96,18 +96,13 @@ def device_name(device: torch.device) -> str:
     return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
 
 
-_current = Store(DEFAULT_DB, RECORDED, COLD_GRAPH)
+active = Store(DEFAULT_DB, RECORDED, COLD_GRAPH)  # what the operators use
 _said: set[str] = set()
 
 
-def current() -> Store:
-    """The store that the operators use."""
-    return _current
-
-
 def _set(store: Store) -> None:
-    global _current
-    _current = store
+    global active
+    active = store
 
 
 class use:
@@ -144,7 +139,7 @@ class use:
         store = Store(db, allow, mode)
         if store.db is not None and not store.db.exists() and "default" not in store.allow:
             raise DatabaseError(f"there is no database {store.db}; tune first, or allow the rung default")
-        self.store, self._before = store, _current
+        self.store, self._before = store, active
         _set(store)
 
     def __enter__(self) -> Store:
@@ -156,12 +151,12 @@ class use:
 
 def refresh() -> None:
     """Makes the next call of each description look into the database again, for records that are newer than its kernel."""
-    _current.forget()
+    active.forget()
 
 
 def served() -> tuple[Served, ...]:
     """What computes the calls so far, one entry for each description, in the order of their first calls."""
-    return tuple(_current.served.values())
+    return tuple(active.served.values())
 
 
 def found(key: Any, what: str, device: torch.device, make: Callable[[Store], tuple[Kernel, Call]], plain: Call) -> Call:
@@ -172,7 +167,7 @@ def found(key: Any, what: str, device: torch.device, make: Callable[[Store], tup
         make: finds the kernel and binds it; raises SchedsearchError if there is none.
         plain: PyTorch's operator.
     """
-    store = _current
+    store = active
     if capturing(device):
         say(f"{what}: PyTorch computes it, because a CUDA graph captures its first call; call it once before the capture")
         return plain
@@ -190,7 +185,7 @@ def found(key: Any, what: str, device: torch.device, make: Callable[[Store], tup
 
 def capturing(device: torch.device) -> bool:
     """Whether a CUDA graph captures the current stream."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and torch.cuda.isactive_stream_capturing()
 
 
 def say(text: str) -> None:
@@ -202,7 +197,7 @@ def say(text: str) -> None:
 
 def _forked() -> None:
     """A child has no threads of the pool and no driver: it begins anew."""
-    _set(Store(_current.db, _current.allow, _current.mode))
+    _set(Store(active.db, active.allow, active.mode))
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from schedsearch.errors import ArgumentError
 from schedsearch.ops.stages import Stage
 from schedsearch.torch import epilogues
 from schedsearch.torch.formats import convolved
+
+_WINDOW = {"stride": "1,1", "padding": "0,0,0,0", "dilation": "1,1"}
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,62 @@ class Window:
         return convolve(x, weight, self.stride, self.padding, self.dilation, groups)
 
 
-def window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
-    """The window of an operator's arguments."""
-    return Window(tuple(stride), tuple(padding), tuple(dilation))
+@dataclass(frozen=True)
+class Parameters:
+    """What the text of a convolution's operator says.
+
+    Attributes:
+        epilogue: see `epilogues`.
+        precision: fp32 or tf32, of products of float32.
+    """
+
+    window: Window
+    groups: int = 1
+    epilogue: str = ""
+    precision: str = "fp32"
+
+
+def text(
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+    epilogue: str = "",
+    precision: str = "fp32",
+) -> str:
+    """The parameters of a convolution as one text, which PyTorch hands over sooner than lists.
+
+    Example:
+        >>> text((1, 1), (1, 1, 1, 1), (1, 1), epilogue="bias,relu")
+        'stride=1,1 padding=1,1,1,1 dilation=1,1 epilogue=bias,relu'
+    """
+    words = f"stride={_numbers(stride)} padding={_numbers(padding)} dilation={_numbers(dilation)}"
+    words += f" groups={groups}" if groups != 1 else ""
+    words += f" epilogue={epilogue}" if epilogue else ""
+    return words + (f" precision={precision}" if precision != "fp32" else "")
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ",".join([str(value) for value in values])
+
+
+@functools.cache
+def parameters(given: str) -> Parameters:
+    """The parameters that `text` wrote.
+
+    Raises:
+        ArgumentError: it is another text.
+    """
+    try:
+        found: dict[str, str] = dict(word.split("=", 1) for word in given.split())  # type: ignore[misc]
+        numbers = [tuple(map(int, found.pop(name, default).split(","))) for name, default in _WINDOW.items()]
+        groups, epilogue = int(found.pop("groups", "1")), found.pop("epilogue", "")
+        return Parameters(Window(*numbers), groups, epilogue, **found)
+    except (ValueError, TypeError):
+        raise ArgumentError(
+            f"the parameters are {given!r}; allowed: 'stride=1,1 padding=0,0,0,0 dilation=1,1 groups=1 epilogue=bias,relu "
+            "precision=fp32', or a part of it"
+        ) from None
 
 
 def convolve(

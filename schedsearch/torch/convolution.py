@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from schedsearch.errors import UnsupportedError
-from schedsearch.torch import epilogues
-from schedsearch.torch.convolutions import Window, check_convolution, check_operands, output_shape, window
-from schedsearch.torch.dispatch import Operation, description, run
+from schedsearch.torch import epilogues, store
+from schedsearch.torch.dispatch import Operation, description, first_call
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
+from schedsearch.torch.window import Window, check_convolution, check_operands, output_shape, parameters
 from schedsearch.workload import Workload
 
 
@@ -27,8 +27,8 @@ class Conv2d(Operation):
     """
 
     schema: ClassVar[str] = (
-        "conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, int[2] stride, int[4] padding, "
-        "int[2] dilation, int groups, str epilogue, float low, float high, str precision) -> Tensor"
+        "conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, str parameters, float low, "
+        "float high) -> Tensor"
     )
     name: ClassVar[str] = "conv2d"
     tensors: ClassVar[tuple[str, ...]] = ("x", "weight", "bias", "scale", "residual")
@@ -41,8 +41,8 @@ class Conv2d(Operation):
 
     @classmethod
     def of(cls, *args: Any) -> Conv2d:
-        x, weight, _, _, _, stride, padding, dilation, groups, epilogue, _, _, precision = args
-        return cls(window(stride, padding, dilation), groups, epilogue, precision, layout_of(x, weight))
+        x, weight, given = args[0], args[1], parameters(args[5])
+        return cls(given.window, given.groups, given.epilogue, given.precision, layout_of(x, weight))
 
     def check(self, given: Mapping[str, torch.Tensor]) -> None:
         check_convolution(self.name, given, self.window, self.groups)
@@ -85,21 +85,16 @@ def conv2d(
     bias: torch.Tensor | None,
     scale: torch.Tensor | None,
     residual: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    epilogue: str,
+    parameters: str,
     low: float,
     high: float,
-    precision: str,
-) -> torch.Tensor:
-    """The operator on a device."""
-    tensors = (x, weight, bias, scale, residual)
-    key = ("conv2d", *map(description, tensors), *stride, *padding, *dilation, groups, epilogue, precision)
-
-    def operation() -> Conv2d:
-        return Conv2d.of(*tensors, stride, padding, dilation, groups, epilogue, low, high, precision)
-
-    y: torch.Tensor = run(key, operation, tensors, (low, high))
-    return y
+) -> Any:
+    """The operator on a device; `run` with a key that is made sooner."""
+    tensors, numbers = (x, weight, bias, scale, residual), (low, high)
+    key = (
+        "conv2d", parameters, x.dtype, x.shape, x.stride(), x.get_device(), weight.dtype, weight.shape, weight.stride(),
+        weight.get_device(), bias if bias is None else description(bias), scale if scale is None else description(scale),
+        residual if residual is None else description(residual),
+    )  # fmt: skip
+    call = store.active.ready.get(key) or first_call(key, Conv2d, tensors, (parameters,), numbers)
+    return call(tensors, numbers)
