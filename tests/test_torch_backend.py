@@ -70,17 +70,18 @@ def test_a_whole_network_serves_until_its_weights_change(compiled: Any) -> None:
     model, x = network(), image()
     fast, reports = compiled(model, layers=False)
     assert close(fast(x), model(x)) and close(fast(2 * x), model(2 * x))
-    assert [report.notes[-1].split(":")[0] for report in reports] == ["a network of ours serves"]
+    assert [str(report).split(":")[0] for report in reports] == ["a network of ours serves"]
+    assert (reports[0].network.ours_us, reports[0].network.torch_us) == (1.0, 3.0) and reports[0].network.error < 1e-5
     model[3].weight.mul_(-2)
     assert close(fast(x), model(x))
-    assert reports[-1].notes[-1].startswith("weights have changed since the network was built")
+    assert reports[-1].network.reason.startswith("weights have changed since it was built")
     assert close(fast(x), model(x)) and len(reports) == 2
 
 
 def test_a_network_that_is_slower_does_not_serve(compiled: Any) -> None:
     model, x = network(), image()
     fast, reports = compiled(model, layers=False, timer=Clock(torch_us=0.5))
-    assert close(fast(x), model(x)) and reports[-1].notes[-1].startswith("Inductor's graph is as fast or faster")
+    assert close(fast(x), model(x)) and reports[-1].network.reason == "Inductor's graph is as fast or faster"
 
 
 def test_another_shape_is_a_graph_of_its_own(compiled: Any) -> None:
@@ -118,7 +119,7 @@ def test_a_graph_that_no_network_computes_keeps_its_layers(compiled: Any, model:
     made, x, y = prepared(model()), image(), image()
     fast, reports = compiled(made)
     assert close(fast(x), made(y)) and torch.equal(x, y)
-    assert reason in reports[0].notes[-1] and len(reports[0].swapped) == 1
+    assert reason in reports[0].network.reason and len(reports[0].swapped) == 1
 
 
 def test_graphs_with_gradients_and_other_devices_are_inductors(compiled: Any) -> None:

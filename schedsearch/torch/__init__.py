@@ -37,11 +37,12 @@ from schedsearch.torch.functional import (  # noqa: E402
     pixel_unshuffle,
 )
 from schedsearch.torch.optimize import optimize_, revert_  # noqa: E402
-from schedsearch.torch.report import LayerReport, Report  # noqa: E402
+from schedsearch.torch.report import LayerReport, NetworkReport, Report  # noqa: E402
 from schedsearch.torch.store import Served, Store, refresh, served, use  # noqa: E402
 
 __all__ = [
     "LayerReport",
+    "NetworkReport",
     "Report",
     "Served",
     "Store",

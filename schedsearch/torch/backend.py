@@ -25,7 +25,7 @@ from schedsearch.torch.calls import ALLOWED, Kernels
 from schedsearch.torch.choose import Chooser
 from schedsearch.torch.forward import allows_tf32
 from schedsearch.torch.optimize import Refusal, kernels_of
-from schedsearch.torch.report import LayerReport, Report
+from schedsearch.torch.report import LayerReport, NetworkReport, Report
 from schedsearch.torch.rewrite import rewrite
 from schedsearch.torch.timing import Timer, timer_of
 from schedsearch.torch.whole import Network
@@ -109,8 +109,8 @@ def schedsearch(
         _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
         return compiled
 
-    def tell(note: str) -> None:
-        _tell(chosen, Report(tuple(rows), (*notes, note), time.perf_counter() - started))
+    def tell(network: NetworkReport) -> None:
+        _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started, network))
 
     tune_s = chosen.tune_s if chosen.tune else None
     captures = chosen.mode in ("default", "max-autotune-no-cudagraphs")

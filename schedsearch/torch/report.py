@@ -58,10 +58,41 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class NetworkReport:
+    """A graph as a whole network of ours.
+
+    Attributes:
+        served: whether the network computes the graph.
+        reason: why not.
+        ours_us, torch_us: measured times of the network, and of Inductor's graph in a CUDA graph; None if not measured.
+        error, torch_error: their largest differences from PyTorch in float32 over the largest magnitude.
+        seconds: that it took to build and to measure them.
+    """
+
+    served: bool
+    reason: str = ""
+    ours_us: float | None = None
+    torch_us: float | None = None
+    error: float | None = None
+    torch_error: float | None = None
+    seconds: float = field(default=0.0, compare=False)
+
+    def __str__(self) -> str:
+        facts = ""
+        if self.ours_us is not None:
+            facts = f"the network takes {self.ours_us:.1f} us, Inductor's graph {self.torch_us:.1f} us; "
+            facts += f"errors {self.error:.1e} and {self.torch_error:.1e}"
+        if self.served:
+            return f"a network of ours serves: {facts}; decided in {self.seconds:.1f} s"
+        return f"no network of ours: {self.reason}" + (f" ({facts})" if facts else "")
+
+
+@dataclass(frozen=True)
 class Report:
     """Every layer of a model, in order. `print(report)` shows a table.
 
     Attributes:
+        network: of a graph of torch.compile, if a whole network was tried.
         notes: what holds for the whole model, such as why nothing was done.
         seconds: that it took.
     """
@@ -69,6 +100,7 @@ class Report:
     layers: tuple[LayerReport, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
+    network: NetworkReport | None = None
 
     @property
     def swapped(self) -> tuple[LayerReport, ...]:
@@ -80,7 +112,7 @@ class Report:
         return sum((layer.torch_us or 0.0) - (layer.ours_us or 0.0) for layer in self.swapped)
 
     def __str__(self) -> str:
-        lines = list(self.notes)
+        lines = [*self.notes, *([] if self.network is None else [str(self.network)])]
         if self.layers:
             before = sum(layer.torch_us or 0.0 for layer in self.swapped)
             lines.append(

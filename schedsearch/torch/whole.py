@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import fx, nn
 
 from schedsearch.errors import SchedsearchError
 from schedsearch.torch.calls import Kernels
+from schedsearch.torch.report import NetworkReport
 from schedsearch.torch.timing import Timer
 
 Compiled = Callable[..., Any]
@@ -45,7 +47,7 @@ class Network:
         inputs: Sequence[Any],
         compiled: Compiled,
         kernels: Kernels,
-        tell: Callable[[str], None],
+        tell: Callable[[NetworkReport], None],
         *,
         tune_s: float | None,
         captures: bool,
@@ -73,7 +75,8 @@ class Network:
         if self._net is None:
             return self._compiled(*args)
         if _versions([args[place] for place in self._held]) != self._seen:
-            self._give_up("weights have changed since the network was built; Inductor's code computes from now on")
+            self._close()
+            self._tell(NetworkReport(False, "weights have changed since it was built; Inductor's code computes from now on"))
             return self._compiled(*args)
         given = [args[place] for place in self._given]
         if [_form(each) for each in given] != self._like or (
@@ -93,40 +96,37 @@ class Network:
 
     def _decide(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
         started = time.perf_counter()
+        try:
+            found = self._measured(module, args)
+        except (SchedsearchError, _Refusal) as error:
+            found = NetworkReport(False, str(error).splitlines()[0])
+        except Exception as error:  # torch's exporters raise errors of many kinds
+            found = NetworkReport(False, f"{type(error).__name__}: {error}"[:300])
+        if not found.served:
+            self._close()
+        self._tell(replace(found, seconds=time.perf_counter() - started))
+
+    def _measured(self, module: fx.GraphModule, args: Sequence[Any]) -> NetworkReport:
         given = [args[place] for place in self._given]
         held = [args[place] for place in self._held]
-        try:
-            if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
-                raise _Refusal("it has inputs that are not plain tensors")
-            self._seen, self._like = _versions(held), [_form(each) for each in given]
-            frozen = _frozen(module, dict(zip(self._held, held)))
-            with torch.no_grad():
-                self._net = self._built(frozen, given)
-                expected = _without_effects(self._compiled, args)
-                error, theirs = self._errors(frozen, given, expected)
-                ours_us, torch_us = self._times(given, args)
-        except (SchedsearchError, _Refusal) as error_found:
-            self._give_up(f"no network of ours: {str(error_found).splitlines()[0]}")
-        except Exception as error_found:  # torch's exporters raise errors of many kinds
-            self._give_up(f"no network of ours: {type(error_found).__name__}: {error_found}"[:300])
-        else:
-            self._settle(ours_us, torch_us, f"errors {error:.1e} and {theirs:.1e}", started)
+        if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
+            raise _Refusal("it has inputs that are not plain tensors")
+        self._seen, self._like = _versions(held), [_form(each) for each in given]
+        frozen = _frozen(module, dict(zip(self._held, held)))
+        with torch.no_grad():
+            self._net = self._built(frozen, given)
+            expected = _without_effects(self._compiled, args)
+            errors = self._errors(frozen, given, expected)
+            times = self._times(given, args)
+        served = times[0] <= _MARGIN * times[1]
+        return NetworkReport(served, "" if served else "Inductor's graph is as fast or faster", *times, *errors)
 
-    def _settle(self, ours_us: float, torch_us: float, errors: str, started: float) -> None:
-        """Chooses by the measured times."""
-        facts = f"{ours_us:.1f} us, Inductor's graph {torch_us:.1f} us; {errors}"
-        if ours_us > _MARGIN * torch_us:
-            self._give_up(f"Inductor's graph is as fast or faster: the network takes {facts}")
-        else:
-            self._tell(f"a network of ours serves: {facts}; decided in {time.perf_counter() - started:.1f} s")
-
-    def _give_up(self, why: str) -> None:
+    def _close(self) -> None:
         if self._net is not None:
             if self._kernels.device.type == "cuda":
                 torch.cuda.synchronize(self._kernels.device)
             self._net.close()
         self._net = None
-        self._tell(why)
 
     def _built(self, frozen: fx.GraphModule, given: Sequence[torch.Tensor]) -> Any:
         from schedsearch.executable.build import build
