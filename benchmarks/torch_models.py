@@ -60,14 +60,15 @@ class Edsr(nn.Module):
         super().__init__()
         self.head = nn.Conv2d(3, channels, 3, padding=1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(channels, channels, 3, padding=1)
-            )
-            for _ in range(blocks)
+            nn.Sequential(self._conv(channels), nn.ReLU(inplace=True), self._conv(channels)) for _ in range(blocks)
         )
-        self.body = nn.Conv2d(channels, channels, 3, padding=1)
+        self.body = self._conv(channels)
         self.up = nn.Sequential(nn.Conv2d(channels, 4 * channels, 3, padding=1), nn.PixelShuffle(2))
         self.tail = nn.Conv2d(channels, 3, 3, padding=1)
+
+    @staticmethod
+    def _conv(channels: int) -> nn.Conv2d:
+        return nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = first = self.head(x)
