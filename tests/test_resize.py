@@ -15,7 +15,7 @@ from schedsearch.device.detect import detect
 from schedsearch.ops.dtypes import decode, encode
 from schedsearch.ops.resize import COORDINATES, RESIZE, ROUNDINGS
 from schedsearch.template import load_reference, load_template
-from schedsearch.templates.resize import axes
+from schedsearch.templates.resize import axes, windows
 from schedsearch.templates.resize import cuda as cuda_template
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
@@ -88,6 +88,10 @@ SHAPES: list[dict[str, Any]] = [
     dict(IMAGE, n=2, c=6, oh=3, ow=12, mode="linear", coordinates="align_corners", dtype="bfloat16"),
     dict(IMAGE, oh=7, ow=3, rounding="round_prefer_ceil", dtype="uint8", layout="NCHW4c"),
     dict(IMAGE, oh=3, ow=12, scale=(0.9, 2.5), coordinates="asymmetric", dtype="int8", layout="NCHW"),
+    dict(IMAGE, w=8, ow=16, mode="linear", layout="NCHW", dtype="float16"),
+    dict(IMAGE, w=12, oh=5, ow=36, mode="linear", layout="NCHW", dtype="bfloat16", coordinates="asymmetric"),
+    dict(IMAGE, w=8, oh=9, ow=32, mode="linear", layout="NCHW", dtype="float32"),
+    dict(IMAGE, w=12, oh=5, ow=16, mode="linear", layout="NCHW", dtype="float16"),  # three pixels make four
     dict(IMAGE, oh=1, ow=11, mode="linear", coordinates="pytorch_half_pixel", scale=(0.25, 2.3)),
 ]
 
@@ -112,10 +116,30 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, sh
     workload = resize(**shape)
     arrays, expected = example(workload)
     space = CUDA.space(workload, H200)
-    widest = Config(vector=space.knobs[0].values[-1], tile=space.knobs[1].values[-1], threads=64)
-    for config in {widest, default(CUDA, workload, H200)}:
-        found = emulated(monkeypatch, CUDA, workload, arrays, config, cuda_template, axes)
-        assert_close(workload, found, expected)
+    widest = {"vector": space.values["vector"][-1], "threads": 64, "loads": "each"}
+    configs = {Config(widest, tile=space.values["tile"][-1]), default(CUDA, workload, H200)}
+    configs |= {
+        Config(widest, tile=tile, loads=loads) for tile in space.values["tile"] for loads in space.values["loads"][1:]
+    }
+    for config in configs:
+        if not space.check(config):
+            found = emulated(monkeypatch, CUDA, workload, arrays, config, cuda_template, axes, windows)
+            assert_close(workload, found, expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile", "expected"),
+    [  # first, step, count, leading, vector, vectors
+        (dict(w=320, ow=640), 8, (-1, 4, 6, 1, 4, 1)),  # pixels -1 to 4 of x for 0 to 7 of y, 0 to 3 as a vector
+        (dict(w=320, ow=640, coordinates="asymmetric"), 8, (0, 4, 5, 0, 4, 1)),
+        (dict(w=320, ow=1280), 8, (-1, 2, 4, 1, 2, 1)),
+        (dict(w=300, ow=400), 8, None),  # the last tile of a row ends inside of a vector
+    ],
+)
+def test_tiles_of_a_row_share_a_window_of_x(sizes: dict[str, Any], tile: int, expected: tuple[int, ...] | None) -> None:
+    found = windows.Window.of(resize(n=1, c=1, h=4, oh=8, mode="linear", layout="NCHW", **sizes), tile)
+    got = found and (found.first, found.step, found.count, found.leading, found.vector, found.vectors)
+    assert expected is None or got == expected
 
 
 def test_cpu_kernels_are_the_definition(device: CpuDevice) -> None:

@@ -35,6 +35,11 @@ def pixels_around(p: Workload, axis: int) -> Callable[[Any], Any]:
     return around
 
 
+def between(a: Any, b: Any, share: Any) -> Any:
+    """a + share * (b - a), with weights, so that a share of 0 or 1 gives a or b exactly."""
+    return types.float32(types.float32(a * types.float32(types.float32(1) - share)) + types.float32(b * share))
+
+
 def _floor(line: Line, positions: int) -> Callable[[Any], Any]:
     """`floor(position)`: the floor of a line, int32, and what is left of the division.
 

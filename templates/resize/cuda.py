@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba import cuda, types
 
 from schedsearch.config import Config
@@ -18,10 +19,10 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
-from schedsearch.templates.resize.axes import nearest_pixel, pixels_around
+from schedsearch.templates.resize.axes import between, nearest_pixel, pixels_around
+from schedsearch.templates.resize.windows import Window, linear_once
 from schedsearch.workload import Workload
 
-F32 = types.float32
 THREADS = (64, 128, 256, 512)
 TILES = (1, 2, 4, 8, 16)
 _MOST_NUMBERS = 32  # of a thread
@@ -47,13 +48,20 @@ class ResizeCuda(Template):
         widest = math.gcd(channels, MOST_BYTES // nbytes)
         # Where a pixel is one element, the pixels of a thread are stored as one vector.
         tiles = [n for n in TILES if width % n == 0 and n * nbytes <= MOST_BYTES] if channels == 1 else [1, 2, 4]
+        once = [tile for tile in tiles if Window.of(workload, tile)]
         return ConfigSpace(
             (
                 Knob("vector", tuple(1 << i for i in range(widest.bit_length())), "channels of a thread"),
                 Knob("tile", tuple(tiles), "neighbouring pixels of a row of y of a thread"),
                 Knob("threads", THREADS, "threads of a block"),
+                Knob(
+                    "loads",
+                    ("each", *(("once",) if once else ())),
+                    "once: a pixel of x that several pixels of the tile need is loaded once, and neighbours together",
+                ),
             ),
             (
+                Constraint("the tiles of a row need x alike", lambda k: (k["loads"] == "each") | np.isin(k["tile"], once)),
                 Constraint(
                     f"a thread has at most {_MOST_NUMBERS} numbers", lambda k: k["vector"] * k["tile"] <= _MOST_NUMBERS
                 ),
@@ -67,31 +75,34 @@ class ResizeCuda(Template):
         vector = values["vector"][-1]
         enough = workload.output.size // (2 * vector) >= 2 * target.sms * target.threads_per_sm
         tile = values["tile"][-1] if channels == 1 else 2 if enough and 2 * vector <= _MOST_NUMBERS else 1
-        return Config(vector=vector, tile=tile, threads=256 if enough else 128)
+        loads = "once" if Window.of(workload, tile) else "each"
+        return Config(vector=vector, tile=tile, threads=256 if enough else 128, loads=loads)
 
     def plain(self, workload: Workload, target: Target, space: ConfigSpace) -> Config | None:
         """One element of y a thread."""
-        return Config(vector=1, tile=1, threads=128)
+        return Config(vector=1, tile=1, threads=128, loads="each")
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         vector, tile, threads = config["vector"], config["tile"], config["threads"]
         planes, height, width, channels = positions(workload.params)
         items, nbytes = planes * height * -(-width // tile) * (channels // vector), dtype_of(workload.dtype).nbytes
-        function = resize_kernel(workload, vector, tile, threads)
+        window = Window.of(workload, tile) if config["loads"] == "once" else None
+        function = resize_kernel(workload, vector, tile, threads, window)
         step = KernelStep(function, (Pointer("x"), Pointer("y")), Grid(-(-items // threads)), threads)
         stored = tile if channels == 1 else vector
-        return KernelSource("cuda", "native", (step,), alignments={"x": vector * nbytes, "y": stored * nbytes})
+        loaded = window.vector if window else vector
+        return KernelSource("cuda", "native", (step,), alignments={"x": loaded * nbytes, "y": stored * nbytes})
 
 
-def resize_kernel(p: Workload, vector: int, tile: int, threads: int) -> Callable[..., None]:
-    """The kernel (x, y). A thread loads all pixels before it computes."""
+def resize_kernel(p: Workload, vector: int, tile: int, threads: int, window: Window | None) -> Callable[..., None]:
+    """The kernel (x, y). A thread loads all pixels before it computes, each once if there is a `window`."""
     planes, rows, width, channels = positions(p.params)
     groups, lanes, element = -(-width // tile), channels // vector, dtype_of(p.dtype).nbytes
     items, numbers = planes * rows * groups * lanes, tile * vector
     together = channels == 1  # pixels are stored as one vector
     stored = tile if together else vector
     stores, words_out = numbers // stored, vectors.words_of(p.dtype, stored)
-    fetch, mix, held, weights = _fetch(p, vector, tile)
+    fetch, mix, held, weights = linear_once(p, tile, window) if window else _fetch(p, vector, tile)
     pack, store = vectors.pack(p.dtype, stored), vectors.store(p.dtype, stored)
 
     def resize(x, y) -> None:  # type: ignore[no-untyped-def]
@@ -174,8 +185,3 @@ def _linear(p: Workload, vector: int, tile: int) -> tuple[Callable[..., None], C
                 number[t * vector + e] = between(above, below, share[0])
 
     return fetch, mix, 4 * tile * words, 1 + tile
-
-
-def between(a: Any, b: Any, share: Any) -> Any:
-    """a + share * (b - a), with weights, so that a share of 0 or 1 gives a or b exactly."""
-    return F32(F32(a * F32(F32(1) - share)) + F32(b * share))
