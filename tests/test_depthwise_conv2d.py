@@ -70,7 +70,7 @@ class TestDepthwiseConv2d(OpContract):
         }
         assert self.mistakes({**LAYER, "epilogue": ["quantise"]}) == {
             "epilogue": "stage quantise follows sums of int8 or uint8, but dtype is float16; allowed: bias, scale_shift, "
-            "residual, relu, leaky_relu, clip"
+            "residual, relu, leaky_relu, clip, sigmoid, silu, hard_swish, gelu"
         }
 
     def test_arrays_of_each_direction(self) -> None:

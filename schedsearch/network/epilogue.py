@@ -49,6 +49,8 @@ def _float_stage(chain: Chain, node: ir.Node) -> _Found | None:
         return None
     if node.op_type == "Relu":
         return "relu", {}, {}
+    if node.op_type in _ACTIVATIONS:
+        return None if _is_approximate(node) else (_ACTIVATIONS[node.op_type], {}, {})
     if node.op_type == "LeakyRelu":
         return "leaky_relu", {}, {"leaky_relu_slope": node.attributes.get_float("alpha", 0.01)}
     if node.op_type == "Clip":
@@ -62,6 +64,14 @@ def _float_stage(chain: Chain, node: ir.Node) -> _Found | None:
     if node.op_type in ("Mul", "Div"):
         return _scaling(chain, node)
     return None
+
+
+_ACTIVATIONS = {"Sigmoid": "sigmoid", "Swish": "silu", "HardSwish": "hard_swish", "Gelu": "gelu"}
+
+
+def _is_approximate(node: ir.Node) -> bool:
+    """Whether the node is another function than the stage: GELU by tanh, or Swish with a factor."""
+    return node.attributes.get_string("approximate", "none") != "none" or node.attributes.get_float("alpha", 1.0) != 1.0
 
 
 def _addition(chain: Chain, node: ir.Node) -> _Found | None:

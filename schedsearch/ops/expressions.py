@@ -101,7 +101,8 @@ def _erf(x: Any) -> Any:
 def _sigmoid(x: Any) -> Any:
     import numpy as np
 
-    return 1.0 / (1.0 + np.exp(-x))
+    with np.errstate(over="ignore"):  # to infinity, whose reciprocal is right
+        return 1.0 / (1.0 + np.exp(-x))
 
 
 def _hard_sigmoid(x: Any, alpha: Any, beta: Any) -> Any:

@@ -23,6 +23,7 @@ from schedsearch.ops.base import (
 )
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.expressions import FUNCTIONS
 from schedsearch.ops.pixel_shuffle import MAX_BLOCK, MODES, shuffled
 
 if TYPE_CHECKING:
@@ -246,6 +247,18 @@ def _leaky_relu(value: Any, operands: Any, scalars: Mapping[str, float], params:
     return np.where(value < 0, value * scalars["leaky_relu_slope"], value)
 
 
+def _activation(name: str, doc: str) -> StageKind:
+    """A smooth function of expressions, by name. Its slope is below 1.2, and kernels may approximate it: hence the bound."""
+    return StageKind(
+        name,
+        doc,
+        lambda value, operands, scalars, params: FUNCTIONS[name].apply(value),
+        magnitude=lambda bound, operands, scalars, params: 4.0 * bound,
+        takes=("float",),
+        repeatable=True,
+    )
+
+
 _KINDS = (
     StageKind(
         "bias",
@@ -289,6 +302,10 @@ _KINDS = (
         scalars=(ScalarSpec("clip_min", 0.0), ScalarSpec("clip_max", 6.0)),
         check=_clip_bounds,
     ),
+    _activation("sigmoid", "1 / (1 + exp(-value))"),
+    _activation("silu", "value * sigmoid(value), also known as swish"),
+    _activation("hard_swish", "value * clip(value / 6 + 1/2, 0, 1)"),
+    _activation("gelu", "value * (1 + erf(value / sqrt(2))) / 2"),
     StageKind(
         "requantise",
         "makes 8-bit numbers of 32-bit sums: round(float32(sum) * requantise_scale[channel]) + y_zero_point, given at call "

@@ -342,6 +342,32 @@ def _clip(low: Fetch, high: Fetch) -> Apply:
     return clip
 
 
+def _activation(function: Callable[[Any], Any]) -> Callable[[], Apply]:
+    def make() -> Apply:
+        def activation(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+            return function(value), 4.0 * bound
+
+        return activation
+
+    return make
+
+
+def _sigmoid(x: Any) -> Any:
+    return 0.5 + 0.5 * math.tanh(0.5 * x)
+
+
+def _silu(x: Any) -> Any:
+    return x * (0.5 + 0.5 * math.tanh(0.5 * x))
+
+
+def _hard_swish(x: Any) -> Any:
+    return x * min(max(x / 6.0 + 0.5, 0.0), 1.0)
+
+
+def _gelu(x: Any) -> Any:
+    return 0.5 * x * (1.0 + math.erf(x * 0.7071067811865476))
+
+
 def _requantise(scale: Fetch, zero_point: Fetch, *, to: str) -> Apply:
     lowest, largest = float(dtype_of(to).lowest), float(dtype_of(to).largest)
 
@@ -390,6 +416,10 @@ _STAGES: Mapping[str, Callable[..., Apply]] = {
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "clip": _clip,
+    "sigmoid": _activation(_sigmoid),
+    "silu": _activation(_silu),
+    "hard_swish": _activation(_hard_swish),
+    "gelu": _activation(_gelu),
     "requantise": _requantise,
     "dequantise": _dequantise,
     "quantise": _quantise,

@@ -10,6 +10,7 @@ does, so that poison in the data shows in the result. Sums of whole numbers stay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import computing
 from schedsearch.workload import Workload
 
-_ZERO = np.float32(0)
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_SIXTH, _SQRT_HALF = np.float32(1 / 6), np.float32(math.sqrt(0.5))
 
 # Stages that change the output's dtype; every template that stores 8-bit integers and floats takes all of them.
 CONVERTING = ("requantise", "dequantise", "quantise")
@@ -78,6 +80,24 @@ def _clip(value: Any, operands: Any) -> Any:
     return high if value > high else value
 
 
+def _sigmoid(value: Any, operands: Any) -> Any:
+    return np.float32(_ONE / (_ONE + np.float32(math.exp(-value))))
+
+
+def _silu(value: Any, operands: Any) -> Any:
+    return np.float32(value / (_ONE + np.float32(math.exp(-value))))
+
+
+def _hard_swish(value: Any, operands: Any) -> Any:
+    gate = np.float32(value * _SIXTH) + _HALF
+    gate = _ZERO if gate < _ZERO else gate
+    return value * (_ONE if gate > _ONE else gate)
+
+
+def _gelu(value: Any, operands: Any) -> Any:
+    return np.float32(_HALF * value) * (_ONE + np.float32(math.erf(value * _SQRT_HALF)))
+
+
 # value / quantise_scale, rounded to nearest: the reciprocal y with one Newton step, q = value * y, and two steps
 # q += y * (value - scale * q) (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
 # 1990). div.rn.f32 calls a function for scales outside of 2^-126 ... 2^126, and ptxas serialises wgmma in a kernel with a
@@ -106,6 +126,32 @@ _ROUNDED = (
 )
 _REQUANTISED = _SCALED + "max.f32 {value}, {value}, 0fCA800000; " + _ROUNDED
 
+# 1 / (1 + exp(-x)) with the approximate exponential and reciprocal: relative errors of 2^-22 and 2^-23. The exponential of a
+# large -x is infinite, and its reciprocal 0.
+_GATE = (
+    "mul.f32 {temporary0}, {value}, 0fBFB8AA3B; ex2.approx.ftz.f32 {temporary0}, {temporary0}; "
+    "add.f32 {temporary0}, {temporary0}, 0f3F800000; rcp.approx.ftz.f32 {temporary0}, {temporary0}; "
+)
+
+# max(x, 0) - |x| erfc(|x| / sqrt(2)) / 2. The complementary error function is a polynomial of t = 1 / (1 + p z) times
+# exp(-z^2), with an error of 1.5e-7 (Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, 7.1.26). Beyond 16
+# it is 0.
+_GELU = (
+    "abs.f32 {temporary0}, {value}; min.f32 {temporary0}, {temporary0}, 0f41800000; "
+    "mul.f32 {temporary0}, {temporary0}, 0f3F3504F3; fma.rn.f32 {temporary1}, {temporary0}, 0f3EA7BA05, 0f3F800000; "
+    "rcp.approx.ftz.f32 {temporary1}, {temporary1}; "
+    "fma.rn.f32 {temporary2}, {temporary1}, 0f3F87DC22, 0fBFBA00E3; "
+    "fma.rn.f32 {temporary2}, {temporary2}, {temporary1}, 0f3FB5F0E3; "
+    "fma.rn.f32 {temporary2}, {temporary2}, {temporary1}, 0fBE91A98E; "
+    "fma.rn.f32 {temporary2}, {temporary2}, {temporary1}, 0f3E827906; "
+    "mul.f32 {temporary2}, {temporary2}, {temporary1}; "
+    "mul.f32 {temporary1}, {temporary0}, {temporary0}; mul.f32 {temporary1}, {temporary1}, 0fBFB8AA3B; "
+    "ex2.approx.ftz.f32 {temporary1}, {temporary1}; mul.f32 {temporary2}, {temporary2}, {temporary1}; "
+    "mul.f32 {temporary0}, {temporary0}, 0f3F3504F3; mul.f32 {temporary2}, {temporary2}, {temporary0}; "
+    "setp.lt.f32 q, {value}, 0f00000000; selp.f32 {value}, 0f00000000, {value}, q; "
+    "sub.f32 {value}, {value}, {temporary2};"
+)
+
 STAGE_CODES: dict[str, StageCode] = {
     "bias": StageCode("add.f32 {value}, {value}, {bias};", _add, integer="add.{int} {value}, {value}, {bias};"),
     "scale_shift": StageCode("fma.rn.f32 {value}, {value}, {scale}, {shift};", _scale_shift),
@@ -131,6 +177,14 @@ STAGE_CODES: dict[str, StageCode] = {
         older="setp.lt.f32 q, {value}, {clip_min}; selp.f32 {value}, {clip_min}, {value}, q; "
         "setp.gt.f32 q, {value}, {clip_max}; selp.f32 {value}, {clip_max}, {value}, q;",
     ),
+    "sigmoid": StageCode(_GATE + "mov.f32 {value}, {temporary0};", _sigmoid, temporaries=1),
+    "silu": StageCode(_GATE + "mul.f32 {value}, {value}, {temporary0};", _silu, temporaries=1),
+    "hard_swish": StageCode(
+        "fma.rn.sat.f32 {temporary0}, {value}, 0f3E2AAAAB, 0f3F000000; mul.f32 {value}, {value}, {temporary0};",
+        _hard_swish,
+        temporaries=1,
+    ),
+    "gelu": StageCode(_GELU, _gelu, temporaries=3),
     # The result is not saturated to 8 bits: the instruction that packs it does so.
     "requantise": StageCode("", None, integer=_REQUANTISED, temporaries=1, after_relu=_SCALED + _ROUNDED),
     "dequantise": StageCode(
