@@ -74,10 +74,9 @@ def choose(
                 f"{store.name} has no best record of {wanted!r:.80}{f' on {target}' if target else ''} in mode {mode}; "
                 f"look with: schedsearch records best --db {store.name}"
             )
-    chosen, left_out = [], []
-    for best in bests:
-        found = _checked(store, best)
-        (chosen if isinstance(found, Chosen) else left_out).append(found)
+    found = [_checked(store, best) for best in bests]
+    chosen = [each for each in found if isinstance(each, Chosen)]
+    left_out = [each for each in found if isinstance(each, LeftOut)]
     chosen.sort(key=lambda each: (identifier(each.workload.label), each.workload.id, each.time_ns, each.name))
     return tuple(chosen), tuple(left_out)
 

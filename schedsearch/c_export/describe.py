@@ -26,6 +26,7 @@ def description(chosen: Chosen) -> dict[str, Any]:
             "alignment": plan.alignments.get(spec.name, 1),
             **({"slice_of": list(spec.slice_of)} if spec.slice_of else {}),
             **({"may_be": spec.aliases} if spec.aliases else {}),
+            **({"extents": spec.extents} if spec.extents else {}),
             **({"repacked": True} if spec.name in plan.constants else {}),
         }
 

@@ -69,7 +69,7 @@ class Signature:
         return [f"{'' if name in self.outputs else 'const '}void *{self.names[name]}" for name in names]
 
     def _prototype(self, suffix: str, parameters: list[str]) -> str:
-        return f"int {self.name}{suffix}({', '.join(['CUstream stream', *parameters])})"
+        return f"int {self.name}{suffix}(\n    {', '.join(['CUstream stream', *parameters])})"
 
     @property
     def definitions(self) -> list[str]:
@@ -132,8 +132,12 @@ extern "C" {{
 {prototypes[0]};
 size_t {name}_workspace_bytes(void);
 {prepared}
-const char *{name}_describe(void); /* JSON: shapes, dtypes, alignments, device, time, origin */
-int {name}_load(void);             /* loads the machine code now, e.g. before a stream is captured */
+/* JSON: shapes, dtypes, alignments, device, time, origin. */
+const char *{name}_describe(void);
+
+/* Loads the machine code now, e.g. before a stream is captured. */
+int {name}_load(void);
+
 extern const schedsearch_kernel {name}_kernel;
 
 #ifdef __cplusplus
