@@ -164,6 +164,24 @@ def make_library(folder: Path, driver: Path) -> Path:
     return folder / "libschedsearch_kernels.so"
 
 
+def run_operator(torch: Any, folder: Path, name: str, device: str, shapes: Iterable[Iterable[int]], **variables: str) -> Any:
+    """The shape that c_export_operator.cpp prints, a program without Python; it is compiled here."""
+    installed, program = Path(torch.__path__[0]), folder / "operator"
+    command = ["g++", "-std=c++17", "-O1", "-isystem", installed / "include", "-o", program, TESTS / "c_export_operator.cpp"]
+    libraries = ["torch_cpu", "c10"] + ["torch_cuda"] * (installed / "lib" / "libtorch_cuda.so").exists()
+    linked = [
+        f"-Wl,--no-as-needed,-rpath,{installed / 'lib'}",
+        f"-L{installed / 'lib'}",
+        *(f"-l{each}" for each in libraries),
+    ]
+    subprocess.run([*command, *linked, "-ldl"], check=True)
+    words = [",".join(map(str, shape)) for shape in shapes]
+    call = [program, folder / "libschedsearch_torch.so", f"schedsearch_c::{name}", device, *words]
+    done = subprocess.run(call, capture_output=True, text=True, env={**os.environ, **variables}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [int(extent) for extent in done.stdout.split()]
+
+
 def run_script(name: str, driver: Path, *arguments: str | Path, **environment: str) -> Any:
     """Runs a script of this folder on the fake driver; its standard output is JSON."""
     inherited = {**child_environment(), "LD_LIBRARY_PATH": str(driver), **environment}

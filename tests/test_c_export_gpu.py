@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from c_export_support import STRICT, add, driver_path, make_library, need_compiler
+from c_export_support import STRICT, add, driver_path, make_library, need_compiler, run_operator
 from own_kernels_examples import example
 
 import schedsearch
@@ -231,3 +231,33 @@ def test_an_operator_takes_channels_last_and_is_compiled_whole(exported: dict[st
     y = torch.compile(model, fullgraph=True, backend="aot_eager")(logical)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(y, both.kernel(logical, weight, bias) + 1)
+
+
+def test_a_program_without_python_calls_an_operator(exported: dict[str, Both], operators: Any) -> None:
+    import torch
+
+    both = exported["tensor maps"]
+    folder = Path(both.library._name).parent
+    shapes = [spec.shape for spec in both.chosen.workload.signature]
+    assert run_operator(torch, folder, both.chosen.name, "cuda", shapes) == [8, 28, 28, 128]
+
+
+def test_a_package_of_aotinductor_holds_an_operator(exported: dict[str, Both], operators: Any, tmp_path: Path) -> None:
+    import torch
+
+    both = exported["tensor maps"]
+    x, weight, bias = tensors(both, torch)
+    operator = getattr(operators, both.chosen.name)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", weight)
+            self.register_buffer("bias", bias)
+
+        def forward(self, x: Any) -> Any:
+            return operator(x, self.weight, self.bias) * 2
+
+    graph = torch.export.export(Model(), (x,))
+    package = torch._inductor.aoti_compile_and_package(graph, package_path=str(tmp_path / "model.pt2"))
+    assert torch.equal(torch._inductor.aoti_load_package(package)(x), both.kernel(x, weight, bias) * 2)

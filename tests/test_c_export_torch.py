@@ -20,6 +20,7 @@ from c_export_support import (
     make_library,
     need_compiler,
     own_artifact,
+    run_operator,
     run_script,
 )
 
@@ -71,8 +72,10 @@ print(json.dumps(found))
 """
 
 
-def test_operators_are_built_loaded_and_exported_without_a_gpu(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
+    """The folder of an export with its operators built, that of the fake driver, and the names of the kernels."""
+    torch, tmp_path = pytest.importorskip("torch"), tmp_path_factory.mktemp("torch")
     need_compiler("g++", "make")
     driver = fake_driver(tmp_path / "driver")
     with Store.open(tmp_path / "records.db") as store:
@@ -84,10 +87,13 @@ def test_operators_are_built_loaded_and_exported_without_a_gpu(tmp_path: Path) -
     command = ["make", "-s", "-C", tmp_path / "kernels", "torch", f"TORCH={torch.__path__[0]}", strict]
     done = subprocess.run([*command, f"LIBCUDA={driver / 'libcuda.so.1'}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return tmp_path / "kernels", driver, names
+
+
+def test_operators_are_loaded_and_exported_without_a_gpu(built: tuple[Path, Path, list[str]], tmp_path: Path) -> None:
+    folder, driver, names = built
     (tmp_path / "script.py").write_text(SCRIPT)
-    found: dict[str, Any] = run_script(
-        str(tmp_path / "script.py"), driver, tmp_path / "kernels" / "libschedsearch_torch.so", *names
-    )
+    found: dict[str, Any] = run_script(str(tmp_path / "script.py"), driver, folder / "libschedsearch_torch.so", *names)
     assert found["schema"][0] == (
         f"schedsearch_c::{names[0]}(Tensor x, Tensor weight, Tensor bias, float leaky_relu_slope=0.01) -> Tensor"
     )
@@ -103,4 +109,16 @@ def test_operators_are_built_loaded_and_exported_without_a_gpu(tmp_path: Path) -
     assert "x has another dtype than the kernel takes" in found["dtype"]
     assert found["cpu"] is not None
     assert found["exported"][0] == f"schedsearch_c.{names[0]}.default"
-    assert json.loads((tmp_path / "kernels" / "MANIFEST.json").read_text())["files"]["schedsearch_torch.cpp"]
+    assert json.loads((folder / "MANIFEST.json").read_text())["files"]["schedsearch_torch.cpp"]
+
+
+def test_a_program_without_python_calls_an_operator(built: tuple[Path, Path, list[str]]) -> None:
+    import torch
+
+    folder, driver, names = built
+    needed = subprocess.run(
+        ["readelf", "-d", folder / "libschedsearch_torch.so"], capture_output=True, text=True, check=True
+    )
+    assert "libtorch_cpu" in needed.stdout and "python" not in needed.stdout
+    shapes = [spec.shape for spec in CONV.signature]
+    assert run_operator(torch, folder, names[0], "meta", shapes, LD_LIBRARY_PATH=str(driver)) == [2, 14, 14, 64]
