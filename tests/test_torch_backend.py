@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ pytest.importorskip("onnxscript")
 
 from test_torch_optimize import Clock, Residual, close, image, prepared  # noqa: E402
 
+import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.backend import schedsearch  # noqa: E402
 from schedsearch.torch.report import Report  # noqa: E402
 
@@ -23,7 +25,7 @@ nn = torch.nn
 @pytest.fixture(autouse=True)
 def _without_autograd() -> Iterator[None]:
     torch._dynamo.reset()
-    with torch.no_grad():
+    with torch.no_grad(), sst.use(None):
         yield
     torch._dynamo.reset()
 
@@ -122,13 +124,31 @@ def test_a_graph_that_no_network_computes_keeps_its_layers(compiled: Any, model:
     assert reason in reports[0].network.reason and len(reports[0].swapped) == 1
 
 
-def test_graphs_with_gradients_and_other_devices_are_inductors(compiled: Any) -> None:
-    model, x = network(), image()
+def test_depthwise_convolutions_are_trained_with_kernels(compiled: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    model = prepared(model).train()
+    other, x = copy.deepcopy(model), image(2, 8, 6, 6)
     fast, reports = compiled(model)
     with torch.enable_grad():
-        fast(x).sum().backward()
-    assert model[3].weight.grad is not None and not reports[0].layers
-    assert reports[0].notes[0].startswith("Inductor compiles the graph: tensors need gradients")
+        got, expected = fast(x), other(x)
+        got.square().sum().backward()
+        expected.square().sum().backward()
+    assert close(got, expected)
+    assert [(layer.name, layer.swapped) for layer in reports[0].layers] == [("0", True)]
+    computed = {str(each).split()[0] for each in sst.served() if each.kernel is not None}
+    assert "depthwise_conv2d" in computed
+    for ours, theirs in zip(model.parameters(), other.parameters()):
+        assert float((ours.grad - theirs.grad).abs().max()) < 1e-4 * (1 + float(theirs.grad.abs().max()))
+
+
+def test_deterministic_algorithms_are_inductors(compiled: Any) -> None:
+    fast, reports = compiled(network())
+    torch.use_deterministic_algorithms(True)
+    try:
+        fast(image())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert reports[0].notes == ("Inductor compiles the graph: deterministic algorithms are asked for",)
 
 
 def test_unknown_options_are_refused_with_the_known_ones(compiled: Any) -> None:

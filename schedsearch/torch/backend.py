@@ -18,16 +18,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from schedsearch.errors import UsageError, did_you_mean
+from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
 from schedsearch.torch import patterns
-from schedsearch.torch.calls import ALLOWED, Kernels
+from schedsearch.torch.calls import ALLOWED, Kernels, target_of
 from schedsearch.torch.choose import Chooser
 from schedsearch.torch.forward import allows_tf32
 from schedsearch.torch.optimize import Refusal, kernels_of
 from schedsearch.torch.report import LayerReport, NetworkReport, Report
 from schedsearch.torch.rewrite import rewrite
+from schedsearch.torch.store import use
 from schedsearch.torch.timing import Timer, timer_of
+from schedsearch.torch.training import swap_depthwise
 from schedsearch.torch.whole import Network
 
 _log = logging.getLogger("schedsearch.torch")
@@ -95,8 +97,10 @@ def schedsearch(
     """
     chosen = Options.of({**(options or {}), **({} if mode is None else {"mode": mode})})
     started = time.perf_counter()
+    if _trains(inputs):
+        return _trained(module, inputs, chosen)
     try:
-        device = _served_device(inputs)
+        device = _device_of(inputs)
         kernels = kernels_of(Path(chosen.db), device, tuple(chosen.allow), chosen.tune)
     except Refusal as error:
         _tell(chosen, Report(notes=(f"Inductor compiles the graph: {error}",)))
@@ -117,19 +121,40 @@ def schedsearch(
     return Network(whole, inputs, compiled, kernels, tell, tune_s=tune_s, captures=captures, timer=chosen.timer)
 
 
-def _served_device(inputs: Sequence[Any]) -> torch.device:
-    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
-    devices = {each.device for each in tensors}
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     if len(devices) != 1:
         raise Refusal(f"its inputs lie on {len(devices)} devices; allowed: 1")
     (device,) = devices
     if device.type not in ("cpu", "cuda"):
         raise Refusal(f"it is on {device}; allowed: a GPU of CUDA, or the CPU")
-    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
-        raise Refusal("tensors need gradients; compile for inference under torch.no_grad()")
     if torch.are_deterministic_algorithms_enabled():
         raise Refusal("deterministic algorithms are asked for")
     return device
+
+
+def _trains(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
+
+
+def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
+    """A graph with gradients: depthwise convolutions by kernels, in both directions."""
+    started = time.perf_counter()
+    rows: list[LayerReport] = []
+    notes: list[str] = []
+    try:
+        device = _device_of(inputs)
+        if not Path(options.db).exists() and "default" not in options.allow:
+            raise Refusal(f"there is no database {options.db}")
+        if options.layers:
+            use(options.db, allow=options.allow)
+            target = target_of(device)
+            rows = swap_depthwise(module.graph, options.timer or timer_of(device), target.l2_bytes)
+            module.recompile()
+    except (Refusal, SchedsearchError) as error:
+        notes.append(f"Inductor compiles the graph: {error}")
+    _tell(options, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
+    return _inductor(module, inputs, options.mode)
 
 
 def _rewritten(

@@ -116,9 +116,9 @@ def find(graph: fx.Graph, *, tf32: bool = False) -> list[Layer | Refused]:
         try:
             layer: Layer | Refused = chain.read() if kind[0] == "conv" else _shuffle(node, kind)
         except _Refusal as error:
-            layer = Refused(_name(node), str(error))
+            layer = Refused(name_of(node), str(error))
         except UsageError as error:  # the workload does not exist
-            layer = Refused(_name(node), str(error).splitlines()[0])
+            layer = Refused(name_of(node), str(error).splitlines()[0])
         if isinstance(layer, Layer):
             taken.update(layer.nodes)
         found.append(layer)
@@ -207,7 +207,7 @@ class _Chain:
         defaults = {scalar.name: scalar.default for scalar in workload.scalars}
         scalars = {name: number for name, number in self.scalars.items() if defaults[name] != number}
         arguments = {spec.name: self.arguments[spec.name] for spec in workload.signature if spec.name in self.arguments}
-        return Layer(_name(self.node), self.nodes, workload, arguments, self.norm, scalars)
+        return Layer(name_of(self.node), self.nodes, workload, arguments, self.norm, scalars)
 
     def _follower(self) -> tuple[fx.Node, str, Mapping[str, Any]] | None:
         """The only reader of the last value, if its kind matters and nothing in between changes what the layer reads."""
@@ -311,7 +311,7 @@ def _shuffle(node: fx.Node, kind: tuple[str, Mapping[str, Any]]) -> Layer:
     op = {"shuffle": "depth_to_space", "unshuffle": "space_to_depth"}[kind[0]]
     params = {"n": n, "c": c, "h": h, "w": w, "block": int(kind[1]["block"]), "mode": "CRD"}
     workload = Workload(op, {**params, "layout": _layout(x), "dtype": DTYPES[x.dtype]})
-    return Layer(_name(node), [node], workload, {"x": kind[1]["input"]})
+    return Layer(name_of(node), [node], workload, {"x": kind[1]["input"]})
 
 
 def _norm(given: Mapping[str, Any], value: Any) -> Norm | None:
@@ -365,7 +365,7 @@ def _padding(given: Any, kernel: tuple[int, int], dilation: list[int]) -> list[i
     return _pair(given) * 2
 
 
-def _name(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
     """The path of the module that made a node, from the model."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
