@@ -185,7 +185,7 @@ def found(key: Any, what: str, device: torch.device, make: Callable[[Store], tup
 
 def capturing(device: torch.device) -> bool:
     """Whether a CUDA graph captures the current stream."""
-    return device.type == "cuda" and torch.cuda.isactive_stream_capturing()
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def say(text: str) -> None:
