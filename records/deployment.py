@@ -100,7 +100,22 @@ def _copy_deployed(
                 counts["unsigned"] += served.artifact_sha256 is not None
             writing.execute(sa.insert(best), values)
             counts["bests"] += 1
+        _copy_size_tables(reading, writing, target, mode, workloads)
     return counts
+
+
+def _copy_size_tables(
+    reading: sa.Connection,
+    writing: sa.Connection,
+    target: str | None,
+    mode: str | None,
+    workloads: Collection[Workload] | None,
+) -> None:
+    """The tables of ranges of sizes; none if only some workloads are wanted."""
+    table = schema.size_table
+    for row in reading.execute(sa.select(table)) if workloads is None else ():
+        if target in (None, row.target_key) and mode in (None, row.mode):
+            writing.execute(sa.insert(table), dict(row._mapping))
 
 
 def _keep_unless_deploy(path: Path) -> str | None:

@@ -6,9 +6,9 @@ the migrations with the tables here. Another test opens a database of every rele
 
 `record` is append-only: triggers refuse every change except the later addition of an artifact's sha256. `best` has a small
 row per (workload, target, mode) that names a record and the artifact to run; its signature covers what it says
-(`trust.Claim`). `artifact` has the machine code. `profile` has
-the metrics of a hardware profiler and is also append-only. The text columns config, times_ns, clocks, info, summary, json
-and plan hold JSON.
+(`trust.Claim`). `artifact` has the machine code. `profile` has the metrics of a hardware profiler and is also append-only.
+`size_table` has the kernels of ranges of sizes. The text columns config, times_ns, clocks, info, summary, json and plan hold
+JSON.
 """
 
 from __future__ import annotations
@@ -127,6 +127,21 @@ profile = Table(
     Column("json", Text, nullable=False),  # `schedsearch.profiling.profile.Profile`
 )
 
+size_table = Table(
+    "size_table",
+    metadata,
+    Column("family", Text, primary_key=True),  # `WorkloadRange.family`
+    Column("target_key", Text, primary_key=True),
+    Column("mode", Text, primary_key=True),
+    Column("low", Integer, primary_key=True),
+    Column("high", Integer, primary_key=True),
+    Column("label", Text, nullable=False),
+    Column("size_table", Text, nullable=False),  # `schedsearch.size_table.SizeTable`
+    Column("signature", Text, nullable=False),  # of its `trust.RangeClaim`
+    Column("made_at", Float, nullable=False),
+    Column("code", LargeBinary, nullable=False),
+)
+
 # The tables of a deployment file (`records export --deploy`).
 _SQLITE_DEPLOY_1 = (
     "CREATE TABLE meta (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
@@ -206,6 +221,14 @@ _SQLITE_STORE_3 = (
 _SQLITE_DEPLOY_4 = ("ALTER TABLE best ADD COLUMN signature TEXT NOT NULL DEFAULT ''",)
 _SQLITE_STORE_4 = ("ALTER TABLE record ADD COLUMN signature TEXT NOT NULL DEFAULT ''",)
 
+_SQLITE_DEPLOY_5 = (
+    """CREATE TABLE size_table (
+        family TEXT NOT NULL, target_key TEXT NOT NULL, mode TEXT NOT NULL, low INTEGER NOT NULL, high INTEGER NOT NULL,
+        label TEXT NOT NULL, size_table TEXT NOT NULL, signature TEXT NOT NULL, made_at REAL NOT NULL, code BLOB NOT NULL,
+        PRIMARY KEY (family, target_key, mode, low, high)
+    ) STRICT""",
+)
+
 # dialect -> the statements that migrate from version i to version i + 1
 MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sqlite": (
@@ -213,6 +236,7 @@ MIGRATIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         _SQLITE_STORE_2,
         _SQLITE_STORE_3,
         (*_SQLITE_DEPLOY_4, *_SQLITE_STORE_4),
+        _SQLITE_DEPLOY_5,
     ),
 }
 
@@ -222,14 +246,18 @@ _RECORD_BEFORE_3 = """CREATE TEMP VIEW record AS SELECT *, NULL AS model, NULL A
 _RECORD_BEFORE_4 = "CREATE TEMP VIEW record AS SELECT *, '' AS signature FROM main.record"
 _BEST_BEFORE_4 = "CREATE TEMP VIEW best AS SELECT *, '' AS signature FROM main.best"
 
+_SIZE_TABLE_BEFORE_5 = """CREATE TEMP TABLE size_table (family TEXT, target_key TEXT, mode TEXT, low INTEGER, high INTEGER,
+    label TEXT, size_table TEXT, signature TEXT, made_at REAL, code BLOB) STRICT"""
+
 # dialect -> version -> the statements that make a database of this older version look like the newest to one connection.
 # Read-only connections use them; they write nothing to the file.
 SEEN_AS_NEWEST: dict[str, dict[int, tuple[str, ...]]] = {
     "sqlite": {
-        1: (_PROFILE_IN_NONE, _RECORD_BEFORE_3, _BEST_BEFORE_4),
-        2: (_RECORD_BEFORE_3, _BEST_BEFORE_4),
-        3: (_RECORD_BEFORE_4, _BEST_BEFORE_4),
+        1: (_PROFILE_IN_NONE, _RECORD_BEFORE_3, _BEST_BEFORE_4, _SIZE_TABLE_BEFORE_5),
+        2: (_RECORD_BEFORE_3, _BEST_BEFORE_4, _SIZE_TABLE_BEFORE_5),
+        3: (_RECORD_BEFORE_4, _BEST_BEFORE_4, _SIZE_TABLE_BEFORE_5),
+        4: (_SIZE_TABLE_BEFORE_5,),
     },
 }
 # dialect -> the statements that create a deployment file of the newest version
-DEPLOY_SCHEMA: dict[str, tuple[str, ...]] = {"sqlite": (*_SQLITE_DEPLOY_1, *_SQLITE_DEPLOY_4)}
+DEPLOY_SCHEMA: dict[str, tuple[str, ...]] = {"sqlite": (*_SQLITE_DEPLOY_1, *_SQLITE_DEPLOY_4, *_SQLITE_DEPLOY_5)}

@@ -47,6 +47,7 @@ class Kind(enum.StrEnum):
     BEST = "best"  # `Claim.text`: this machine measured and verified it
     DATABASE = "database"  # its unique id: this machine created it
     RECORD = "record"  # `record_text`: this machine measured it
+    RANGE = "range"  # `RangeClaim.text`: this machine measured and verified the kernels of a range of sizes
     EXECUTABLE = "executable"  # sha256 of the program of a model.ssx: this machine built it
 
 
@@ -94,6 +95,25 @@ class ExecutableClaim(NamedTuple):
     @property
     def mark(self) -> Path:
         return state_dir() / "trusted" / _digest("executable", self.program_sha256)
+
+
+class RangeClaim(NamedTuple):
+    """What a row of table size_table claims; `digest` is the sha256 of its table and machine code."""
+
+    family: str
+    target_key: str
+    mode: str
+    low: int
+    high: int
+    digest: str
+
+    @property
+    def text(self) -> str:
+        return json.dumps(list(self), separators=(",", ":"))
+
+    @property
+    def mark(self) -> Path:
+        return state_dir() / "trusted" / _digest("range", self.text)
 
 
 def record_text(content_id: str, artifact_sha256: str | None) -> str:
@@ -155,6 +175,11 @@ def vouches_executable(claim: ExecutableClaim, signature: str | None) -> bool:
     return is_ours(Kind.EXECUTABLE, claim.program_sha256, signature) or claim.mark.is_file()
 
 
+def vouches_range(claim: RangeClaim, signature: str | None) -> bool:
+    """Whether the kernels of a range may run here: this machine made them, or its user marked them."""
+    return is_ours(Kind.RANGE, claim.text, signature) or claim.mark.is_file()
+
+
 def require(claim: Claim, signature: str | None, path: Path, *, kind: str = "store") -> None:
     """Raises UntrustedDatabaseError unless the code of a claim may be loaded from the file.
 
@@ -176,7 +201,7 @@ def require(claim: Claim, signature: str | None, path: Path, *, kind: str = "sto
     )
 
 
-def mark(claims: Iterable[Claim | ExecutableClaim], source: Path) -> int:
+def mark(claims: Iterable[Claim | ExecutableClaim | RangeClaim], source: Path) -> int:
     """Marks claims as trusted on this machine; `source` is noted in the marks. Returns how many had no mark before.
 
     Raises:
@@ -192,7 +217,7 @@ def mark(claims: Iterable[Claim | ExecutableClaim], source: Path) -> int:
 @dataclass(frozen=True)
 class Trusted:
     """What `trust` did: how many kernels the file holds, and how many of them were neither signed nor marked before.
-    A model.ssx counts as one."""
+    A model.ssx counts as one, and so does the table of a range of sizes."""
 
     kernels: int
     marked: int
@@ -204,6 +229,7 @@ def trust(path: str | Path) -> Trusted:
     Raises:
         DatabaseError: it is not a file of schedsearch, or a mark cannot be written.
     """
+    from schedsearch.records import size_tables
     from schedsearch.records.executables import ExecutableFile, is_executable
     from schedsearch.records.lookup import Lookup
 
@@ -211,8 +237,9 @@ def trust(path: str | Path) -> Trusted:
         with ExecutableFile(path) as file:
             return Trusted(1, mark([] if file.vouched else [file.claim], file.path))
     with Lookup(path) as lookup:
-        rows = lookup.with_code()
-        return Trusted(len(rows), mark((row.claim for row in rows if not row.vouched), lookup.path))
+        rows, tables = lookup.with_code(), size_tables.all_rows(lookup.path)
+        claims = [row.claim for row in (*rows, *tables) if not row.vouched]
+        return Trusted(len(rows) + len(tables), mark(claims, lookup.path))
 
 
 @dataclass(frozen=True)
@@ -250,6 +277,7 @@ def distrust(path: str | Path) -> int:
     Raises:
         DatabaseError: a mark cannot be removed, or the file is not a database of schedsearch.
     """
+    from schedsearch.records import size_tables
     from schedsearch.records.executables import ExecutableFile, is_executable
     from schedsearch.records.lookup import Lookup
 
@@ -260,7 +288,8 @@ def distrust(path: str | Path) -> int:
             marks |= {file.claim.mark} if file.claim.mark.is_file() else set()
     elif path.exists():
         with Lookup(path) as lookup:
-            marks |= {row.claim.mark for row in lookup.with_code() if row.claim.mark.is_file()}
+            rows = (*lookup.with_code(), *size_tables.all_rows(lookup.path))
+            marks |= {row.claim.mark for row in rows if row.claim.mark.is_file()}
     for each in marks:
         try:
             each.unlink(missing_ok=True)

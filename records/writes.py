@@ -9,9 +9,11 @@ import sqlalchemy as sa
 
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import queries, schema, trust
+from schedsearch.records import queries, schema, size_tables, trust
 from schedsearch.records.database import Database
 from schedsearch.records.rows import is_own_record, sign_record
+from schedsearch.size_table import SizeTable
+from schedsearch.workload_range import WorkloadRange
 
 
 def set_best(
@@ -153,3 +155,14 @@ def drop_artifacts(connection: sa.Connection, keep: int) -> dict[str, int]:
     connection.execute(sa.delete(artifact).where(unwanted))
     left = connection.execute(sa.select(sa.func.count()).select_from(artifact)).scalar_one()
     return {"artifacts_kept": left, "artifacts_dropped": dropped, "bytes_freed": freed}
+
+
+def put_size_table(database: Database, of_range: WorkloadRange, target_key: str, mode: str, table: SizeTable) -> None:
+    """Stores the kernels of a range and signs them. They replace earlier ones of the same range, target and mode."""
+    ends = of_range.low, of_range.high
+    row = size_tables.signed(of_range.family, target_key, mode, *ends, of_range.label, *table.to_bytes())
+    columns = schema.size_table.c
+    same = [column == getattr(row, column.name) for column in columns if column.primary_key]
+    with database.write() as connection:
+        connection.execute(sa.delete(schema.size_table).where(*same))
+        connection.execute(sa.insert(schema.size_table), row._asdict())

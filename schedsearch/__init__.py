@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.transpose import transpose
     from schedsearch.own.decorator import Tunable, tunable
     from schedsearch.own.deployed import own_kernel
-    from schedsearch.runtime import Kernel, KernelCache
+    from schedsearch.runtime import Kernel, KernelCache, RangeKernel
     from schedsearch.runtime.deploy import compile, explain
     from schedsearch.session import plan_tasks
     from schedsearch.session.observer import Observer
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from schedsearch.template import Template, load_templates
     from schedsearch.templates.own_kernel.launches import Launch, folded, unfolded
     from schedsearch.workload import Workload
+    from schedsearch.workload_range import WorkloadRange
 
 compat.install()
 
@@ -96,6 +97,7 @@ _HOMES = {
     "OperatorError": "schedsearch.errors",
     "PlanError": "schedsearch.errors",
     "PreparationError": "schedsearch.errors",
+    "RangeKernel": "schedsearch.runtime",
     "RegressionError": "schedsearch.errors",
     "RunSummary": "schedsearch.session.summary",
     "SchedsearchError": "schedsearch.errors",
@@ -110,6 +112,7 @@ _HOMES = {
     "UsageError": "schedsearch.errors",
     "Workload": "schedsearch.workload",
     "WorkloadError": "schedsearch.errors",
+    "WorkloadRange": "schedsearch.workload_range",
     "WrongResultError": "schedsearch.errors",
     "batch_matmul": "schedsearch.ops.batch_matmul",
     "build": "schedsearch.executable.build",
@@ -167,6 +170,7 @@ __all__ = [
     "OperatorError",
     "PlanError",
     "PreparationError",
+    "RangeKernel",
     "RegressionError",
     "RunSummary",
     "SchedsearchError",
@@ -181,6 +185,7 @@ __all__ = [
     "UsageError",
     "Workload",
     "WorkloadError",
+    "WorkloadRange",
     "WrongResultError",
     "batch_matmul",
     "build",

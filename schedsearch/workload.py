@@ -11,12 +11,15 @@ import json
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import WorkloadError
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.ops import ArgSpec, Op, ScalarSpec, ShapeFunction, Work, operator
 from schedsearch.ops.declared_shapes import declared_shapes
+
+if TYPE_CHECKING:
+    from schedsearch.workload_range import WorkloadRange
 
 
 class Workload:
@@ -150,6 +153,19 @@ class Workload:
     def replace(self, **changes: Any) -> Workload:
         """A workload with other parameters. Those at their default follow the changes, as `weight_dtype` follows `dtype`."""
         return Workload(self.op, {**self._given, **changes})
+
+    def with_dynamic(self, parameter: str, low: int, high: int) -> WorkloadRange:
+        """This workload for every value of a size, such as the batch n, from `low` to `high`.
+
+        Raises: as `schedsearch.workload_range.WorkloadRange`.
+
+        Example:
+            >>> schedsearch.tune([workload.with_dynamic("n", 1, 64)])
+            >>> kernel = schedsearch.compile(workload.with_dynamic("n", 1, 64))
+        """
+        from schedsearch.workload_range import WorkloadRange
+
+        return WorkloadRange(self, parameter, low, high)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

@@ -12,6 +12,7 @@ from schedsearch.runtime.explain import Explanation
 from schedsearch.runtime.kernel import Kernel, Provenance, Step
 from schedsearch.runtime.ladder import RUNGS
 from schedsearch.runtime.prepared import Prepared
+from schedsearch.runtime.range_kernel import RangeKernel
 
 __all__ = [
     "RUNGS",
@@ -21,6 +22,7 @@ __all__ = [
     "OutputLike",
     "Prepared",
     "Provenance",
+    "RangeKernel",
     "Step",
     "compile",
     "explain",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import overload
 
 from schedsearch.device.detect import detect
 from schedsearch.measurement import COLD_GRAPH
@@ -12,10 +13,13 @@ from schedsearch.runtime.cache import DEFAULT_DB, KernelCache, LazyDevice, check
 from schedsearch.runtime.explain import Explanation
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import RUNGS, Ladder, check_rungs
+from schedsearch.runtime.range_kernel import RangeKernel, compile_range
 from schedsearch.target import Target
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 
+@overload
 def compile(
     workload: Workload,
     db: str | os.PathLike[str] = DEFAULT_DB,
@@ -23,13 +27,30 @@ def compile(
     target: str | Target = "auto",
     allow: Iterable[str] = RUNGS,
     mode: str = COLD_GRAPH,
-) -> Kernel:
+) -> Kernel: ...
+@overload
+def compile(
+    workload: WorkloadRange,
+    db: str | os.PathLike[str] = DEFAULT_DB,
+    *,
+    target: str | Target = "auto",
+    allow: Iterable[str] = RUNGS,
+    mode: str = COLD_GRAPH,
+) -> RangeKernel: ...
+def compile(
+    workload: Workload | WorkloadRange,
+    db: str | os.PathLike[str] = DEFAULT_DB,
+    *,
+    target: str | Target = "auto",
+    allow: Iterable[str] = RUNGS,
+    mode: str = COLD_GRAPH,
+) -> Kernel | RangeKernel:
     """Gets the best kernel for a workload without a search.
 
     Each call reads the database and loads the kernel again. A program that asks repeatedly should keep a `KernelCache`.
 
     Args:
-        workload: what to compute.
+        workload: what to compute; or a range of sizes (`Workload.with_dynamic`), which the rung exact serves only.
         db: a live database or one written by `records export --deploy`; it may be missing when `allow` has the rung default.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         allow: the rungs that may serve:
@@ -42,7 +63,8 @@ def compile(
             reaches its recorded time only with the result of `Kernel.prepare`.
 
     Returns:
-        A `Kernel`; its `provenance` names the rung that served and says why no higher one did. `Kernel.close` frees code and
+        A `Kernel`, or for a range a `RangeKernel`, which takes arrays of any of its sizes. A kernel's
+        `provenance` names the rung that served and says why no higher one did. `Kernel.close` frees code and
         device.
 
     Raises:
@@ -51,8 +73,12 @@ def compile(
         UsageError: a rung is unknown, or `workload` is not a Workload.
         DatabaseError, DeviceError: the database or the device cannot be used.
     """
-    check_workload(workload)
     allowed = check_rungs(allow)
+    if isinstance(workload, WorkloadRange):
+        target = detect(target) if isinstance(target, str) else target
+        opened = LazyDevice(target)
+        return compile_range(workload, Path(db), target, mode, opened.open, opened.close)
+    check_workload(workload)
     target = detect(target) if isinstance(target, str) else target
     lookup, device = open_lookup(Path(db), allowed), LazyDevice(target)
     try:

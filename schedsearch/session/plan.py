@@ -15,6 +15,9 @@ from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.template import Template, TemplateSet
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
+
+SEARCH_SHARE = 2  # trials of a range's search, in budgets of one size; the choice of kernels takes up to one more
 
 
 @dataclass(frozen=True)
@@ -126,3 +129,19 @@ def _closest_legal(space: ConfigSpace, config: Config) -> Config:
         return config
     drawn = space.sample(512, np.random.default_rng(0))
     return max(drawn, key=lambda other: (sum(other[name] == config[name] for name in space.names), other.json))
+
+
+def ranges_of(plans: Sequence[TaskPlan]) -> dict[WorkloadRange, list[TaskPlan]]:
+    """The ranges among the tasks of a run, with the plans of their sizes."""
+    found: dict[WorkloadRange, list[TaskPlan]] = {}
+    for plan in plans:
+        if plan.task.of_range is not None:
+            found.setdefault(plan.task.of_range, []).append(plan)
+    return found
+
+
+def trials_per_task(trials: int, plans: Sequence[TaskPlan]) -> int:
+    """The budget of each task of a run, so that each range takes `SEARCH_SHARE` times the budget of one size."""
+    ranges = ranges_of(plans)
+    single = sum(plan.task.of_range is None for plan in plans)
+    return max(1, trials * (single + SEARCH_SHARE * len(ranges)) // len(plans)) if plans else trials

@@ -15,7 +15,9 @@ from schedsearch.config import Config
 from schedsearch.measurement import Outcome
 from schedsearch.session.race import RaceResult
 from schedsearch.session.ranking import RankAgreement
+from schedsearch.size_table import SizeTable
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 
 def workload_json(workload: Workload) -> dict[str, Any]:
@@ -210,6 +212,22 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class RangeSummary:
+    """The kernels of a range of sizes.
+
+    Attributes:
+        table: the kernels; None if there are none.
+        trials: measurements that the choice took, besides those of the search.
+        problem: why there is no table.
+    """
+
+    of_range: WorkloadRange
+    table: SizeTable | None
+    trials: int
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """The end of a run.
 
@@ -217,6 +235,7 @@ class RunSummary:
         run: its id in the store `db`.
         target: key of the device.
         stopped: why the search ended: trials, time, exhausted (no more configurations) or interrupted.
+        ranges: the kernels of ranges of sizes, which were chosen after the search.
     """
 
     run: str
@@ -226,6 +245,7 @@ class RunSummary:
     wall_s: float
     shares: Shares
     stopped: str
+    ranges: tuple[RangeSummary, ...] = ()
 
     @property
     def new_trials(self) -> int:

@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from schedsearch.device.detect import detect
-from schedsearch.errors import UsageError
+from schedsearch.errors import Interrupted, UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.session.loop import FIRST_BATCH, Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
 from schedsearch.session.pace import StopSignal
-from schedsearch.session.plan import TaskPlan, plan_tasks
+from schedsearch.session.plan import TaskPlan, plan_tasks, ranges_of, trials_per_task
 from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
-from schedsearch.task import Task
+from schedsearch.task import Task, range_tasks
 from schedsearch.template import Template, TemplateSet, load_template, load_templates
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 __all__ = ["BUILD_TIMEOUT_S", "RUN_TIMEOUT_S", "Task", "tune"]
 
@@ -34,7 +35,7 @@ def queue_depth(workers: int) -> int:
 
 
 def tune(
-    workloads: Iterable[Task | Workload] | Sequence[TaskPlan],
+    workloads: Iterable[Task | Workload | WorkloadRange] | Sequence[TaskPlan],
     db: str | Path = DEFAULT_DB,
     *,
     target: str | Target = "auto",
@@ -59,7 +60,8 @@ def tune(
 
     Args:
         workloads: what to tune; a `Task` adds a weight, knob restrictions and a choice of templates. A list that
-            `plan_tasks` made for this target is taken as it is.
+            `plan_tasks` made for this target is taken as it is. A `WorkloadRange` gets kernels for all of its sizes, for at
+            most about three times the trials of one size.
         db: file of the record store; made when missing.
         target: auto, cpu, cuda, cuda:N, or a `Target`.
         trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given.
@@ -85,7 +87,7 @@ def tune(
     from schedsearch.measure import Builder, Runner
     from schedsearch.records.store import Store
 
-    if isinstance(workloads, Task | Workload):
+    if isinstance(workloads, Task | Workload | WorkloadRange):
         raise UsageError(f"workloads must be a list, got one {type(workloads).__name__}; give tune([workload], ...)")
     if isinstance(workloads, str | os.PathLike):
         raise UsageError(f"workloads must be a list of Workload, got {workloads!r}; a file is for `schedsearch tune FILE`")
@@ -94,6 +96,8 @@ def tune(
     options = Options(trials, time_s, tuner, seed, resume, mode)
     device = detect(target) if isinstance(target, str) else target
     plans = _planned(list(workloads), templates, device)
+    if trials is not None:
+        options = replace(options, trials=trials_per_task(trials, plans))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
@@ -112,14 +116,25 @@ def tune(
         options = replace(options, queue_depth=queue_depth(builder.workers), tuner_thread=True)
         versions = toolchain(device.kind)
         try:
-            return Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
+            summary = Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
+            if not ranges_of(plans):
+                return summary
+            from schedsearch.session.ranges import choose_kernels
+
+            try:
+                return replace(summary, ranges=choose_kernels(summary, plans, store, runner, device, mode, trials))
+            except KeyboardInterrupt:
+                text = f"interrupted while kernels for ranges of sizes were chosen; the search is saved in {db}: tune again"
+                raise Interrupted(text, summary) from None
         finally:
             with StopSignal():  # a signal that comes now must not disturb the closing of store and processes
                 stack.close()
 
 
 def _planned(
-    workloads: Sequence[Task | Workload | TaskPlan], templates: Sequence[str | Template] | None, target: Target
+    workloads: Sequence[Task | Workload | WorkloadRange | TaskPlan],
+    templates: Sequence[str | Template] | None,
+    target: Target,
 ) -> list[TaskPlan]:
     """The plans of a run; existing plans are used as they are."""
     plans = [each for each in workloads if isinstance(each, TaskPlan)]
@@ -128,7 +143,9 @@ def _planned(
             chosen = load_templates()
         else:
             chosen = TemplateSet(item if isinstance(item, Template) else load_template(item) for item in templates)
-        return plan_tasks([each for each in workloads if not isinstance(each, TaskPlan)], chosen, target)
+        tasks = [each for each in workloads if not isinstance(each, TaskPlan)]
+        sized = (range_tasks(each) if isinstance(each, WorkloadRange) else [each] for each in tasks)
+        return plan_tasks([task for several in sized for task in several], chosen, target)
     if len(plans) < len(workloads):
         raise UsageError("plans and workloads cannot be mixed in one list; plan all of them or none")
     if templates is not None:
