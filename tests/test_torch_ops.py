@@ -154,3 +154,152 @@ def test_a_layout_with_blocks(torch: Any, sst: Any) -> None:
     packed = sst.layout_transform(x, "NCHW", "NCHW4c")
     assert torch.equal(packed, torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 2)).view(1, 2, 4, 3, 3).permute(0, 1, 3, 4, 2))
     assert torch.equal(sst.layout_transform(packed, "NCHW4c", "NCHW", (1, 6, 3, 3)), x)
+
+
+def whole_numbers(torch: Any, dtype: Any, *shape: int) -> Any:
+    return torch.randint(-100 if dtype is torch.int8 else 0, 100, shape).to(dtype)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_quantised_convolutions_are_exact(torch: Any, sst: Any, kernels: bool) -> None:
+    torch.manual_seed(0)
+    x, weight = whole_numbers(torch, torch.uint8, 2, 8, 6, 7), whole_numbers(torch, torch.int8, 16, 8, 3, 3)
+    bias, scale = torch.randint(-500, 500, (16,), dtype=torch.int32), torch.full((16,), 2.0**-10)
+    exact = torch.nn.functional.conv2d(x.double() - 7, weight.double(), bias.double(), padding=1)
+    rounded = (torch.round(torch.relu(exact).float() * scale.view(1, -1, 1, 1)) + 3).clamp(0, 255).to(torch.uint8)
+    last = (x.to(memory_format=torch.channels_last), weight.to(memory_format=torch.channels_last))
+    with sst.use(sst.store.active.db if kernels else None, allow=("default",)):
+        sums = sst.quantized_conv2d(*last, bias, x_zero_point=7, padding=1)
+        y = sst.quantized_conv2d(
+            *last, bias, scale, out_dtype=torch.uint8, x_zero_point=7, y_zero_point=3, padding=1, activation="relu"
+        )
+        assert [entry.kernel is not None for entry in sst.served()] == [kernels] * 2
+    assert sums.dtype is torch.int32 and torch.equal(sums.double(), exact)
+    assert y.dtype is torch.uint8 and torch.equal(y, rounded)
+
+
+def test_opcheck_of_a_quantised_convolution(torch: Any, sst: Any) -> None:
+    x, weight = whole_numbers(torch, torch.uint8, 1, 4, 5, 5), whole_numbers(torch, torch.int8, 8, 4, 3, 3)
+    scale = torch.full((8,), 2.0**-8)
+    for epilogue, bias in (
+        ("bias,requantise:int8", torch.zeros(8, dtype=torch.int32)),
+        ("dequantise:float16,bias,relu", torch.zeros(8)),
+    ):
+        arguments = (x, weight, bias, scale, None, None, f"zero_points=x epilogue={epilogue}", 0.0, 0.0, 3, 0, 0)
+        with sst.use(None):
+            torch.library.opcheck(torch.ops.schedsearch.quantized_conv2d.default, arguments)
+
+
+def test_wrong_arguments_say_what_is_allowed(torch: Any, sst: Any) -> None:
+    from schedsearch.errors import ArgumentError
+
+    x, weight, bias, residual = images(torch)
+    for call, message in (
+        (lambda: sst.conv2d(x, weight[:, :4]), "does not fit groups=1 and the 8 channels"),
+        (lambda: sst.conv2d(x, weight.double()), "weight of conv2d has dtype torch.float64, x has torch.float32"),
+        (lambda: sst.conv2d(x, weight, bias[:3]), r"bias of conv2d has shape \(3,\); allowed: \(16,\)"),
+        (lambda: sst.conv2d(x, weight, None, residual), r"residual of conv2d has shape .* allowed: \(2, 16, 7, 9\)"),
+        (lambda: sst.conv2d(x, weight, activation="rleu"), "did you mean 'relu'"),
+        (lambda: sst.conv2d(x, weight, padding="full"), "allowed: numbers, 'valid' or 'same'"),
+        (lambda: sst.conv2d(x, weight, dilation=9), "larger than the padded image"),
+        (lambda: sst.conv2d(x.to(torch.int8), weight.to(torch.int8)), "quantized_conv2d takes 8-bit numbers"),
+        (lambda: sst.quantized_conv2d(x, weight), "both of int8 or uint8"),
+        (lambda: sst.conv2d(x[0], weight), "allowed: four axes"),
+        (lambda: sst.pixel_shuffle(x, 3), "allowed: a multiple of block \\* block = 9"),
+        (lambda: torch.ops.schedsearch.conv2d(x, weight, None, None, None, "strides=2", 0.0, 0.0), "the parameters are"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
+
+
+def strided(torch: Any, dtype: Any, memory: str, *shape: int) -> Any:
+    """A tensor without numbers, in one of several memory formats."""
+    if memory == "permuted":
+        return torch.empty(shape[3], *shape[:3], dtype=dtype).permute(1, 2, 3, 0)
+    if memory == "sliced":
+        return torch.empty(shape[0], shape[1] + 3, *shape[2:], dtype=dtype)[:, 1:-2]
+    return torch.empty(shape, dtype=dtype, memory_format=getattr(torch, memory))
+
+
+@pytest.mark.parametrize("memory", ["channels_last", "contiguous_format", "permuted", "sliced"])
+@pytest.mark.parametrize("channels, size", [(8, 6), (1, 6), (8, 1), (1, 1)])
+def test_fake_results_are_what_a_kernel_allocates(torch: Any, sst: Any, memory: str, channels: int, size: int) -> None:
+    from schedsearch.runtime.arrays import output_like
+    from schedsearch.torch.convolution import Conv2d
+    from schedsearch.torch.depthwise import DepthwiseConv2d, GradBoth
+    from schedsearch.torch.formats import torch_dtype
+    from schedsearch.torch.moves import PixelUnshuffle
+    from schedsearch.torch.quantized import QuantizedConv2d
+
+    def image(dtype: Any = torch.float16, c: int = channels) -> Any:
+        return strided(torch, dtype, memory, 2, c, size, size)
+
+    window = "stride=2,1 padding=2,1,1,2"
+    grown = ((size + 3 - 3) // 2 + 1, size + 3 - 3 + 1)
+    dense, small = torch.empty(4, channels, 3, 3).half(), torch.empty(2 * channels, 1, 3, 3).half()
+    none, zeros = (None,) * 3, (0.0, 0.0)
+    calls = [
+        (Conv2d, (image(), dense, *none, window, *zeros)),
+        (Conv2d, (image(), dense, *none, f"{window} epilogue=depth_to_space:2", *zeros)),
+        (Conv2d, (image(torch.float32), dense.float().to(memory_format=torch.channels_last), *none, window, *zeros)),
+        (DepthwiseConv2d, (image(), small, *none, window, *zeros)),
+        (GradBoth, (image(), small, torch.empty(2, 2 * channels, *grown).half(), window)),
+        (QuantizedConv2d, (image(torch.uint8), dense.to(torch.int8), *none, None, window, *zeros, 0, 0, 0)),
+    ]
+    calls += [(PixelUnshuffle, (image(), 2))] if size % 2 == 0 else []
+    for kind, arguments in calls:
+        operation = kind.of(*arguments)
+        given = operation.named(arguments[: len(kind.tensors)])
+        operation.check(given)
+        made = operation.empty(given)
+        expected = output_like(operation.workload(given), "channels_last")
+        for found, like in zip(made if isinstance(made, tuple) else (made,), expected, strict=True):
+            assert (tuple(found.shape), found.stride(), found.dtype) == (like.shape, like.strides, torch_dtype(like.dtype))
+
+
+def test_weights_that_change_are_never_taken_from_a_copy(torch: Any, sst: Any) -> None:
+    x, weight, bias, residual = images(torch)
+    for each in (weight, weight.contiguous()):  # the second has another memory format than x
+        before = sst.conv2d(x, each, bias, residual, padding=1)
+        each.data.mul_(-2)  # which autograd's version counter does not see
+        after = sst.conv2d(x, each, bias, residual, padding=1)
+        added = bias.view(1, -1, 1, 1) + residual
+        torch.testing.assert_close(after - added, -2 * (before - added))
+        each.data.mul_(-0.5)
+
+
+def test_addresses_without_alignment_are_taken(torch: Any, sst: Any) -> None:
+    x, weight, bias, residual = images(torch)
+    expected = sst.conv2d(x, weight, bias, residual, padding=1)
+    memory = torch.empty(x.numel() + 1)
+    shifted = torch.as_strided(memory, x.shape, x.stride(), 1).copy_(x)
+    assert torch.equal(sst.conv2d(shifted, weight, bias, residual, padding=1), expected)
+
+
+def test_threads_and_inference_mode(torch: Any, sst: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    x, weight, bias, residual = images(torch)
+
+    @torch.inference_mode()  # type: ignore[misc, untyped-decorator]
+    def layer(factor: int) -> Any:
+        return sst.conv2d(x * factor, weight, bias, residual, padding=1)
+
+    expected = [layer(factor) for factor in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(layer, list(range(8)) * 8))
+    assert all(torch.equal(y, expected[place % 8]) for place, y in enumerate(found))
+    assert expected[0].is_inference()
+
+
+def test_autocast_casts_as_for_pytorchs_convolution(torch: Any, sst: Any) -> None:
+    x, weight, bias, residual = images(torch)
+    with sst.use(None), torch.autocast("cpu", torch.bfloat16):
+        y = sst.conv2d(x, weight, bias, residual, padding=1)
+        assert y.dtype is torch.nn.functional.conv2d(x, weight).dtype is torch.bfloat16
+
+
+def test_whether_a_graph_is_captured_is_asked_on_gpus_only(torch: Any, sst: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert sst.store.capturing(torch.device("cuda", 0))
+    assert not sst.store.capturing(torch.device("cpu"))

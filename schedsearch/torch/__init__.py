@@ -35,6 +35,7 @@ from schedsearch.torch.functional import (  # noqa: E402
     layout_transform,
     pixel_shuffle,
     pixel_unshuffle,
+    quantized_conv2d,
 )
 from schedsearch.torch.optimize import optimize_, revert_  # noqa: E402
 from schedsearch.torch.report import LayerReport, NetworkReport, Report  # noqa: E402
@@ -52,6 +53,7 @@ __all__ = [
     "optimize_",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "quantized_conv2d",
     "refresh",
     "revert_",
     "served",

@@ -69,7 +69,7 @@ class Conv2d(Operation):
 
     def plain(self, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> torch.Tensor:
         y = self.window.convolve(given["x"], given["weight"], self.groups)
-        operands = (given.get(name) for name in ("bias", "scale", "residual"))
+        operands = (given.get("bias"), given.get("scale"), given.get("residual"))
         return in_layout(epilogues.computed(y, self.epilogue, *operands, scalars["low"], scalars["high"]), self.layout)
 
     def tensor_of(self, argument: str) -> str:

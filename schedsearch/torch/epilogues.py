@@ -23,6 +23,7 @@ TENSORS = {
     "scale": "scale",
     "requantise_scale": "scale",
     "dequantise_scale": "scale",
+    "quantise_scale": "output_scale",
     "residual": "residual",
 }
 SCALARS = {"leaky_relu_slope": "low", "clip_min": "low", "clip_max": "high"}

@@ -84,6 +84,73 @@ def conv2d(
     return _ops.conv2d.default(x, weight, bias, scale, residual, parameters, *numbers)
 
 
+def quantized_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    output_scale: torch.Tensor | None = None,
+    x_zero_point: int = 0,
+    weight_zero_point: int = 0,
+    y_zero_point: int = 0,
+    stride: _Pair = 1,
+    padding: _Pair | str = 0,
+    dilation: _Pair = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    low: float = 0.0,
+    high: float = 6.0,
+) -> torch.Tensor:
+    """A 2-d convolution of 8-bit numbers. The factors are x - x_zero_point and weight - weight_zero_point; padding adds
+    nothing. `out_dtype` says what becomes of their sums:
+
+    - int32: activation(sums + bias + residual), exact; bias and residual are int32.
+    - int8 or uint8: round(activation(sums + bias + residual) * scale) + y_zero_point, saturated; scale is the scale of x
+      times that of the weight, divided by that of y; bias and residual are int32.
+    - int8 or uint8 with `output_scale`: round(activation(sums * scale + bias + residual) / output_scale) + y_zero_point,
+      saturated; bias and residual are float32.
+    - float32, float16 or bfloat16: activation(sums * scale + bias + residual); bias is float32, residual has the output's
+      dtype.
+
+    Without a kernel PyTorch computes it in float64, slowly; on a GPU it has no such operator. There are no gradients.
+
+    Args:
+        x: (n, c, h, w) of int8 or uint8; or of float8_e4m3fn or float8_e5m2, for an output of floats.
+        weight: (k, c / groups, r, s) of either format of the same kind.
+        bias, scale, output_scale: (k); scales are float32.
+        residual: like the output before the last rounding.
+        out_dtype: by default int32 without a scale, else the dtype of x, or float16 for float8.
+        stride, padding, dilation, groups, activation, negative_slope, low, high: as `conv2d`; sums of whole numbers take
+            relu and clip only.
+
+    Raises:
+        ArgumentError: arguments that do not fit each other.
+    """
+    if out_dtype is None:
+        out_dtype = torch.float16 if x.dtype.is_floating_point else torch.int32 if scale is None else x.dtype
+    # Sums of two uint8 would be uint32, in which PyTorch hardly computes; with a zero point, even 0, they are int32.
+    of_x = x_zero_point != 0 or (x.dtype == weight.dtype == torch.uint8)
+    zero_points = ("x," if of_x else "") + ("weight" if weight_zero_point != 0 else "")
+    stages = (bias is not None, False, residual is not None, activation, False)
+    middle = _epilogue(*stages)
+    name = str(out_dtype).removeprefix("torch.")
+    if out_dtype.is_floating_point or output_scale is not None:
+        words = [f"dequantise:{name if output_scale is None else 'float32'}", middle]
+        words += [] if output_scale is None else [f"quantise:{name}"]
+    else:
+        words = [middle] if out_dtype is torch.int32 else [middle, f"requantise:{name}"]
+    epilogue = ",".join([word for word in words if word])
+    parameters = text(*_window(weight, stride, padding, dilation), groups, epilogue, "fp32", zero_points.rstrip(","))
+    return _ops.quantized_conv2d.default(
+        x, weight, bias, scale, residual, output_scale, parameters, *_numbers(activation, negative_slope, low, high),
+        x_zero_point, weight_zero_point, y_zero_point,
+    )  # fmt: skip
+
+
 def depthwise_conv2d(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -231,7 +298,9 @@ def _numbers(activation: str | None, slope: float, low: float, high: float) -> t
     return (slope, 0.0) if activation == "leaky_relu" else (0.0, 0.0)
 
 
-def _window(weight: torch.Tensor, stride: _Pair, padding: _Pair | str, dilation: _Pair) -> tuple[list[int], ...]:
+def _window(
+    weight: torch.Tensor, stride: _Pair, padding: _Pair | str, dilation: _Pair
+) -> tuple[list[int], list[int], list[int]]:
     """Stride, padding and dilation in full."""
     strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
     if isinstance(padding, str):

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from schedsearch.torch import convolution, depthwise, moves
+from schedsearch.torch import convolution, depthwise, moves, quantized
 from schedsearch.torch.dispatch import Operation, fake
 
 _OPERATORS: tuple[tuple[type[Operation], Callable[..., Any]], ...] = (
     (convolution.Conv2d, convolution.conv2d),
+    (quantized.QuantizedConv2d, quantized.quantized_conv2d),
     (depthwise.DepthwiseConv2d, depthwise.depthwise_conv2d),
     (depthwise.GradInput, depthwise.grad_input),
     (depthwise.GradWeight, depthwise.grad_weight),

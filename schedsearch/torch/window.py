@@ -15,6 +15,7 @@ from schedsearch.ops.stages import Stage
 from schedsearch.torch import epilogues
 from schedsearch.torch.formats import convolved
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _WINDOW = {"stride": "1,1", "padding": "0,0,0,0", "dilation": "1,1"}
 
 
@@ -49,12 +50,14 @@ class Parameters:
     Attributes:
         epilogue: see `epilogues`.
         precision: fp32 or tf32, of products of float32.
+        zero_points: which of x and weight have one, e.g. "x,weight".
     """
 
     window: Window
     groups: int = 1
     epilogue: str = ""
     precision: str = "fp32"
+    zero_points: str = ""
 
 
 def text(
@@ -64,6 +67,7 @@ def text(
     groups: int = 1,
     epilogue: str = "",
     precision: str = "fp32",
+    zero_points: str = "",
 ) -> str:
     """The parameters of a convolution as one text, which PyTorch hands over sooner than lists.
 
@@ -74,7 +78,8 @@ def text(
     words = f"stride={_numbers(stride)} padding={_numbers(padding)} dilation={_numbers(dilation)}"
     words += f" groups={groups}" if groups != 1 else ""
     words += f" epilogue={epilogue}" if epilogue else ""
-    return words + (f" precision={precision}" if precision != "fp32" else "")
+    words += f" precision={precision}" if precision != "fp32" else ""
+    return words + (f" zero_points={zero_points}" if zero_points else "")
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -89,7 +94,7 @@ def parameters(given: str) -> Parameters:
         ArgumentError: it is another text.
     """
     try:
-        found: dict[str, str] = dict(word.split("=", 1) for word in given.split())  # type: ignore[misc]
+        found: dict[str, str] = dict(word.split("=", 1) for word in given.split())
         numbers = [tuple(map(int, found.pop(name, default).split(","))) for name, default in _WINDOW.items()]
         groups, epilogue = int(found.pop("groups", "1")), found.pop("epilogue", "")
         return Parameters(Window(*numbers), groups, epilogue, **found)
@@ -123,13 +128,21 @@ def output_shape(x: torch.Tensor, weight: torch.Tensor, window: Window, epilogue
 
 
 def check_convolution(name: str, given: Mapping[str, torch.Tensor], window: Window, groups: int) -> None:
-    """Raises ArgumentError if image and weight do not fit each other."""
+    """Raises ArgumentError if image and weight do not fit each other, or are not floating-point numbers."""
     x, weight = given["x"], given["weight"]
+    if x.dtype not in FLOATS:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+        raise ArgumentError(f"x of {name} has dtype {x.dtype}; allowed: {allowed}; quantized_conv2d takes 8-bit numbers")
+    if weight.dtype != x.dtype:
+        raise ArgumentError(f"weight of {name} has dtype {weight.dtype}, x has {x.dtype}; convert one of them")
+    check_window(name, x, weight, window, groups)
+
+
+def check_window(name: str, x: torch.Tensor, weight: torch.Tensor, window: Window, groups: int) -> None:
+    """Raises ArgumentError if the shapes of image and weight do not fit each other, the window or the groups."""
     for label, tensor, axes in (("x", x, "(n, c, h, w)"), ("weight", weight, "(k, c / groups, r, s)")):
         if tensor.dim() != 4:
             raise ArgumentError(f"{label} of {name} has shape {tuple(tensor.shape)}; allowed: four axes {axes}")
-        if tensor.dtype != x.dtype:
-            raise ArgumentError(f"{label} of {name} has dtype {tensor.dtype}, x has {x.dtype}; convert one of them")
     lengths = (len(window.stride), len(window.padding), len(window.dilation))
     if lengths != (2, 4, 2) or min(*window.stride, *window.dilation) < 1 or min(window.padding) < 0:
         raise ArgumentError(
