@@ -303,3 +303,18 @@ def test_whether_a_graph_is_captured_is_asked_on_gpus_only(torch: Any, sst: Any,
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert sst.store.capturing(torch.device("cuda", 0))
     assert not sst.store.capturing(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu", "clip", "sigmoid", "silu", "hard_swish", "gelu"])
+def test_activations_by_pytorch_are_those_of_the_stages(torch: Any, sst: Any, activation: str) -> None:
+    """What PyTorch computes where there is no kernel, against the definition in NumPy."""
+    from schedsearch.ops import STAGES
+
+    x, weight, bias, _ = images(torch)
+    exact = torch.nn.functional.conv2d(x.double(), weight.double(), bias.double()).numpy()
+    with sst.use(None):
+        y = sst.conv2d(x, weight, bias, activation=activation, negative_slope=0.3, low=-0.5, high=0.75)
+    limits = (0.0, 6.0) if activation == "relu6" else (-0.5, 0.75)
+    scalars = {"leaky_relu_slope": 0.3, "clip_min": limits[0], "clip_max": limits[1]}
+    expected = STAGES["clip" if activation == "relu6" else activation].apply(exact, {}, scalars, {})
+    torch.testing.assert_close(y.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)

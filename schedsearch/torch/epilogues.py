@@ -7,6 +7,7 @@ A word is the name of a stage of `schedsearch.ops.STAGES`. A stage with a parame
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ TENSORS = {
     "dequantise_scale": "scale",
     "quantise_scale": "output_scale",
     "residual": "residual",
+}
+# Stages without operands and numbers.
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "hard_swish": functional.hardswish,
+    "gelu": functional.gelu,
 }
 SCALARS = {"leaky_relu_slope": "low", "clip_min": "low", "clip_max": "high"}
 
@@ -89,8 +98,8 @@ def computed(
             y = y * scale.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
         elif word == "residual" and residual is not None:
             y = y + residual
-        elif word == "relu":
-            y = torch.relu(y)
+        elif word in ACTIVATIONS:
+            y = ACTIVATIONS[word](y)
         elif word == "leaky_relu":
             y = functional.leaky_relu(y, low)
         elif word == "clip":

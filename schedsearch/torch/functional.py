@@ -14,7 +14,7 @@ from schedsearch.torch.depthwise import Depthwise
 from schedsearch.torch.moves import Shuffled
 from schedsearch.torch.window import convolve, text
 
-_ACTIVATIONS = ("relu", "relu6", "leaky_relu", "clip")
+_ACTIVATIONS = (*epilogues.ACTIVATIONS, "relu6", "leaky_relu", "clip")
 _Pair = int | Sequence[int]
 _Stages = tuple[Any, ...]  # the arguments of `_epilogue`
 _NO_STAGES: _Stages = (False, False, False, None, False)
@@ -55,7 +55,8 @@ def conv2d(
         stride, dilation: one number or (vertical, horizontal).
         padding: one number, (vertical, horizontal), (top, left, bottom, right), "valid" or "same".
         groups: divides c and k.
-        activation: relu, relu6, leaky_relu (with `negative_slope`), clip (to `low` ... `high`), or None.
+        activation: relu, relu6, leaky_relu (with `negative_slope`), clip (to `low` ... `high`), sigmoid, silu, hard_swish,
+            gelu, or None.
         residual_last: the residual is added behind the activation.
         pixel_shuffle: the factor of a torch.nn.PixelShuffle behind everything else; no residual then.
         precision: of products of float32: fp32 or tf32; by default as torch.backends.cudnn.allow_tf32 says.

@@ -156,8 +156,8 @@ class QuantizedConv2d(Operation):
             return y + each_channel("bias").double()
         if stage == "residual":
             return y + given["residual"].double()
-        if stage == "relu":
-            return torch.relu(y)
+        if stage in epilogues.ACTIVATIONS:
+            return epilogues.ACTIVATIONS[stage](y)
         if stage == "leaky_relu":
             return functional.leaky_relu(y, scalars["low"])
         if stage == "clip":
