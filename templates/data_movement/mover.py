@@ -36,10 +36,12 @@ MAX_SQUARE_WORDS = 32  # registers that hold the elements of several vectors
 _RUN_BYTES = (64, 128, 256, 512, 1024)
 _TILE_BYTES = (4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10)
 _DEFAULT_TILE_BYTES = 16 << 10  # of the default, if there are enough tiles
+_DEFAULT_SHARED_BYTES = 48 << 10
+_SQUARE_RUN_BYTES, _LONG_RUN_BYTES = 128, 512  # runs of y that squares fill in the default; runs that need no hints
 _THREADS_PER_SM = 1024  # that registers must suffice for
 _FEWER_PER_SM = 512  # if a thread holds the most elements
 _TILES_PER_SM = 4  # the default takes smaller tiles rather than fewer
-_SHORT_RUN_BYTES = 32  # a run costs as if it were so much longer
+_SHORT_RUN_BYTES = 48  # a run costs as if it were so much longer
 _PER_OCTAVE = 0.15  # what half or twice the wanted bytes of a tile cost
 _MOST_SHARED_BYTES = 96 << 10
 _BLOCKS = Knob("blocks_per_sm", (0, 2, 4, 8, 16), "blocks that loop over the work; 0: one block for each part of it")
@@ -192,13 +194,27 @@ class Mover:
         return Staging(self.move, tuple(tile), self.load_bytes, store_bytes, across)
 
     def default(self) -> Config:
-        """Tiles of about 16 KiB with runs of 128 bytes or more, and the stores with the fewest conflicts of banks."""
+        """Tiles of 16 KiB, or more where that makes short runs longer, and the stores with the fewest conflicts of banks.
+
+        Squares whose runs in y are short leave the caches early, while their neighbours in memory are written.
+        """
         space = self.space()
         if self.copies:
             return Config(unroll=4, threads=256, blocks_per_sm=0, stores="default")
-        tile = min(self.tiles, key=self._cost)
+        small = [
+            name
+            for name, tile in self.tiles.items()
+            if self._staging(tile, CHUNK_BYTES).shared_bytes <= _DEFAULT_SHARED_BYTES
+        ]
+        tile = min(small or self.tiles, key=self._cost)
         ways = sorted(self._ways(space, tile), key=lambda way: self._staging(self.tiles[tile], *way).cycles())
-        for threads, (store_bytes, across) in itertools.product((256, 128, 64, 512), ways):
+        squares = ways[0][1] > 1
+        staging = self._staging(self.tiles[tile], CHUNK_BYTES)
+        y_run_bytes = staging.run_elements * self.move.element_bytes
+        short = squares and y_run_bytes < min(staging.x_span_bytes, _LONG_RUN_BYTES)
+        for threads, (store_bytes, across) in itertools.product(
+            (128, 64, 256, 512) if squares else (256, 128, 64, 512), ways
+        ):
             config = Config(
                 tile=tile,
                 store_bytes=store_bytes,
@@ -207,7 +223,7 @@ class Mover:
                 blocks_per_sm=0,
                 loads=_values(space, "loads")[0],
                 buffers=1,
-                stores="default",
+                stores="streaming" if short else "default",
                 along="y",
             )
             if not space.check(config):
@@ -219,7 +235,8 @@ class Mover:
         widths = _values(space, "store_bytes")[::-1]
         for n in widths:
             most = min(self._staging(self.tiles[tile], n).across_bytes // self.move.element_bytes, 4 * MAX_SQUARE_WORDS // n)
-            if most > 1 and n >= 8:
+            run_bytes = self._staging(self.tiles[tile], n, 2).run_elements * self.move.element_bytes
+            if most > 1 and n >= 8 and run_bytes >= _SQUARE_RUN_BYTES:
                 return [*((n, m) for m in _values(space, "across")[:0:-1] if m <= most), *((n, 1) for n in widths)]
         return [(n, 1) for n in widths]
 
