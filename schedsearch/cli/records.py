@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedsearch.cli import c_export, render
+from schedsearch.cli import render
 from schedsearch.cli.damaged import report_damage
 from schedsearch.cli.options import AtLeast
+from schedsearch.cli.records_export import export
+from schedsearch.cli.stores import db_option, json_option, open_store, print_counts, target_key, target_option
 from schedsearch.cli.trust import trust
 from schedsearch.errors import NoValidConfigError, RegressionError
-from schedsearch.measurement import DEFAULT_DB, Outcome
+from schedsearch.measurement import Outcome
 from schedsearch.records.formats import FORMATS
 from schedsearch.text import MESSAGE_LIMIT, printable, shortened
 
@@ -30,41 +29,25 @@ if TYPE_CHECKING:
     from schedsearch.target import Target
 
 
-def _db_option(function: Any) -> Any:
-    return click.option("--db", metavar="FILE", default=DEFAULT_DB, show_default=True, help="Record store.")(function)
-
-
-def _json_option(function: Any) -> Any:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
-
-
-def _target_option(function: Any) -> Any:
-    return click.option(
-        "--target",
-        "selector",
-        metavar="TARGET",
-        help="Only this device: auto, cpu, cuda, cuda:N, a100, h200, b200 or a key.",
-    )(function)
-
-
 @click.group()
 def records() -> None:
     """Look at measurements, move them between files, check them and keep the database small."""
 
 
 records.add_command(trust)
+records.add_command(export)
 
 
 @records.command("list")
-@_db_option
+@db_option
 @click.option("--op", metavar="NAME", help="Only this operator.")
-@_target_option
+@target_option
 @click.option("--template", metavar="NAME", help="Only this template.")
 @click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only this outcome.")
 @click.option("--failed", is_flag=True, help="Only outcomes other than ok.")
 @click.option("--run", metavar="ID", help="Only this tuning run.")
 @click.option("--limit", metavar="N", type=AtLeast(1), default=50, show_default=True, help="Show at most this many.")
-@_json_option
+@json_option
 def list_(
     db: str,
     op: str | None,
@@ -80,8 +63,8 @@ def list_(
     if failed and outcome is not None:
         raise click.UsageError("--failed and --outcome exclude each other; give one")
     outcomes = set(Outcome) - {Outcome.OK} if failed else {Outcome(outcome)} if outcome else None
-    with _open(db) as store:
-        rows = store.rows(op=op, target=_key(selector), template=template, outcomes=outcomes, run=run, limit=limit)
+    with open_store(db) as store:
+        rows = store.rows(op=op, target=target_key(selector), template=template, outcomes=outcomes, run=run, limit=limit)
     if as_json:
         render.echo_json([_listed(row) for row in rows])
         return
@@ -105,11 +88,11 @@ def list_(
 
 @records.command()
 @click.argument("record_id", metavar="ID", type=int)
-@_db_option
-@_json_option
+@db_option
+@json_option
 def show(record_id: int, db: str, as_json: bool) -> None:
     """Show everything about one record; ids are those of `records list`."""
-    with _open(db) as store:
+    with open_store(db) as store:
         record = store.row(record_id)
         profiles = store.profiles(record_id)
     if as_json:
@@ -156,7 +139,7 @@ def show(record_id: int, db: str, as_json: bool) -> None:
 
 @records.command()
 @click.argument("record_id", metavar="ID", type=int)
-@_db_option
+@db_option
 def ptx(record_id: int, db: str) -> None:
     """Compile the GPU kernel of a record again and print its PTX; needs no GPU.
 
@@ -166,7 +149,7 @@ def ptx(record_id: int, db: str) -> None:
     from schedsearch.dashboard.kernels import ptx as ptx_of_record
     from schedsearch.dashboard.kernels import target_of
 
-    with _open(db) as store:
+    with open_store(db) as store:
         record, runs = store.row(record_id), store.runs()
     text = ptx_of_record(record, target_of(record, runs))
     other = [
@@ -180,14 +163,14 @@ def ptx(record_id: int, db: str) -> None:
 
 
 @records.command()
-@_db_option
+@db_option
 @click.option("--op", metavar="NAME", help="Only this operator.")
-@_target_option
-@_json_option
+@target_option
+@json_option
 def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
     """List the best record of every workload and target: what deployment serves."""
-    with _open(db) as store:
-        bests = list(store.bests(op=op, target=_key(selector)))
+    with open_store(db) as store:
+        bests = list(store.bests(op=op, target=target_key(selector)))
     if as_json:
         render.echo_json(
             [
@@ -224,91 +207,15 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
     _note_problems([entry.row for entry in bests])
 
 
-@records.command()
-@click.argument("file", metavar="[FILE]", type=click.Path(dir_okay=False), required=False)
-@_db_option
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    help="jsonl, our own and complete, or that of another tuner.  [default: jsonl]",
-)
-@click.option("--deploy", is_flag=True, help="Write a small database of best kernels for deployment instead.")
-@c_export.c_options
-@click.option("--artifacts", is_flag=True, help="Put machine code into the JSON lines too.")
-@click.option(
-    "--workload",
-    "workloads",
-    metavar="ID",
-    multiple=True,
-    help="Only this workload: its label, or how its id begins; several times with --c.",
-)
-@click.option("--template", metavar="NAME", help="Only this template.")
-@_target_option
-@_json_option
-def export(
-    file: str | None,
-    db: str,
-    form: str | None,
-    deploy: bool,
-    c_folder: str | None,
-    mode: str | None,
-    torch: bool,
-    artifacts: bool,
-    workloads: tuple[str, ...],
-    template: str | None,
-    selector: str | None,
-    as_json: bool,
-) -> None:
-    """Write records to FILE: all as JSON lines, a task's in another tuner's format, or the best kernels with --deploy.
-
-    With --c write the best GPU kernels as C functions to a folder.
-    """
-    from schedsearch.records import exchange
-    from schedsearch.records.deployment import export_deploy
-
-    given = {"--deploy": deploy, "--format": form, "--artifacts": artifacts, "--template": template}
-    c_export.check_options(file, c_folder, mode, torch, [name for name, value in given.items() if value])
-    if c_folder is not None:
-        with _open(db) as store:
-            c_export.export(store, c_folder, workloads, _key(selector), mode, torch, as_json)
-        return
-    assert file is not None  # or check_options has raised
-    if deploy and (artifacts or form):
-        raise click.UsageError("--artifacts and --format are not for --deploy, which writes a database with machine code")
-    foreign = form not in (None, "jsonl")
-    if foreign and artifacts:
-        raise click.UsageError(f"--artifacts is for jsonl; the format {form} has no place for machine code")
-    if not foreign and (workloads or template or (selector and not deploy)):
-        raise click.UsageError(
-            "--workload and --template need the format of another tuner, --target that or --deploy; JSON lines have all"
-        )
-    if len(workloads) > 1:
-        raise click.UsageError("a file in another tuner's format has one task; give --workload once")
-    into_stdout = _is_stdout(file)  # then nothing else may go there
-    with _open(db) as store:
-        counts: dict[str, Any]
-        if deploy:
-            counts = export_deploy(store, file, target=_key(selector))
-        elif form is not None and foreign:
-            from schedsearch.records.formats.exchange import export_file
-
-            workload = workloads[0] if workloads else None
-            counts = export_file(store, file, form, workload=workload, template=template, target=_key(selector))
-        else:
-            counts = {"records": exchange.export_jsonl(store, file, artifacts=artifacts)}
-    _print_counts({"file": file, **counts}, as_json, err=into_stdout)
-
-
 @records.command("import")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
-@_db_option
+@db_option
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), help="Format of the file; recognised from its content by default."
 )
 @click.option("--t1", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="T1 description of T4 results.")
 @click.option("--trusted", is_flag=True, help="Take bests and machine code of another machine; they are left out otherwise.")
-@_json_option
+@json_option
 def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool, as_json: bool) -> None:
     """Add the records of a file: all of them, or none if anything in it is wrong."""
     from schedsearch.records.filling import fill_store
@@ -319,13 +226,13 @@ def import_(file: str, db: str, form: str | None, t1: str | None, trusted: bool,
         return import_file(store, file, form, t1=t1, trusted=trusted)
 
     report = fill_store(db, fill)
-    _print_counts(asdict(report), as_json, note=report.note)
+    print_counts(asdict(report), as_json, note=report.note)
 
 
 @records.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
-@_db_option
-@_json_option
+@db_option
+@json_option
 def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
     """Add the records of other databases to the one given by --db, which is created when missing."""
     from schedsearch.records import exchange
@@ -336,24 +243,24 @@ def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
         return exchange.merge(store, files)
 
     report = fill_store(db, fill)
-    _print_counts(asdict(report), as_json, note=report.note)
+    print_counts(asdict(report), as_json, note=report.note)
 
 
 @records.command()
 @click.option("--keep", metavar="K", type=AtLeast(1), default=1, show_default=True, help="Fastest per workload and target.")
-@_db_option
-@_json_option
+@db_option
+@json_option
 def prune(keep: int, db: str, as_json: bool) -> None:
     """Drop the stored machine code of all records except the K fastest; every measurement stays."""
     from schedsearch.records.store import Store
 
     with Store.open(db, create=False) as store:
         counts = store.prune(keep)
-    _print_counts(counts, as_json)
+    print_counts(counts, as_json)
 
 
 @records.command()
-@_db_option
+@db_option
 @click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--no-wait", is_flag=True, help="Exit with 3 instead of waiting while another run holds the device.")
 @click.option(
@@ -364,7 +271,7 @@ def prune(keep: int, db: str, as_json: bool) -> None:
     metavar="[TOOL]",
     help="Also run each kernel under NVIDIA's compute-sanitizer; memcheck by default, or initcheck, racecheck, synccheck.",
 )
-@_json_option
+@json_option
 def verify(db: str, selector: str, no_wait: bool, tool: str | None, as_json: bool) -> None:
     """Verify and time the best records of this device again, each in its recorded timing mode.
 
@@ -438,21 +345,6 @@ def _sanitize(db: str, target: Target, tool: str, options: Mapping[str, Any], as
     return found
 
 
-def _open(db: str) -> Store:
-    from schedsearch.records.store import Store
-
-    return report_damage(Store.open(db, create=False, readonly=True))
-
-
-def _key(selector: str | None) -> str | None:
-    """The key of a target given as --target: the key of a device or preset; any other text is taken as a target key."""
-    if selector is None or ":" in selector.removeprefix("cuda:"):
-        return selector
-    from schedsearch.device.detect import detect
-
-    return detect(selector, presets=True).key
-
-
 def _workload_json(row: RecordRow) -> dict[str, Any]:
     """Operator and parameters, in their stored form if the operator is not installed."""
     if row.problem:
@@ -489,23 +381,3 @@ def _anchor(row: RecordRow) -> str:
         return "-"
     ratio = f", {row.anchor_ratio:.3f} of it" if row.anchor_ratio is not None else ""
     return f"the default took {render.duration(row.anchor.time_ns)} in the same race{ratio}"
-
-
-def _is_stdout(file: str) -> bool:
-    """Whether a path, e.g. /dev/stdout, is the standard output of this process."""
-    try:
-        return os.path.samestat(Path(file).stat(), os.fstat(sys.stdout.fileno()))
-    except OSError:
-        return False
-
-
-def _print_counts(counts: dict[str, Any], as_json: bool, err: bool = False, note: str = "") -> None:
-    if as_json:
-        render.echo_json(counts, err=err)
-    else:
-        shown = {name: value for name, value in counts.items() if name != "warnings"}
-        render.say(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()), err=err)
-    for text in counts.get("warnings", ()):
-        render.note(f"warning: {text}")
-    if note:
-        render.note(f"note: {note}")
