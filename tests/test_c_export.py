@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -180,6 +181,27 @@ def test_headers_and_sources_are_cpp_too(library: Path, tmp_path: Path) -> None:
     subprocess.run([*strict, tmp_path / "all.cpp", *sources], check=True)
 
 
+def test_cmake_and_pkg_config_know_the_library(driver: Path, tmp_path: Path) -> None:
+    need_compiler("cmake", "make", "pkg-config")
+    with Store.open(tmp_path / "records.db") as store:
+        add(store, CONV, conv_artifact())
+        export_c(store, tmp_path / "kernels")
+    folder = tmp_path / "kernels"
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.17)\nproject(program C)\nadd_subdirectory(kernels)\n"
+        f"add_executable(program {ROOT / 'examples' / 'c' / 'main.c'})\n"
+        "target_link_libraries(program PRIVATE schedsearch_kernels)\n"
+    )
+    options = [f"-DCMAKE_LIBRARY_PATH={driver}", "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON"]
+    subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "build", *options], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", tmp_path / "build"], check=True, capture_output=True)
+    assert (tmp_path / "build" / "program").exists()
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(folder)}
+    asked = ["pkg-config", "--cflags", "--libs", "schedsearch_kernels"]
+    flags = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert flags == [f"-I{folder}", f"-L{folder}", "-lschedsearch_kernels", "-lcuda", "-pthread"]
+
+
 def test_the_same_database_gives_the_same_bytes(
     database: tuple[Path, list[Artifact]], library: Path, tmp_path: Path
 ) -> None:
@@ -292,6 +314,7 @@ def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path: Path) -> 
         (["file", "--c", "kernels"], r"it does not go with FILE (file)"),
         (["--c", "kernels", "--deploy"], "it does not go with --deploy"),
         (["file", "--mode", "cold-graph-v1"], "--mode is for --c"),
+        (["file", "--torch"], "--torch is for --c DIR"),
     ):
         refused = command("records", "export", *words, *database)
         assert refused.exit_code == 2 and message in refused.stderr

@@ -49,8 +49,12 @@ found["two outputs"] = [list(each.shape) for each in own(vector, vector, *number
 
 
 def refused(*arguments):
+    return refused_number(conv, *arguments)
+
+
+def refused_number(operator, *arguments):
     try:
-        conv(*arguments)
+        operator(*arguments)
     except (RuntimeError, NotImplementedError) as error:
         return str(error).splitlines()[0]
 
@@ -58,6 +62,7 @@ def refused(*arguments):
 found["shape"] = refused(torch.empty(1, 14, 14, 64, **half), weight, bias)
 found["strides"] = refused(torch.empty(2, 64, 14, 14, **half), weight, bias)
 found["dtype"] = refused(x.float(), weight, bias)
+found["number"] = refused_number(own, vector, vector, True, 128)
 found["cpu"] = refused(torch.zeros(2, 14, 14, 64, dtype=torch.float16), weight, bias)
 
 
@@ -107,6 +112,7 @@ def test_operators_are_loaded_and_exported_without_a_gpu(built: tuple[Path, Path
     assert "x has shape (1, 14, 14, 64) with strides (12544, 896, 64, 1); allowed: shape (2, 14, 14, 64)" in found["shape"]
     assert "or shape (2, 64, 14, 14) with strides (12544, 1, 896, 64)" in found["strides"]
     assert "x has another dtype than the kernel takes" in found["dtype"]
+    assert "a_int8 is 128; allowed: -128 to 127" in found["number"]
     assert found["cpu"] is not None
     assert found["exported"][0] == f"schedsearch_c.{names[0]}.default"
     assert json.loads((folder / "MANIFEST.json").read_text())["files"]["schedsearch_torch.cpp"]

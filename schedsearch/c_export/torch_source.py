@@ -88,9 +88,17 @@ def _tables(number: int, chosen: Chosen) -> str:
     parts = [
         _table("Array", f"arguments_{number}", [_array(spec) for spec in workload.signature]),
         _table("Array", f"outputs_{number}", [_array(spec) for spec in workload.outputs]),
-        _table("Number", f"numbers_{number}", [f"{{{string(s.name)}, '{_kind(s)}'}}" for s in workload.scalars]),
+        _table("Number", f"numbers_{number}", [_number(scalar) for scalar in workload.scalars]),
     ]
     return "".join(parts)
+
+
+def _number(scalar: ScalarSpec) -> str:
+    low, high = 0, 0
+    if _kind(scalar) == "i":
+        row = dtype_of(scalar.dtype) if scalar.dtype != "uint64" else dtype_of("int64")
+        low, high = max(int(row.lowest), -(2**63) + 1), int(row.largest)  # C++ has no literal of the smallest int64
+    return f"{{{string(scalar.name)}, '{_kind(scalar)}', {low if scalar.dtype != 'uint64' else 0}, {high}}}"
 
 
 def _table(kind: str, name: str, rows: Sequence[str]) -> str:

@@ -91,10 +91,13 @@ struct Call {
     int32_t device_type = 0, device = 0;
 };
 
-schedsearch_scalar number(const Number &number, StableIValue value)
+schedsearch_scalar number(const Operator &op, const Number &number, StableIValue value)
 {
     schedsearch_scalar made;
     made.bits = 0;
+    if (number.kind == 'i' && (to<int64_t>(value) < number.low || to<int64_t>(value) > number.high))
+        refuse(op, std::string(number.name) + " is " + std::to_string(to<int64_t>(value)) + "; allowed: " +
+                       std::to_string(number.low) + " to " + std::to_string(number.high));
     if (number.kind == 'f')
         made.float32 = static_cast<float>(to<double>(value));
     else if (number.kind == 'd')
@@ -114,7 +117,7 @@ Call take(const Operator &op, StableIValue *stack, uint64_t arguments, uint64_t 
     if (arguments != op.argument_count + op.number_count || outputs != op.output_count)
         refuse(op, "the schema has other arguments than the kernel");
     for (size_t i = 0; i < op.number_count; i++)
-        call.numbers.push_back(number(op.numbers[i], stack[op.argument_count + i]));
+        call.numbers.push_back(number(op, op.numbers[i], stack[op.argument_count + i]));
     const Tensor &first = call.arguments.at(0);
     check(aoti_torch_get_device_type(first.get(), &call.device_type), op, "the device of an argument cannot be read");
     call.device = first.get_device_index();

@@ -31,6 +31,7 @@ struct Array {
 struct Number {
     const char *name;
     char kind; // f: float32, d: float64, b: bool, i: an integer
+    int64_t low, high; // of an integer
 };
 
 // An operator, whose arguments are arrays, then numbers.
