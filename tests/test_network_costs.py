@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from records_support import A100, H200, conv, record
 
-from schedsearch import transpose
+from schedsearch import Workload, transpose
 from schedsearch.network.costs import NOT_FIRST, OVER_ROOFLINE, UNTUNED, RecordCosts
 from schedsearch.network.graph import Network, Node
+from schedsearch.network.residency import MOST_SAVED, SAVINGS
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
 from schedsearch.roofline import least_time_ns, suspect_time_ns
@@ -18,6 +19,7 @@ from schedsearch.target import PRESETS, Target
 from schedsearch.workload import distance
 
 TARGET = PRESETS["h200"]
+HEAVY = dict(n=1, h=1, w=1, c=8192, k=4096, r=1, s=1)  # weights of 64 MiB
 
 
 @pytest.fixture
@@ -35,6 +37,26 @@ def test_a_recorded_workload_costs_its_best_time(costs: RecordCosts) -> None:
     cost = costs(conv())
     assert (cost.time_ns, cost.origin, cost.record_id, cost.least_ns) == (1000.0, "record", 1, 1000.0)
     assert cost.reason == "record 1 by conv2d_wgmma" and cost.measured
+
+
+def test_in_a_network_a_call_finds_its_arrays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
+    small, large = conv(k=512), conv(n=2048, k=512)
+    with Store.open(tmp_path / "records.db") as store:
+        for number, (workload, time_ns) in enumerate({small: 7000.0, large: 90000.0, conv(): 600.0}.items()):
+            store.promote(store.append(record(time_ns, number=number, workload=workload)))
+    x = small.signature[0]
+    assert large.signature[0].nbytes > TARGET.l2_bytes / 2 > x.nbytes
+    node = Node("n", ("n",), {"x": "x", "weight": "w"}, {"y": "y"}, (small,))
+    heavy = Node("h", ("h",), {"x": "x", "weight": "v"}, {"y": "y"}, (Workload.conv2d(**HEAVY),))
+    saved = SAVINGS["NVIDIA H200"]
+    with Lookup(tmp_path / "records.db") as lookup:
+        for nodes, waits in (((node,), 2), ((node, heavy), 1)):  # the weights stay in the cache, or do not
+            costs = RecordCosts(lookup, TARGET, network=Network((), (), {}, {}, nodes), check=lambda workload: "")
+            expected = 7000.0 - waits * saved.latency_ns - saved.ns_per_byte * x.nbytes
+            assert costs(small).time_ns == pytest.approx(expected) and "us less than cold" in costs(small).reason
+            assert costs(large).time_ns == pytest.approx(90000.0 - waits * saved.latency_ns)  # too large to stay
+            assert costs(conv()).time_ns >= MOST_SAVED * 600.0
 
 
 def test_any_other_costs_the_time_of_the_most_similar_one_by_the_ratio_of_their_rooflines(costs: RecordCosts) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.network.graph import Network, Node
+from schedsearch.network.residency import Residency
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
 from schedsearch.roofline import least_time_ns, suspect_time_ns
@@ -64,15 +65,17 @@ class RecordCosts:
     """Costs from a database.
 
     A workload with a record costs the time of the best one, whichever machine measured it, so that a database gives the same
-    plan everywhere. Any other is estimated: the time of the most similar workload of the operator (by `workload.distance`;
-    records of the same kind of device come first), times the ratio of the two rooflines, times `UNTUNED`. Without any record
-    of the operator it is its roofline times `OVER_ROOFLINE`. Estimates are pessimistic, so that a plan takes what was not
-    measured only where it has to. `plan.missing` says what is worth measuring.
+    plan everywhere, less what a call saves in a network against a cold one (`residency`). Any other is estimated: the time
+    of the most similar workload of the operator (by `workload.distance`; records of the same kind of device come first),
+    times the ratio of the two rooflines, times `UNTUNED`. Without any record of the operator it is its roofline times
+    `OVER_ROOFLINE`. Estimates are pessimistic, so that a plan takes what was not measured only where it has to.
+    `plan.missing` says what is worth measuring.
 
     Args:
         lookup: None if there are no records.
         mode: how the records were timed.
-        network: estimates of ways that are not the first of a node are raised by `NOT_FIRST`.
+        network: what the workloads are for; None: nothing is saved. Estimates of ways that are not the first of a
+            node are raised by `NOT_FIRST`.
         check: returns why no kernel runs a workload on the target, or ""; default: asks the templates.
 
     Example:
@@ -94,6 +97,7 @@ class RecordCosts:
         self._check = check or self._no_template
         nodes = [] if network is None else [node for node in network.nodes if isinstance(node, Node)]
         first = {node.ways[0] for node in nodes}
+        self._residency = Residency.of(network, target, mode)
         self._later_ways = {way for node in nodes for way in node.ways if way not in first}
         self._known: dict[Workload, Cost] = {}
         self._neighbours: dict[str, _Neighbours] = {}
@@ -113,7 +117,10 @@ class RecordCosts:
             return None
         if row is None:
             return None
-        return Cost(row.time_ns, "record", f"record {row.record_id} by {row.template}", row.time_ns, row.record_id)
+        saved_ns = self._residency.saved_ns(workload, row.time_ns)
+        why = f"record {row.record_id} by {row.template}" + (f", {saved_ns / 1e3:.2f} us less than cold" if saved_ns else "")
+        time_ns = row.time_ns - saved_ns
+        return Cost(time_ns, "record", why, time_ns, row.record_id)
 
     def _estimated(self, workload: Workload) -> Cost:
         if reason := self._check(workload):
