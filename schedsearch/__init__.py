@@ -51,11 +51,13 @@ if TYPE_CHECKING:
     from schedsearch.ops.gather import gather
     from schedsearch.ops.layer_norm import layer_norm
     from schedsearch.ops.layout_transform import layout_transform
+    from schedsearch.ops.nms import nms
     from schedsearch.ops.nonzero import nonzero
     from schedsearch.ops.packing import pack, unpack
     from schedsearch.ops.pad import pad
     from schedsearch.ops.pool2d import pool2d
     from schedsearch.ops.resize import resize
+    from schedsearch.ops.roi_align import roi_align
     from schedsearch.ops.scatter import scatter
     from schedsearch.ops.softmax import softmax
     from schedsearch.ops.strided_slice import strided_slice
@@ -131,6 +133,7 @@ _HOMES = {
     "layout_transform": "schedsearch.ops.layout_transform",
     "load": "schedsearch.executable.file",
     "load_templates": "schedsearch.template",
+    "nms": "schedsearch.ops.nms",
     "nonzero": "schedsearch.ops.nonzero",
     "own_kernel": "schedsearch.own.deployed",
     "pack": "schedsearch.ops.packing",
@@ -138,6 +141,7 @@ _HOMES = {
     "plan_tasks": "schedsearch.session",
     "pool2d": "schedsearch.ops.pool2d",
     "resize": "schedsearch.ops.resize",
+    "roi_align": "schedsearch.ops.roi_align",
     "scatter": "schedsearch.ops.scatter",
     "softmax": "schedsearch.ops.softmax",
     "space_to_depth": "schedsearch.ops.depth_to_space",
@@ -205,6 +209,7 @@ __all__ = [
     "layout_transform",
     "load",
     "load_templates",
+    "nms",
     "nonzero",
     "own_kernel",
     "pack",
@@ -212,6 +217,7 @@ __all__ = [
     "plan_tasks",
     "pool2d",
     "resize",
+    "roi_align",
     "scatter",
     "softmax",
     "space_to_depth",

@@ -68,6 +68,10 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "topk_cpu": "selection.cpu",
     "nonzero_cuda": "selection.cuda",
     "nonzero_cpu": "selection.cpu",
+    "nms_cuda": "detection.cuda",
+    "nms_cpu": "detection.cpu",
+    "roi_align_cuda": "detection.cuda",
+    "roi_align_cpu": "detection.cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

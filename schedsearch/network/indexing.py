@@ -1,4 +1,4 @@
-"""Nodes that choose elements: gathers and scatters by indices, and the largest or smallest numbers."""
+"""Nodes that choose elements: gathers and scatters by indices, the largest or smallest numbers, parts of images."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from schedsearch.workload import Workload
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_SHIFTED_OPSET = 16  # before it, regions of RoiAlign were not shifted
 _BY = {
     "Gather": "slices",
     "GatherElements": "elements",
@@ -73,4 +74,19 @@ def _topk(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     return chain
 
 
-INDEXED: Mapping[str, Read] = {**dict.fromkeys(_BY, _indexed), "TopK": _topk}
+def _roi_align(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    x, rois, batch = inputs_of(node, 3)
+    read = node.attributes
+    old = node.graph is not None and node.graph.opset_imports.get("", _SHIFTED_OPSET) < _SHIFTED_OPSET
+    params: dict[str, Any] = dict(zip("nchw", extents_of(node, x)))
+    params |= {
+        "rois": extents_of(node, rois)[0], "oh": read.get_int("output_height", 1), "ow": read.get_int("output_width", 1),
+        "mode": {"avg": "average"}.get(mode := read.get_string("mode", "avg"), mode),
+        "sampling_ratio": read.get_int("sampling_ratio", 0), "spatial_scale": read.get_float("spatial_scale", 1.0),
+        "coordinates": read.get_string("coordinate_transformation_mode", "output_half_pixel" if old else "half_pixel"),
+        "dtype": dtype_of(x), "rois_dtype": dtype_of(rois),
+    }  # fmt: skip
+    return chain_of(node, "roi_align", params, {"x": x, "rois": rois, "batch_indices": batch})
+
+
+INDEXED: Mapping[str, Read] = {**dict.fromkeys(_BY, _indexed), "TopK": _topk, "RoiAlign": _roi_align}

@@ -57,7 +57,7 @@ def typed(chain: Chain, dtype: str | None) -> dict[str, Any]:
     params, stages = dict(chain.params), chain.stages
     constants = [name for name, operand in chain.arguments.items() if isinstance(operand, Constant)]
     if dtype is not None:
-        params |= {key: dtype for key in ("dtype", "out_dtype") if params.get(key) in FLOATS}
+        params |= {key: dtype for key in ("dtype", "out_dtype", "rois_dtype") if params.get(key) in FLOATS}
         if chain.op == "elementwise":
             params["inputs"] = [
                 [name, dtype if of_input in FLOATS and name not in constants else of_input, shape]
@@ -200,6 +200,7 @@ _CANDIDATES: Mapping[str, Callable[[Chain, dict[str, Any], Sequence[str], bool],
     "gather": _plain,
     "scatter": _plain,
     "topk": _plain,
+    "roi_align": _images,
     "elementwise": _elementwise,
     "softmax": _softmax,
     "layer_norm": _layer_norm,

@@ -66,6 +66,10 @@ BUILT_IN = {
     "topk_cpu": "schedsearch.templates.selection.cpu:TopKCpu",
     "nonzero_cuda": "schedsearch.templates.selection.cuda:NonZeroCuda",
     "nonzero_cpu": "schedsearch.templates.selection.cpu:NonZeroCpu",
+    "nms_cuda": "schedsearch.templates.detection.cuda:NmsCuda",
+    "nms_cpu": "schedsearch.templates.detection.cpu:NmsCpu",
+    "roi_align_cuda": "schedsearch.templates.detection.cuda:RoiAlignCuda",
+    "roi_align_cpu": "schedsearch.templates.detection.cpu:RoiAlignCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

@@ -74,7 +74,7 @@ class ArrayEmulator(VectorEmulator):
             "shfl_up_sync": lambda mask, value, step: self._lane(mask, value, lambda lane: lane - int(step)),
             "shfl_xor_sync": lambda mask, value, step: self._lane(mask, value, lambda lane: lane ^ int(step)),
             "shfl_sync": lambda mask, value, source: self._lane(mask, value, lambda lane: int(source)),
-            "popc": lambda value: int(value).bit_count(),
+            "popc": lambda value: (int(value) % 2**64).bit_count(),
             "ffs": lambda value: (int(value) & -int(value)).bit_length(),
         }
         for name, stand_in in stand_ins.items():

@@ -107,20 +107,21 @@ def topk_kernel(p: Workload) -> Callable[..., None]:
                         at = types.int64((at - 1) // 2)
                     heaps[heap + at] = number
                 elif number < heaps[heap]:
-                    _sink(heaps, heap, k, number)
+                    sink(heaps, heap, k, number, 0)
             for last in range(count - 1, -1, -1):  # the worst of those that are left
                 item = index_of(heaps[heap])
                 to = types.int64((row // inner * k + last) * inner + row % inner)
                 y[to] = x[first + item * inner]
                 indices[to] = item
-                _sink(heaps, heap, last, heaps[heap + last])
+                sink(heaps, heap, last, heaps[heap + last], 0)
 
     return topk
 
 
-def _sink(heaps: Any, heap: Any, size: Any, number: Any) -> None:
-    """Puts a number in place of the top of a heap of `size` numbers at `heap`."""
-    at = types.int64(0)
+def sink(heaps: Any, heap: Any, size: Any, number: Any, place: Any) -> None:
+    """Puts a number in a place of a heap of `size` numbers that begins at `heap`, the largest on top; the numbers below the
+    place are a heap already."""
+    at = types.int64(place)
     sinking = size > 0
     while sinking:
         child = types.int64(2 * at + 1)

@@ -1,0 +1,150 @@
+"""nms: non-maximum suppression, as NonMaxSuppression of ONNX.
+
+For each image and class, boxes with a score above `score_threshold` are taken in the order of their scores, the highest
+first and of equal ones that with the lower index. A box is dropped if its intersection over union with one that was kept
+exceeds `iou_threshold`; at most `max_output` are kept. A row of y is (image, class, box), and rows come in this order: by
+image, by class, by score. How many there are only the kernel knows: `y_extents` says it; see `ops.bounded`.
+
+A box is (y1, x1, y2, x2), where the corners may be any two opposite ones, or with `center_point_box` (x, y, width, height).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedsearch.errors import Problem
+from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.bounded import bounded
+from schedsearch.ops.checks import Domain
+from schedsearch.ops.dependence import Dependence, ShapeFunction
+
+if TYPE_CHECKING:
+    from schedsearch.workload import Workload
+
+LOWEST = -(2.0**24 - 1) * 2.0**104
+_PARAMETERS = {
+    "n": Parameter.count("images"),
+    "classes": Parameter.count("classes"),
+    "boxes": Parameter.count("boxes of an image"),
+    "max_output": Parameter.count("boxes to keep of an image and class, at most", size=False),
+    "iou_threshold": Parameter(
+        "boxes that overlap more are dropped; default 0", {"type": "number", "minimum": 0, "maximum": 1, "default": 0.0}
+    ),
+    "score_threshold": Parameter(
+        "boxes must score more; default: any finite score", {"type": "number", "default": LOWEST}
+    ),
+    "center_point_box": Parameter(
+        "boxes are (x, y, width, height), not two corners; default false", {"type": "boolean", "default": False}
+    ),
+}  # fmt: skip
+
+
+class Nms(Op):
+    name: ClassVar[str] = "nms"
+    reference: ClassVar[str] = "schedsearch.templates.detection.reference:NmsReference"
+    constructor: ClassVar[str] = "schedsearch:nms"
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        return _PARAMETERS
+
+    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """No more boxes can be kept than there are. Thresholds are float32."""
+        import numpy as np
+
+        found, problems = super().normalise(params)
+        if not problems:
+            found["max_output"] = min(found["max_output"], found["boxes"])
+            for name in ("iou_threshold", "score_threshold"):
+                found[name] = float(np.float32(found[name]))
+        return found, problems
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        if not abs(params["score_threshold"]) <= -LOWEST:
+            allowed = "allowed: the finite numbers of float32"
+            yield Problem("score_threshold", f"score_threshold is {params['score_threshold']}; {allowed}")
+        size = params["n"] * params["classes"] * params["boxes"]
+        if size > MAX_INT:
+            yield Problem("boxes", f"there are {size} scores; allowed: up to {MAX_INT}")
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        n, classes, boxes = (params[name] for name in ("n", "classes", "boxes"))
+        scores = ArgSpec("scores", "ABC", (n, classes, boxes), "float32")
+        return ArgSpec("boxes", "ABC", (n, boxes, 4), "float32"), scores
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        most = params["n"] * params["classes"] * params["max_output"]
+        return bounded(ArgSpec("y", "AB", (most, 3), "int64"))
+
+    def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
+        needs = {"boxes": Dependence.NOTHING, "scores": Dependence.SHAPE}
+        return {"y": ShapeFunction(needs, _extent(params["max_output"]), counted=True)}
+
+    def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        """Corners and sizes that are whole numbers, and few different scores, so that many are equal."""
+        scores = tuple(number / 64 for number in range(-16, 64))
+        return {"boxes": Domain(range(33)), "scores": Domain(scores)}
+
+    def timing_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
+        return {"boxes": Domain(range(1025)), "scores": Domain(tuple(number / 1024 for number in range(1024)))}
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        nbytes = sum(spec.nbytes for spec in self.arguments(params))
+        return Work(0, nbytes, least_bytes=self.arguments(params)[1].nbytes)
+
+    def label(self, params: Mapping[str, Any]) -> str:
+        p = params
+        words = [f"nms {p['n']}x{p['classes']}x{p['boxes']} keep {p['max_output']} iou {p['iou_threshold']:g}"]
+        words += [f"score {p['score_threshold']:g}"] if p["score_threshold"] != LOWEST else []
+        return " ".join([*words, *(["centers"] if p["center_point_box"] else [])])
+
+
+NMS = Nms()
+
+
+def _extent(max_output: int) -> Callable[..., int]:
+    """The bound of y's extents."""
+
+    def extent(axis: int, scores: Sequence[int]) -> int:
+        return 3 if axis == 1 else scores[0] * scores[1] * min(max_output, scores[2])
+
+    return extent
+
+
+def nms(
+    *,
+    n: int,
+    classes: int,
+    boxes: int,
+    max_output: int,
+    iou_threshold: float = 0.0,
+    score_threshold: float = LOWEST,
+    center_point_box: bool = False,
+) -> Workload:
+    """Non-maximum suppression for each image and class: y, int64 (kept boxes at most, 3), and its extents in use.
+
+    Its arguments are boxes, float32 (n, boxes, 4), and scores, float32 (n, classes, boxes).
+
+    Args:
+        n, classes, boxes: how many.
+        max_output: boxes to keep of an image and class, at most.
+        iou_threshold: boxes that overlap more with a kept one are dropped.
+        score_threshold: boxes must score more.
+        center_point_box: boxes are (x, y, width, height), not (y1, x1, y2, x2).
+
+    Raises:
+        WorkloadError: parameters are missing, unknown or impossible; the error lists all mistakes.
+
+    Example:
+        >>> nms(n=1, classes=80, boxes=1000, max_output=100, iou_threshold=0.5).outputs[0].shape
+        (8000, 3)
+    """
+    from schedsearch.workload import Workload
+
+    return Workload(
+        "nms",
+        {
+            "n": n, "classes": classes, "boxes": boxes, "max_output": max_output, "iou_threshold": iou_threshold,
+            "score_threshold": score_threshold, "center_point_box": center_point_box,
+        },
+    )  # fmt: skip

@@ -1,0 +1,193 @@
+"""The kernels of nms on a GPU: candidates in the order of their scores, which of them overlap, and which stay.
+
+A row of bits says which of the later candidates a candidate drops, 64 in a word; see Girshick et al., py-faster-rcnn (2015),
+`nms_kernel.cu`. One block for each image and class then goes through the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, types
+
+from schedsearch.templates.selection.block import block_sum, pad, sorter
+from schedsearch.templates.selection.keys import index_of, key_of, pair
+from schedsearch.workload import Workload
+
+WORD = 64  # candidates of a word of bits, and of a tile
+
+
+def order_kernel(p: Workload, threads: int) -> Callable[..., None]:
+    """The kernel (words, scores, order, counts): the boxes of an image and class that score enough, the best first."""
+    boxes, threshold = p.boxes, p.score_threshold
+    key, sort = key_of("float32", True), sorter(threads)
+
+    def order_boxes(words, scores, order, counts) -> None:  # type: ignore[no-untyped-def]
+        chosen = cuda.shared.array(0, types.int64)
+        taken = cuda.shared.array(1, types.int32)
+        thread, first = types.int32(cuda.threadIdx.x), types.int64(types.int64(cuda.blockIdx.x) * boxes)
+        if thread == 0:
+            taken[0] = 0
+        cuda.syncthreads()
+        for box in range(thread, boxes, threads):
+            if scores[first + box] > types.float32(threshold):
+                chosen[cuda.atomic.add(taken, 0, 1)] = pair(key(words[first + box]), box)
+        cuda.syncthreads()
+        count, size = types.int32(taken[0]), types.int32(2)
+        while size < count:
+            size = types.int32(2 * size)
+        pad(chosen, count, size, threads)
+        cuda.syncthreads()
+        sort(chosen, size)
+        for i in range(thread, count, threads):
+            order[first + i] = index_of(chosen[i])
+        if thread == 0:
+            counts[cuda.blockIdx.x] = count
+
+    return order_boxes
+
+
+def overlap_kernel(p: Workload) -> Callable[..., None]:
+    """The kernel (boxes, order, counts, drops): 64 threads compare a tile of candidates with a tile of later ones."""
+    boxes, classes, tiles, threshold = p.boxes, p.classes, -(-p.boxes // WORD), p.iou_threshold
+    corners, numbers = corners_of(p.center_point_box), 4 * WORD
+
+    def overlap(boxes_, order, counts, drops) -> None:  # type: ignore[no-untyped-def]
+        later = cuda.shared.array(numbers, types.float32)
+        thread, block = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
+        group = types.int64(block // (tiles * tiles))
+        row_tile, tile = types.int32(block // tiles % tiles), types.int32(block % tiles)
+        count, first = types.int32(counts[group]), types.int64(group * boxes)
+        of_image = types.int64(group // classes * boxes)
+        if (tile >= row_tile) & (tile * WORD < count):
+            column = types.int32(tile * WORD + thread)
+            if column < count:
+                x1, y1, x2, y2 = corners(boxes_, types.int64(4 * (of_image + order[first + column])))
+                later[4 * thread] = x1
+                later[4 * thread + 1] = y1
+                later[4 * thread + 2] = x2
+                later[4 * thread + 3] = y2
+            cuda.syncthreads()
+            row = types.int32(row_tile * WORD + thread)
+            if row < count:
+                left, top, right, bottom = corners(boxes_, types.int64(4 * (of_image + order[first + row])))
+                bits = types.int64(0)
+                begin = thread + 1 if tile == row_tile else types.int32(0)
+                for i in range(begin, min(types.int32(WORD), count - tile * WORD)):
+                    if overlaps(
+                        left, top, right, bottom,
+                        later[4 * i], later[4 * i + 1], later[4 * i + 2], later[4 * i + 3], threshold,
+                    ):  # fmt: skip
+                        bits = types.int64(bits | (types.int64(1) << types.int64(i)))
+                drops[(first + row) * tiles + tile] = bits
+
+    return overlap
+
+
+def sweep_kernel(p: Workload, threads: int) -> Callable[..., None]:
+    """The kernel (order, counts, drops, kept, kept_counts): a block goes through the candidates of an image and class, 64 at
+    a time. One thread decides which of a tile stay; then all threads mark what these drop of the tiles behind."""
+    boxes, most, tiles = p.boxes, p.max_output, -(-p.boxes // WORD)
+
+    def sweep(order, counts, drops, kept, kept_counts) -> None:  # type: ignore[no-untyped-def]
+        gone = cuda.shared.array(tiles, types.int64)
+        of_tile = cuda.shared.array(WORD, types.int64)
+        stay = cuda.shared.array(1, types.int64)
+        thread, group = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
+        count, first = types.int32(counts[group]), types.int64(group * boxes)
+        used = types.int32((count + WORD - 1) // WORD)
+        for tile in range(thread, used, threads):
+            gone[tile] = 0
+        total, tile = types.int32(0), types.int32(0)
+        cuda.syncthreads()
+        while (tile < used) & (total < most):
+            base = types.int64(first + tile * WORD)
+            inside = types.int32(min(types.int32(WORD), count - tile * WORD))
+            if thread < inside:
+                of_tile[thread] = drops[(base + thread) * tiles + tile]
+            cuda.syncthreads()
+            if thread == 0:
+                dropped, chosen, room = types.int64(gone[tile]), types.int64(0), types.int32(most - total)
+                for i in range(inside):
+                    bit = types.int64(types.int64(1) << types.int64(i))
+                    if ((dropped & bit) == 0) & (room > 0):
+                        chosen = types.int64(chosen | bit)
+                        dropped = types.int64(dropped | of_tile[i])
+                        room = types.int32(room - 1)
+                stay[0] = chosen
+            cuda.syncthreads()
+            staying = types.int64(stay[0])
+            if (thread < inside) & (((staying >> types.int64(thread)) & 1) != 0):
+                before = types.int32(cuda.popc(staying & ((types.int64(1) << types.int64(thread)) - 1)))
+                kept[group * most + total + before] = order[base + thread]
+            for other in range(tile + 1 + thread, used, threads):
+                word = types.int64(gone[other])
+                for i in range(inside):
+                    if (staying >> types.int64(i)) & 1:
+                        word = types.int64(word | drops[(base + i) * tiles + other])
+                gone[other] = word
+            total = types.int32(total + cuda.popc(staying))
+            tile = types.int32(tile + 1)
+            cuda.syncthreads()
+        if thread == 0:
+            kept_counts[group] = total
+
+    return sweep
+
+
+def gather_kernel(p: Workload, threads: int) -> Callable[..., None]:
+    """The kernel (kept, kept_counts, y, y_extents): the kept boxes of all images and classes, one behind the other."""
+    classes, most, groups, total = p.classes, p.max_output, p.n * p.classes, block_sum(threads)
+
+    def collect(kept, kept_counts, y, y_extents) -> None:  # type: ignore[no-untyped-def]
+        partial = cuda.shared.array(threads, types.int32)
+        thread, group = types.int32(cuda.threadIdx.x), types.int64(cuda.blockIdx.x)
+        before = types.int32(0)
+        for other in range(thread, group, threads):
+            before += types.int32(kept_counts[other])
+        to, count = types.int64(total(before, partial)), types.int32(kept_counts[group])
+        for i in range(thread, count, threads):
+            y[3 * (to + i)] = group // classes
+            y[3 * (to + i) + 1] = group % classes
+            y[3 * (to + i) + 2] = kept[group * most + i]
+        if (group == groups - 1) & (thread == 0):
+            y_extents[0] = to + count
+            y_extents[1] = 3
+
+    return collect
+
+
+def corners_of(center_point_box: bool) -> Callable[[Any, Any], Any]:
+    """`corners(boxes, at)` for kernels: the lower and the upper corner of the box whose four numbers begin at a place."""
+
+    def ordered(boxes: Any, at: Any) -> Any:
+        a, b, c, d = boxes[at], boxes[at + 1], boxes[at + 2], boxes[at + 3]
+        return min(a, c), min(b, d), max(a, c), max(b, d)
+
+    def around(boxes: Any, at: Any) -> Any:
+        half_width = types.float32(boxes[at + 2] * types.float32(0.5))
+        half_height = types.float32(boxes[at + 3] * types.float32(0.5))
+        x, y = boxes[at], boxes[at + 1]
+        return (
+            types.float32(x - half_width), types.float32(y - half_height),
+            types.float32(x + half_width), types.float32(y + half_height),
+        )  # fmt: skip
+
+    return around if center_point_box else ordered
+
+
+def overlaps(
+    x1: Any, y1: Any, x2: Any, y2: Any, u1: Any, v1: Any, u2: Any, v2: Any, threshold: Any
+) -> Any:  # fmt: skip
+    """Whether the intersection of two boxes, over their union, exceeds a threshold; in float32."""
+    width = types.float32(min(x2, u2) - max(x1, u1))
+    height = types.float32(min(y2, v2) - max(y1, v1))
+    both = types.float32(max(width, types.float32(0)) * max(height, types.float32(0)))
+    one = types.float32(types.float32(x2 - x1) * types.float32(y2 - y1))
+    other = types.float32(types.float32(u2 - u1) * types.float32(v2 - v1))
+    union = types.float32(types.float32(one + other) - both)
+    found = False
+    if both > types.float32(0):
+        found = types.float32(both / union) > types.float32(threshold)
+    return found
