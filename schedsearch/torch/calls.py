@@ -70,7 +70,7 @@ def target_of(device: torch.device) -> Target:
 
 
 def _ordinal(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+    return int(torch.cuda.current_device() if device.index is None else device.index)
 
 
 class Call:

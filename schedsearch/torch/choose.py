@@ -124,7 +124,8 @@ class Chooser:
             found = Choice(None, record_id=origin.record_id, rung=origin.rung)
             try:
                 bench = _Bench(layer, call, self.kernels)
-                found = replace(found, **dict(zip(("error", "torch_error"), bench.errors())))
+                own_error, torch_error = bench.errors()
+                found = replace(found, error=own_error, torch_error=torch_error)
                 if reason := bench.wrong(found.error, found.torch_error):
                     return replace(found, reason=reason)
                 ours, theirs = bench.times(self._timer)
@@ -220,7 +221,7 @@ def _with(run: Callable[[_Operands], torch.Tensor], operands: _Operands) -> Call
 
 
 def out_bytes(workload: Workload) -> int:
-    return torch.empty((), dtype=_DTYPES[workload.output.dtype]).element_size()
+    return int(_DTYPES[workload.output.dtype].itemsize)
 
 
 def stage_names(workload: Workload) -> list[str]:

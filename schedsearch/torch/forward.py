@@ -30,12 +30,22 @@ class Plan:
     def __init__(self, program: Any, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.graph: fx.Graph = program.graph_module.graph
         self._root = program.graph_module
+        self._paths: list[tuple[str, str]] = []  # kind and path of the tensors of the module that the graph takes
+        self._constants: list[Any] = []
+        self._read_signature(program)
+        leaves, self._in_spec = pytree.tree_flatten((args, {}))
+        _record_strides(self._root, [*self._held(module), *leaves])
         self.tf32 = allows_tf32()
         on_gpu = any(each.device.type == "cuda" for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor))
         self.found = patterns.find(self.graph, tf32=self.tf32 and on_gpu)
         self._run: fx.GraphModule | None = None
-        self._paths: list[tuple[str, str]] = []  # kind and path of the tensors of the module that the graph takes
-        self._constants: list[Any] = []
+        self._out_spec = program.call_spec.out_spec
+        self._expected = [_facts(each) for each in leaves]
+        self.modules = [(name, type(each)) for name, each in module.named_modules(remove_duplicate=False)]
+        self.tensors = [_tensor_facts(_resolve(module, kind, path)[2]) for kind, path in self._paths if path]
+
+    def _read_signature(self, program: Any) -> None:
+        """Raises ValueError for an input that is neither a tensor of the module nor of the call."""
         for spec in program.graph_signature.input_specs:
             kind = spec.kind.name
             if kind in ("PARAMETER", "BUFFER"):
@@ -45,18 +55,18 @@ class Plan:
                 self._constants.append(program.constants[spec.target])
             elif kind != "USER_INPUT":
                 raise ValueError(f"the graph has an input of kind {kind}")
-        self._out_spec = program.call_spec.out_spec
-        leaves, self._in_spec = pytree.tree_flatten((args, {}))
-        self._expected = [_facts(each) for each in leaves]
-        self.modules = [(name, type(each)) for name, each in module.named_modules(remove_duplicate=False)]
-        self.tensors = [_tensor_facts(_resolve(module, kind, path)[2]) for kind, path in self._paths if path]
+
+    def _held(self, module: nn.Module) -> list[Any]:
+        """The inputs of the graph that are not those of a call."""
+        constants = iter(self._constants)
+        return [_resolve(module, kind, path)[2] if path else next(constants) for kind, path in self._paths]
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...]) -> Self:
         """Raises what torch.export raises."""
         with torch.no_grad(), evaluating(module), without_plans(module):
             program = torch.export.export(module, args, strict=False)
-        return cls(program, module, args)
+            return cls(program, module, args)
 
     def seal(self) -> None:
         """Makes the graph callable, after it was rewritten."""
@@ -69,6 +79,7 @@ class Plan:
         """The inputs of a call like the example; None of another."""
         if kwargs:
             return None
+        leaves: list[Any]
         leaves, spec = pytree.tree_flatten((args, {}))
         if spec != self._in_spec or len(leaves) != len(self._expected):
             return None
@@ -82,6 +93,23 @@ class Plan:
         given, constants = iter(tensors), iter(self._constants)
         held = [next(given if path else constants) for _, path in self._paths]
         return pytree.tree_unflatten(list(self._run.forward(*held, *leaves)), self._out_spec)
+
+
+class _StrideRecorder(fx.Interpreter):  # type: ignore[misc]
+    """Runs a graph and notes the strides of each value; fake tensors may have others than cuDNN's results."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        found, fake = super().run_node(node), node.meta.get("val")
+        if isinstance(found, torch.Tensor) and isinstance(fake, torch.Tensor) and fake.stride() != found.stride():
+            with fake.fake_mode:
+                like = {"dtype": found.dtype, "device": found.device}
+                node.meta["val"] = torch.empty_strided(tuple(found.shape), found.stride(), **like)
+        return found
+
+
+def _record_strides(root: fx.GraphModule, inputs: list[Any]) -> None:
+    """Gives the values of a graph the strides that they really have."""
+    _StrideRecorder(root).run(*(each.clone() if isinstance(each, torch.Tensor) else each for each in inputs))
 
 
 class Links:
@@ -227,14 +255,14 @@ class _LateLinks:
         return self._ready().tensors()
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _checked_while_tracing(links: Links) -> bool:
     return links.unchanged()
 
 
 def _unchanged(links: Links) -> bool:
     if torch.compiler.is_compiling():
-        return _checked_while_tracing(links)
+        return bool(_checked_while_tracing(links))
     return links.unchanged()
 
 
@@ -283,7 +311,7 @@ def _facts(leaf: Any) -> Any:
 def _has_form(tensor: torch.Tensor, form: torch.memory_format) -> bool:
     if form is torch.channels_last and tensor.dim() != 4:
         return False
-    return tensor.is_contiguous(memory_format=form)
+    return bool(tensor.is_contiguous(memory_format=form))
 
 
 def _is_like(given: Any, expected: Any) -> bool:
@@ -294,7 +322,7 @@ def _is_like(given: Any, expected: Any) -> bool:
     dtype, shape, device, form, strides = expected
     if given.dtype != dtype or tuple(given.shape) != shape or given.device != device:
         return False
-    return given.is_contiguous(memory_format=form) if form is not None else given.stride() == strides
+    return bool(given.is_contiguous(memory_format=form) if form is not None else given.stride() == strides)
 
 
 def _tensor_facts(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
@@ -305,9 +333,9 @@ def _resolve(module: nn.Module, kind: str, path: str) -> tuple[dict[str, Any], s
     """Where a parameter or buffer is held, and the tensor."""
     owner, _, name = path.rpartition(".")
     part = module.get_submodule(owner)
-    where: dict[str, Any] = part._parameters if kind == "PARAMETER" else part._buffers  # type: ignore[assignment]
+    where: dict[str, Any] = part._parameters if kind == "PARAMETER" else part._buffers
     return where, name, where[name]
 
 
 def _device_type(leaves: list[Any]) -> str:
-    return next(each.device.type for each in leaves if isinstance(each, torch.Tensor))
+    return next(str(each.device.type) for each in leaves if isinstance(each, torch.Tensor))

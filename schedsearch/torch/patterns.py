@@ -151,9 +151,9 @@ def writes(node: fx.Node) -> bool:
     if node.op == "call_method":
         return str(target).endswith("_") and not str(target).endswith("__")
     if node.op != "call_function":
-        return node.op == "call_module"
+        return bool(node.op == "call_module")
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
+        return bool(target._schema.is_mutable)
     name = getattr(target, "__name__", "")
     in_place = getattr(target, "__module__", "") == "_operator" and name in _IN_PLACE
     return in_place or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
@@ -315,7 +315,7 @@ def _shuffle(node: fx.Node, kind: tuple[str, Mapping[str, Any]]) -> Layer:
 
 
 def _norm(given: Mapping[str, Any], value: Any) -> Norm | None:
-    parts = [given.get(name) for name in ("weight", "bias", "mean", "var")]
+    parts: list[Any] = [given.get(name) for name in ("weight", "bias", "mean", "var")]
     is_vector = all(
         (seen := value_of(part)) is not None
         and part.op in ("placeholder", "get_attr")
@@ -326,7 +326,8 @@ def _norm(given: Mapping[str, Any], value: Any) -> Norm | None:
     )
     if given.get("training", False) is not False or not is_vector:
         return None
-    return Norm(*parts, float(given.get("eps", 1e-5)))  # type: ignore[arg-type]
+    weight, bias, mean, var = parts
+    return Norm(weight, bias, mean, var, float(given.get("eps", 1e-5)))
 
 
 def _check_vector(node: Any, x: Any, channels: int) -> None:

@@ -61,7 +61,7 @@ def _elapsed(first: torch.cuda.Event, last: torch.cuda.Event, run: Run) -> float
     run()
     last.record()
     last.synchronize()
-    return first.elapsed_time(last)
+    return float(first.elapsed_time(last))
 
 
 class HostTimer:

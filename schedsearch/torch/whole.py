@@ -211,7 +211,7 @@ def _form(each: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.d
 
 
 def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _frozen(module: fx.GraphModule, held: dict[int, torch.Tensor]) -> fx.GraphModule:
@@ -243,7 +243,8 @@ def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+    replay: Callable[[], Any] = graph.replay
+    return replay
 
 
 def _event_us(call: Callable[[], Any]) -> float:
@@ -259,7 +260,7 @@ def _event_us(call: Callable[[], Any]) -> float:
         last.record()
         last.synchronize()
         times.append(first.elapsed_time(last) * 200)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def _host_us(call: Callable[[], Any]) -> float:
