@@ -192,6 +192,11 @@ def any_bits(shape: Sequence[int], dtype: str = "float16") -> Any:
     return bits.astype(f"u{np.dtype(dtype).itemsize}")
 
 
+def small_blocks(unroll: int) -> Config:
+    """A configuration whose blocks the emulator can run."""
+    return Config(threads=32, unroll=unroll, blocks_per_sm=2, stores="default")
+
+
 def emulate(patch: pytest.MonkeyPatch, workload: Workload, arrays: Any, config: Config, **strides: int) -> tuple[Any, Any]:
     """(y, y_extents); what is not written keeps the bytes 0xA5."""
     memory = Memory()
@@ -220,7 +225,10 @@ def test_the_kernel_for_gpus_computes_the_slices_of_tvm(monkeypatch: pytest.Monk
     for number, each in enumerate(tvm_slices(shared)):
         if math.prod(each.shape) > 10**4:
             continue
-        dtype, config = ("float16", "int64")[number % 2], Config(threads=32, unroll=(1, 2)[number % 2], blocks_per_sm=2)
+        dtype, config = (
+            ("float16", "int64")[number % 2],
+            small_blocks((1, 2)[number % 2]),
+        )
         x = any_bits(each.shape, dtype)
         y, extents = emulate(monkeypatch, each.workload(dtype=dtype), {"x": x, **each.operands()}, config)
         check(y, extents, each.expected(x), each)
@@ -244,7 +252,7 @@ def any_slice(draw: Any) -> Slice:
 @settings(max_examples=60)
 @given(any_slice(), st.sampled_from(["int8", "float16", "float32", "int64"]), st.sampled_from(["int64", "int32"]))
 def test_the_kernel_for_gpus_computes_any_slice(each: Slice, dtype: str, index_dtype: str) -> None:
-    x, config = any_bits(each.shape, dtype), Config(threads=32, unroll=2, blocks_per_sm=2)
+    x, config = any_bits(each.shape, dtype), small_blocks(2)
     with pytest.MonkeyPatch.context() as patch:
         workload = each.workload(dtype=dtype, index_dtype=index_dtype)
         y, extents = emulate(patch, workload, {"x": x, **each.operands(index_dtype)}, config)
@@ -253,7 +261,10 @@ def test_the_kernel_for_gpus_computes_any_slice(each: Slice, dtype: str, index_d
 
 def test_extents_of_x_on_the_device_and_strides_of_exact_arrays_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """x has room for 6 x 32 elements. First it holds 5 x 20 of them with the strides of the bound, then in a row."""
-    each, config = Slice((5, 20), [1, -1], [FAR, -FAR], [2, -3]), Config(threads=32, unroll=1, blocks_per_sm=2)
+    each, config = (
+        Slice((5, 20), [1, -1], [FAR, -FAR], [2, -3]),
+        small_blocks(1),
+    )
     workload = dyn_strided_slice(x=(6, 32), dynamic=True)
     x, own = any_bits((6, 32)), np.array([5, 20], np.int64)
     wanted = each.expected(x[:5, :20])
@@ -273,14 +284,17 @@ def test_extents_of_x_on_the_device_and_strides_of_exact_arrays_are_used(monkeyp
 def test_an_impossible_slice_writes_nothing_and_has_extents_of_zero(
     monkeypatch: pytest.MonkeyPatch, each: Slice, bound: Any
 ) -> None:
-    config = Config(threads=32, unroll=1, blocks_per_sm=2)
+    config = small_blocks(1)
     y, extents = emulate(monkeypatch, each.workload(bound=bound), {"x": any_bits((4, 4)), **each.operands()}, config)
     check(y, extents, np.empty((0, 0), y.dtype), each)
 
 
 def test_neighbours_move_as_vectors() -> None:
     """A slice of rows with runs of 16 bytes has them in one access of 16 bytes each way."""
-    (text,) = ptx_of(CUDA.kernel(dyn_strided_slice(x=(3, 40)), H200, Config(threads=256, unroll=4, blocks_per_sm=8)), H200)
+    (text,) = ptx_of(
+        CUDA.kernel(dyn_strided_slice(x=(3, 40)), H200, Config(threads=256, unroll=4, blocks_per_sm=8, stores="default")),
+        H200,
+    )
     assert text.count("ld.global.nc.v4.b32") >= 4 and text.count("st.global.v4.b32") >= 4
 
 

@@ -55,6 +55,7 @@ LAYERS = {
     "schedsearch.replay": 5,
     "schedsearch.runtime": 5,
     "schedsearch.session": 5,
+    "schedsearch.dynamic": 6,
     "schedsearch.executable": 6,
     "schedsearch.integrations": 6,
     "schedsearch.network": 6,

@@ -206,6 +206,20 @@ class Device(Protocol):
 
     def copy_out(self, data: memoryview, address: int) -> None: ...
 
+    def pinned(self, nbytes: int) -> int:
+        """Address of new memory of the host that `copy_to_host` reaches without waiting; `free_pinned` frees it."""
+
+    def free_pinned(self, address: int) -> None: ...
+
+    def copy_from_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
+        """Copies from pinned memory to the device's, in stream order."""
+
+    def copy_to_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
+        """Copies from the device's memory to pinned memory, in stream order."""
+
+    def wait(self, stream: int = 0) -> None:
+        """Waits for all work of a stream."""
+
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         """Sets every byte, in stream order on the default stream."""
 

@@ -83,6 +83,17 @@ class CpuDevice:
     def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         ctypes.memmove(destination, source, nbytes)
 
+    def pinned(self, nbytes: int) -> int:
+        return self.allocate(nbytes)
+
+    def free_pinned(self, address: int) -> None:
+        self.free(address)
+
+    copy_from_host = copy_to_host = copy
+
+    def wait(self, stream: int = 0) -> None:
+        """Does nothing: a launch returns when its result is complete."""
+
     def copy_out(self, data: memoryview, address: int) -> None:
         flat = data.cast("B")
         flat[:] = bytes_at(address, flat.nbytes)

@@ -204,6 +204,25 @@ class CudaDevice:
             addresses = ctypes.c_uint64(destination), ctypes.c_uint64(source)
             self.call_quickly("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
 
+    def pinned(self, nbytes: int) -> int:
+        with self.current():
+            return int(_call("cuMemAllocHost", max(nbytes, 1)))
+
+    def free_pinned(self, address: int) -> None:
+        with self.current():
+            _call("cuMemFreeHost", address)
+
+    def copy_from_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
+        places = ctypes.c_uint64(destination), ctypes.c_void_p(source)
+        self.call_quickly("cuMemcpyHtoDAsync_v2", *places, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+
+    def copy_to_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
+        places = ctypes.c_void_p(destination), ctypes.c_uint64(source)
+        self.call_quickly("cuMemcpyDtoHAsync_v2", *places, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+
+    def wait(self, stream: int = 0) -> None:
+        self.call_quickly("cuStreamSynchronize", ctypes.c_void_p(stream))
+
     def call_quickly(self, function: str, *args: Any) -> None:
         """Calls a function of libcuda with values of ctypes: in the thread's current context, or in ours if that fails.
 

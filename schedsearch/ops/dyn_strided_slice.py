@@ -60,9 +60,10 @@ def count_to(extent, begin, end, stride):  # type: ignore[no-untyped-def]
     """The number of positions from begin to before end; the stride is not 0."""
     step = min(max(stride, -FAR), FAR)
     first, last = first_position(extent, begin, step), first_position(extent, end, step)
-    if step > 0:
-        return max(0, (last - first + step - 1) // step)
-    return max(0, (first - last - step - 1) // -step)
+    distance, size = last - first if step > 0 else first - last, abs(step)
+    if size == 1:
+        return max(0, distance)
+    return max(0, (distance + size - 1) // size)
 
 
 def count_of_size(extent, begin, size):  # type: ignore[no-untyped-def]

@@ -35,6 +35,7 @@ class DynStridedSliceCuda(Template):
     def space(self, workload: Workload, target: Target) -> ConfigSpace:
         return ConfigSpace(
             (
+                Knob("stores", ("default", "streaming"), "streaming: lines of y are the first to leave the caches"),
                 Knob("threads", THREADS, "threads of a block"),
                 Knob("unroll", (1, 2, 4, 8), "vectors that a thread loads before it stores any"),
                 Knob(
@@ -46,15 +47,14 @@ class DynStridedSliceCuda(Template):
         )
 
     def default(self, workload: Workload, target: Target, space: ConfigSpace) -> Config:
-        return Config(threads=256, unroll=4, blocks_per_sm=8)
+        return Config(threads=128, unroll=8, blocks_per_sm=4, stores="default")
 
     def kernel(self, workload: Workload, target: Target, config: Config) -> KernelSource:
         threads, unroll = config["threads"], config["unroll"]
         nbytes = math.prod(workload.bound) * dtype(workload.dtype).nbytes
         tiles = min(max(-(-nbytes // (VECTOR_BYTES * threads * unroll)), 1), 2**31 - 1)
-        step = KernelStep(
-            slice_kernel(workload, threads, unroll), parameters(workload), Grid(tiles, config["blocks_per_sm"]), threads
-        )
+        function = slice_kernel(workload, threads, unroll, config["stores"] == "streaming")
+        step = KernelStep(function, parameters(workload), Grid(tiles, config["blocks_per_sm"]), threads)
         itemsize = dtype(workload.dtype).nbytes
         return KernelSource("cuda", "native", (step,), alignments={"x": itemsize, "y": itemsize})
 

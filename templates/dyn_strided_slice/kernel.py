@@ -28,16 +28,18 @@ VECTOR_BYTES = 16
 _EXTENT, _X, _Y, _PER_DIMENSION = 0, 1, 2, 3
 
 
-def slice_kernel(p: Workload, threads: int, unroll: int) -> Callable[..., None]:
+def slice_kernel(p: Workload, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
     """The kernel (x, x_extents, begin, end, strides, y, y_extents, *strides of x and y in elements).
 
     Args:
         threads: of a block, a power of two.
         unroll: vectors that a thread loads before it stores any.
+        streaming: lines of y are the first to leave the caches.
     """
     rank, nbytes = len(p.x), dtype(p.dtype).nbytes
     describe = _describe(p)
-    copy_vectors, copy_elements = _copy(VECTOR_BYTES, threads, unroll), _copy(nbytes, threads, unroll)
+    copy_vectors = _copy(VECTOR_BYTES, threads, unroll, streaming)
+    copy_elements = _copy(nbytes, threads, unroll, streaming)
     write_extents = _write_extents(rank)
     words = _PER_DIMENSION * rank
 
@@ -124,12 +126,12 @@ def _describe(p: Workload) -> Callable[..., Any]:
     return describe
 
 
-def _copy(width: int, threads: int, unroll: int) -> Callable[..., None]:
+def _copy(width: int, threads: int, unroll: int, streaming: bool) -> Callable[..., None]:
     """`copy(slice_, dims, rows, units, x, y, x_step, y_step, nbytes)` for a block: `units` of `width` bytes of every row.
 
     x and y are addresses of the first unit of the first row; steps from a unit to the next are in bytes.
     """
-    load, store, words = moves.load_global(width), moves.store_global(width), moves.words_of(width)
+    load, store, words = moves.load_global(width), moves.store_global(width, streaming), moves.words_of(width)
     held = unroll * words
 
     def copy(slice_: Any, dims: Any, rows: Any, units: Any, x: Any, y: Any, x_step: Any, y_step: Any, nbytes: Any) -> None:
@@ -141,10 +143,12 @@ def _copy(width: int, threads: int, unroll: int) -> Callable[..., None]:
         place, column = cuda.threadIdx.x // across, cuda.threadIdx.x % across
         if across == threads:  # pieces of long runs
             span = threads * unroll
-            pieces = (units + span - 1) // span
-            for tile in range(cuda.blockIdx.x, pieces * rows, cuda.gridDim.x):
-                row = tile // pieces
-                at = (tile - row * pieces) * span + column
+            pieces = max((units + span - 1) // span, types.int64(1))
+            # The row and the piece of a tile advance by those of the grid: a division for each tile would cost more than it.
+            row, piece = types.int64(cuda.blockIdx.x) // pieces, types.int64(cuda.blockIdx.x) % pieces
+            rows_on, pieces_on = types.int64(cuda.gridDim.x) // pieces, types.int64(cuda.gridDim.x) % pieces
+            while row < rows:
+                at = piece * span + column
                 x_row, y_row = _row_offsets(slice_, dims, row, nbytes)
                 x_row, y_row = x + x_row, y + y_row
                 for i in range(unroll):
@@ -154,6 +158,9 @@ def _copy(width: int, threads: int, unroll: int) -> Callable[..., None]:
                     unit = at + i * threads
                     if unit < units:
                         store(values, i * words, types.uint64(y_row + unit * y_step))
+                row, piece = row + rows_on, piece + pieces_on
+                if piece >= pieces:
+                    row, piece = row + 1, piece - pieces
         else:  # several runs
             places = cuda.local.array(unroll, types.int64)
             span = abreast * unroll

@@ -1,10 +1,11 @@
 """The kernel that computes the sizes of a whole segment of a network on the device: its shape functions, compiled.
 
-Sizes are int64 words of one block of memory. Word 0 is the status: 0, or what the first mistake was. The other words are
+Sizes are int64 words of one block of memory. One is the status: 0, or what the first mistake was. The other words are
 extents of arrays: of those that come into the segment, and of those that its operators make. One thread block goes
 through the operators in order, with a thread for each axis; an operator reads the extents that earlier ones wrote.
 
-What is impossible has the extents 0, so that kernels which read them write nothing, and is named by the status.
+What is impossible has the extents 0, so that kernels which read them write nothing, and is named by the status. For a host
+that reads the sizes anyway there is no status: then the extents of what is impossible are minus the status.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
 
 SIZES = "sizes"  # the buffer of the block
-STATUS = 0
 NEGATIVE, EXCEEDS, FIRST_PROBLEM = 1, 2, 3  # kinds of mistakes; a shape function's own problems follow
 KINDS = 256  # status = step * KINDS + kind, and steps count from 1
 _WARP = 32
@@ -61,11 +61,12 @@ class SizeStep:
     bound: tuple[int, ...]
 
 
-def sizes_source(steps: Sequence[SizeStep], words: int, target: Target) -> KernelSource:
+def sizes_source(steps: Sequence[SizeStep], words: int, target: Target, status: int | None = 0) -> KernelSource:
     """The kernel over the buffer `SIZES` and those of all `Values`.
 
     Args:
         words: of the block.
+        status: the word of the status; None: the extents of what is impossible are minus the status.
     """
     buffers = {each.buffer: each for step in steps for each in step.inputs if isinstance(each, Values)}
     params: list[Param] = [NumbaArray(SIZES, "int64", (words,), (8,))]
@@ -75,17 +76,17 @@ def sizes_source(steps: Sequence[SizeStep], words: int, target: Target) -> Kerne
     on_cuda = target.kind == "cuda"
     run: Callable[..., None] = _nothing
     for number, step in enumerate(steps, start=1):
-        run = _then(run, _step_function(step, number, slots, on_cuda))
+        run = _then(run, _step_function(step, number, slots, on_cuda, status))
+    reset = _nothing if status is None else _resetting(status)
 
     def on_gpu(*operands: Any) -> None:
         first = cuda.threadIdx.x
-        if first == 0:
-            operands[0][STATUS] = 0
+        reset(operands, first, _WARP)
         cuda.syncthreads()
         run(operands, first, _WARP)
 
     def on_cpu(*operands: Any, start: Any, stop: Any) -> None:
-        operands[0][STATUS] = 0
+        reset(operands, 0, 1)
         run(operands, 0, 1)
 
     function = on_gpu if on_cuda else on_cpu
@@ -93,7 +94,9 @@ def sizes_source(steps: Sequence[SizeStep], words: int, target: Target) -> Kerne
     return KernelSource(target.kind, "native", (step,))
 
 
-def _step_function(step: SizeStep, number: int, slots: dict[str, int], on_cuda: bool) -> Callable[..., None]:
+def _step_function(
+    step: SizeStep, number: int, slots: dict[str, int], on_cuda: bool, status: int | None
+) -> Callable[..., None]:
     """`run(operands, first, stride)`: the axes first, first + stride ... of one output."""
     collect = _no_inputs
     for each in step.inputs:
@@ -107,6 +110,7 @@ def _step_function(step: SizeStep, number: int, slots: dict[str, int], on_cuda: 
     to, rank, bound = step.to.first, step.to.count, step.bound or (0,)
     meet = _meet if on_cuda else _go_on
     base = number * KINDS
+    fail = _failing_by_extents(to, rank) if status is None else _failing_by_status(to, rank, status)
 
     def compute(operands: Any, first: Any, stride: Any) -> None:
         sizes = operands[0]
@@ -127,10 +131,7 @@ def _step_function(step: SizeStep, number: int, slots: dict[str, int], on_cuda: 
                     wrong = types.int64(EXCEEDS)
         meet()
         if wrong:
-            for axis in range(first, rank, stride):
-                sizes[to + axis] = 0
-            if first == 0 and sizes[STATUS] == 0:
-                sizes[STATUS] = base + wrong
+            fail(sizes, first, stride, base + wrong)
         meet()
 
     return compute
@@ -138,6 +139,44 @@ def _step_function(step: SizeStep, number: int, slots: dict[str, int], on_cuda: 
 
 def _nothing(operands: Any, first: Any, stride: Any) -> None:
     pass
+
+
+def _resetting(status: int) -> Callable[..., None]:
+    def reset(operands: Any, first: Any, stride: Any) -> None:
+        if first == 0:
+            operands[0][status] = 0
+
+    return reset
+
+
+def _failing_by_status(to: int, rank: int, status: int) -> Callable[..., None]:
+    def fail(sizes: Any, first: Any, stride: Any, code: Any) -> None:
+        for axis in range(first, rank, stride):
+            sizes[to + axis] = 0
+        if first == 0 and sizes[status] == 0:
+            sizes[status] = code
+
+    return fail
+
+
+def _failing_by_extents(to: int, rank: int) -> Callable[..., None]:
+    def fail(sizes: Any, first: Any, stride: Any, code: Any) -> None:
+        for axis in range(first, rank, stride):
+            sizes[to + axis] = -code
+
+    return fail
+
+
+def mistake(steps: Sequence[SizeStep], code: int) -> tuple[int, str]:
+    """The number of the step that a status is about, counted from 0, and what is wrong."""
+    number, kind = divmod(code, KINDS)
+    function, bound = steps[number - 1].function, steps[number - 1].bound
+    if kind == NEGATIVE:
+        return number - 1, "the shape function gives a negative size; correct it"
+    if kind == EXCEEDS:
+        shown = "x".join(map(str, bound))
+        return number - 1, f"the extents exceed their declared bound {shown}; declare larger bounds"
+    return number - 1, function.messages[kind - FIRST_PROBLEM]
 
 
 def _then(before: Callable[..., None], after: Callable[..., None]) -> Callable[..., None]:
