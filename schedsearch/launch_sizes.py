@@ -47,6 +47,8 @@ class Quotient:
     @classmethod
     def through(cls, sizes: Sequence[int], values: Sequence[int]) -> Quotient | None:
         """A formula that has these values at these sizes; None if there is none with a divisor up to 1024."""
+        if list(values) not in (sorted(values), sorted(values, reverse=True)):
+            return None
         factor = math.gcd(*values) or 1
         low, high = sizes[0], sizes[-1]
         units = [value // factor for value in values]
