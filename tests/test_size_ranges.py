@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 import schedsearch
-from schedsearch import Workload
+from schedsearch import Task, Workload, load_templates
+from schedsearch.cli.run_report import ranges_text
+from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, NoRecordError, PlanError, UntrustedDatabaseError, UsageError, WorkloadError
 from schedsearch.records import size_tables, trust
-from schedsearch.session import tune
+from schedsearch.session import plan_tasks, tune
+from schedsearch.session.plan import ranges_of, trials_per_task
 from schedsearch.session.summary import RunSummary
 from schedsearch.size_table import SizeTable, served
+from schedsearch.task import range_tasks
+from schedsearch.workload_file import parse
+from schedsearch.workload_file.yaml_source import WorkloadFileError
 from schedsearch.workload_range import WorkloadRange, between
 
 SMALL = Workload.conv2d(n=1, h=5, w=4, c=8, k=8, r=3, s=3, padding=1, dtype="float32", epilogue=("bias", "relu"))
@@ -179,3 +185,49 @@ def test_damaged_tables_are_refused(tuned: tuple[Path, RunSummary]) -> None:
 
 def test_stretches_of_sizes() -> None:
     assert served({1: 0, 2: 0, 3: 1, 4: 0}) == ((1, 2, 0), (3, 3, 1), (4, 4, 0))
+
+
+FILE = "tasks:\n  - {{ op: conv2d, shape: {{ n: {n}, h: {h}, w: 4, c: {c}, k: 8, r: 3, s: 3 }}, padding: 1, name: first }}\n"
+
+
+def test_a_workload_file_writes_a_range_as_two_numbers() -> None:
+    file = parse(FILE.format(n="1..6", h=5, c=8)).resolve(detect("cpu"))
+    of_range = Workload.conv2d(n=1, h=5, w=4, c=8, k=8, r=3, s=3, padding=1, dtype="float16").with_dynamic("n", 1, 6)
+    assert {task.of_range for task in file.tasks} == {of_range}
+    assert [task.workload for task in file.tasks] == [of_range.at(size) for size in of_range.samples()]
+    assert file.tasks[0].name == "first, n = 1"
+    assert all(file.where(index, "shape", "n").endswith(":2:28") for index in range(len(file.tasks)))
+
+
+@pytest.mark.parametrize(
+    ("n", "h", "c", "place", "message"),
+    [
+        ("6..1", 5, 8, "2:31", "n from 6 to 1 is not a range; give the smaller bound first"),
+        ("0..4", 5, 8, "2:31", "the lowest n is 0"),
+        ("1..", 5, 8, "2:31", "n must be a whole number of at least 1, got '1..'"),
+        ("1..5000", 5, 8, "2:31", "has 5000 sizes; allowed: up to 1024"),
+        ("1", 5, "4..8", "2:49", "c cannot be dynamic: weight"),
+        ("1..3", "5..9", 8, "2:40", "n and h are ranges; only one size of a task may be a range"),
+    ],
+)
+def test_mistakes_in_ranges_name_their_place(n: str, h: object, c: object, place: str, message: str) -> None:
+    with pytest.raises(WorkloadFileError) as error:
+        parse(FILE.format(n=n, h=h, c=c))
+    assert message in str(error.value)
+    if place == "2:31":
+        assert f":{place}: " in str(error.value)
+
+
+def test_the_run_says_what_specialising_would_gain(tuned: tuple[Path, RunSummary]) -> None:
+    text = ranges_text(tuned[1])
+    assert "n = 1 to 6" in text and "verified for" in text and "over the best for this n alone" in text
+    data = tuned[1].ranges[0].to_json()
+    assert data["serves"][0][0] == LOW and set(data["over_specialised"]) <= {str(size) for size in range(LOW, HIGH + 1)}
+
+
+def test_a_range_takes_at_most_three_budgets_of_one_size() -> None:
+    plans = plan_tasks(
+        [*range_tasks(SMALL.with_dynamic("n", 1, 64)), Task(SMALL.replace(k=4))], load_templates(), detect("cpu")
+    )
+    assert len(plans) == 8 and len(ranges_of(plans)) == 1
+    assert trials_per_task(64, plans) * 8 <= (2 + 1) * 64

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from schedsearch.cli.render import counted, duration, table
 from schedsearch.session.report import result_cells, result_table, search_table
-from schedsearch.session.summary import RunSummary
+from schedsearch.session.summary import RangeSummary, RunSummary
 
 _SAME = 0.03  # two measurements of one kernel may normally differ by this much
 
@@ -38,6 +38,30 @@ def search_text(summary: RunSummary, names: Mapping[str, str]) -> str:
         rows.append([row.name, *("" if best is None else duration(best) for best in row.best_ns), *shares])
     text = table(headers, rows, right=headers[1:])
     return text + (f"\nand {counted(search.hidden, 'task')} more (--json has all)" if search.hidden else "")
+
+
+def ranges_text(summary: RunSummary) -> str:
+    """For each range of sizes: which kernels serve it, and what specialising would still gain; '' without ranges."""
+    return "\n\n".join(_range_text(each) for each in summary.ranges)
+
+
+def _range_text(found: RangeSummary) -> str:
+    name, table_of = found.of_range.parameter, found.table
+    if table_of is None:
+        return f"{found.of_range.label}: no kernels ({found.problem})"
+    rows = []
+    for low, high, index in table_of.serves:
+        kernel = table_of.kernels[index]
+        inside = [size for size in kernel.verified if low <= size <= high]
+        gains = [f"{size}: {gain:.2f}" for size, gain in table_of.gains.items() if low <= size <= high]
+        times = f"{duration(kernel.times_ns[low])} to {duration(kernel.times_ns[high])}"
+        sizes = str(low) if low == high else f"{low} to {high}"
+        rows.append((sizes, kernel.template, times, ", ".join(map(str, inside)), ", ".join(gains)))
+    headers = (name, "template", "time", "verified for", f"over the best for this {name} alone")
+    return (
+        f"{found.of_range.label}: {counted(len(table_of.kernels), 'kernel')}, "
+        f"{counted(found.trials, 'measurement')} to choose them\n{table(headers, rows)}"
+    )
 
 
 def race_line(summary: RunSummary) -> str:

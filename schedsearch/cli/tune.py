@@ -96,6 +96,7 @@ def tune(
     """
     from schedsearch.device.detect import detect
     from schedsearch.session.options import DEFAULT_TRIALS
+    from schedsearch.session.plan import trials_per_task
 
     file = load_tasks(workload_file, shapes, scalars, kernel_files)
     selector = selector or file.target
@@ -106,7 +107,9 @@ def tune(
     if trials is None and time_s is None:
         trials = DEFAULT_TRIALS
     if dry_run:
-        _print_plan(plan(file, target), target, file, trials, time_s, as_json)
+        planned = plan(file, target)
+        share = None if trials is None else trials_per_task(trials, planned)
+        _print_plan(planned, target, file, share, time_s, as_json)
         return
 
     from schedsearch.session import BUILD_TIMEOUT_S, RUN_TIMEOUT_S
@@ -146,7 +149,10 @@ def tune(
                 _print_summary(interrupted.summary, file)
             again = shlex.join(["schedsearch", *_without_fresh(sys.argv[1:])])
             raise Interrupted(f"interrupted; everything measured is saved in {db}; go on with: {again}") from interrupted
-    if not as_json:
+    if as_json:
+        for each in summary.ranges:
+            render.echo_json({"event": "range", **each.to_json()})
+    else:
         _print_summary(summary, file)
         _print_next(summary, file, db, selector, mode or measure.mode)
     if not summary.complete:
@@ -226,6 +232,8 @@ def _print_summary(summary: RunSummary, file: WorkloadFile) -> None:
     from schedsearch.cli import run_report
 
     render.say(run_report.results_text(summary, _names(file)))
+    if summary.ranges:
+        render.say(f"\n{run_report.ranges_text(summary)}\n")
     if not summary.new_trials:
         render.say(run_report.nothing_new_text(summary))
         return

@@ -226,6 +226,22 @@ class RangeSummary:
     trials: int
     problem: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """What the command line prints; the machine code is in the database."""
+        table = self.table
+        return {
+            "label": self.of_range.label,
+            "parameter": self.of_range.parameter,
+            "low": self.of_range.low,
+            "high": self.of_range.high,
+            "trials": self.trials,
+            "problem": self.problem,
+            "serves": [] if table is None else [list(each) for each in table.serves],
+            "templates": [] if table is None else [each.template for each in table.kernels],
+            "verified": [] if table is None else [list(each.verified) for each in table.kernels],
+            "over_specialised": {} if table is None else {str(size): gain for size, gain in table.gains.items()},
+        }
+
 
 @dataclass(frozen=True)
 class RunSummary:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -20,7 +21,7 @@ from schedsearch.ops import Op, operator, operator_names, operators
 from schedsearch.ops.base import MAX_INT
 from schedsearch.ops.registry import RECORDED_ONLY
 from schedsearch.target import Target
-from schedsearch.task import Task
+from schedsearch.task import Task, range_tasks
 from schedsearch.workload import Workload
 from schedsearch.workload_file.limits import TASK_STEPS, values_in
 from schedsearch.workload_file.schema import (
@@ -39,6 +40,7 @@ from schedsearch.workload_file.schema import (
     task_model,
 )
 from schedsearch.workload_file.yaml_source import PathKey, WorkloadFileError, YamlSource
+from schedsearch.workload_range import RANGE_TEXT, WorkloadRange
 
 _Model = TypeVar("_Model", bound=BaseModel)
 # From "kernels:matmul" and its arguments by name to the workload. It raises UsageError.
@@ -185,7 +187,7 @@ def _interpret(source: YamlSource, kernels: Kernels) -> WorkloadFile:
         db=model.db,
         _tasks={kind: tuple(tasks) for kind, tasks in reader.tasks.items()},
         _source=source,
-        _places=tuple(reader.places),
+        _places=tuple(reader.places_of_tasks),
     )
 
 
@@ -214,13 +216,21 @@ def _tebibytes(nbytes: int) -> str:
     return f"{nbytes / 2**40:.3g} TiB" if whole < 10**9 else "more than a billion TiB"
 
 
+def _ranges(shape: Any) -> dict[str, tuple[int, int]]:
+    """The sizes that are written as a range, such as 1..64: name -> its bounds."""
+    if not isinstance(shape, dict):
+        return {}
+    texts = {name: RANGE_TEXT.fullmatch(value) for name, value in shape.items() if isinstance(value, str)}
+    return {name: (int(found[1]), int(found[2])) for name, found in texts.items() if found}
+
+
 class _TaskReader:
     """Tasks in the order of the file. Each is merged with the defaults, checked, and made once for every kind of target."""
 
     def __init__(self, source: YamlSource, defaults: Any, kernels: Kernels) -> None:
         self._kernels = kernels
         self.tasks: dict[str, list[Task]] = {kind: [] for kind in AUTO_DTYPES}
-        self.places: list[Places] = []
+        self.places_of_tasks: list[Places] = []  # a range has several tasks of one place
         self._source = source
         self._defaults: dict[str, Any] = defaults if isinstance(defaults, dict) else {}
         self._first: dict[
@@ -234,7 +244,6 @@ class _TaskReader:
         """Appends one task to `tasks`, or reports its mistakes."""
         base: PathKey = ("tasks", index)
         places = Places(base)
-        self.places.append(places)
         if not isinstance(task, dict):
             self._source.report(base, f"a task must be a mapping with the keys op and shape, got {show(task)}")
             return
@@ -246,6 +255,9 @@ class _TaskReader:
         ops = self._all if op is None else (op,)
         model = task_model(*ops)
         merged = self._merge(task, base, places, model, op)
+        ranges = _ranges(merged.get("shape"))
+        if ranges:
+            merged = {**merged, "shape": {**merged["shape"], **{name: high for name, (_, high) in ranges.items()}}}
         self._source.take(TASK_STEPS + values_in(merged), base)
         options = _check(self._source, model, merged, places, ops)
         if op is None:
@@ -256,7 +268,7 @@ class _TaskReader:
         elif isinstance(merged["shape"], dict):
             workloads = self._workloads(op, merged, places)
             if options is not None and workloads:
-                self._append(index, options, workloads, places)
+                self._append(index, options, workloads, places, ranges)
 
     def _read_kernel(self, index: int, task: dict[str, Any], places: Places) -> None:
         """Appends a task with a kernel of the user. Of the defaults it takes everything but the sizes."""
@@ -342,7 +354,32 @@ class _TaskReader:
                     self._source.report(places.find(path), problem.message + note, key=problem.at_key)
         return workloads if len(workloads) == len(AUTO_DTYPES) else {}
 
-    def _append(self, index: int, options: TaskOptions, workloads: dict[str, Workload], places: Places) -> None:
+    def _of_range(self, workload: Workload, ranges: Mapping[str, tuple[int, int]], places: Places) -> WorkloadRange | None:
+        """The range of a task; None if it has none, or after reporting what is wrong with it."""
+        if len(ranges) > 1:
+            self._source.report(
+                places.find(("shape", list(ranges)[1])),
+                f"{' and '.join(ranges)} are ranges; only one size of a task may be a range",
+            )
+            return None
+        for name, (low, high) in ranges.items():
+            try:
+                return workload.with_dynamic(name, low, high)
+            except WorkloadError as error:
+                for problem in error.problems:
+                    self._source.report(places.find(("shape", name)), f"with {name} = {low}: {problem.message}")
+            except UsageError as error:
+                self._source.report(places.find(("shape", name)), str(error))
+        return None
+
+    def _append(
+        self,
+        index: int,
+        options: TaskOptions,
+        workloads: dict[str, Workload],
+        places: Places,
+        ranges: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
         name: str | None = getattr(options, "name")  # noqa: B009  # a field of the model made for the operator
         if name is not None and (first := self._first.setdefault(("name", name), index)) != index:
             self._source.report(places.find(("name",)), f"task {first + 1} has the name {name!r} too; names must differ")
@@ -352,12 +389,19 @@ class _TaskReader:
                     f"this task is the same workload as task {first + 1}; keep one (`weight` gives it more of the budget)"
                 )
                 self._source.report(("tasks", index), message)
-            self.tasks[kind].append(
-                Task(
-                    workload=workload,
-                    weight=options.weight,
-                    restrict={knob: tuple(values) for knob, values in options.restrict.items()},
-                    templates=None if options.templates is None else tuple(options.templates),
-                    name=name or "",
-                )
+            task = Task(
+                workload=workload,
+                weight=options.weight,
+                restrict={knob: tuple(values) for knob, values in options.restrict.items()},
+                templates=None if options.templates is None else tuple(options.templates),
+                name=name or "",
             )
+            if not ranges:
+                self.tasks[kind].append(task)
+                if len(self.places_of_tasks) < len(self.tasks[kind]):
+                    self.places_of_tasks.append(places)
+            elif (of_range := self._of_range(workload, ranges, places)) is not None:
+                several = range_tasks(of_range, task)
+                self.tasks[kind] += several
+                missing = len(self.tasks[kind]) - len(self.places_of_tasks)
+                self.places_of_tasks += [places] * max(0, missing)

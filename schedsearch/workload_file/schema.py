@@ -225,6 +225,7 @@ class KernelTask(TaskOptions):
     )
 
 
+_RANGE_SCHEMA = {"type": "string", "pattern": r"^\s*\d{1,9}\s*\.\.\s*\d{1,9}\s*$", "description": "a range, such as 1..64"}
 _EXPECT_INT = Expect(f"at most {MAX_INT}")
 
 
@@ -236,6 +237,8 @@ def sizes(op: Op) -> list[str]:
 def _value_schema(name: str, parameter: Parameter) -> dict[str, Any]:
     """JSON Schema of a parameter in a file, where a dtype may be auto. It has no default, as that may depend on others."""
     schema = {key: value for key, value in parameter.schema.items() if key != "default"}
+    if parameter.size and schema.get("type") == "integer":
+        return {"anyOf": [schema, _RANGE_SCHEMA]}
     if name == "dtype" and set(AUTO_DTYPES.values()) <= set(schema.get("enum", ())):
         schema["enum"] = [AUTO, *schema["enum"]]
     return schema
