@@ -318,3 +318,15 @@ def test_activations_by_pytorch_are_those_of_the_stages(torch: Any, sst: Any, ac
     scalars = {"leaky_relu_slope": 0.3, "clip_min": limits[0], "clip_max": limits[1]}
     expected = STAGES["clip" if activation == "relu6" else activation].apply(exact, {}, scalars, {})
     torch.testing.assert_close(y.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_an_operator_refuses_gradients_that_it_does_not_have(torch: Any, sst: Any) -> None:
+    from schedsearch.errors import ArgumentError
+
+    x, weight, _, _ = images(torch)
+    arguments = (x, weight.requires_grad_(), None, None, None, "", 0.0, 0.0)
+    with pytest.raises(ArgumentError, match=r"weight of torch\.ops\.schedsearch\.conv2d requires"):
+        torch.ops.schedsearch.conv2d(*arguments)
+    with torch.no_grad():
+        torch.ops.schedsearch.conv2d(*arguments)
+    assert sst.conv2d(x, weight).requires_grad  # PyTorch computes the function where gradients are wanted

@@ -19,8 +19,6 @@ from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.formats import torch_dtype
 
-_address = torch.Tensor.data_ptr
-
 
 class BoundCall:
     """Computes a workload on tensors. The caller looks it up by dtypes, shapes, strides and devices, which it does not check
@@ -86,10 +84,10 @@ class BoundCall:
             tensors = [self._turned(place, tensor) for place, tensor in enumerate(tensors)]
         made = (self._only(),) if self._only is not None else tuple([allocate() for _, allocate in self._made])
         try:
-            self._launch([*map(_address, tensors), *map(_address, made)], scalars)
+            self._launch([each.data_ptr() for each in (*tensors, *made)], scalars)
         except ArgumentError:  # an address lacks the alignment that vector loads need
             tensors = [tensor.clone() for tensor in tensors]
-            self._launch([*map(_address, tensors), *map(_address, made)], scalars)
+            self._launch([each.data_ptr() for each in (*tensors, *made)], scalars)
         return made[0] if self._results == 1 else made[: self._results]
 
     def _launch(self, addresses: list[int], scalars: Mapping[str, float]) -> None:
@@ -113,7 +111,11 @@ class BoundCall:
 
 
 def _allocator(shape: Sequence[int], strides: Sequence[int], **options: Any) -> Callable[[], torch.Tensor]:
-    return functools.partial(torch.empty_strided, tuple(shape), tuple(strides), **options)
+    """A function that allocates such a tensor. It copies a tensor whose memory was freed: that costs less host time than
+    shape and strides in Python."""
+    like = torch.empty_strided(tuple(shape), tuple(strides), **options)
+    like.untyped_storage().resize_(0)
+    return functools.partial(torch.empty_like, like)
 
 
 def _turn(forms: Sequence[arrays.Form], tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -10,7 +10,7 @@ import torch
 
 from schedsearch.errors import UnsupportedError
 from schedsearch.torch import epilogues, store
-from schedsearch.torch.dispatch import Operation, description, first_call
+from schedsearch.torch.dispatch import Operation, description, first_call, refuse_gradients
 from schedsearch.torch.formats import dtype_name, empty, in_layout, layout_of
 from schedsearch.torch.window import Window, check_convolution, check_operands, output_shape, parameters
 from schedsearch.workload import Workload
@@ -91,6 +91,8 @@ def conv2d(
 ) -> Any:
     """The operator on a device; `run` with a key that is made sooner."""
     tensors, numbers = (x, weight, bias, scale, residual), (low, high)
+    if torch.is_grad_enabled():
+        refuse_gradients(Conv2d, tensors)
     key = (
         "conv2d", parameters, x.dtype, x.shape, x.stride(), x.get_device(), weight.dtype, weight.shape, weight.stride(),
         weight.get_device(), bias if bias is None else description(bias), scale if scale is None else description(scale),

@@ -100,12 +100,24 @@ def run(kind: type[Operation], tensors: Tensors, parameters: tuple[Any, ...], nu
         numbers: the values of `kind.scalars`.
 
     Raises:
-        ArgumentError: the tensors do not fit each other or the parameters.
+        ArgumentError: the tensors do not fit each other or the parameters, or a gradient is wanted.
         DeviceError: the launch failed.
     """
+    if torch.is_grad_enabled():
+        refuse_gradients(kind, tensors)
     key = (kind.name, parameters, *map(description, tensors))
     call = store.active.ready.get(key) or first_call(key, kind, tensors, parameters, numbers)
     return call(tensors, numbers)
+
+
+def refuse_gradients(kind: type[Operation], tensors: Tensors) -> None:
+    """Raises ArgumentError if a tensor requires a gradient, which the operator does not have."""
+    for name, tensor in zip(kind.tensors, tensors):
+        if tensor is not None and tensor.requires_grad:
+            raise ArgumentError(
+                f"{name} of torch.ops.schedsearch.{kind.name} requires a gradient, which the operator does not have; call "
+                "the function in schedsearch.torch, or use torch.no_grad()"
+            )
 
 
 def first_call(

@@ -82,7 +82,7 @@ def conv2d(
         y = convolve(x, weight, *_window(weight, stride, padding, dilation), groups)
         return epilogues.computed(y, _epilogue(*stages), bias, scale, residual, *numbers)
     parameters = _parameters(weight, stages, stride, padding, dilation, groups, precision)
-    return _ops.conv2d.default(x, weight, bias, scale, residual, parameters, *numbers)
+    return _call(_ops.conv2d.default, x, weight, bias, scale, residual, parameters, *numbers)
 
 
 def quantized_conv2d(
@@ -190,7 +190,7 @@ def depthwise_conv2d(
         y = Depthwise.apply(x, weight, _parameters(weight, _NO_STAGES, stride, padding, dilation))
         return epilogues.computed(y, _epilogue(*stages), bias, scale, residual, *numbers)
     parameters = _parameters(weight, stages, stride, padding, dilation)
-    return _ops.depthwise_conv2d.default(x, weight, bias, scale, residual, parameters, *numbers)
+    return _call(_ops.depthwise_conv2d.default, x, weight, bias, scale, residual, parameters, *numbers)
 
 
 def pixel_shuffle(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
@@ -243,6 +243,11 @@ def layout_transform(x: torch.Tensor, layout: str, to: str, sizes: Sequence[int]
         source = Layout.parse(layout)
         sizes = [extent * source.block(axis) for extent, axis in zip(x.shape, source.axes)]
     return _ops.layout_transform.default(x, sizes, layout, to)
+
+
+def _call(operator: Any, *args: Any) -> Any:
+    """Calls an operator; in eager code without the Python function that PyTorch wraps it in."""
+    return operator(*args) if torch.compiler.is_compiling() else getattr(operator, "_op", operator)(*args)
 
 
 def _parameters(weight: torch.Tensor, stages: _Stages, *given: Any) -> str:

@@ -30,4 +30,5 @@ for _kind, _compute in _OPERATORS:
     _library.define(_kind.schema, tags=(torch.Tag.pt2_compliant_tag,))
     for _key in ("CPU", "CUDA"):
         _library.impl(_kind.name, _compute, _key)
+    _library.impl(_kind.name, torch.library.fallthrough_kernel, "Autograd")  # `run` refuses
     torch.library.register_fake(f"schedsearch::{_kind.name}", fake(_kind), lib=_library)
