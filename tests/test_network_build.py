@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,19 @@ def test_a_network_can_be_built_without_a_file() -> None:
 def test_impossible_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         schedsearch.build(**arguments, target="cpu")
+
+
+def test_tuning_takes_the_most_telling_kernels_and_as_many_as_the_time_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, module = (import_module(f"schedsearch.{name}") for name in ("session.tune", "executable.build"))
+    given: list[Any] = []
+    monkeypatch.setattr(session, "tune", lambda tasks, db, **options: given.append((list(tasks), options["time_s"])))
+    said: list[str] = []
+    network, target = support.two_convolutions(), schedsearch.detect("cpu")
+    with module._costs(network, tmp_path / "none.db", target, "cold-graph-v1") as costs:
+        every = module.missing(network, costs)
+    for seconds in (1.0, 60.0):
+        module._tune(network, tmp_path / "none.db", target, seconds, "cold-graph-v1", said.append)
+    assert given == [(every[:1], 1.0), (every, 60.0)] and len(every) > 1
+    assert said[0] == f"tuning 1 of {len(every)} kernels without a record for 1 s"

@@ -33,6 +33,10 @@ _CPU_SLICES = ("float32",)  # formats of convolutions that store into slices the
 _CPU_APART = ("DepthToSpace",)  # convolutions there cannot store through it
 LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
 IO_LAYOUTS = ("NCHW", "NHWC")
+TASKS_A_SECOND = 1.0
+"""Workloads that `tune_s` allows for each second, the most telling first. A default takes about a second of a core to
+compile; with more of them the time is over before most are measured once, and the race at the end, which is not limited,
+grows."""
 
 
 def build(
@@ -65,8 +69,9 @@ def build(
             inputs and outputs with four dimensions. The shapes of a model remain those of the model.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
-        tune_s: seconds to spend on measuring kernels of the plan that have no record yet; None: none. The records go to
-            `db`.
+        tune_s: seconds to spend on measuring kernels of the plan that have no record yet, at most one kernel for each
+            second; None: none. The records go to `db`. The final race of these kernels, and compiling defaults of others,
+            come on top.
         strict: refuse kernels that were not measured for exactly their workload on this kind of device.
         mode: how the records were timed; new ones are timed in the same way.
         say: takes a line about each stage.
@@ -168,5 +173,6 @@ def _tune(
     if not tasks:
         say("every kernel of the plan has a record; nothing to tune")
         return
-    say(f"tuning {counted(len(tasks), 'kernel')} without a record for {time_s:.0f} s")
-    tune(tasks, Path(db), target=target, time_s=time_s, mode=mode)
+    chosen = tasks[: max(1, int(time_s * TASKS_A_SECOND))]
+    say(f"tuning {len(chosen)} of {counted(len(tasks), 'kernel')} without a record for {time_s:.0f} s")
+    tune(chosen, Path(db), target=target, time_s=time_s, mode=mode)
