@@ -71,7 +71,8 @@ _ACTIVATIONS = {"Sigmoid": "sigmoid", "Swish": "silu", "HardSwish": "hard_swish"
 
 def _is_approximate(node: ir.Node) -> bool:
     """Whether the node is another function than the stage: GELU by tanh, or Swish with a factor."""
-    return node.attributes.get_string("approximate", "none") != "none" or node.attributes.get_float("alpha", 1.0) != 1.0
+    read = node.attributes
+    return bool(read.get_string("approximate", "none") != "none" or read.get_float("alpha", 1.0) != 1.0)
 
 
 def _addition(chain: Chain, node: ir.Node) -> _Found | None:
