@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from c_export_support import (
@@ -32,8 +35,9 @@ from schedsearch.c_export.plan_source import TENSOR_MAP_DTYPES
 from schedsearch.c_export.text import parameter_names
 from schedsearch.config import Config
 from schedsearch.errors import DatabaseError, NoRecordError, UsageError
+from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
-from schedsearch.records import trust
+from schedsearch.records import output, trust
 from schedsearch.records.store import Store
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
@@ -298,6 +302,28 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert (folder / "notes.txt").read_text() == "all:\n"
 
 
+def test_an_export_that_was_interrupted_is_replaced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+
+    def new_file(path: Path) -> Any:
+        if len(written) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        return output.new_file(path)
+
+    with Store.open(tmp_path / "records.db") as store:
+        add(store, CONV, conv_artifact())
+        with monkeypatch.context() as patch:
+            patch.setattr("schedsearch.c_export.folder.new_file", new_file)
+            with pytest.raises(UsageError, match="No space left on device"):
+                export_c(store, tmp_path / "kernels")
+        assert len(list((tmp_path / "kernels").iterdir())) == 4
+        export_c(store, tmp_path / "kernels")
+    manifest = json.loads((tmp_path / "kernels" / "MANIFEST.json").read_text())
+    for name, digest in manifest["files"].items():
+        assert sha256_hex((tmp_path / "kernels" / name).read_bytes()) == digest
+
+
 def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path: Path) -> None:
     with Store.open(tmp_path / "records.db") as store:
         add(store, CONV, conv_artifact())
@@ -325,6 +351,56 @@ def test_names_of_arguments_become_names_of_c() -> None:
     made = parameter_names(names, ("stream",))
     assert made == ["x", "int_", "register_", "a_t_", "a_private", "NULL_", "stream_", "x_y", "x_y_"]
     assert len(set(parameter_names(["a", "a", "a_"], ()))) == 3
+
+
+INTERFACE = """
+#include <cstddef>
+#include <cstdio>
+#include <type_traits>
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
+template <class F> struct Shown;
+template <class R, class... A> struct Shown<R(A...)> {
+    static void print(const char *name)
+    {
+        std::printf("%s %zu", name, sizeof(R));
+        ((std::printf(" %zu%s", sizeof(A), std::is_pointer<A>::value ? "*" : "")), ...);
+        std::puts("");
+    }
+};
+#define FUNCTION(name) Shown<decltype(name)>::print(TEXT(name));
+#define FIELD(name) std::printf(#name " %zu\\n", offsetof(CUlaunchConfig, name));
+int main()
+{
+    FUNCTIONS
+    FIELD(gridDimX) FIELD(gridDimZ) FIELD(blockDimX) FIELD(blockDimZ) FIELD(sharedMemBytes) FIELD(hStream) FIELD(attrs)
+    FIELD(numAttrs)
+    std::printf("%zu %zu\\n%zu\\n", sizeof(CUlaunchConfig), sizeof(CUtensorMap), alignof(CUtensorMap));
+}
+"""
+
+
+def test_the_declared_functions_and_structures_are_those_of_cuda_h(tmp_path: Path) -> None:
+    """Names of symbols, sizes of parameters and results, places of fields."""
+    need_compiler("g++")
+    found = sorted(Path(sys.prefix).glob("lib/python*/site-packages/nvidia/cu*/include/cuda.h"))
+    if not found:
+        pytest.skip("the headers of CUDA are not installed here")
+    ours = ROOT / "schedsearch" / "c_export" / "runtime" / "schedsearch_driver.h"
+    functions = re.findall(r"^CUresult (\w+)\(", ours.read_text(), re.MULTILINE)
+    assert len(functions) == 14
+    told = []
+    for header in (ours, found[0]):
+        program = tmp_path / "program"
+        calls = " ".join(f"FUNCTION({name})" for name in functions)
+        (tmp_path / "program.cpp").write_text(f'#include "{header}"\n{INTERFACE.replace("FUNCTIONS", calls)}')
+        subprocess.run(
+            ["g++", "-std=c++17", "-w", "-o", program, tmp_path / "program.cpp", f"-I{header.parent}"], check=True
+        )
+        told.append(subprocess.run([program], capture_output=True, text=True, check=True).stdout)
+    (*mine, own_alignment), (*theirs, alignment) = (text.splitlines() for text in told)
+    assert mine == theirs and len(mine) == 14 + 8 + 1
+    assert int(own_alignment) % int(alignment) == 0  # it grew with CUDA 13
 
 
 def test_the_numbers_of_the_driver_are_those_of_its_bindings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
@@ -38,7 +39,11 @@ def description(chosen: Chosen) -> dict[str, Any]:
         "arguments": [array(spec) for spec in workload.signature],
         "outputs": [array(spec) for spec in workload.outputs],
         "scalars": [
-            {"name": scalar.name, "dtype": scalar.dtype, "default": scalar.default}
+            {
+                "name": scalar.name,
+                "dtype": scalar.dtype,
+                "default": scalar.default if math.isfinite(scalar.default) else str(scalar.default),
+            }
             | ({"whole_number_of": scalar.number} if scalar.number else {})
             for scalar in workload.scalars
         ],

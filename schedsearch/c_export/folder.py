@@ -98,7 +98,7 @@ def _nothing(store: Store, target: str | None, mode: str, left_out: Sequence[Lef
 
 
 def _files(chosen: Sequence[Chosen], left_out: Sequence[LeftOut], torch: bool) -> dict[str, str]:
-    """Name -> content of all files; the manifest is the last one."""
+    """Name -> content of all files."""
     runtime = resources.files("schedsearch.c_export") / "runtime"
     files = {name: (runtime / name).read_text(encoding="utf-8") for name in _RUNTIME}
     for each in chosen:
@@ -154,7 +154,9 @@ def _all_headers(chosen: Sequence[Chosen]) -> str:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Writes all files, the manifest last, and removes those of an earlier export that are no longer in it.
+    """Writes all files and removes those of an earlier export that are no longer in it.
+
+    The manifest comes first: it names the files of an export that was interrupted, so that the next one may replace them.
 
     Raises:
         UsageError: a file is in the way that no earlier export wrote, or the folder cannot be written.
@@ -169,9 +171,9 @@ def _write(folder: Path, files: dict[str, str]) -> None:
                 )
         for name in earlier - files.keys():
             (folder / name).unlink(missing_ok=True)
-        for name, text in files.items():
+        for name in sorted(files, key=lambda name: name != MANIFEST):
             with new_file(folder / name) as stream:
-                stream.write(text.encode())
+                stream.write(files[name].encode())
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; give another folder") from error
 

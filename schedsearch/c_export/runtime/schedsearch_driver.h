@@ -40,10 +40,11 @@ typedef struct CUlaunchConfig {
     unsigned numAttrs;
 } CUlaunchConfig;
 
+/* cuda.h of CUDA 12 aligns it to 64 bytes, that of CUDA 13 to 128. */
 #if defined(__cplusplus)
-typedef struct alignas(64) CUtensorMap { uint64_t opaque[16]; } CUtensorMap;
+typedef struct alignas(128) CUtensorMap { uint64_t opaque[16]; } CUtensorMap;
 #else
-typedef struct CUtensorMap { _Alignas(64) uint64_t opaque[16]; } CUtensorMap;
+typedef struct CUtensorMap { _Alignas(128) uint64_t opaque[16]; } CUtensorMap;
 #endif
 
 CUresult cuCtxGetCurrent(CUcontext *context);
