@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from schedsearch.ops.strided_slice import strided_slice
     from schedsearch.ops.topk import topk
     from schedsearch.ops.transpose import transpose
+    from schedsearch.ops.unique import unique
     from schedsearch.own.decorator import Tunable, tunable
     from schedsearch.own.deployed import own_kernel
     from schedsearch.runtime import Kernel, KernelCache, RangeKernel
@@ -152,6 +153,7 @@ _HOMES = {
     "tunable": "schedsearch.own.decorator",
     "tune": "schedsearch.session",
     "unfolded": "schedsearch.templates.own_kernel.launches",
+    "unique": "schedsearch.ops.unique",
     "unpack": "schedsearch.ops.packing",
 }
 
@@ -227,6 +229,7 @@ __all__ = [
     "tunable",
     "tune",
     "unfolded",
+    "unique",
     "unpack",
 ]
 

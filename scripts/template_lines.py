@@ -72,6 +72,8 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "nms_cpu": "detection.cpu",
     "roi_align_cuda": "detection.cuda",
     "roi_align_cpu": "detection.cpu",
+    "unique_cuda": "selection.unique_cuda",
+    "unique_cpu": "selection.unique_cpu",
     "layout_transform_cuda": "layout_transform.cuda",
     "layout_transform_cpu": "layout_transform.cpu",
 }

@@ -92,6 +92,7 @@ PUBLIC = [
     "tunable",
     "tune",
     "unfolded",
+    "unique",
     "unpack",
 ]
 

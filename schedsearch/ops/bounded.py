@@ -7,7 +7,7 @@ extents in use. What lies beyond them is not specified. An argument that is boun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from schedsearch.ops.base import ArgSpec, Parameter
@@ -36,6 +36,6 @@ def bounded(output: ArgSpec) -> tuple[ArgSpec, ArgSpec]:
     return replace(output, extents=name), ArgSpec(name, "A", (len(output.shape),), "int64")
 
 
-def in_use(shape: Sequence[int], extents: Sequence[int]) -> tuple[slice, ...]:
+def in_use(shape: Sequence[int], extents: Iterable[int]) -> tuple[slice, ...]:
     """The part of a bounded array that counts."""
     return tuple(slice(0, max(0, min(int(used), most))) for used, most in zip(extents, shape, strict=True))

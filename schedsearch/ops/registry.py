@@ -35,6 +35,7 @@ BUILT_IN = {
     "resize": "schedsearch.ops.resize:RESIZE",
     "gather": "schedsearch.ops.gather:GATHER",
     "scatter": "schedsearch.ops.scatter:SCATTER",
+    "unique": "schedsearch.ops.unique:UNIQUE",
     "roi_align": "schedsearch.ops.roi_align:ROI_ALIGN",
     "nms": "schedsearch.ops.nms:NMS",
     "nonzero": "schedsearch.ops.nonzero:NONZERO",

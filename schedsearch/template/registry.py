@@ -70,6 +70,8 @@ BUILT_IN = {
     "nms_cpu": "schedsearch.templates.detection.cpu:NmsCpu",
     "roi_align_cuda": "schedsearch.templates.detection.cuda:RoiAlignCuda",
     "roi_align_cpu": "schedsearch.templates.detection.cpu:RoiAlignCpu",
+    "unique_cuda": "schedsearch.templates.selection.unique_cuda:UniqueCuda",
+    "unique_cpu": "schedsearch.templates.selection.unique_cpu:UniqueCpu",
     "layout_transform_cuda": "schedsearch.templates.layout_transform.cuda:LayoutTransformCuda",
     "layout_transform_cpu": "schedsearch.templates.layout_transform.cpu:LayoutTransformCpu",
 }

@@ -66,9 +66,9 @@ def chosen(p: Mapping[str, Any], indices: Array) -> tuple[Array, Array]:
             places = np.take(everywhere, index, axis=axis)
             valid = valid.reshape((1,) * axis + indices.shape)
         else:
-            grid = list(np.ogrid[tuple(slice(0, n) for n in indices.shape)])
-            grid[axis] = index
-            places = everywhere[tuple(grid)]
+            each = list(np.ogrid[tuple(slice(0, n) for n in indices.shape)])
+            each[axis] = index
+            places = everywhere[tuple(each)]
     places = places if places.ndim else places.reshape(1)
     valid = valid.reshape(valid.shape + (1,) * (places.ndim - valid.ndim))
     return places, np.broadcast_to(valid, places.shape)

@@ -1,4 +1,4 @@
-"""The references of topk and nonzero in NumPy."""
+"""The references of topk, nonzero and unique in NumPy."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ class TopKReference(WholeReference):
 class NonZeroReference(WholeReference):
     def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return {"y": np.array(np.nonzero(np.asarray(arrays["x"])), np.int64)}
+
+
+class UniqueReference(WholeReference):
+    def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        x = np.asarray(arrays["x"])
+        axis = None if workload.flat else workload.axis
+        y, indices, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if workload.order == "first":
+            order = np.argsort(indices, kind="stable")
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order))
+            indices, counts, inverse = indices[order], counts[order], place[inverse]
+            y = y[order] if workload.flat else np.take(y, order, axis=workload.axis)
+        return {"y": y, "indices": indices, "inverse": inverse, "counts": counts}
