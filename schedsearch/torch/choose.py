@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from schedsearch.errors import NoValidConfigError, SchedsearchError, UnsupportedError
+from schedsearch.errors import (
+    NoValidConfigError,
+    PreparationError,
+    SchedsearchError,
+    UnsupportedError,
+    WrongResultError,
+)
 from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
@@ -109,7 +115,7 @@ class Chooser:
             torch.cuda.synchronize()
         try:
             tune(tasks, self.kernels.db, target=self.kernels.target, trials=trials)
-        except NoValidConfigError as error:  # the others have records now
+        except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
             return f"tuned {len(tasks)} layers; {error}"
         return f"tuned {len(tasks)} layers"
 

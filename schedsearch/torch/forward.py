@@ -338,4 +338,4 @@ def _resolve(module: nn.Module, kind: str, path: str) -> tuple[dict[str, Any], s
 
 
 def _device_type(leaves: list[Any]) -> str:
-    return next(str(each.device.type) for each in leaves if isinstance(each, torch.Tensor))
+    return next((str(each.device.type) for each in leaves if isinstance(each, torch.Tensor)), "cpu")

@@ -122,7 +122,7 @@ def _checked(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
     if any(nn.parameter.is_lazy(each) for each in tensors):
         raise Refusal("it has lazy modules without a shape; call the model once before")
     for each in tensors:
-        if type(each) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        if type(each) not in (torch.Tensor, nn.Parameter):
             raise Refusal(f"it has parameters of type {type(each).__name__}, which are not plain tensors")
     inputs = [each for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
     devices = {each.device for each in (*tensors, *inputs)}

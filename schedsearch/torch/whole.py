@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from schedsearch.errors import SchedsearchError
+from schedsearch.errors import NoValidConfigError, PreparationError, SchedsearchError, WrongResultError
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.report import NetworkReport
 from schedsearch.torch.timing import Timer
@@ -74,7 +74,7 @@ class Network:
                     self._decide(module, args)
         if self._net is None:
             return self._compiled(*args)
-        if _versions([args[place] for place in self._held]) != self._seen:
+        if not self._holds_what_it_copied(args):
             self._close()
             self._tell(NetworkReport(False, "weights have changed since it was built; Inductor's code computes from now on"))
             return self._compiled(*args)
@@ -84,6 +84,12 @@ class Network:
         ):
             return self._compiled(*args)
         return self._run(given)
+
+    def _holds_what_it_copied(self, args: Sequence[Any]) -> bool:
+        try:
+            return _versions([args[place] for place in self._held]) == self._seen
+        except RuntimeError:  # a tensor of inference mode has no version
+            return False
 
     def _run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self._kernels.device.type == "cuda":  # its memory is one for all streams
@@ -111,8 +117,8 @@ class Network:
         held = [args[place] for place in self._held]
         if not given or not all(type(each) in (torch.Tensor, nn.Parameter) for each in args):
             raise _Refusal("it has inputs that are not plain tensors")
-        self._seen, self._like = _versions(held), [_form(each) for each in given]
         frozen = _frozen(module, dict(zip(self._held, held)))
+        self._seen, self._like = _versions(held), [_form(each) for each in given]
         with torch.no_grad():
             self._net = self._built(frozen, given)
             expected = _without_effects(self._compiled, args)
@@ -132,14 +138,12 @@ class Network:
         from schedsearch.executable.build import build
 
         nhwc = any(each.dim() == 4 and each.is_contiguous(memory_format=torch.channels_last) for each in given)
-        return build(
-            frozen,
-            tuple(given),
-            db=self._kernels.db,
-            io_layout="NHWC" if nhwc else "NCHW",
-            target=self._kernels.target,
-            tune_s=self._tune_s,
-        )
+        options: dict[str, Any] = {"io_layout": "NHWC" if nhwc else "NCHW", "target": self._kernels.target}
+        options["db"] = self._kernels.db
+        try:
+            return build(frozen, tuple(given), tune_s=self._tune_s, **options)
+        except (NoValidConfigError, PreparationError, WrongResultError):  # of one kernel; the others have records now
+            return build(frozen, tuple(given), **options)
 
     def _errors(
         self, frozen: fx.GraphModule, given: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
@@ -187,9 +191,9 @@ def _without_effects(call: Compiled, args: Sequence[Any]) -> list[torch.Tensor]:
     Raises:
         _Refusal: it writes to its inputs, or returns one of them.
     """
-    before = _versions(args)
+    before = [each.clone() for each in args]
     found = list(call(*args))
-    if _versions(args) != before:
+    if not all(torch.equal(each, old) for each, old in zip(args, before)):
         raise _Refusal("the graph writes to its inputs")
     if {each.data_ptr() for each in args} & {each.data_ptr() for each in found}:
         raise _Refusal("the graph returns an input")
@@ -202,8 +206,8 @@ def _is_held(each: Any) -> bool:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Changes whenever a tensor is replaced, moved or written to."""
-    return [(each.data_ptr(), -1 if each.is_inference() else each._version) for each in tensors]
+    """Changes whenever a tensor is replaced, moved or written to. Raises RuntimeError for tensors of inference mode."""
+    return [(each.data_ptr(), each._version) for each in tensors]
 
 
 def _form(each: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
