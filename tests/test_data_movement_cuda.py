@@ -328,6 +328,17 @@ def staged_conflicts(s: Staging) -> int:
     return total
 
 
+def test_the_defaults_of_large_transpositions_are_the_fastest_measured() -> None:
+    """On an H200, benchmarks/results/transpositions_h200.json; the tile is as wide as the image has channels."""
+    found = {}
+    for layout, to in (("NCHW", "NHWC"), ("NHWC", "NCHW")):
+        workload = layout_transform(n=1, c=128, h=720, w=1280, layout=layout, to=to)
+        found[layout] = CUDA.default(workload, H200, CUDA.space(workload, H200))
+    shared = {"tile": "128x128", "threads": 128, "blocks_per_sm": 0, "buffers": 1, "store_bytes": 16}
+    for layout, across, stores in (("NCHW", 8, "default"), ("NHWC", 2, "streaming")):
+        assert dict(found[layout]).items() >= {**shared, "across": across, "stores": stores}.items()
+
+
 def test_common_runs_count_as_wide_elements() -> None:
     box = permuted("x", (8, 6, 4), (1, 0, 2))
     assert Move.of(box, 2, 384, 384).element_bytes == 8

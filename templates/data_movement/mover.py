@@ -212,6 +212,8 @@ class Mover:
         staging = self._staging(self.tiles[tile], CHUNK_BYTES)
         y_run_bytes = staging.run_elements * self.move.element_bytes
         short = squares and y_run_bytes < min(staging.x_span_bytes, _LONG_RUN_BYTES)
+        if short:  # narrow squares were the fastest then
+            ways.sort(key=lambda way: way[1] != 2)
         for threads, (store_bytes, across) in itertools.product(
             (128, 64, 256, 512) if squares else (256, 128, 64, 512), ways
         ):
