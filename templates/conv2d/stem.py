@@ -278,6 +278,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
     # Load.
     tile_origin = walk.rectangles(plan.row_tiles, plan.strips, plan.tile_h, tile_w)
     load_patch, load_weights = _load_patch(workload, runs, plan), _load_weights(workload, runs, plan)
+    load_first_patches = _load_first_patches(plan, load_patch)
 
     # Multiply.
     descriptor, accumulators = hopper.matrix_descriptor(ROW_BYTES), columns // 2
@@ -311,14 +312,7 @@ def build_kernel(workload: Workload, plan: Plan, epilogue: Epilogue) -> Callable
 
         # ---- load: the first patches, and meanwhile the weights
         if leader:
-            for buffer in range(patches):
-                ptx.mbarrier_init(full + buffer * BARRIER_BYTES, 1)
-            ptx.mbarrier_init_fence()
-            for buffer in range(patches):
-                if tile + buffer * stride < tiles:
-                    load_patch(
-                        xmap, tile + buffer * stride, first_patch + buffer * patch_bytes, full + buffer * BARRIER_BYTES
-                    )
+            load_first_patches(xmap, tile, stride, first_patch, full)
         load_weights(weight, shared, thread)
         ptx.fence_async_shared()
         cuda.syncthreads()
@@ -400,6 +394,21 @@ def _load_patch(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., Non
         ptx.tma_load_3d(patch, x, value, row * stride_h - top, image, barrier)
 
     return load_patch
+
+
+def _load_first_patches(plan: Plan, load_patch: Callable[..., None]) -> Callable[..., None]:
+    """`load(x, tile, stride, first_patch, full)`: one thread initialises the barriers, and fills all patches."""
+    patches, patch_bytes, tiles = plan.patches, plan.patch_bytes, plan.tiles
+
+    def load_first_patches(x: Any, tile: Any, stride: Any, first_patch: Any, full: Any) -> None:
+        for buffer in range(patches):
+            ptx.mbarrier_init(full + buffer * BARRIER_BYTES, 1)
+        ptx.mbarrier_init_fence()
+        for buffer in range(patches):
+            if tile + buffer * stride < tiles:
+                load_patch(x, tile + buffer * stride, first_patch + buffer * patch_bytes, full + buffer * BARRIER_BYTES)
+
+    return load_first_patches
 
 
 def _load_weights(workload: Workload, runs: Runs, plan: Plan) -> Callable[..., None]:
