@@ -238,7 +238,8 @@ def trust(path: str | Path) -> Trusted:
             return Trusted(1, mark([] if file.vouched else [file.claim], file.path))
     with Lookup(path) as lookup:
         rows, tables = lookup.with_code(), size_tables.all_rows(lookup.path)
-        claims = [row.claim for row in (*rows, *tables) if not row.vouched]
+        claims: list[Claim | RangeClaim] = [row.claim for row in rows if not row.vouched]
+        claims += [row.claim for row in tables if not row.vouched]
         return Trusted(len(rows) + len(tables), mark(claims, lookup.path))
 
 
@@ -288,8 +289,9 @@ def distrust(path: str | Path) -> int:
             marks |= {file.claim.mark} if file.claim.mark.is_file() else set()
     elif path.exists():
         with Lookup(path) as lookup:
-            rows = (*lookup.with_code(), *size_tables.all_rows(lookup.path))
-            marks |= {row.claim.mark for row in rows if row.claim.mark.is_file()}
+            held = [row.claim.mark for row in lookup.with_code()]
+            held += [row.claim.mark for row in size_tables.all_rows(lookup.path)]
+            marks |= {each for each in held if each.is_file()}
     for each in marks:
         try:
             each.unlink(missing_ok=True)

@@ -36,7 +36,7 @@ def shared_code(sources: Mapping[int, KernelSource]) -> list[dict[int, KernelSou
     groups: dict[Any, dict[int, KernelSource]] = {}
     for size, source in sources.items():
         try:
-            key = _shape(source)
+            key: Any = _shape(source)
         except UnidentifiedError:  # nobody can say whether two such kernels are the same
             key = size
         groups.setdefault(key, {})[size] = source

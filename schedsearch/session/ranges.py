@@ -239,7 +239,7 @@ class RangeChoice:
             if not able:
                 raise NoValidConfigError(f"no configuration runs {self._range.at(size).label}")
             best = min(able, key=lambda each: each.expected_ns(size))
-            stays = before in able and before.expected_ns(size) <= _STICKY * best.expected_ns(size)  # type: ignore[union-attr]
+            stays = before in able and before.expected_ns(size) <= _STICKY * best.expected_ns(size)
             before = chosen[size] = before if stays and before is not None else best
         return chosen
 
