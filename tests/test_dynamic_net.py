@@ -14,6 +14,7 @@ from schedsearch import Workload, dyn_strided_slice, elementwise, strided_slice
 from schedsearch.backend import compile_source
 from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
+from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import DynamicGraph, Size
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import ArgumentError, UsageError
@@ -228,3 +229,15 @@ def test_a_gpu_runs_exact_and_bounded() -> None:
             bound.step()
             np.testing.assert_array_equal(bound.sliced()[0].cpu().numpy(), wanted)
         bound.close()
+
+
+def test_the_explanation_says_what_is_needed_from_whom_and_what_it_costs() -> None:
+    assert explain(chain().program()).splitlines() == [
+        "segment 0: exact runs copy 16 bytes to the host and wait once",
+        "  first     needs the shape of x; the values of begin, end  allocates y",
+        "  negative  needs nothing  allocates y at the bound",
+        "  picked    needs nothing  allocates y",
+        "segment 1: exact runs copy 16 bytes to the host and wait once",
+        "  second  needs the shape of negative.y; the values of picked.y, end  allocates y",
+        "bounded runs: 0 bytes to the host, 0 waits, 0 allocations",
+    ]
