@@ -7,7 +7,6 @@ from the device's memory, and the whole run is a chain of launches, on a GPU one
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +16,7 @@ import numpy as np
 
 from schedsearch.backend import compile_source
 from schedsearch.device import BoundKernel, Device, LoadedKernel
+from schedsearch.device.memory import bytes_at
 from schedsearch.dynamic.graph import Call, Program, Segment, Value
 from schedsearch.dynamic.pool import Pool
 from schedsearch.errors import ArgumentError
@@ -69,7 +69,7 @@ class DynamicNet:
         self.pool = Pool(device)
         nbytes = _WORD * program.words
         self.sizes, self._host = device.allocate(nbytes), device.pinned(nbytes)
-        self._words = np.frombuffer((ctypes.c_char * nbytes).from_address(self._host), np.int64)
+        self._words = np.frombuffer(bytes_at(self._host, nbytes), np.int64)
         self._words[:] = 0
         for words, extents in program.fixed:
             self._words[words.first : words.first + words.count] = extents

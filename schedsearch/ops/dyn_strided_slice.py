@@ -48,7 +48,7 @@ _PARAMETERS = {
 # ---- the slice of one dimension, as shape functions and kernels compute it; all numbers are int64
 
 
-def first_position(extent, begin, stride):  # type: ignore[no-untyped-def]
+def first_position(extent: Any, begin: Any, stride: Any) -> Any:
     """The first position, or where it would be: -1 or `extent` if there is none."""
     at = begin + extent if begin < 0 else begin
     if stride > 0:
@@ -56,7 +56,7 @@ def first_position(extent, begin, stride):  # type: ignore[no-untyped-def]
     return min(max(at, -1), extent - 1)
 
 
-def count_to(extent, begin, end, stride):  # type: ignore[no-untyped-def]
+def count_to(extent: Any, begin: Any, end: Any, stride: Any) -> Any:
     """The number of positions from begin to before end; the stride is not 0."""
     step = min(max(stride, -FAR), FAR)
     first, last = first_position(extent, begin, step), first_position(extent, end, step)
@@ -66,7 +66,7 @@ def count_to(extent, begin, end, stride):  # type: ignore[no-untyped-def]
     return max(0, (distance + size - 1) // size)
 
 
-def count_of_size(extent, begin, size):  # type: ignore[no-untyped-def]
+def count_of_size(extent: Any, begin: Any, size: Any) -> Any:
     """The number of positions in mode size."""
     left = extent - first_position(extent, begin, 1)
     return left if size < 0 else min(size, left)
@@ -182,25 +182,25 @@ def sliced_by(params: Mapping[str, Any]) -> tuple[int, ...]:
 def shape_function(entry_of: tuple[int, ...], mode: str, strided: bool) -> ShapeFunction:
     """The extents of y; see `sliced_by`."""
 
-    def to_end(axis, x, begin, end):  # type: ignore[no-untyped-def]
+    def to_end(axis: Any, x: Any, begin: Any, end: Any) -> Any:
         entry = entry_of[axis]
         return x[axis] if entry < 0 else count_to(x[axis], begin[entry], end[entry], 1)
 
-    def to_end_by_strides(axis, x, begin, end, strides):  # type: ignore[no-untyped-def]
+    def to_end_by_strides(axis: Any, x: Any, begin: Any, end: Any, strides: Any) -> Any:
         entry = entry_of[axis]
         return x[axis] if entry < 0 else count_to(x[axis], begin[entry], end[entry], strides[entry])
 
-    def by_size(axis, x, begin, end):  # type: ignore[no-untyped-def]
+    def by_size(axis: Any, x: Any, begin: Any, end: Any) -> Any:
         entry = entry_of[axis]
         return x[axis] if entry < 0 else count_of_size(x[axis], begin[entry], end[entry])
 
-    def no_stride(x, begin, end, strides):  # type: ignore[no-untyped-def]
+    def no_stride(x: Any, begin: Any, end: Any, strides: Any) -> Any:
         for entry in range(len(strides)):
             if strides[entry] == 0:
                 return 1
         return 0
 
-    def no_size(x, begin, end):  # type: ignore[no-untyped-def]
+    def no_size(x: Any, begin: Any, end: Any) -> Any:
         for entry in range(len(end)):
             if end[entry] < -1:
                 return 1

@@ -78,6 +78,7 @@ class _Check:
     def run(self) -> None:
         if not isinstance(self.tree, ast.FunctionDef):
             self._refuse(self.tree, "it is not written with def")
+        assert isinstance(self.tree, ast.FunctionDef)
         body = self.tree.body
         if (
             isinstance(body[0], ast.Expr)
@@ -156,6 +157,7 @@ class _Check:
     def _call(self, node: ast.Call) -> None:
         if not isinstance(node.func, ast.Name) or node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
             self._refuse(node, "it has a call that is not name(values, ...)")
+        assert isinstance(node.func, ast.Name)
         called = self._captured(node.func)
         if any(called is getattr(builtins, name) for name in CALLS):
             for argument in node.args:

@@ -97,11 +97,13 @@ class DynStridedSliceReference(Reference):
     ) -> np.ndarray[Any, np.dtype[Any]]:
         places = positions(workload, arrays)
         if output == "y_extents":
-            return np.array([len(each) for each in places], np.int64)[np.asarray(flat_indices)]
+            extents: np.ndarray[Any, np.dtype[Any]] = np.array([len(each) for each in places], np.int64)
+            return extents[np.asarray(flat_indices, np.int64)]
         index = np.unravel_index(np.asarray(flat_indices, np.int64), workload.bound)
         inside = np.logical_and.reduce([digit < len(each) for digit, each in zip(index, places)])
         is_float = dtype(workload.dtype).is_float
-        found = np.full(index[0].shape, np.nan if is_float else _UNDEFINED, np.float64 if is_float else np.int64)
+        number, undefined = (np.float64, np.nan) if is_float else (np.int64, _UNDEFINED)
+        found: np.ndarray[Any, np.dtype[Any]] = np.full(index[0].shape, undefined, number)
         if inside.any():
             at = tuple(np.asarray(each)[digit[inside]] for digit, each in zip(index, places))
             found[inside] = gather(arrays, workload.signature[0], at)

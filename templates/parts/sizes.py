@@ -90,15 +90,15 @@ def sizes_source(steps: Sequence[SizeStep], words: int, target: Target, status: 
         run(operands, 0, 1)
 
     function = on_gpu if on_cuda else on_cpu
-    step = KernelStep(function, tuple(params), Grid(1), _WARP if on_cuda else 1)
-    return KernelSource(target.kind, "native", (step,))
+    launch = KernelStep(function, tuple(params), Grid(1), _WARP if on_cuda else 1)
+    return KernelSource(target.kind, "native", (launch,))
 
 
 def _step_function(
     step: SizeStep, number: int, slots: dict[str, int], on_cuda: bool, status: int | None
 ) -> Callable[..., None]:
     """`run(operands, first, stride)`: the axes first, first + stride ... of one output."""
-    collect = _no_inputs
+    collect: Callable[[Any], Any] = _no_inputs
     for each in step.inputs:
         collect = (
             _and_words(collect, each.first, each.count)
