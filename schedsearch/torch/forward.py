@@ -95,7 +95,7 @@ class Plan:
         return pytree.tree_unflatten(list(self._run.forward(*held, *leaves)), self._out_spec)
 
 
-class _StrideRecorder(fx.Interpreter):  # type: ignore[misc]
+class _StrideRecorder(fx.Interpreter):
     """Runs a graph and notes the strides of each value; fake tensors may have others than cuDNN's results."""
 
     def run_node(self, node: fx.Node) -> Any:
@@ -255,7 +255,7 @@ class _LateLinks:
         return self._ready().tensors()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _checked_while_tracing(links: Links) -> bool:
     return links.unchanged()
 
