@@ -6,6 +6,7 @@ with a float32 scale, one rounding half to even, saturation. An addition of two 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
+from cli_support import schedsearch as command  # noqa: E402
 from onnx import TensorProto  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx_support import Net  # noqa: E402
 
 import schedsearch  # noqa: E402
@@ -91,3 +94,39 @@ def test_a_residual_block_is_equal_to_whole_numbers_in_every_bit(tmp_path: Path)
             assert len(np.unique(expected)) > 30  # not all saturated
             np.testing.assert_array_equal(built(x), expected)
         np.testing.assert_array_equal(evaluate(network, {"x": x})[network.outputs[0]], expected)
+
+
+def test_run_says_how_many_whole_numbers_of_each_layer_equal_those_of_the_model(tmp_path: Path) -> None:
+    path = block()[0].save(tmp_path)
+    x = np.random.default_rng(0).integers(0, 256, (1, 16, 7, 6)).astype(np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    wanted = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x}, intermediate=True)
+    with schedsearch.build(path, db=tmp_path / "no.db", target="cpu", out=tmp_path / "net.ssx") as built:
+        found = built.trace(x)
+    arguments = ("run", tmp_path / "net.ssx", "--input", tmp_path / "x.npy", "--compare", "onnx", "--repeat", "0")
+    errors = json.loads(command(*arguments, "--json").stdout)["errors"]
+    assert [each["value"] for each in errors] == list(found) and len(found) == 4
+    for each in errors:
+        mine, other = (array.astype(int).ravel().tolist() for array in (found[each["value"]], wanted[each["value"]]))
+        assert each["elements"] == len(mine) and each["equal"] == sum(map(int.__eq__, mine, other))
+        assert each["largest"] == max(abs(a - b) for a, b in zip(mine, other)) <= 1
+
+
+@pytest.mark.parametrize(("zero_point", "equal", "told"), [
+    (3, 8, "whole numbers: 1 value, equal in every bit"),
+    (5, 2, "whole numbers: 0 of 1 values equal in every bit; the others differ by 2 steps at most (codes.out)"),
+])  # fmt: skip
+def test_differences_of_whole_numbers_are_counted_in_steps(tmp_path: Path, zero_point: int, equal: int, told: str) -> None:
+    """Against a model with another zero point, all codes differ but those that are saturated: 255, twice."""
+
+    def save(zero: int) -> Path:
+        net = Net(1, 8)
+        net.node("QuantizeLinear", "x", net.numbers(0.5), net.numbers(zero, dtype=np.uint8), name="codes")
+        return net.save(tmp_path)
+
+    with schedsearch.build(save(3), db=tmp_path / "no.db", target="cpu", out=tmp_path / "net.ssx"):
+        save(zero_point)
+    np.save(tmp_path / "x.npy", np.asarray([[0, 1, 2, 3, 4, 60, 1000, 2000]], np.float32))
+    done = command("run", tmp_path / "net.ssx", "--input", tmp_path / "x.npy", "--compare", "onnx", "--repeat", "0")
+    assert told in done.stdout, done.stdout + done.stderr
+    assert f"{equal} of 8" in done.stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from schedsearch.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+    from schedsearch.executable.compare import LayerError
     from schedsearch.executable.net import Net, Port, Times
 
     Array = np.ndarray[Any, Any]
@@ -44,7 +47,8 @@ def run(
     """Run a model that `schedsearch build` wrote: its time, that of each kernel call, and its error.
 
     The error of a layer is its largest difference from the model in its own precision, divided by the largest magnitude
-    there. ONNX Runtime computes the model if it is installed, otherwise ONNX's reference evaluator.
+    there. For whole numbers it also says how many are equal, and by how many steps the others differ at most. ONNX Runtime
+    computes the model if it is installed, otherwise ONNX's reference evaluator.
     """
     from schedsearch.executable.compare import layer_errors
     from schedsearch.executable.file import load
@@ -69,19 +73,14 @@ def run(
                         {"name": call.name, "kernel": call.label, "template": call.origin.template, "time_ns": time_ns}
                         for call, time_ns in zip(net.steps, times.calls_ns if times else [None] * len(net.steps))
                     ],
-                    "errors": [{"value": each.value, "relative": each.relative} for each in errors],
+                    "errors": [asdict(each) for each in errors],
                 }
             )
             return
         if times:
             _say_times(net, times)
         if errors:
-            rows = [(each.value, f"{each.relative:.2e}", f"{each.largest:.3g}") for each in errors]
-            render.say(render.table(("value", "relative error", "largest difference"), rows, right=("relative error",)))
-            worst = max(errors, key=lambda each: each.relative)
-            render.say(
-                f"largest relative error: {worst.relative:.2e}, of {worst.value}; of the output {errors[-1].relative:.2e}"
-            )
+            _say_errors(errors)
 
 
 def _say_times(net: Net, times: Times) -> None:
@@ -95,6 +94,30 @@ def _say_times(net: Net, times: Times) -> None:
         f"total: {render.duration(times.total_ns)} as a whole; {render.duration(together)} if every call runs alone, again "
         "and again"
     )
+
+
+def _say_errors(errors: Sequence[LayerError]) -> None:
+    whole = [each for each in errors if each.equal is not None]
+    rows = []
+    for each in errors:
+        row = (each.value, f"{each.relative:.2e}", f"{each.largest:.3g}")
+        if each.equal is not None:
+            row = (each.value, f"{each.relative:.2e}", render.counted(int(each.largest), "step"))
+        equal = "" if each.equal is None else f"{each.equal} of {each.elements}"
+        rows.append((*row, equal) if whole else row)
+    headers = ("value", "relative error", "largest difference", *(["equal"] if whole else []))
+    render.say(render.table(headers, rows, right=("relative error", "equal")))
+    worst = max(errors, key=lambda each: each.relative)
+    render.say(f"largest relative error: {worst.relative:.2e}, of {worst.value}; of the output {errors[-1].relative:.2e}")
+    differing = [each for each in whole if each.equal != each.elements]
+    if differing:
+        worst = max(differing, key=lambda each: each.largest)
+        render.say(
+            f"whole numbers: {len(whole) - len(differing)} of {len(whole)} values equal in every bit; "
+            f"the others differ by {render.counted(int(worst.largest), 'step')} at most ({worst.value})"
+        )
+    elif whole:
+        render.say(f"whole numbers: {render.counted(len(whole), 'value')}, equal in every bit")
 
 
 def _inputs(net: Net, files: tuple[str, ...]) -> dict[str, Array]:

@@ -13,6 +13,8 @@ from schedsearch.executable.net import Net
 if TYPE_CHECKING:
     import numpy as np
 
+_WHOLE = "iub"  # NumPy's kinds of whole numbers and truth values
+
 
 @dataclass(frozen=True)
 class LayerError:
@@ -21,12 +23,16 @@ class LayerError:
     Attributes:
         value: its name in the model.
         relative: the largest difference, divided by the largest magnitude of the model's value.
-        largest: the largest difference.
+        largest: the largest difference; of whole numbers the number of steps.
+        elements: how many numbers the value has.
+        equal: how many of them are the model's own in every bit; None of a value that is not of whole numbers on both sides.
     """
 
     value: str
     relative: float
     largest: float
+    elements: int
+    equal: int | None
 
 
 def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[LayerError]:
@@ -50,15 +56,18 @@ def layer_errors(net: Net, model: Path, inputs: Mapping[str, np.ndarray[Any, Any
     for name, array in found.items():
         if name not in wanted:
             continue
-        truth = np.asarray(wanted[name], np.float64)
+        truth = np.asarray(wanted[name])
         if truth.shape != array.shape:
             raise UsageError(
                 f"{name} has shape {array.shape} in the network and {truth.shape} in {model}; give the model that it was "
                 "built from"
             )
-        largest = float(np.abs(array.astype(np.float64) - truth).max(initial=0.0))
-        scale = float(np.abs(truth).max(initial=0.0))
-        errors.append(LayerError(name, largest / scale if scale else largest, largest))
+        exact = truth.astype(np.float64)
+        largest = float(np.abs(array.astype(np.float64) - exact).max(initial=0.0))
+        scale = float(np.abs(exact).max(initial=0.0))
+        whole = array.dtype.kind in _WHOLE and truth.dtype.kind in _WHOLE
+        equal = int(np.count_nonzero(array == truth)) if whole else None
+        errors.append(LayerError(name, largest / scale if scale else largest, largest, array.size, equal))
     if not errors:
         raise UsageError(f"{model} has none of the network's values; give the model that it was built from")
     return errors
