@@ -84,7 +84,7 @@ class ArrayEmulator(VectorEmulator):
         """The n-th array that a thread asks for is the n-th of its block; one without a length is dynamic memory."""
         thread = self.thread
         place = thread.__dict__.setdefault("asked", 0)
-        thread.asked += 1  # type: ignore[attr-defined]
+        thread.asked += 1
         arrays = self.block.__dict__.setdefault("arrays", [])
         if place == len(arrays):
             size = count or self.block.shared.size // dtype.dtype.itemsize
