@@ -1,6 +1,6 @@
 """Calls the C export of `CONV` and `OWN` wrongly, on the fake driver; a script.
 
-    c_export_errors.py libschedsearch_kernels.so WORKLOAD_ID OTHER_ID
+    c_export_errors.py libschedsearch_kernels.so WORKLOAD_ID OTHER_ID [--old-driver]
 
 It prints JSON: what was wrong -> (code, its text).
 """
@@ -89,9 +89,46 @@ def from_threads(kernel: Any) -> None:
     results["threads"] = codes
 
 
+def noted() -> list[str]:
+    """What the driver noted since the last call."""
+    log = Path(os.environ["FAKE_LOG"])
+    lines = log.read_text().splitlines()
+    log.write_text("")
+    return lines
+
+
+def in_contexts(kernel: Any) -> None:
+    """A kernel is loaded into two contexts of one device, and runs in both."""
+    second = ctypes.c_void_p()
+    cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0)
+    for name, each in (("first", context(0)), ("second", second)):
+        cuda.cuCtxSetCurrent(each)
+        noted()
+        note(f"load in the {name} context", library.schedsearch_load(kernel))
+        note(f"run in the {name} context", run(kernel, on=stream()))
+        kinds = [line.split()[0] for line in noted()]
+        results[f"{name} context"] = [kinds.count(kind) for kind in ("load", "into", "launch")]
+    cuda.cuCtxSetCurrent(context(0))
+
+
+def encodings(kernel: Any) -> list[int]:
+    """How many tensor maps are encoded by calls with x at four addresses, again, and twice at each of many others."""
+    counts = []
+    for x in (*range(11, 15), *range(11, 15), *(n // 2 for n in range(40, 120))):
+        noted()
+        assert run(kernel, {0: x << 40}) == 0
+        counts.append(noted().count("encode"))
+    return counts
+
+
 def main() -> None:
     conv, own = find(sys.argv[2]), find(sys.argv[3])
     note("no context", run(conv))
+    if "--old-driver" in sys.argv:
+        cuda.cuCtxSetCurrent(context(0))
+        note("old driver", run(conv))
+        print(json.dumps(results))
+        return
     note("no context, load", library.schedsearch_load(conv))
     cuda.cuCtxSetCurrent(context(1))
     elsewhere = stream()
@@ -125,13 +162,14 @@ def main() -> None:
     results["unknown workload"] = bool(find("0" * 64)) or bool(library.schedsearch_find(None))
     results["by text"] = find(conv.contents.workload.decode()).contents.name.decode()
     results["by id"] = conv.contents.name.decode()
+    results["encodings"] = encodings(conv)
     note("unload", library.schedsearch_unload(conv))
-    log = Path(os.environ["FAKE_LOG"])
-    log.write_text("")
+    noted()
     from_threads(conv)
-    lines = log.read_text().splitlines()
+    lines = noted()
     results["loads"] = lines.count("load")
     results["launches"] = sum(line.startswith("launch") for line in lines)
+    in_contexts(own)
     print(json.dumps(results))
 
 

@@ -121,12 +121,12 @@ def need_compiler(*names: str) -> None:
             pytest.skip(f"there is no {name} here")
 
 
-def fake_driver(folder: Path) -> Path:
+def fake_driver(folder: Path, *options: str) -> Path:
     """A folder with a libcuda.so.1 that takes notes."""
     need_compiler("gcc")
     folder.mkdir()
     command = ["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([*command, TESTS / "fake_libcuda.c", "-ldl", "-lpthread"], check=True)
+    subprocess.run([*command, *options, TESTS / "fake_libcuda.c", "-ldl", "-lpthread"], check=True)
     return folder
 
 

@@ -5,7 +5,10 @@
  * FAKE_CC      compute capability, e.g. 90
  * FAKE_REFUSE  name of a function that fails with CUDA_ERROR_INVALID_VALUE
  *
- * A tensor map is its arguments: an address and a hash of the others. There are 2 devices with 132 multiprocessors each.
+ * Compiled with -DFAKE_OLD it lacks the libraries of CUDA 12.0.
+ *
+ * A tensor map is its arguments: a hash in the second word and the address in all others. There are 2 devices with 132
+ * multiprocessors each.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -59,6 +62,12 @@ int cuCtxPushCurrent_v2(Context *context) { stack[depth++] = context; return 0; 
 int cuCtxPopCurrent_v2(Context **context) { *context = stack[--depth]; return 0; }
 int cuCtxSetCurrent(Context *context) { depth = 0; if (context) stack[depth++] = context; return 0; }
 int cuCtxGetCurrent(Context **context) { *context = current(); return 0; }
+int cuCtxCreate_v2(Context **context, unsigned flags, int device)
+{
+    *context = malloc(sizeof **context);
+    (*context)->device = device;
+    return (int)flags;
+}
 int cuCtxGetDevice(int *device)
 {
     if (!current())
@@ -135,6 +144,7 @@ int cuFuncSetAttribute(Function *function, int attribute, int value)
     note("attribute %s %d %d\n", function->entry, attribute, value);
     return 0;
 }
+#ifndef FAKE_OLD
 int cuLibraryLoadData(void **library, const void *code, int *a, void **b, unsigned c, int *d, void **e, unsigned f)
 {
     (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
@@ -149,7 +159,14 @@ int cuKernelSetAttribute(int attribute, int value, Function *kernel, int device)
     note("attribute %s %d %d\n", kernel->entry, attribute, value);
     return refused("cuKernelSetAttribute") ? INVALID_VALUE : 0;
 }
-int cuKernelGetFunction(Function **function, Function *kernel) { *function = kernel; return current() ? 0 : INVALID_CONTEXT; }
+int cuKernelGetFunction(Function **function, Function *kernel)
+{
+    *function = kernel;
+    note("into context %s\n", kernel->entry);
+    return current() ? 0 : INVALID_CONTEXT;
+}
+
+#endif
 
 /* Fewer clusters than multiprocessors would fit, as on a card with parts switched off. */
 int cuOccupancyMaxActiveClusters(int *clusters, Function *function, const Config *config)
@@ -157,6 +174,15 @@ int cuOccupancyMaxActiveClusters(int *clusters, Function *function, const Config
     note("clusters %s %u %u %u\n", function->entry, config->grid[0], config->block[0], config->shared);
     *clusters = 31;
     return 0;
+}
+
+/* Whether a tensor map is aligned and made of words that belong together. */
+static int is_map(const uint64_t *map)
+{
+    int word, whole = (uintptr_t)map % 64 == 0;
+    for (word = 2; word < 16; word++)
+        whole = whole && map[word] == map[0];
+    return whole;
 }
 
 int cuLaunchKernelEx(const Config *config, Function *function, void **params, void **extra)
@@ -177,10 +203,19 @@ int cuLaunchKernelEx(const Config *config, Function *function, void **params, vo
         text[at++] = ' ';
         for (byte = 0; byte < function->bytes[number]; byte++)
             at += (size_t)sprintf(text + at, "%02x", ((const unsigned char *)params[number])[byte]);
-        if (function->bytes[number] == 128 && (uintptr_t)params[number] % 64)
-            return INVALID_VALUE; /* a tensor map has an alignment */
+        if (function->bytes[number] == 128 && !is_map((const uint64_t *)params[number]))
+            return INVALID_VALUE;
     }
     note("%s\n", text);
+    return 0;
+}
+
+int cuTensorMapReplaceAddress(uint64_t *map, void *address)
+{
+    int word;
+    for (word = 0; word < 16; word++)
+        if (word != 1)
+            map[word] = (uint64_t)(uintptr_t)address;
     return 0;
 }
 
@@ -205,9 +240,9 @@ static uint64_t common(int dtype, uint32_t rank, const uint64_t *dims, const uin
 
 static int encoded(uint64_t *map, void *address, uint64_t value)
 {
-    memset(map, 0, 128);
-    map[0] = (uint64_t)(uintptr_t)address;
+    cuTensorMapReplaceAddress(map, address);
     map[1] = value;
+    note("encode\n");
     return refused("cuTensorMapEncode") ? INVALID_VALUE : 0;
 }
 
@@ -234,7 +269,6 @@ int cuTensorMapEncodeIm2col(uint64_t *map, int dtype, uint32_t rank, void *addre
     return encoded(map, address, value);
 }
 
-int cuTensorMapReplaceAddress(uint64_t *map, void *address) { map[0] = (uint64_t)(uintptr_t)address; return 0; }
 int cuGetErrorName(int code, const char **text) { *text = code ? "CUDA_ERROR" : "CUDA_SUCCESS"; return 0; }
 int cuGetErrorString(int code, const char **text)
 {

@@ -17,6 +17,7 @@ from c_export_support import (
     CONV,
     OWN,
     STRICT,
+    TESTS,
     add,
     conv_artifact,
     fake_driver,
@@ -125,13 +126,14 @@ def _launches(lines: list[str]) -> list[str]:
 
 def test_what_is_wrong_with_a_call_is_a_code_with_text(library: Path, driver: Path, notes: dict[str, str]) -> None:
     found = run_script("c_export_errors.py", driver, library, CONV.id, OWN.id, **notes)
-    codes = {what: result[0] for what, result in found.items() if isinstance(result, list) and what != "threads"}
+    codes = {what: result[0] for what, result in found.items() if isinstance(result, list) and isinstance(result[1], str)}
     assert codes == {
         "no context": -5, "no context, load": -5, "cuLibraryLoadData": 1, "cuKernelSetAttribute": 1, "cuTensorMapEncode": 1,
         "cuLaunchKernelEx": 1, "another card": -7, "sound": 0, "null": -1, "null output": -1, "misaligned": -2,
         "aligned enough": 0, "no pointers": -1, "no workspace": -3, "misaligned workspace": -2, "no scalars": -4,
         "stream of another context": -6, "a stream": 0, "no kernel": -10, "nothing to prepare": -9, "no prepared memory": -3,
-        "unknown": -1000, "unknown of the driver": 999, "unload": 0,
+        "unknown": -1000, "unknown of the driver": 999, "unload": 0, "load in the first context": 0,
+        "run in the first context": 0, "load in the second context": 0, "run in the second context": 0,
     }  # fmt: skip
     texts = {what: found[what][1] for what in codes}
     assert texts["cuLaunchKernelEx"] == "invalid argument"  # the driver's own text
@@ -140,6 +142,36 @@ def test_what_is_wrong_with_a_call_is_a_code_with_text(library: Path, driver: Pa
     assert texts["unknown"] == texts["unknown of the driver"] == "an unknown code"
     assert not found["found on another card"] and not found["unknown workload"]
     assert found["by text"] == found["by id"]
+    # loads of the library, kernels brought into the context, launches
+    assert (found["first context"], found["second context"]) == ([1, 2, 2], [0, 2, 2])
+
+
+def test_a_tensor_map_is_encoded_once_for_an_address(library: Path, driver: Path, notes: dict[str, str]) -> None:
+    """At least the last four of a map are kept. The map of the packed weight stays the same."""
+    found = run_script("c_export_errors.py", driver, library, CONV.id, OWN.id, **notes)
+    assert found["encodings"] == [1] * 4 + [0] * 4 + [1, 0] * 40
+
+
+def test_threads_with_arrays_of_their_own_do_not_mix_tensor_maps(
+    library: Path, driver: Path, notes: dict[str, str], tmp_path: Path
+) -> None:
+    """Under gcc's thread sanitizer, which ends the program with a code where two threads race."""
+    folder, program = library.parent, tmp_path / "program"
+    command = ["gcc", "-std=c11", "-O1", "-g", "-fsanitize=thread", "-o", program, TESTS / "c_export_threads.c"]
+    command += [*folder.glob("*.c"), f"-I{folder}", driver / "libcuda.so.1", "-pthread"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "libtsan" in done.stderr:
+        pytest.skip("gcc has no thread sanitizer here")
+    assert done.returncode == 0, done.stderr
+    environment = {"LD_LIBRARY_PATH": str(driver), "FAKE_PARAMS": notes["FAKE_PARAMS"]}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "0 threads failed\n"), done.stderr
+
+
+def test_a_program_starts_with_a_driver_that_is_too_old(library: Path, notes: dict[str, str], tmp_path: Path) -> None:
+    old = fake_driver(tmp_path / "old", "-DFAKE_OLD")
+    found = run_script("c_export_errors.py", old, library, CONV.id, OWN.id, "--old-driver", LD_BIND_NOW="1", **notes)
+    assert found["old driver"] == [-8, "the NVIDIA driver is older than CUDA 12.0; install a newer one"]
 
 
 def test_threads_load_a_kernel_once(library: Path, driver: Path, notes: dict[str, str]) -> None:

@@ -55,7 +55,7 @@ class Memory:
 
 
 def plan_source(chosen: Chosen) -> str:
-    """The definitions of `steps`, `alignments`, `workspaces` and `ranges`, and of `code`, which names the others."""
+    """The definition of `code`, and of the tables and variables that it points to."""
     plan, workload = chosen.plan, chosen.workload
     memory, pointers = Memory.of(plan), pointer_names(workload)
     addresses = {name: number for number, name in enumerate((*pointers, *memory.offsets))}
@@ -72,9 +72,12 @@ def plan_source(chosen: Chosen) -> str:
         "image", str(len(chosen.artifact.code)), major, minor, exactly,
         "steps", str(len(plan.steps)), "alignments", *masks,
         "workspaces" if workspaces else "NULL", str(len(workspaces)), str(memory.alignment),
-        "ranges" if workload.scalars else "NULL", "&state",
+        "ranges" if workload.scalars else "NULL", "&state", "loaded",
     ]  # fmt: skip
-    parts.append("static schedsearch_state state;\n")
+    parts.append(
+        "static schedsearch_state state;\n"
+        f"static schedsearch_loaded_step loaded[SCHEDSEARCH_MAX_DEVICES * {len(plan.steps)}];\n"
+    )
     parts.append(f"static const struct schedsearch_code code = {{\n    {', '.join(fields)}\n}};\n")
     return "\n".join(part for part in parts if part)
 
@@ -101,6 +104,7 @@ def _step_source(number: int, step: Step, addresses: Mapping[str, int], scalars:
         part
         for part in (
             _array("schedsearch_map", f"maps_{number}", (_map_row(each, addresses) for each in maps)),
+            f"static schedsearch_kept_map kept_{number}[{len(maps)}][SCHEDSEARCH_KEPT_MAPS];\n" if maps else "",
             _array("schedsearch_param", f"params_{number}", params),
         )
         if part
@@ -116,7 +120,7 @@ def _step_row(number: int, step: Step, addresses: Mapping[str, int]) -> str:
     fields = [
         string(step.entry),
         f"params_{number}" if words else "NULL", words,
-        f"maps_{number}" if maps else "NULL", maps,
+        f"maps_{number}" if maps else "NULL", maps, f"kept_{number}" if maps else "NULL",
         _list(grid), _list(step.block_shape or (step.block_threads, 1, 1)),
         step.dynamic_shared_bytes, step.cluster, step.grid.blocks_per_sm, step.grid.work_items,
         int(step.constant), *restored,

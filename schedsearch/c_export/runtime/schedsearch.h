@@ -2,7 +2,7 @@
  *
  * Every function returns SCHEDSEARCH_OK, one of the negative codes below, or a positive CUresult of the driver;
  * schedsearch_error_text says what any of them means. No function ends the process, prints, or waits for the GPU.
- * Kernels run in the calling thread's current context. Any number of threads may call at once.
+ * Kernels run in the calling thread's current context. Any number of threads may call at once. No function allocates memory.
  */
 #ifndef SCHEDSEARCH_H
 #define SCHEDSEARCH_H
@@ -25,7 +25,7 @@ enum {
     SCHEDSEARCH_NO_CONTEXT = -5,    /* the calling thread has no current CUDA context */
     SCHEDSEARCH_OTHER_CONTEXT = -6, /* the stream belongs to a context that is not the current one */
     SCHEDSEARCH_OTHER_GPU = -7,     /* the machine code does not run on the GPU of the current context */
-    SCHEDSEARCH_NO_MEMORY = -8,     /* malloc failed */
+    SCHEDSEARCH_OLD_DRIVER = -8,    /* the driver is older than CUDA 12.0 */
     SCHEDSEARCH_NOT_PREPARED = -9,  /* schedsearch_prepare for a kernel that repacks nothing */
     SCHEDSEARCH_NO_KERNEL = -10     /* the kernel is NULL, e.g. from a schedsearch_find that found none */
 };
@@ -93,7 +93,7 @@ int schedsearch_prepare(const schedsearch_kernel *kernel, CUstream stream, const
 int schedsearch_run_prepared(const schedsearch_kernel *kernel, CUstream stream, const void *const *pointers,
                              const schedsearch_scalar *scalars, void *workspace, const void *prepared);
 
-/* Loads the machine code for the GPU of the current context. The first call does that otherwise. Call it before a stream is
+/* Loads the machine code into the current context. The first call there does that otherwise. Call it before a stream is
  * captured, because loading is not allowed then.
  */
 int schedsearch_load(const schedsearch_kernel *kernel);

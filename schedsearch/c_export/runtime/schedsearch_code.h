@@ -13,7 +13,8 @@ enum {
     SCHEDSEARCH_MAX_POINTERS = 64,  /* arguments and outputs */
     SCHEDSEARCH_MAX_ADDRESSES = 128, /* with workspaces */
     SCHEDSEARCH_MAX_PARAMS = 512,   /* of a step */
-    SCHEDSEARCH_MAX_MAPS = 16       /* of a step */
+    SCHEDSEARCH_MAX_MAPS = 16,      /* of a step */
+    SCHEDSEARCH_KEPT_MAPS = 32      /* encoded ones of each map, for as many addresses; a power of two */
 };
 
 /* What a parameter of a step is. */
@@ -47,6 +48,13 @@ typedef struct schedsearch_map {
     int l2_promotion;
 } schedsearch_map;
 
+/* An encoded tensor map, for one address. Threads read it without a lock: see `recall` in schedsearch_runtime.c. */
+typedef struct schedsearch_kept_map {
+    uint64_t version; /* how often it changed, twice; odd while it changes */
+    uint64_t address; /* 0: none yet */
+    uint64_t words[16];
+} schedsearch_kept_map;
+
 /* One launch. A persistent grid has blocks_per_sm; its blocks loop over `work_items`. */
 typedef struct schedsearch_step {
     const char *entry;
@@ -54,6 +62,7 @@ typedef struct schedsearch_step {
     size_t param_count;
     const schedsearch_map *maps;
     size_t map_count;
+    schedsearch_kept_map (*kept)[SCHEDSEARCH_KEPT_MAPS]; /* of each map */
     unsigned grid[3];
     unsigned block[3];
     unsigned shared_bytes;
@@ -76,11 +85,15 @@ typedef struct schedsearch_range {
     double high;
 } schedsearch_range;
 
-struct schedsearch_loaded;
+/* A step on one device. */
+typedef struct schedsearch_loaded_step {
+    struct CUfunc_st *function; /* a CUkernel, which the driver takes in its place in any context */
+    unsigned blocks;            /* along x */
+} schedsearch_loaded_step;
 
 typedef struct schedsearch_state {
     void *library;
-    struct schedsearch_loaded *devices[SCHEDSEARCH_MAX_DEVICES];
+    int loaded[SCHEDSEARCH_MAX_DEVICES]; /* whether the steps of a device are there */
 } schedsearch_state;
 
 struct schedsearch_code {
@@ -99,6 +112,7 @@ struct schedsearch_code {
     uint64_t workspace_alignment;
     const schedsearch_range *ranges; /* of the scalars */
     schedsearch_state *state;
+    schedsearch_loaded_step *loaded; /* step_count for each device */
 };
 
 #ifdef __cplusplus

@@ -47,25 +47,28 @@ typedef struct alignas(128) CUtensorMap { uint64_t opaque[16]; } CUtensorMap;
 typedef struct CUtensorMap { _Alignas(128) uint64_t opaque[16]; } CUtensorMap;
 #endif
 
+/* Since CUDA 12.0. They are weak, so that a program starts with an older driver too and gets SCHEDSEARCH_OLD_DRIVER. */
+#define SCHEDSEARCH_SINCE_12 __attribute__((weak))
+
 CUresult cuCtxGetCurrent(CUcontext *context);
 CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values, unsigned jit_count,
-                           int *options, void **values, unsigned count);
-CUresult cuLibraryUnload(CUlibrary library);
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
-CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device);
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
-CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config);
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra);
+                           int *options, void **values, unsigned count) SCHEDSEARCH_SINCE_12;
+CUresult cuLibraryUnload(CUlibrary library) SCHEDSEARCH_SINCE_12;
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) SCHEDSEARCH_SINCE_12;
+CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device) SCHEDSEARCH_SINCE_12;
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) SCHEDSEARCH_SINCE_12;
+CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config) SCHEDSEARCH_SINCE_12;
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) SCHEDSEARCH_SINCE_12;
 CUresult cuTensorMapEncodeTiled(CUtensorMap *map, int dtype, uint32_t rank, void *address, const uint64_t *dims,
                                 const uint64_t *strides_bytes, const uint32_t *box, const uint32_t *element_strides,
-                                int interleave, int swizzle, int l2_promotion, int fill);
+                                int interleave, int swizzle, int l2_promotion, int fill) SCHEDSEARCH_SINCE_12;
 CUresult cuTensorMapEncodeIm2col(CUtensorMap *map, int dtype, uint32_t rank, void *address, const uint64_t *dims,
                                  const uint64_t *strides_bytes, const int *lower, const int *upper,
                                  uint32_t channels_per_pixel, uint32_t pixels_per_column, const uint32_t *element_strides,
-                                 int interleave, int swizzle, int l2_promotion, int fill);
+                                 int interleave, int swizzle, int l2_promotion, int fill) SCHEDSEARCH_SINCE_12;
 CUresult cuGetErrorString(CUresult code, const char **text);
 
 #ifdef __cplusplus

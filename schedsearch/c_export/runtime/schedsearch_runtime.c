@@ -4,25 +4,15 @@
  * GPU (grids of persistent kernels, the limit of shared memory) is kept for each device, under a lock when it is made.
  */
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "schedsearch_code.h"
 #include "schedsearch_driver.h"
 
-enum { MAX_GRID_X = 2147483647 };
+enum { MAX_GRID_X = 2147483647, WAYS = 4 /* places that a kept tensor map may have */ };
 
 /* Which steps of a plan run. */
 enum { ALL_STEPS, CONSTANT_STEPS, OTHER_STEPS };
-
-typedef struct loaded_step {
-    CUfunction function; /* a CUkernel, which the driver takes in its place in any context */
-    unsigned blocks;     /* along x */
-} loaded_step;
-
-struct schedsearch_loaded {
-    loaded_step *steps;
-};
 
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
@@ -81,60 +71,52 @@ static int count_blocks(const schedsearch_step *step, CUfunction function, int s
     return SCHEDSEARCH_OK;
 }
 
-static int load_step(const schedsearch_step *step, CUlibrary library, CUdevice device, int sms, loaded_step *made)
+static int load_step(const schedsearch_step *step, CUlibrary library, CUdevice device, int sms, schedsearch_loaded_step *made)
 {
     CUkernel kernel = NULL;
-    CUfunction in_this_context = NULL;
     CUresult result = cuLibraryGetKernel(&kernel, library, step->entry);
     if (result != CUDA_SUCCESS)
         return result;
     result = cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)step->shared_bytes, kernel, device);
     if (result != CUDA_SUCCESS)
         return result;
-    result = cuKernelGetFunction(&in_this_context, kernel); /* loads now what the driver would load at the first launch */
-    if (result != CUDA_SUCCESS)
-        return result;
     made->function = (CUfunction)(void *)kernel;
     return count_blocks(step, made->function, sms, &made->blocks);
 }
 
-static int load_locked(const struct schedsearch_code *code, CUdevice device, struct schedsearch_loaded **made)
+static int load_library(const struct schedsearch_code *code)
+{
+    CUlibrary library = NULL;
+    int result;
+    if (code->state->library)
+        return SCHEDSEARCH_OK;
+    if (!cuLibraryLoadData)
+        return SCHEDSEARCH_OLD_DRIVER;
+    result = cuLibraryLoadData(&library, code->image, NULL, NULL, 0, NULL, NULL, 0);
+    if (result == CUDA_SUCCESS)
+        code->state->library = library;
+    return result == CUDA_ERROR_NO_BINARY_FOR_GPU ? SCHEDSEARCH_OTHER_GPU : result;
+}
+
+static int load_locked(const struct schedsearch_code *code, CUdevice device)
 {
     int runs = 0, sms = 0;
     size_t i;
     int result = runs_on(code, device, &runs);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!runs)
+    if (result == CUDA_SUCCESS && !runs)
         return SCHEDSEARCH_OTHER_GPU;
-    result = cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!code->state->library) {
-        CUlibrary library = NULL;
-        result = cuLibraryLoadData(&library, code->image, NULL, NULL, 0, NULL, NULL, 0);
-        if (result != CUDA_SUCCESS)
-            return result == CUDA_ERROR_NO_BINARY_FOR_GPU ? SCHEDSEARCH_OTHER_GPU : result;
-        code->state->library = library;
-    }
-    struct schedsearch_loaded *loaded = (struct schedsearch_loaded *)malloc(sizeof *loaded);
-    loaded_step *steps = (loaded_step *)malloc(code->step_count * sizeof *steps);
-    if (!loaded || !steps)
-        result = SCHEDSEARCH_NO_MEMORY;
-    for (i = 0; result == SCHEDSEARCH_OK && i < code->step_count; i++)
-        result = load_step(&code->steps[i], (CUlibrary)code->state->library, device, sms, &steps[i]);
-    if (result != SCHEDSEARCH_OK) {
-        free(steps);
-        free(loaded);
-        return result;
-    }
-    loaded->steps = steps;
-    *made = loaded;
-    return SCHEDSEARCH_OK;
+    if (result == CUDA_SUCCESS)
+        result = cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    if (result == CUDA_SUCCESS)
+        result = load_library(code);
+    for (i = 0; result == CUDA_SUCCESS && i < code->step_count; i++)
+        result = load_step(&code->steps[i], (CUlibrary)code->state->library, device, sms,
+                           &code->loaded[(size_t)device * code->step_count + i]);
+    return result;
 }
 
-/* The kernel on the device of the current context, loaded at the first call. */
-static int load(const struct schedsearch_code *code, const struct schedsearch_loaded **found)
+/* The steps on the device of the current context, loaded at the first call. */
+static int load(const struct schedsearch_code *code, const schedsearch_loaded_step **found)
 {
     CUdevice device = -1;
     int result = current_device(&device);
@@ -142,19 +124,17 @@ static int load(const struct schedsearch_code *code, const struct schedsearch_lo
         return result;
     if (device < 0 || device >= SCHEDSEARCH_MAX_DEVICES)
         return SCHEDSEARCH_OTHER_GPU;
-    struct schedsearch_loaded **slot = &code->state->devices[device];
-    struct schedsearch_loaded *loaded = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-    if (!loaded) {
+    int *loaded = &code->state->loaded[device];
+    if (!__atomic_load_n(loaded, __ATOMIC_ACQUIRE)) {
         pthread_mutex_lock(&loading);
-        loaded = __atomic_load_n(slot, __ATOMIC_RELAXED);
-        if (!loaded) {
-            result = load_locked(code, device, &loaded);
+        if (!__atomic_load_n(loaded, __ATOMIC_RELAXED)) {
+            result = load_locked(code, device);
             if (result == SCHEDSEARCH_OK)
-                __atomic_store_n(slot, loaded, __ATOMIC_RELEASE);
+                __atomic_store_n(loaded, 1, __ATOMIC_RELEASE);
         }
         pthread_mutex_unlock(&loading);
     }
-    *found = loaded;
+    *found = code->loaded + (size_t)device * code->step_count;
     return result;
 }
 
@@ -171,14 +151,65 @@ static int encode(const schedsearch_map *map, uint64_t address, CUtensorMap *enc
                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-static int launch_step(const schedsearch_step *step, const loaded_step *loaded, CUstream stream, uint64_t *addresses,
+/* Copies a kept map if it is for this address.
+ *
+ * The version tells whether another thread changed the map meanwhile (a sequence lock). Whoever sees a word of the change sees
+ * the odd version too, because words are written with release and read with acquire order: Boehm, "Can seqlocks get along with
+ * programming language memory models?", MSPC 2012.
+ */
+static int recall(const schedsearch_kept_map *kept, uint64_t address, CUtensorMap *map)
+{
+    uint64_t version = __atomic_load_n(&kept->version, __ATOMIC_ACQUIRE);
+    int i;
+    if (version & 1 || __atomic_load_n(&kept->address, __ATOMIC_ACQUIRE) != address)
+        return 0;
+    for (i = 0; i < 16; i++)
+        map->opaque[i] = __atomic_load_n(&kept->words[i], __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&kept->version, __ATOMIC_RELAXED) == version;
+}
+
+/* Keeps an encoded map in the place of another one, unless another thread is doing that. */
+static void keep(schedsearch_kept_map *kept, uint64_t address, const CUtensorMap *map)
+{
+    uint64_t version = __atomic_load_n(&kept->version, __ATOMIC_RELAXED);
+    int i;
+    if (version & 1
+        || !__atomic_compare_exchange_n(&kept->version, &version, version + 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    __atomic_store_n(&kept->address, address, __ATOMIC_RELEASE);
+    for (i = 0; i < 16; i++)
+        __atomic_store_n(&kept->words[i], map->opaque[i], __ATOMIC_RELEASE);
+    __atomic_store_n(&kept->version, version + 2, __ATOMIC_RELEASE);
+}
+
+/* The tensor map for an address. Encoding takes the driver about a microsecond, so the last ones are kept: layers of the same
+ * shape share a kernel and have a weight each. A map depends on nothing but the address, which belongs to one GPU.
+ */
+static int find_map(const schedsearch_map *map, schedsearch_kept_map *kept, uint64_t address, CUtensorMap *found)
+{
+    uint64_t hash = address * 0x9e3779b97f4a7c15u >> 32; /* Fibonacci hashing */
+    schedsearch_kept_map *oldest = kept += hash % (SCHEDSEARCH_KEPT_MAPS / WAYS) * WAYS;
+    int result, i;
+    for (i = 0; i < WAYS; i++) {
+        if (recall(&kept[i], address, found))
+            return CUDA_SUCCESS;
+        if (__atomic_load_n(&kept[i].version, __ATOMIC_RELAXED) < __atomic_load_n(&oldest->version, __ATOMIC_RELAXED))
+            oldest = &kept[i];
+    }
+    result = encode(map, address, found);
+    if (result == CUDA_SUCCESS)
+        keep(oldest, address, found);
+    return result;
+}
+
+static int launch_step(const schedsearch_step *step, const schedsearch_loaded_step *loaded, CUstream stream, uint64_t *addresses,
                        const schedsearch_scalar *scalars)
 {
     CUtensorMap maps[SCHEDSEARCH_MAX_MAPS];
     void *params[SCHEDSEARCH_MAX_PARAMS];
     size_t i;
     for (i = 0; i < step->map_count; i++) {
-        int result = encode(&step->maps[i], addresses[step->maps[i].address], &maps[i]);
+        int result = find_map(&step->maps[i], step->kept[i], addresses[step->maps[i].address], &maps[i]);
         if (result != CUDA_SUCCESS)
             return result;
     }
@@ -276,7 +307,7 @@ static int run(const schedsearch_kernel *kernel, int which, CUstream stream, con
 {
     static const schedsearch_scalar none = {0};
     uint64_t addresses[SCHEDSEARCH_MAX_ADDRESSES];
-    const struct schedsearch_loaded *loaded = NULL;
+    const schedsearch_loaded_step *loaded = NULL;
     size_t i;
     int result;
     if (!kernel)
@@ -296,7 +327,7 @@ static int run(const schedsearch_kernel *kernel, int which, CUstream stream, con
             continue;
         if (step->restored >= 0 && addresses[step->restored] == addresses[step->restores])
             continue;
-        result = launch_step(step, &loaded->steps[i], stream, addresses, scalars ? scalars : &none);
+        result = launch_step(step, &loaded[i], stream, addresses, scalars ? scalars : &none);
         if (result != CUDA_SUCCESS)
             result = explain_failure(result, stream);
     }
@@ -324,27 +355,26 @@ int schedsearch_run_prepared(const schedsearch_kernel *kernel, CUstream stream, 
 
 int schedsearch_load(const schedsearch_kernel *kernel)
 {
-    const struct schedsearch_loaded *loaded = NULL;
-    return kernel ? load(kernel->code, &loaded) : SCHEDSEARCH_NO_KERNEL;
+    const schedsearch_loaded_step *loaded = NULL;
+    size_t i;
+    int result = kernel ? load(kernel->code, &loaded) : SCHEDSEARCH_NO_KERNEL;
+    for (i = 0; result == SCHEDSEARCH_OK && i < kernel->code->step_count; i++) {
+        CUfunction in_this_context = NULL; /* the driver would load it at the first launch in this context */
+        result = cuKernelGetFunction(&in_this_context, (CUkernel)(void *)loaded[i].function);
+    }
+    return result;
 }
 
 int schedsearch_unload(const schedsearch_kernel *kernel)
 {
     int result = SCHEDSEARCH_OK;
-    size_t i;
     if (!kernel)
         return SCHEDSEARCH_NO_KERNEL;
     schedsearch_state *state = kernel->code->state;
     pthread_mutex_lock(&loading);
-    for (i = 0; i < SCHEDSEARCH_MAX_DEVICES; i++) {
-        if (state->devices[i])
-            free(state->devices[i]->steps);
-        free(state->devices[i]);
-        state->devices[i] = NULL;
-    }
     if (state->library)
         result = cuLibraryUnload((CUlibrary)state->library);
-    state->library = NULL;
+    memset(state, 0, sizeof *state);
     pthread_mutex_unlock(&loading);
     return result;
 }
@@ -389,8 +419,8 @@ const char *schedsearch_error_text(int code)
     case SCHEDSEARCH_OTHER_GPU:
         return "the kernel's machine code does not run on this GPU; its description names the one that it is for; tune and "
                "export on a GPU of this kind";
-    case SCHEDSEARCH_NO_MEMORY:
-        return "the host has no memory left";
+    case SCHEDSEARCH_OLD_DRIVER:
+        return "the NVIDIA driver is older than CUDA 12.0; install a newer one";
     case SCHEDSEARCH_NOT_PREPARED:
         return "the kernel repacks no constants, so there is nothing to prepare; use the plain call";
     case SCHEDSEARCH_NO_KERNEL:
