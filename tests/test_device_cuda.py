@@ -16,6 +16,8 @@ import schedsearch.device.cuda as module
 from schedsearch.device import open_device
 from schedsearch.device.cuda_graph import KernelGraph
 from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.executable.program import Array, Call, Origin, Place, Program, Space
+from schedsearch.executable.run import Calls, Weights
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Scalar, Step
 from schedsearch.target import PRESETS
 
@@ -32,6 +34,7 @@ class Result(IntEnum):
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
 
 
 class FakeDriver:
@@ -43,6 +46,9 @@ class FakeDriver:
         launches: (blocks, parameters as 64-bit words) of every launch that was accepted.
         launch_code: the return value of a launch in our context.
         nodes: (blocks, parameters) of the kernel nodes of the graph, in order.
+        captured_stream: handle of the stream that is captured; 0: none.
+        graph_launches: how many launches of graphs were accepted.
+        wrong_streams: calls that went to the default stream of another context.
     """
 
     CUresult = Result
@@ -57,6 +63,9 @@ class FakeDriver:
         self.launches: list[tuple[int, tuple[int, ...]]] = []
         self.launch_code = 0
         self.nodes: list[tuple[int, tuple[int, ...]]] = []
+        self.captured_stream = 0
+        self.graph_launches = 0
+        self.wrong_streams: list[str] = []
         self._next = 0x1000
         self.cuLaunchKernelEx, self.cuTensorMapReplaceAddress = self._launch, None
         self.cuOccupancyMaxActiveClusters = self._occupancy
@@ -159,10 +168,26 @@ class FakeDriver:
         return 0
 
     def cuGraphLaunch(self, executable: Any, stream: Any) -> int:
-        if code := self._require_context():
+        """The default stream is that of the current context; other streams know theirs."""
+        if not stream.value and self.contexts[-1:] == [THEIRS]:
+            self.wrong_streams.append("cuGraphLaunch")
+        elif code := self._require_context():
             return code
+        if stream.value == self.captured_stream:
+            return Result.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        self.graph_launches += 1
         self.launches += self.nodes
         return 0
+
+    def cuMemcpyDtoDAsync_v2(self, destination: Any, source: Any, nbytes: Any, stream: Any) -> int:
+        if not stream.value and self.contexts[-1:] == [THEIRS]:
+            self.wrong_streams.append("cuMemcpyDtoDAsync_v2")
+        return 0
+
+    def cuStreamIsCapturing(self, stream: Any, status: Any) -> int:
+        assert stream.value, "asking for the default stream breaks captures of other streams"
+        status._obj.value = int(stream.value == self.captured_stream)
+        return self._require_context()
 
     def _node(self, params: Any) -> tuple[int, tuple[int, ...]]:
         assert params.function == 7 and params.block_x == 128
@@ -339,6 +364,56 @@ def test_a_graph_launches_kernels_in_order_with_the_arguments_of_the_last_update
     graph.launch(0)
     assert driver.launches == [(1, (5, 3)), (2, (3, 2)), (10, (2, 6))]
     graph.close()
+    assert driver.contexts == []
+
+
+def test_the_default_stream_is_ours_where_another_gpu_is_current(driver: FakeDriver) -> None:
+    device = open_device(PRESETS["h200"])
+    assert isinstance(device, module.CudaDevice)
+    graph = KernelGraph(device, [device.load(pointwise()).bind({"x": 2, "y": 4}, {})])
+    driver.contexts.append(THEIRS)
+    graph.launch(0)
+    device.copy(1, 2, 3)
+    assert driver.launches == [(10, (2, 4))] and not driver.wrong_streams and driver.contexts == [THEIRS]
+
+
+# --- Networks ----------------------------------------------------------------------------------------------------------
+def pair_of_calls() -> SimpleNamespace:
+    """A network of two kernels: input -> arena -> output."""
+    spaces: tuple[tuple[str, Space], ...] = (("x", "input"), ("h", "arena"), ("y", "output"))
+    arrays = tuple(Array(name, "A", "A", (4,), "float32", (4,), Place(space)) for name, space in spaces)
+    calls = tuple(
+        Call(f"call{i}", ("n",), "", "", "code", {"x": i, "y": i + 1}, ("y",), {}, {}, Origin("exact", "", ""))
+        for i in range(2)
+    )
+    program = Program("", "", arrays, (0,), (2,), (), calls, (), 16, 16, 0)
+    return SimpleNamespace(program=program, artifacts={"code": pointwise(alignments={"x": 16})}, weights=())
+
+
+def test_a_network_is_one_graph_whose_arguments_follow_its_inputs(driver: FakeDriver) -> None:
+    calls = Calls(Weights(pair_of_calls(), open_device(PRESETS["h200"])), 32, [64], [96])
+    for inputs in ([64], [64], [128]):
+        calls.move(inputs, [96])
+        calls.launch(5)
+    assert driver.graph_launches == 3
+    assert driver.launches == [(10, (64, 32)), (10, (32, 96))] * 2 + [(10, (128, 32)), (10, (32, 96))]
+    with pytest.raises(ArgumentError, match="multiple of 16 bytes"):
+        calls.move([129], [96])
+
+
+def test_a_network_whose_stream_is_captured_launches_its_kernels(driver: FakeDriver) -> None:
+    calls = Calls(Weights(pair_of_calls(), open_device(PRESETS["h200"])), 32, [64], [96])
+    driver.captured_stream = 5
+    calls.launch(5)
+    assert driver.launches == [(10, (64, 32)), (10, (32, 96))] and not driver.nodes  # nothing is instantiated either
+    calls.launch(6)
+    calls.move([128], [160])
+    calls.launch(5)
+    assert driver.launches[4:] == [(10, (128, 32)), (10, (32, 160))] and driver.graph_launches == 1
+    driver.captured_stream = 0
+    calls.launch(5)
+    assert driver.launches[6:] == [(10, (128, 32)), (10, (32, 160))] and driver.graph_launches == 2
+    calls.close()
     assert driver.contexts == []
 
 

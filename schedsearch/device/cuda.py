@@ -26,6 +26,7 @@ from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact,
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 
+_LEGACY_STREAM, _PER_THREAD_STREAM = 1, 2  # the handles CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
 OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest version that runs the code of the supported toolkits
 
 
@@ -202,7 +203,7 @@ class CudaDevice:
     def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         if nbytes:
             addresses = ctypes.c_uint64(destination), ctypes.c_uint64(source)
-            self.call_quickly("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+            self.enqueue("cuMemcpyDtoDAsync_v2", stream, *addresses, ctypes.c_size_t(nbytes))
 
     def pinned(self, nbytes: int) -> int:
         with self.current():
@@ -214,14 +215,41 @@ class CudaDevice:
 
     def copy_from_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         places = ctypes.c_uint64(destination), ctypes.c_void_p(source)
-        self.call_quickly("cuMemcpyHtoDAsync_v2", *places, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+        self.enqueue("cuMemcpyHtoDAsync_v2", stream, *places, ctypes.c_size_t(nbytes))
 
     def copy_to_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         places = ctypes.c_void_p(destination), ctypes.c_uint64(source)
-        self.call_quickly("cuMemcpyDtoHAsync_v2", *places, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+        self.enqueue("cuMemcpyDtoHAsync_v2", stream, *places, ctypes.c_size_t(nbytes))
 
     def wait(self, stream: int = 0) -> None:
-        self.call_quickly("cuStreamSynchronize", ctypes.c_void_p(stream))
+        self.enqueue("cuStreamSynchronize", stream)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a graph captures the stream, or a capture of it has failed and has not ended yet."""
+        if stream in (0, _LEGACY_STREAM):  # it cannot be captured, and asking would break a capture of another stream
+            return False
+        status = ctypes.c_int()
+        self.enqueue("cuStreamIsCapturing", stream, ctypes.byref(status), last=False)
+        return bool(status.value)
+
+    def enqueue(self, function: str, stream: int, *args: Any, last: bool = True) -> None:
+        """Calls a function of libcuda that takes a stream. The default streams are those of the current context, which is
+        another one where another GPU is current; ours is made current for them.
+
+        Args:
+            args: the other arguments, values of ctypes.
+            last: whether the stream is the last argument; otherwise the first.
+
+        Raises:
+            DriverError: the call failed.
+        """
+        handle = ctypes.c_void_p(stream)
+        given = (*args, handle) if last else (handle, *args)
+        if stream > _PER_THREAD_STREAM or self.is_current:
+            self.call_quickly(function, *given)
+        else:
+            with self.current():
+                self.call_quickly(function, *given)
 
     def call_quickly(self, function: str, *args: Any) -> None:
         """Calls a function of libcuda with values of ctypes: in the thread's current context, or in ours if that fails.
@@ -304,7 +332,7 @@ class Graph:
         self.handle = ctypes.c_void_p(int(self._executable))
 
     def launch(self, stream: int) -> None:
-        self._device.call_quickly("cuGraphLaunch", self.handle, ctypes.c_void_p(stream))
+        self._device.enqueue("cuGraphLaunch", stream, self.handle)
 
     def close(self) -> None:
         _call("cuGraphExecDestroy", self._executable)

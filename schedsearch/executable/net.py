@@ -80,6 +80,9 @@ class Net:
     A net has memory of its own for what it computes: do not run it on two streams at once. `instance` makes another one that
     shares the weights. Calls may come from any thread; a lock serialises them.
 
+    A CUDA graph may capture calls, after one call with the same inputs that is not captured. It then uses the memory and the
+    weights of the net: keep the net open for as long as the graph is replayed, and do not run both at once.
+
     Example:
         >>> net = schedsearch.load("model.ssx")
         >>> y = net(x)
@@ -418,7 +421,9 @@ class Bound:
 
     def __call__(self, stream: Any = None) -> Any:
         """Runs the network on a stream (default: the library's current one) and returns its outputs."""
-        self._calls.launch(stream if type(stream) is int else raw_stream(stream, self._library, self._net.device))
+        handle = stream if type(stream) is int else raw_stream(stream, self._library, self._net.device)
+        with self._net._lock:
+            self._calls.launch(handle)
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
     def close(self) -> None:

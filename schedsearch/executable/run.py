@@ -183,6 +183,9 @@ def _ports(program: Program) -> dict[str, list[Use]]:
 class Calls:
     """The calls of a network on fixed memory, and inputs and outputs that may move. On a GPU they are one graph.
 
+    A stream that a CUDA graph captures cannot take another graph; it gets the kernels one by one. A graph that captured them
+    uses the memory, the code and the weights of these calls for as long as it is replayed.
+
     A *port* is an input or output: `input0`, `input1`, ..., `output0`, ...
 
     Args:
@@ -191,7 +194,7 @@ class Calls:
 
     Raises:
         ArgumentError: an address lacks the alignment that a kernel needs.
-        DeviceError: the device refuses the calls.
+        DeviceError: the device refuses the calls; of the graph the first launch says so.
     """
 
     def __init__(self, weights: Weights, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -199,7 +202,9 @@ class Calls:
         self.bound = weights.bind(arena, inputs, outputs)
         self._addresses = _by_port(inputs, outputs)
         self._set_copies()
-        self._graph = _kernel_graph(weights.device, self.bound) if weights.device.target.kind == "cuda" else None
+        self._gpu = _cuda(weights.device) if weights.device.target.kind == "cuda" else None
+        self._graph: KernelGraph | None = None  # made by the first launch that is not captured
+        self._changed: set[int] = set()  # calls whose arguments the graph does not know yet
 
     def move(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Takes other memory for inputs and outputs.
@@ -224,9 +229,7 @@ class Calls:
         self._addresses[port] = address
         for use in uses:
             self.bound[use.call].set_pointer(use.name, address + use.offset)
-        if self._graph is not None:
-            for number in dict.fromkeys(use.call for use in uses):
-                self._graph.update(number)
+        self._changed.update(use.call for use in uses)
         if self._copies:
             self._set_copies()
 
@@ -236,13 +239,23 @@ class Calls:
 
     def launch(self, stream: int = 0) -> None:
         """Runs everything: on a GPU it enqueues the graph, on a CPU it returns when the outputs are complete."""
-        if self._graph is None:
+        if self._gpu is None or self._gpu.is_capturing(stream):
             for each in self.bound:
                 each.launch(stream)
         else:
-            self._graph.launch(stream)
+            self._current_graph(self._gpu).launch(stream)
         for to, source, nbytes in self._copies:
             self.weights.device.copy(to, source, nbytes, stream)
+
+    def _current_graph(self, device: CudaDevice) -> KernelGraph:
+        """The graph, with the arguments that the calls have now."""
+        if self._graph is None:
+            self._graph = _kernel_graph(device, self.bound)
+        else:
+            for number in self._changed:
+                self._graph.update(number)
+        self._changed.clear()
+        return self._graph
 
     def close(self) -> None:
         if self._graph is not None:
@@ -260,8 +273,8 @@ class Calls:
         """The median time of the whole, and that of each call, over `repeat` runs."""
         self.launch(0)
         self.weights.device.synchronize()
-        if self._graph is not None:
-            device = self.weights.device
+        if self._gpu is not None:
+            device = self._gpu
             return _time_on_gpu(device, self.launch, repeat), [
                 _time_one_on_gpu(device, each.launch, repeat) for each in self.bound
             ]
@@ -272,11 +285,11 @@ def _by_port(inputs: Sequence[int], outputs: Sequence[int]) -> dict[str, int]:
     return {f"{kind}{number}": each for kind, some in zip(_KINDS, (inputs, outputs)) for number, each in enumerate(some)}
 
 
-def _kernel_graph(device: Device, bound: Sequence[BoundKernel]) -> KernelGraph:
+def _kernel_graph(device: CudaDevice, bound: Sequence[BoundKernel]) -> KernelGraph:
     from schedsearch.device.cuda import CudaBoundKernel
     from schedsearch.device.cuda_graph import KernelGraph
 
-    return KernelGraph(_cuda(device), [each for each in bound if isinstance(each, CudaBoundKernel)])
+    return KernelGraph(device, [each for each in bound if isinstance(each, CudaBoundKernel)])
 
 
 def _time_on_cpu(run: Callable[[], None], repeat: int) -> float:

@@ -23,7 +23,7 @@ from schedsearch.measurement import DEFAULT_DB
 from schedsearch.torch import patterns
 from schedsearch.torch.calls import ALLOWED, Kernels, target_of
 from schedsearch.torch.choose import Chooser
-from schedsearch.torch.forward import allows_tf32
+from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.optimize import Refusal, kernels_of
 from schedsearch.torch.report import LayerReport, NetworkReport, Report
 from schedsearch.torch.rewrite import rewrite

@@ -24,6 +24,7 @@ from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.template import TemplateSet, load_templates
 from schedsearch.torch.calls import Call, Kernels, call_of
+from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.patterns import Layer, value_of
 from schedsearch.torch.timing import Timer, sets_needed
 from schedsearch.workload import Workload
@@ -186,12 +187,8 @@ class _Bench:
 
     def _exact(self) -> torch.Tensor:
         operands = {name: each.float() for name, each in self.operands.items()}
-        allowed = torch.backends.cudnn.allow_tf32
-        torch.backends.cudnn.allow_tf32 = False
-        try:
+        with without_tf32():
             return by_torch(self.workload, operands, self.scalars)
-        finally:
-            torch.backends.cudnn.allow_tf32 = allowed
 
     def wrong(self, ours: float | None, theirs: float | None) -> str:
         """Why the kernel's result is not accepted; empty if it is."""

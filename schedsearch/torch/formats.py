@@ -5,8 +5,9 @@ Tensors have the logical axes N, C, H, W. Memory in channels_last is our operato
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,46 @@ def empty(like: torch.Tensor, shape: Sequence[Any], layout: str, dtype: torch.dt
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """The tensor itself, or a copy that lies in this layout."""
     return tensor.contiguous(memory_format=_FORMATS[layout])
+
+
+def allows_tf32() -> bool:
+    """Whether PyTorch's convolutions may compute float32 in TF32 now.
+
+    `torch.backends.cudnn.allow_tf32` cannot be read in programs that set the format of convolutions alone (PyTorch 2.9 and
+    newer). torch.compile guards on it, but not on the format.
+    """
+    if torch.compiler.is_compiling():
+        return bool(torch.backends.cudnn.allow_tf32) if _one_flag_tells() else _convolutions_take_tf32()
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+
+
+@torch.compiler.assume_constant_result
+def _one_flag_tells() -> bool:
+    try:
+        return torch.backends.cudnn.allow_tf32 is not None
+    except RuntimeError:
+        return False
+
+
+@torch.compiler.assume_constant_result
+def _convolutions_take_tf32() -> bool:
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+
+
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """PyTorch's convolutions compute float32 in float32."""
+    conv = getattr(torch.backends.cudnn, "conv", None)  # before PyTorch 2.9 there is one flag only
+    held, name, off = (torch.backends.cudnn, "allow_tf32", False) if conv is None else (conv, "fp32_precision", "ieee")
+    before = getattr(held, name)
+    setattr(held, name, off)
+    try:
+        yield
+    finally:
+        setattr(held, name, before)
 
 
 def convolved(size: Any, kernel: Any, before: int, after: int, stride: int, dilation: int) -> Any:

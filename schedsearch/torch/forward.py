@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from schedsearch.torch import patterns
+from schedsearch.torch.formats import allows_tf32
 
 _Slot = tuple[dict[str, Any], str, Any]  # where a tensor or a module is held, and facts about it
 
@@ -264,11 +265,6 @@ def _unchanged(links: Links) -> bool:
     if torch.compiler.is_compiling():
         return bool(_checked_while_tracing(links))
     return links.unchanged()
-
-
-def allows_tf32() -> bool:
-    """Whether PyTorch's convolutions may compute float32 in TF32 now."""
-    return bool(torch.backends.cudnn.allow_tf32)
 
 
 @contextlib.contextmanager

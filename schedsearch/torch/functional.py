@@ -11,6 +11,7 @@ from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.ops.layout import Layout
 from schedsearch.torch import epilogues, library  # noqa: F401, the operators exist from here on
 from schedsearch.torch.depthwise import Depthwise
+from schedsearch.torch.formats import allows_tf32
 from schedsearch.torch.moves import Shuffled
 from schedsearch.torch.window import convolve, text
 
@@ -332,7 +333,7 @@ def _pair(name: str, value: _Pair) -> list[int]:
 
 def _precision(x: torch.Tensor) -> str:
     """What PyTorch would do with products of float32."""
-    return "tf32" if x.is_cuda and torch.backends.cudnn.allow_tf32 else "fp32"
+    return "tf32" if x.is_cuda and allows_tf32() else "fp32"
 
 
 def _wants_gradients(*tensors: torch.Tensor | None) -> bool:

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from schedsearch.errors import NoValidConfigError, PreparationError, SchedsearchError, WrongResultError
 from schedsearch.torch.calls import Kernels
+from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.report import NetworkReport
 from schedsearch.torch.timing import Timer
 
@@ -23,6 +24,8 @@ _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-3}
 _WORSE = 2.0  # times the compiled graph's own error that a network may have, above the tolerance
 _MARGIN = 0.98
 _RUNS = 20
+_ALIGNMENT = 256  # bytes, more than a kernel needs; a captured call cannot copy inputs to where they have it
+_captured_nets: list[Any] = []  # CUDA graphs use their memory, and nothing says when these end
 
 
 class Network:
@@ -30,6 +33,9 @@ class Network:
 
     The first call decides, because only then are all tensors real. A network holds copies of the weights. Every call checks
     that the tensors of the model are the same and were not written to since; once they were, the compiled graph serves.
+
+    While a CUDA graph is captured, the network's kernels are captured one by one. The CUDA graph then uses the network's
+    memory, and the weights as they were: the network is never freed, and replays do not see new weights.
 
     Args:
         module: the graph.
@@ -63,11 +69,13 @@ class Network:
         self._like: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = []
         self._stream: torch.cuda.Stream | None = None
         self._lock = threading.Lock()
+        self._turns = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        if _is_capturing(self._kernels.device):
-            return self._compiled(*args)
+        captured = _is_capturing(self._kernels.device)
         if self._module is not None:
+            if captured:  # to build and to measure would break the capture
+                return self._compiled(*args)
             with self._lock:
                 module, self._module = self._module, None
                 if module is not None:
@@ -75,6 +83,8 @@ class Network:
         if self._net is None:
             return self._compiled(*args)
         if not self._holds_what_it_copied(args):
+            if captured:  # to free memory would break the capture
+                return self._compiled(*args)
             self._close()
             self._tell(NetworkReport(False, "weights have changed since it was built; Inductor's code computes from now on"))
             return self._compiled(*args)
@@ -83,7 +93,14 @@ class Network:
             torch.is_grad_enabled() and any(x.requires_grad for x in given)
         ):
             return self._compiled(*args)
-        return self._run(given)
+        return self._run_captured(given, args) if captured else self._run(given)
+
+    def _run_captured(self, given: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+        if any(each.data_ptr() % _ALIGNMENT for each in given):
+            return self._compiled(*args)
+        if self._net not in _captured_nets:
+            _captured_nets.append(self._net)
+        return _as_tuple(self._net(*given))
 
     def _holds_what_it_copied(self, args: Sequence[Any]) -> bool:
         try:
@@ -92,13 +109,14 @@ class Network:
             return False
 
     def _run(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        if self._kernels.device.type == "cuda":  # its memory is one for all streams
+        if self._kernels.device.type == "cpu":
+            return _as_tuple(self._net(*given))
+        with self._turns:  # its memory is one for all streams
             stream = torch.cuda.current_stream(self._kernels.device)
             if self._stream is not None and stream != self._stream:
                 stream.wait_stream(self._stream)
             self._stream = stream
-        found = self._net(*given)
-        return found if isinstance(found, tuple) else (found,)
+            return _as_tuple(self._net(*given))
 
     def _decide(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
         started = time.perf_counter()
@@ -128,7 +146,7 @@ class Network:
         return NetworkReport(served, "" if served else "Inductor's graph is as fast or faster", *times, *errors)
 
     def _close(self) -> None:
-        if self._net is not None:
+        if self._net is not None and self._net not in _captured_nets:
             if self._kernels.device.type == "cuda":
                 torch.cuda.synchronize(self._kernels.device)
             self._net.close()
@@ -156,11 +174,8 @@ class Network:
         found = self._run(given)
         if [_form(each) for each in found] != [_form(each) for each in expected]:
             raise _Refusal("its outputs are in another order in memory than PyTorch's")
-        allowed_tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-        try:
+        with without_tf32():
             exact = copy.deepcopy(frozen).float()(*(each.float() if each.is_floating_point() else each for each in given))
-        finally:
-            torch.backends.cudnn.allow_tf32 = allowed_tf32
         worst = [0.0, 0.0]
         for truth, ours, theirs in zip(exact, found, expected):
             most = float(truth.abs().max()) or 1.0
@@ -183,6 +198,10 @@ class Network:
 
 class _Refusal(Exception):
     """Why no network is used."""
+
+
+def _as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _without_effects(call: Compiled, args: Sequence[Any]) -> list[torch.Tensor]:
