@@ -30,7 +30,7 @@ RUN_STAMP := $(VENV)/.installed-run-$(or $(EXTRA),cpu)
 DEV_STAMP := $(VENV)/.installed-dev-$(or $(TEST_EXTRA),cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-faults test-browser test-newest test-integrations test-gpu faults lint format types bench docs clean
+.PHONY: help setup quickstart test test-long test-faults test-browser test-newest test-integrations test-gpu faults lint format types bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,8 +43,11 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 	@echo "These commands are in $(BIN): type \`source $(BIN)/activate\` first."
 
 # One thread of OpenMP and BLAS, because the workers use all cores, and threads that wait for a core burn its time.
-test: $(DEV_STAMP) ## install, and run every test that needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not browser"
+test: $(DEV_STAMP) ## install, and run the tests that need no GPU and do not take long
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser"
+
+test-long: $(DEV_STAMP) ## compile samples of every template's space, and everything else that takes long
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "long and not gpu and not integrations"
 
 test-faults: $(DEV_STAMP) ## kill, stop and starve tuning runs about once in each way (`make faults` does it as often as you like)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) -m faults

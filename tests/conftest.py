@@ -73,6 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"torch", "kernel_tuner_package"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("integrations")
+        if getattr(item, "originalname", None) == "test_candidates_compile":  # of the contract of templates
+            item.add_marker("long")
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         skip = pytest.mark.skip(reason="needs a CUDA device, and there is none")
         for item in items:

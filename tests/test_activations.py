@@ -101,6 +101,7 @@ def test_verification_accepts_a_kernel_and_refuses_one_with_relu(device: CpuDevi
         kernel.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["conv2d_wgmma", "matmul_wgmma", "depthwise_conv2d_cuda"])
 def test_the_stages_compile_for_hopper_without_spills(name: str) -> None:
     template, target = load_template(name), PRESETS["h200"]

@@ -375,6 +375,7 @@ def on_gpu(arrays: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]
     return {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}, lambda tensor: tensor.cpu().numpy()
 
 
+@pytest.mark.long
 def test_all_of_them_tune_on_the_cpu_and_deploy(tmp_path: Path) -> None:
     tune_and_use(CPU, tmp_path / "toys.db")
 

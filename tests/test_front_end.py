@@ -150,6 +150,7 @@ SAME_SHAPE: list[tuple[Template, tuple[dict[str, int], dict[str, int]], dict[str
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("template", "shapes", "tile"), SAME_SHAPE, ids=[template.name for template, *_ in SAME_SHAPE])
 def test_a_candidate_that_shares_with_another_is_as_if_compiled_alone(
     template: Template, shapes: tuple[dict[str, int], dict[str, int]], tile: dict[str, Any]

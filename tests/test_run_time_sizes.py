@@ -99,6 +99,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("template", LAYERS)
 def test_gpu_code_takes_the_size_at_no_more_than_a_few_registers(template: str) -> None:
     sources, workloads = conv_sources(template, [33, 47, 64], H200, LAYERS[template], made_for=33)
