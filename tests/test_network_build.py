@@ -213,6 +213,12 @@ def test_a_network_can_be_built_without_a_file() -> None:
         ({"model": "net.onnx", "layout": "NC"}, "layout 'NC' is not possible; allowed: auto, NHWC, NCHW"),
         ({"model": "net.onnx", "io_layout": "CHWN"}, "io_layout 'CHWN' is not possible; allowed: NCHW, NHWC"),
         ({"model": support.two_convolutions(), "io_layout": "NHWC"}, r"use network.with_io_layout"),
+        ({"model": "net.onnx", "weights": "outside"}, "weights 'outside' is not possible; allowed: inside, reference"),
+        ({"model": "net.onnx", "weights": "reference"}, "weights='reference' needs an ONNX file for `model`, and `out`"),
+        (
+            {"model": support.two_convolutions(), "weights": "reference", "out": "no.ssx"},
+            "weights='reference' needs an ONNX file for `model`, and `out`",
+        ),
         ({"model": "net.onnx", "dtype": "int8"}, "dtype 'int8' is not possible; allowed: float16, bfloat16, float32"),
         ({"model": "net.onnx", "mode": "warm"}, "mode 'warm' is not possible; allowed: cold-graph-v1"),
         ({"model": "net.onnx", "tune_s": "5m"}, "tune_s is '5m'; give a number of seconds"),

@@ -33,6 +33,13 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     show_default=True,
     help="Of images that the caller gives and takes. NHWC: no conversion for callers with channels-last images.",
 )
+@click.option(
+    "--weights",
+    type=click.Choice(["inside", "reference"]),
+    default="inside",
+    show_default=True,
+    help="reference: those that the model's file has as they are stay there; it is needed to load.",
+)
 @click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option(
     "--mode", type=click.Choice(MODES), default=COLD_GRAPH, show_default=True, help="How the records' times were taken."
@@ -50,6 +57,7 @@ def build(
     dtype: str | None,
     layout: str,
     io_layout: str,
+    weights: str,
     selector: str,
     mode: str,
     tune_s: float | None,
@@ -66,8 +74,8 @@ def build(
 
     path = Path(output or f"{Path(model).stem}.ssx")
     net = build_(
-        model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, target=selector, shapes=shapes,
-        tune_s=tune_s, strict=strict, mode=mode, say=render.note,
+        model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, target=selector,
+        shapes=shapes, tune_s=tune_s, strict=strict, mode=mode, say=render.note,
     )  # fmt: skip
     with net:
         if explained:

@@ -9,12 +9,12 @@ from typing import Any
 
 from schedsearch.executable.memory import Block, arrange, stacked
 from schedsearch.executable.program import Array, Call, Origin, Place, Program
+from schedsearch.executable.references import packed
 from schedsearch.executable.schedule import Held, Memory, Planned, Schedule, schedule
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact
 from schedsearch.network.graph import Constant, Network, Plan
-from schedsearch.ops import Layout
-from schedsearch.ops.dtypes import encode
+from schedsearch.ops.dtypes import dtype
 from schedsearch.workload import Workload
 
 
@@ -180,7 +180,6 @@ def _is_prepared(found: Schedule, call: Planned, constants: tuple[str, ...]) -> 
 
 def _packed(constant: Constant, held: Held) -> bytes:
     """The bytes of a constant in the layout and format that its kernels read."""
-    stored = Layout.parse(held.layout).pack(encode(constant.array, held.dtype), constant.axes)
-    assert stored.size == math.prod(held.stored)
-    data: bytes = stored.tobytes()
+    data = packed(constant.array, constant.axes, held.layout, held.dtype)
+    assert len(data) == math.prod(held.stored) * dtype(held.dtype).nbytes
     return data

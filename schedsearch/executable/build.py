@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
-from schedsearch.executable.assemble import assemble
+from schedsearch.executable.assemble import Executable, assemble
 from schedsearch.executable.file import save
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.net import Net
+from schedsearch.executable.program import Reference
+from schedsearch.executable.references import find as find_references
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
 from schedsearch.network.costs import RecordCosts
 from schedsearch.network.explain import explain
@@ -33,6 +35,7 @@ _CPU_SLICES = ("float32",)  # formats of convolutions that store into slices the
 _CPU_APART = ("DepthToSpace",)  # convolutions there cannot store through it
 LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
 IO_LAYOUTS = ("NCHW", "NHWC")
+WEIGHTS = ("inside", "reference")
 TASKS_A_SECOND = 1.0
 """Workloads that `tune_s` allows for each second, the most telling first. A default takes about a second of a core to
 compile; with more of them the time is over before most are measured once, and the race at the end, which is not limited,
@@ -48,6 +51,7 @@ def build(
     dtype: str | None = None,
     layout: str = "auto",
     io_layout: str = "NCHW",
+    weights: str = "inside",
     target: str | Target = "auto",
     shapes: Mapping[str, Sequence[int]] | None = None,
     tune_s: float | None = None,
@@ -67,6 +71,8 @@ def build(
         layout: of images inside the network: auto, or NHWC or NCHW for all.
         io_layout: NCHW, or NHWC for networks whose caller has images in channels-last order: the layout in memory of all
             inputs and outputs with four dimensions. The shapes of a model remain those of the model.
+        weights: inside `out`; or reference: those that the ONNX file has as they are stay there, and `out` says where they
+            lie. Keep the two files in the same places relative to one another, and the model unchanged.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
         tune_s: seconds to spend on measuring kernels of the plan that have no record yet, at most one kernel for each
@@ -90,6 +96,11 @@ def build(
         raise UsageError(f"layout {layout!r} is not possible; allowed: {', '.join(LAYOUT_CHOICES)}")
     if io_layout not in IO_LAYOUTS:
         raise UsageError(f"io_layout {io_layout!r} is not possible; allowed: {', '.join(IO_LAYOUTS)}")
+    if weights not in WEIGHTS:
+        raise UsageError(f"weights {quoted(weights)} is not possible; allowed: {', '.join(WEIGHTS)}")
+    file = Path(model) if isinstance(model, str | os.PathLike) else None
+    if weights == "reference" and (out is None or file is None):
+        raise UsageError("weights='reference' needs an ONNX file for `model`, and `out`, the file to write")
     if dtype not in (None, *FLOATS):
         raise UsageError(f"dtype {quoted(dtype)} is not possible; allowed: {', '.join(FLOATS)}")
     if mode not in MODES:
@@ -115,7 +126,11 @@ def build(
     )
     executable = assemble(network, plan, lambda workload: kernels[workload], target=target.key, model=name, reasons=reasons)
     if out is not None:
-        save(executable, out)
+        outside = None
+        if file is not None and weights == "reference":
+            outside = find_references(executable.program, network.constants, file, Path(out).parent)
+            _say_weights(executable, outside, file, say)
+        save(executable, out, outside)
     return Net(executable, open_device(target))
 
 
@@ -152,6 +167,12 @@ def _network(
     from schedsearch.network.torch_export import export
 
     return lowered(export(model, example)), type(model).__name__
+
+
+def _say_weights(executable: Executable, outside: Mapping[str, Reference], model: Path, say: Callable[[str], None]) -> None:
+    nbytes = {sha256: data.nbytes for sha256, data in zip(executable.program.weights, executable.weights)}
+    kept = sum(each for sha256, each in nbytes.items() if sha256 in outside)
+    say(f"{len(outside)} of {counted(len(nbytes), 'weight')} ({kept:,} of {sum(nbytes.values()):,} bytes) stay in {model}")
 
 
 @contextlib.contextmanager

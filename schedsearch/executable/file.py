@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
 from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, DeviceError, PlanError, UsageError
+from schedsearch.executable import references
 from schedsearch.executable.net import Net
-from schedsearch.executable.program import Program
+from schedsearch.executable.program import Program, Reference
 from schedsearch.executable.run import Parts
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.records import executables
@@ -19,16 +21,22 @@ from schedsearch.target import Target
 from schedsearch.text import quoted
 
 
-def save(parts: Parts, path: str | os.PathLike[str]) -> None:
+def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Reference] | None = None) -> None:
     """Writes an executable, signed by this machine. The same executable gives the same bytes.
+
+    Args:
+        outside: sha256 of a weight -> where it lies outside of the file; the file holds all other weights.
 
     Raises:
         UsageError: there is a file that is not an executable; it stays.
-        DatabaseError: it cannot be written.
+        DatabaseError: it cannot be written, or a weight of `parts` cannot be read.
     """
-    program = parts.program
+    program = replace(parts.program, references=outside or {})
+    held = (
+        (sha256, parts.weights[number]) for number, sha256 in enumerate(program.weights) if sha256 not in program.references
+    )
     code = [(sha256, each.plan.to_json(), each.code) for sha256, each in parts.artifacts.items()]
-    executables.write(Path(path), program.target, program.json, code, zip(program.weights, parts.weights))
+    executables.write(Path(path), program.target, program.json, code, held)
 
 
 def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
@@ -42,7 +50,8 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
         UsageError: `path` is not a path.
         UntrustedDatabaseError: this machine did not build the file, and its user did not trust it
             (`schedsearch records trust FILE`).
-        DatabaseError: no such file, or it is damaged or not an executable.
+        DatabaseError: no such file, or it is damaged or not an executable; or its weights are in a model's file that is
+            missing or was changed.
         DeviceError: the file is for another kind of device, or the device cannot be used.
 
     Example:
@@ -124,4 +133,7 @@ class _Weights(Sequence[memoryview]):
 
     def _read(self, file: executables.ExecutableFile, number: int) -> memoryview:
         program = self._stored.program
-        return memoryview(file.weight(program.weights[number], program.arrays[program.constants[number]].nbytes))
+        sha256, array = program.weights[number], program.arrays[program.constants[number]]
+        if (reference := program.references.get(sha256)) is not None:
+            return memoryview(references.read(reference, array, sha256, file.path))
+        return memoryview(file.weight(sha256, array.nbytes))

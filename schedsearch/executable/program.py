@@ -106,6 +106,23 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """Where a weight lies that an executable does not hold itself.
+
+    Attributes:
+        path: of the file, relative to the executable's folder.
+        offset: bytes from its beginning.
+        axes: of the array there, in its order.
+        dtype: of the array there, by our names.
+    """
+
+    path: str
+    offset: int
+    axes: str
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Program:
     """All calls of an executable in order.
 
@@ -122,6 +139,8 @@ class Program:
         constant_bytes: memory of the constants and of what is computed from them at load.
         predicted_ns: of the plan; 0 if there is no prediction.
         reasons: lines that explain the plan.
+        weights: sha256 of the bytes of each of `constants`.
+        references: one of `weights` -> its place, if it lies outside of the executable's file.
     """
 
     target: str
@@ -137,7 +156,8 @@ class Program:
     constant_bytes: int
     predicted_ns: float = 0.0
     reasons: tuple[str, ...] = ()
-    weights: tuple[str, ...] = field(default=())  # sha256 of the bytes of each of `constants`
+    weights: tuple[str, ...] = ()
+    references: Mapping[str, Reference] = field(default_factory=dict)
 
     @property
     def json(self) -> str:
@@ -166,6 +186,7 @@ class Program:
             )
             for each in data["calls"]
         )
+        data["references"] = {sha256: Reference(**each) for sha256, each in data.get("references", {}).items()}
         data["copies"] = tuple((source, to) for source, to in data["copies"])
         return cls(**{**data, **_tuples(data, "inputs", "outputs", "constants", "reasons", "weights")})
 
