@@ -268,6 +268,29 @@ def test_a_saved_model_is_one_that_was_not_optimized(optimize: Any) -> None:
         assert not isinstance(vars(loaded).get("forward"), type(model.forward))
 
 
+def replicated(model: Any, scale: float) -> Any:
+    """What DataParallel makes of a model for another GPU (torch.nn.parallel.replicate); here with weights times `scale`."""
+    replicas = {each: each._replicate_for_data_parallel() for each in model.modules()}
+    for each, replica in replicas.items():
+        for name, child in each._modules.items():
+            setattr(replica, name, replicas[child])
+        for name, weight in each._parameters.items():
+            setattr(replica, name, None if weight is None else weight.detach() * scale)
+    return replicas[model]
+
+
+def test_copies_of_data_parallel_compute_with_their_own_weights(optimize: Any, ran: list[str]) -> None:
+    model, x = small(), image()
+    expected = replicated(model, -2)(x)
+    optimize(model, x)
+    models = model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    ran.clear()
+    for each in models:
+        assert torch.equal(replicated(each, -2)(x), expected) and not ran
+    assert close(model(x), model.forward.original(x)) and ran
+    assert "_replicate_for_data_parallel" not in vars(sst.revert_(model))
+
+
 @pytest.mark.parametrize(
     ("what", "change", "x"),
     [

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from schedsearch.torch import patterns
 from schedsearch.torch.formats import allows_tf32
 
+_REPLICATE = "_replicate_for_data_parallel"  # DataParallel calls it on each module
 _Slot = tuple[dict[str, Any], str, Any]  # where a tensor or a module is held, and facts about it
 
 
@@ -177,12 +178,17 @@ class OptimizedForward:
         forward = module.__dict__.get("forward")
         if not isinstance(forward, OptimizedForward):
             forward = cls(module, forward)
-            module.__dict__["forward"] = forward
+            forward.enter()
         kept = [each for each in forward._plans if each[0]._expected != plan._expected]
         forward._plans = [(plan, Links(module, plan)), *kept]
 
+    def enter(self) -> None:
+        """Becomes the module's forward."""
+        self._module.__dict__ |= {"forward": self, _REPLICATE: _Replicate(self._module)}
+
     def remove(self) -> None:
         """Gives the module the forward that it had."""
+        self._module.__dict__.pop(_REPLICATE, None)
         if self._before is None:
             del self._module.__dict__["forward"]
         else:
@@ -226,6 +232,22 @@ class OptimizedForward:
         if self._before is not None:
             return _same, (self._before,)
         return _plain_forward, (self._module,)
+
+
+class _Replicate:
+    """How DataParallel copies an optimized module: without the plan, whose tensors are those of the module itself."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self) -> Any:
+        replica = type(self._module)._replicate_for_data_parallel(self._module)
+        forward = replica.__dict__.pop("forward", None)
+        del replica.__dict__[_REPLICATE]
+        before = getattr(forward, "_before", None)  # a model that was saved has the forward of its class
+        if before is not None:
+            replica.__dict__["forward"] = before
+        return replica
 
 
 def _same(value: Any) -> Any:
@@ -282,14 +304,14 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def without_plans(module: nn.Module) -> Iterator[None]:
     """Lets optimized modules run as they did before."""
-    held = [(each.__dict__, each.__dict__["forward"]) for each in module.modules() if _is_optimized(each)]
-    for _, forward in held:
+    held = [each.__dict__["forward"] for each in module.modules() if _is_optimized(each)]
+    for forward in held:
         forward.remove()
     try:
         yield
     finally:
-        for names, forward in held:
-            names["forward"] = forward
+        for forward in held:
+            forward.enter()
 
 
 def _is_optimized(module: nn.Module) -> bool:
