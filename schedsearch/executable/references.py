@@ -120,7 +120,7 @@ def _stored(model: Path) -> Iterator[tuple[Path, int, bytes]]:
 def _originals(constant: Constant) -> Iterator[tuple[str, str, np.ndarray[Any, Any]]]:
     """Axes, format and numbers in the format's storage, of arrays that a file may have in place of a constant."""
     array = constant.array
-    if array.nbytes < LEAST_BYTES // 2:  # a file may have bfloat16 in place of float32
+    if array.nbytes < LEAST_BYTES:
         return
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])  # a transposed view of what the file has
     axes, stored = "".join(constant.axes[axis] for axis in order), array.transpose(order)
