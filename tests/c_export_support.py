@@ -161,7 +161,8 @@ def make_library(folder: Path, driver: Path) -> Path:
     command = ["make", "-s", "-C", folder, "CC=gcc", f"CFLAGS={STRICT}", f"LIBCUDA={driver / 'libcuda.so.1'}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return folder / "libschedsearch_kernels.so"
+    (library,) = folder.glob("lib*_kernels.so")
+    return library
 
 
 def run_operator(torch: Any, folder: Path, name: str, device: str, shapes: Iterable[Iterable[int]], **variables: str) -> Any:

@@ -254,6 +254,55 @@ def test_the_same_database_gives_the_same_bytes(
     assert (kernel["workspace_bytes"], kernel["prepared_bytes"], kernel["workspace_alignment"]) == (75776, 73728, 1024)
 
 
+TWO_EXPORTS = """
+#include <stdio.h>
+#include "schedsearch_kernels.h"
+#include "net_kernels.h"
+int cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+int main(void)
+{
+    const void *arrays[8];
+    schedsearch_scalar scalars[1] = {{0}};
+    net_scalar others[1] = {{0}};
+    void *context, *workspace = (void *)(1ull << 40);
+    cuDevicePrimaryCtxRetain(&context, 0);
+    cuCtxSetCurrent(context);
+    for (int i = 0; i < 8; i++)
+        arrays[i] = workspace;
+    printf("%d %d\\n", schedsearch_run(schedsearch_kernels[0], NULL, arrays, scalars, workspace),
+           net_run(net_kernels[0], NULL, arrays, others, workspace));
+    printf("%s\\n%s\\n", schedsearch_kernels[0]->name, net_kernels[0]->name);
+    return schedsearch_kernel_count != 1 || net_kernel_count != 2 || NET_NO_KERNEL != net_run(NULL, NULL, NULL, NULL, NULL);
+}
+"""
+
+
+def test_a_program_holds_two_exports_with_different_prefixes(driver: Path, notes: dict[str, str], tmp_path: Path) -> None:
+    """The same kernel is in both; a text in a record that looks like a name stays as it is."""
+    with Store.open(tmp_path / "records.db") as store:
+        add(store, CONV, conv_artifact())
+        add(store, OWN, own_artifact(), template="schedsearch_template")
+        first = export_c(store, tmp_path / "schedsearch", workloads=[CONV.id])
+        second = export_c(store, tmp_path / "net", prefix="net", torch=True)
+    for exported in (first, second):
+        make_library(exported.folder, driver)
+    (tmp_path / "program.c").write_text(TWO_EXPORTS)
+    command = ["gcc", "-std=c11", *STRICT.split(), "-o", tmp_path / "program", tmp_path / "program.c"]
+    command += [f"-I{exported.folder}" for exported in (first, second)]
+    command += [tmp_path / "schedsearch" / "libschedsearch_kernels.a", tmp_path / "net" / "libnet_kernels.a"]
+    subprocess.run([*command, driver / "libcuda.so.1", "-pthread"], check=True)
+    environment = {"LD_LIBRARY_PATH": str(driver), **notes}
+    done = subprocess.run([tmp_path / "program"], env=environment, capture_output=True, text=True)
+    name = first.kernels[0].name
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["0 0", name, f"net_{name}"])
+    assert all(each.name.startswith("net_") for each in second.kernels)
+    ours = {path.name: path.read_text() for path in (tmp_path / "net").iterdir() if path.suffix not in (".o", ".a", ".so")}
+    assert [file for file in ours if file.startswith("schedsearch")] == []
+    code = "".join(re.sub(r'"(\\.|[^"\\])*"', "", text) for file, text in ours.items() if file != "MANIFEST.json")
+    assert not re.search("schedsearch(_|::)", code, re.IGNORECASE)
+    assert any("schedsearch_template" in ours[f"{each.name}.c"] for each in second.kernels)
+
+
 HOSTILE = 'evil"; int main() { abort(); } /* */ // ??/\\\n#include "/etc/passwd" \u202e ../../name %s'
 
 
@@ -373,6 +422,10 @@ def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path: Path) -> 
         (["--c", "kernels", "--deploy"], "it does not go with --deploy"),
         (["file", "--mode", "cold-graph-v1"], "--mode is for --c"),
         (["file", "--torch"], "--torch is for --c DIR"),
+        (["file", "--prefix", "net"], "--prefix is for --c DIR"),
+        (["--c", "kernels", "--prefix", "2nd"], "'2nd' cannot begin the names of an export; allowed: a lower-case letter"),
+        (["--c", "kernels", "--prefix", "schedsearch_b"], "begins with 'schedsearch'"),
+        (["--c", "kernels", "--prefix", "string"], "string.h is a header of the system"),
     ):
         refused = command("records", "export", *words, *database)
         assert refused.exit_code == 2 and message in refused.stderr

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from schedsearch.c_export.text import identifier
+from schedsearch.c_export.text import PREFIX, identifier
 from schedsearch.device.objects import check_elf
 from schedsearch.errors import DatabaseError, DeviceError, NoRecordError, PlanError
 from schedsearch.launch import BUFFER_PARAMS, Artifact, LaunchPlan
@@ -55,7 +55,7 @@ class LeftOut:
 
 
 def choose(
-    store: Store, *, workloads: Sequence[str], target: str | None, mode: str
+    store: Store, *, workloads: Sequence[str], target: str | None, mode: str, prefix: str = PREFIX
 ) -> tuple[tuple[Chosen, ...], tuple[LeftOut, ...]]:
     """The kernels to export, those of one workload together and the fastest first, and the others.
 
@@ -63,6 +63,7 @@ def choose(
         workloads: labels, or beginnings of ids; empty for all.
         target: key of the only target, or None.
         mode: how the records were timed.
+        prefix: with which the names of functions begin, unless it is the usual one.
 
     Raises:
         NoRecordError: the database has no best record of a named workload, or of any.
@@ -74,7 +75,7 @@ def choose(
                 f"{store.name} has no best record of {wanted!r:.80}{f' on {target}' if target else ''} in mode {mode}; "
                 f"look with: schedsearch records best --db {store.name}"
             )
-    found = [_checked(store, best) for best in bests]
+    found = [_checked(store, best, prefix) for best in bests]
     chosen = [each for each in found if isinstance(each, Chosen)]
     left_out = [each for each in found if isinstance(each, LeftOut)]
     chosen.sort(key=lambda each: (identifier(each.workload.label), each.workload.id, each.time_ns, each.name))
@@ -85,7 +86,7 @@ def _named(best: Best, workloads: Sequence[str]) -> bool:
     return any(best.row.label == each or (each and best.row.workload_id.startswith(each)) for each in workloads)
 
 
-def _checked(store: Store, best: Best) -> Chosen | LeftOut:
+def _checked(store: Store, best: Best, prefix: str) -> Chosen | LeftOut:
     def left_out(reason: str) -> LeftOut:
         return LeftOut(best.row.label, best.row.workload_id, best.row.target, reason)
 
@@ -109,7 +110,7 @@ def _checked(store: Store, best: Best) -> Chosen | LeftOut:
         check_elf(artifact.code, f"the code for {artifact.plan.arch}")
     except (DatabaseError, PlanError, DeviceError) as error:
         return left_out(str(error))
-    chosen = Chosen(best, best.row.workload, artifact, _name(best, artifact.plan))
+    chosen = Chosen(best, best.row.workload, artifact, _name(best, artifact.plan, prefix))
     problem = next(_limits(chosen), None)
     return left_out(problem) if problem else chosen
 
@@ -139,10 +140,11 @@ def _limits(chosen: Chosen) -> Iterator[str]:
             yield f"it has {count} {what}; a C export has room for {most}"
 
 
-def _name(best: Best, plan: LaunchPlan) -> str:
-    """The same in each export: of the label, the architecture and eight digits of the task."""
+def _name(best: Best, plan: LaunchPlan, prefix: str) -> str:
+    """The same in each export: of the prefix, the label, the architecture and eight digits of the task."""
     digest = hashlib.sha256("\0".join(best.task).encode()).hexdigest()[:8]
-    return f"{identifier(best.row.label)}_{plan.arch.replace('_', '')}_{digest}"
+    first = "" if prefix == PREFIX else f"{prefix}_"
+    return f"{first}{identifier(best.row.label)}_{plan.arch.replace('_', '')}_{digest}"
 
 
 def pointer_names(workload: Workload) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from schedsearch.c_export.chosen import Chosen, LeftOut, choose
 from schedsearch.c_export.describe import description
 from schedsearch.c_export.source import header, source
-from schedsearch.c_export.text import comment
+from schedsearch.c_export.text import PREFIX, check_prefix, comment, with_prefix
 from schedsearch.c_export.torch_source import torch_source
 from schedsearch.errors import DatabaseError, NoRecordError, UsageError
 from schedsearch.identity import sha256_hex
@@ -57,6 +57,7 @@ def export_c(
     target: str | None = None,
     mode: str = COLD_GRAPH,
     torch: bool = False,
+    prefix: str = PREFIX,
 ) -> Exported:
     """Writes the best GPU kernels of a database as C that needs libcuda alone.
 
@@ -70,17 +71,24 @@ def export_c(
         target: only kernels measured on this kind of device.
         mode: how the records were timed.
         torch: also write operators of PyTorch, `torch.ops.schedsearch_c.NAME`, in C++.
+        prefix: with which all names of the export begin instead of `schedsearch`, those of kernels too. A program can hold
+            several exports with different prefixes.
 
     Raises:
         NoRecordError: there is no kernel to export; the message has the reason for each. Nothing is written.
-        UsageError: the folder holds other files of the same names, or cannot be written.
+        UsageError: the folder holds other files of the same names, or cannot be written; the prefix is not one.
         DatabaseError: the database is damaged.
     """
+    check_prefix(prefix)
     path = Path(folder)
-    chosen, left_out = choose(store, workloads=workloads, target=target, mode=mode)
+    chosen, left_out = choose(store, workloads=workloads, target=target, mode=mode, prefix=prefix)
     if not chosen:
         raise NoRecordError(_nothing(store, target, mode, left_out))
-    files = _files(chosen, left_out, torch)
+    files = {
+        name.replace(PREFIX, prefix, 1) if name.startswith(PREFIX) else name: with_prefix(text, prefix)
+        for name, text in _sources(chosen, torch).items()
+    }
+    files[MANIFEST] = _manifest(chosen, left_out, files)
     _write(path, files)
     return Exported(path, chosen, left_out, len(files))
 
@@ -97,8 +105,8 @@ def _nothing(store: Store, target: str | None, mode: str, left_out: Sequence[Lef
     return f"{store.name} has no kernel that can be exported{where}; nothing was written. {reasons}{more}"
 
 
-def _files(chosen: Sequence[Chosen], left_out: Sequence[LeftOut], torch: bool) -> dict[str, str]:
-    """Name -> content of all files."""
+def _sources(chosen: Sequence[Chosen], torch: bool) -> dict[str, str]:
+    """Name -> content of all files but the manifest, with the usual prefix."""
     runtime = resources.files("schedsearch.c_export") / "runtime"
     files = {name: (runtime / name).read_text(encoding="utf-8") for name in _RUNTIME}
     for each in chosen:
@@ -116,14 +124,17 @@ def _files(chosen: Sequence[Chosen], left_out: Sequence[LeftOut], torch: bool) -
             template += (runtime / f"{name}.torch.in").read_text(encoding="utf-8") if name in _TORCH_BUILD else ""
         separator = " \\\n    " if name == "Makefile" else "\n    "
         files[name] = template.replace("@SOURCES@", separator.join(sources))
+    return files
+
+
+def _manifest(chosen: Sequence[Chosen], left_out: Sequence[LeftOut], files: dict[str, str]) -> str:
     manifest: dict[str, Any] = {
         "format": _FORMAT,
         "kernels": [description(each) for each in chosen],
         "left_out": [vars(each) for each in left_out],
         "files": {name: sha256_hex(text) for name, text in sorted(files.items())},
     }
-    files[MANIFEST] = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-    return files
+    return json.dumps(manifest, indent=1, sort_keys=True) + "\n"
 
 
 def _table(chosen: Sequence[Chosen]) -> str:

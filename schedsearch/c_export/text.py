@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from schedsearch.errors import UsageError
+
+PREFIX = "schedsearch"  # of the names in the runtime and in what is generated
 _LONGEST_NAME = 72
+_LONGEST_PREFIX = 32
+# A string literal, or the prefix in a name, in that of a header or library (lib, -l), or in an option of cmake (-D).
+_PREFIXED = re.compile(rf'"(?:[^"\\\n]|\\.)*"|(#include "|\b(?:lib|l|D)?)({PREFIX}|{PREFIX.upper()})(?=_|\.h)')
+_HEADERS = frozenset(
+    {
+        "assert", "complex", "ctype", "cuda", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
+        "pthread", "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
+        "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "unistd", "wchar", "wctype",
+    }
+)  # fmt: skip
 _LINE = 100  # characters of a string literal
 # Words that a parameter must not be called: keywords of C and C++, and macros of the usual headers and compilers.
 _RESERVED = frozenset(
@@ -33,6 +46,38 @@ def identifier(text: str) -> str:
     """
     name = re.sub(r"[^a-z0-9]+", "_", text.lower())[:_LONGEST_NAME].strip("_")
     return name if name[:1].isalpha() else f"kernel_{name}".rstrip("_")
+
+
+def check_prefix(prefix: str) -> None:
+    """Raises UsageError if the names of an export cannot begin so."""
+    if prefix == PREFIX:
+        return
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", prefix) or len(prefix) > _LONGEST_PREFIX:
+        raise UsageError(
+            f"{prefix!r:.80} cannot begin the names of an export; allowed: a lower-case letter, then letters, digits and "
+            f"single underscores, {_LONGEST_PREFIX} characters at most"
+        )
+    if prefix.startswith(PREFIX):
+        raise UsageError(f"{prefix!r} begins with {PREFIX!r}, as the names of exports without a prefix do; choose another")
+    if prefix in _HEADERS:
+        raise UsageError(f"{prefix}.h is a header of the system; choose another prefix than {prefix!r}")
+
+
+def with_prefix(text: str, prefix: str) -> str:
+    """Lets the names in a file of an export begin with another prefix. What stands in string literals stays.
+
+    Example:
+        >>> with_prefix('int schedsearch_run(void); /* see schedsearch.h */', "net")
+        'int net_run(void); /* see net.h */'
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        before, found = match.groups()
+        if found is None:
+            return match[0]
+        return before + (prefix if found == PREFIX else prefix.upper())
+
+    return text if prefix == PREFIX else _PREFIXED.sub(replaced, text)
 
 
 def parameter_names(names: Iterable[str], taken: Collection[str]) -> list[str]:

@@ -27,20 +27,20 @@ def torch_source(kernels: Sequence[Chosen]) -> str:
     includes = "\n".join(f'#include "{each.name}.h"' for each in chosen)
 
     def implemented(function: str) -> str:
-        return "\n".join(f'    m.impl("{each.name}", schedsearch::{function}<{n}>);' for n, each in enumerate(chosen))
+        return "\n".join(f'    m.impl("{each.name}", schedsearch_torch::{function}<{n}>);' for n, each in enumerate(chosen))
 
     return f"""// The operators of this export. Written by schedsearch.
 #include "schedsearch_torch.h"
 
 {includes}
 
-namespace schedsearch {{
+namespace schedsearch_torch {{
 {tables}
 const Operator operators[] = {{
 {rows}
 }};
 
-}} // namespace schedsearch
+}} // namespace schedsearch_torch
 
 STABLE_TORCH_LIBRARY_FRAGMENT({NAMESPACE}, m)
 {{

@@ -25,17 +25,22 @@ _C = click.option(
 _MODE = click.option(
     "--mode", type=click.Choice(MODES), help=f"With --c: kernels whose times were taken so.  [default: {COLD_GRAPH}]"
 )
-
-
 _TORCH = click.option("--torch", is_flag=True, help="With --c: also write operators of PyTorch, in C++.")
+_PREFIX = click.option(
+    "--prefix",
+    metavar="NAME",
+    help="With --c: how all names begin; a program with several exports needs several.  [default: schedsearch]",
+)
 
 
 def c_options(command: Any) -> Any:
     """The options of `records export` for C."""
-    return _C(_TORCH(_MODE(command)))
+    return _C(_TORCH(_PREFIX(_MODE(command))))
 
 
-def check_options(file: str | None, c_folder: str | None, mode: str | None, torch: bool, others: Sequence[str]) -> None:
+def check_options(
+    file: str | None, c_folder: str | None, mode: str | None, torch: bool, prefix: str | None, others: Sequence[str]
+) -> None:
     """Raises UsageError if a FILE, options of C and other options of `records export` do not go together.
 
     Args:
@@ -48,6 +53,8 @@ def check_options(file: str | None, c_folder: str | None, mode: str | None, torc
             raise click.UsageError("--mode is for --c; a FILE holds the records of all modes")
         if torch:
             raise click.UsageError("--torch is for --c DIR; give both")
+        if prefix is not None:
+            raise click.UsageError("--prefix is for --c DIR; give both")
     elif file is not None or others:
         raise click.UsageError(f"--c writes a folder; it does not go with {', '.join(others) or f'FILE ({file})'}")
 
@@ -59,12 +66,14 @@ def export(
     target: str | None,
     mode: str | None,
     torch: bool,
+    prefix: str | None,
     as_json: bool,
 ) -> None:
     """Writes the folder and says what it holds."""
     from schedsearch.c_export import export_c
 
-    exported = export_c(store, folder, workloads=workloads, target=target, mode=mode or COLD_GRAPH, torch=torch)
+    options: dict[str, Any] = {} if prefix is None else {"prefix": prefix}
+    exported = export_c(store, folder, workloads=workloads, target=target, mode=mode or COLD_GRAPH, torch=torch, **options)
     if as_json:
         render.echo_json(_json(exported))
         return

@@ -44,6 +44,7 @@ def export(
     c_folder: str | None,
     mode: str | None,
     torch: bool,
+    prefix: str | None,
     artifacts: bool,
     workloads: tuple[str, ...],
     template: str | None,
@@ -58,10 +59,10 @@ def export(
     from schedsearch.records.deployment import export_deploy
 
     given = {"--deploy": deploy, "--format": form, "--artifacts": artifacts, "--template": template}
-    c_export.check_options(file, c_folder, mode, torch, [name for name, value in given.items() if value])
+    c_export.check_options(file, c_folder, mode, torch, prefix, [name for name, value in given.items() if value])
     if c_folder is not None:
         with open_store(db) as store:
-            c_export.export(store, c_folder, workloads, target_key(selector), mode, torch, as_json)
+            c_export.export(store, c_folder, workloads, target_key(selector), mode, torch, prefix, as_json)
         return
     assert file is not None  # or check_options has raised
     if deploy and (artifacts or form):

@@ -424,7 +424,7 @@ const char *schedsearch_error_text(int code)
     case SCHEDSEARCH_NOT_PREPARED:
         return "the kernel repacks no constants, so there is nothing to prepare; use the plain call";
     case SCHEDSEARCH_NO_KERNEL:
-        return "the kernel is NULL; schedsearch_find returns NULL for a workload that this export does not have";
+        return "the kernel is NULL; this export has none for the workload that was looked up, or none for this GPU";
     default:
         if (code > 0 && cuGetErrorString(code, &text) == CUDA_SUCCESS && text)
             return text;

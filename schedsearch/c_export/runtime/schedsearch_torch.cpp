@@ -20,7 +20,7 @@ int cuDevicePrimaryCtxRelease_v2(int device);
 int cuCtxSetCurrent(void *context);
 }
 
-namespace schedsearch {
+namespace schedsearch_torch {
 namespace {
 
 using torch::stable::Tensor;
@@ -197,4 +197,4 @@ void pretend(const Operator &op, StableIValue *stack, uint64_t arguments, uint64
     give(take(op, stack, arguments, outputs), stack);
 }
 
-} // namespace schedsearch
+} // namespace schedsearch_torch

@@ -12,7 +12,7 @@
 
 #include "schedsearch.h"
 
-namespace schedsearch {
+namespace schedsearch_torch {
 
 // One way in which a tensor may hold an array: as it is in memory, or logically NCHW in channels_last.
 struct Form {
@@ -63,6 +63,6 @@ void pretended(StableIValue *stack, uint64_t arguments, uint64_t outputs)
     pretend(operators[number], stack, arguments, outputs);
 }
 
-} // namespace schedsearch
+} // namespace schedsearch_torch
 
 #endif
