@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedsearch.dynamic.graph import POINTWISE, Call, Program
+from schedsearch.dynamic.graph import Call, Program
 from schedsearch.ops.dependence import Dependence
 
 _WORD = 8
@@ -43,7 +43,7 @@ def _fetched(words: int) -> str:
 
 def _needs(call: Call) -> str:
     found: dict[Dependence, dict[str, None]] = {Dependence.SHAPE: {}, Dependence.VALUE: {}}
-    for function in call.workload.shape_functions.values():
+    for function in call.shape_functions.values():
         for argument in function.inputs:
             found[function.needs[argument]][call.inputs[argument]] = None
     texts = [
@@ -56,8 +56,6 @@ def _needs(call: Call) -> str:
 
 def _allocates(call: Call, program: Program) -> str:
     made = [output for output, name in call.outputs.items() if name in program.values]
-    at_bound = call.workload.op in POINTWISE and any(
-        program.values[name].words for name in call.outputs.values() if name in program.values
-    )
-    counted = any(function.counted for function in call.workload.shape_functions.values())
-    return f"allocates {', '.join(made)}{' at the bound' if at_bound or counted else ''}"
+    values = [program.values[call.outputs[output]] for output in made]
+    at_bound = any(value.words and (value.counted or not value.strided) for value in values)
+    return f"allocates {', '.join(made)}{' at the bound' if at_bound else ''}"

@@ -7,17 +7,20 @@ values of an array, or the counted extents of one, that its own segment would co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+
+from schedsearch.dynamic.dims import Dim, Unknown, followed, same_dims, traced
 from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
-from schedsearch.ops.dependence import EXTENTS, STRIDE, Dependence
+from schedsearch.ops.dependence import STRIDE, Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts.sizes import SizeStep, Values, Words
 from schedsearch.workload import Workload
-
-POINTWISE = ("elementwise",)  # calls that compute whatever the buffer holds, at its bound
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Value:
         sizes: of an input: axis -> the size that the caller chooses.
         strided: whether all calls that use it take its strides, so that it may have exactly its extents in memory.
         counted: the kernel that makes it counts its extents.
+        view_of: the value whose memory it has; empty if it has memory of its own.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Value:
     sizes: Mapping[int, Size] = field(default_factory=dict)
     strided: bool = True
     counted: bool = False
+    view_of: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -70,12 +75,17 @@ class Value:
 
 @dataclass(frozen=True)
 class Call:
-    """A workload on values: argument -> value, output -> value."""
+    """A workload on values: argument -> value, output -> value.
+
+    Attributes:
+        shape_functions: output -> its shape function: the operator's own, or that of its rows.
+    """
 
     name: str
     workload: Workload
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
+    shape_functions: Mapping[str, ShapeFunction]
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,7 @@ class Program:
     words: of the block of sizes. The first are the statuses of the segments in bounded runs.
     fixed: words with extents that never change.
     last: counted extents of outputs that the host reads at the end of an exact run.
+    constants: value -> its numbers.
     """
 
     values: Mapping[str, Value]
@@ -107,6 +118,7 @@ class Program:
     words: int
     fixed: tuple[tuple[Words, tuple[int, ...]], ...]
     last: Words | None
+    constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
 class DynamicGraph:
@@ -128,13 +140,67 @@ class DynamicGraph:
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._calls: list[Call] = []
-        self._same: dict[str, str] = {}  # value -> the value whose extents it has
+        self._same: dict[str, str] = {}  # value -> the value whose extents it has; a view has the first of them
+        self._dims: dict[str, tuple[Dim, ...]] = {}
+        self._sizes: dict[str, tuple[Size, Unknown]] = {}
+        self._constants: dict[str, np.ndarray[Any, Any]] = {}
 
     def input(self, name: str, shape: Sequence[int | Size], dtype: str) -> str:
-        """An array of the caller. Raises UsageError if the name is taken."""
+        """An array of the caller.
+
+        Sizes of the same name are one size: a run checks that all inputs agree on it.
+
+        Raises:
+            UsageError: the name is taken, or a size of that name has other limits.
+        """
         sizes = {axis: each for axis, each in enumerate(shape) if isinstance(each, Size)}
-        self._add(Value(name, tuple(each.most if isinstance(each, Size) else each for each in shape), dtype, sizes=sizes))
+        for size in sizes.values():
+            known, _ = self._sizes.setdefault(size.name, (size, Unknown(size.name)))
+            if known != size:
+                raise UsageError(
+                    f"size {size.name} of {name} is {size.least}..{size.most}; before it was {known.least}..{known.most}"
+                )
+        dims = [self._sizes[each.name][1] if isinstance(each, Size) else each for each in shape]
+        self._add(
+            Value(name, tuple(each.most if isinstance(each, Size) else each for each in shape), dtype, sizes=sizes), dims
+        )
         self._inputs.append(name)
+        return name
+
+    def constant(self, name: str, numbers: np.ndarray[Any, Any]) -> str:
+        """An array that the graph brings along, e.g. a weight. Its format is that of NumPy's array.
+
+        Raises:
+            UsageError: the name is taken.
+            WorkloadError: no operator computes with such numbers.
+        """
+        array = np.array(numbers, order="C")  # a copy: later changes of the caller's array do not count
+        self._add(Value(name, array.shape, dtype_of(array.dtype.name).name), array.shape)
+        self._constants[name] = array
+        return name
+
+    def view(self, array: str, shape: Sequence[int], name: str = "") -> str:
+        """The same elements in another shape, without a copy: of an array whose extents never change any shape.
+
+        An array of which only the first extent is known at run time may lose axes of extent 1, until one axis is left.
+
+        Raises:
+            UsageError: there is no such array, or the shape does not fit it.
+        """
+        value, shape = self._value(array, "a view"), tuple(shape)
+        dims = self._dims[array]
+        fixed = not any(isinstance(each, Unknown) for each in dims)
+        squeezed = shape == value.shape[:1] and all(not isinstance(each, Unknown) and each == 1 for each in dims[1:])
+        if math.prod(shape) != math.prod(value.shape) or not (fixed or squeezed):
+            raise UsageError(
+                f"{array} of {list(dims)} cannot be seen as {list(shape)}; allowed: as many elements, and of an array with "
+                "extents that are known at run time only: its first axis, if all others are 1"
+            )
+        name = name or f"{array}.view{len(self._values)}"
+        source = value.view_of or array
+        self._add(Value(name, shape, value.dtype, view_of=source), shape if fixed else dims[:1])
+        if not fixed:
+            self._same[name] = self._same.get(array, array)
         return name
 
     def call(self, workload: Workload, *arrays: str, name: str = "") -> str:
@@ -153,54 +219,48 @@ class DynamicGraph:
         if len(arrays) != len(wanted):
             raise UsageError(f"{name} gets {len(arrays)} arrays; it takes {len(wanted)}: {', '.join(wanted)}")
         for argument, array in zip(wanted, arrays):
-            if array not in self._values:
-                raise UsageError(f"{name} reads {array!r}, which nothing makes; allowed: {', '.join(self._values)}")
-            value, spec = self._values[array], arguments[argument]
+            value, spec = self._value(array, name), arguments[argument]
             if (value.shape, value.dtype) != (spec.shape, spec.dtype):
                 is_, takes = f"{value.dtype} {list(value.shape)}", f"{spec.dtype} {list(spec.shape)}"
                 raise UsageError(f"{name} takes {argument} as {takes}; {array} is {is_}")
-        call = Call(name, workload, dict(zip(wanted, arrays)), {o.name: f"{name}.{o.name}" for o in workload.outputs})
-        self._calls.append(call)
+        inputs = dict(zip(wanted, arrays))
+        outputs = {output.name: f"{name}.{output.name}" for output in workload.outputs}
+        functions = dict(workload.shape_functions)
+        dims = {argument: self._dims[array] for argument, array in inputs.items()}
+        same = same_dims(name, workload, dims)
+        if same is not None:
+            root = inputs[same]
+            self._same[outputs[workload.outputs[0].name]] = self._same.get(root, root)
+        elif rows := followed(name, workload, dims):
+            functions[workload.outputs[0].name] = rows
+        self._calls.append(Call(name, workload, inputs, outputs, functions))
         for output in workload.outputs:
-            if not is_extents(output.name, call.outputs):
-                self._add(Value(call.outputs[output.name], output.shape, output.dtype))
-        self._take_dynamic(call)
-        return call.outputs[workload.outputs[0].name]
+            if is_extents(output.name, outputs):
+                continue
+            value = Value(outputs[output.name], output.shape, output.dtype)
+            if output.name in functions:
+                self._add(value, traced(value.name, workload.op, functions[output.name], dims, output.shape))
+            else:
+                self._add(value, output.shape if same is None else dims[same])
+        return outputs[workload.outputs[0].name]
 
     def output(self, *names: str) -> None:
-        """Raises UsageError if a value does not exist."""
+        """Raises UsageError if a value does not exist, or has no memory of its own."""
         for name in names:
-            if name not in self._values:
-                raise UsageError(f"there is no value {name!r}; allowed: {', '.join(self._values)}")
+            if self._value(name, "the output").view_of or name in self._constants:
+                raise UsageError(f"{name} is a {'constant' if name in self._constants else 'view'}; name what a call makes")
         self._outputs += names
 
-    def _add(self, value: Value) -> None:
+    def _value(self, name: str, reader: str) -> Value:
+        if name not in self._values:
+            raise UsageError(f"{reader} reads {name!r}, which nothing makes; allowed: {', '.join(self._values)}")
+        return self._values[name]
+
+    def _add(self, value: Value, dims: Sequence[Dim]) -> None:
         if value.name in self._values:
             raise UsageError(f"there are two values {value.name!r}; give each a name of its own")
         self._values[value.name] = value
-
-    def _is_dynamic(self, name: str) -> bool:
-        value = self._values[name]
-        made = next((call for call in self._calls if name in call.outputs.values()), None)
-        own = made is not None and any(made.outputs[output] == name for output in made.workload.shape_functions)
-        return bool(value.sizes) or own or name in self._same
-
-    def _take_dynamic(self, call: Call) -> None:
-        """Checks that the call can take arrays whose extents are known at run time."""
-        arguments = {argument.name for argument in call.workload.signature}
-        for argument, array in call.inputs.items():
-            if not self._is_dynamic(array) or f"{argument}{EXTENTS}" in arguments:
-                continue
-            output = call.workload.outputs[0]
-            if call.workload.op not in POINTWISE or output.shape != self._values[array].shape:
-                raise UsageError(
-                    f"{call.name} ({call.workload.label}) takes {argument} of fixed extents; those of {array} are known at "
-                    "run time only"
-                )
-            to = call.outputs[output.name]
-            root = self._same.get(array, array)
-            if self._same.setdefault(to, root) != root:
-                raise UsageError(f"{call.name} reads {root} and {self._same[to]}, whose extents may differ")
+        self._dims[value.name] = tuple(dims)
 
     def program(self) -> Program:
         """The segments, and the places of all extents in the block of sizes.
@@ -210,7 +270,8 @@ class DynamicGraph:
         """
         if not self._outputs:
             raise UsageError("the graph has no output; name one by output(...)")
-        return _Planner(self._values, self._inputs, self._outputs, self._calls, self._same).program()
+        program = _Planner(self._values, self._inputs, self._outputs, self._calls, self._same).program()
+        return replace(program, constants=dict(self._constants))
 
 
 class _Planner:
@@ -238,13 +299,13 @@ class _Planner:
         for calls in groups:
             steps, values = [], []
             for call in calls:
-                for output, function in call.workload.shape_functions.items():
+                for output, function in call.shape_functions.items():
                     if not function.counted:
                         at = self._place(call.outputs[output], at)
             fetched = Words(pending, at - pending) if at > pending else None
             pending = at
             for call in calls:
-                for output, function in call.workload.shape_functions.items():
+                for output, function in call.shape_functions.items():
                     name = call.outputs[output]
                     if function.counted:
                         at = self._place(name, at)
@@ -261,9 +322,9 @@ class _Planner:
 
     def _place_fixed(self, at: int) -> int:
         """Places the extents of arrays whose shape is needed and never changes."""
-        own = {call.outputs[output] for call in self.calls for output in call.workload.shape_functions}
+        own = {call.outputs[output] for call in self.calls for output in call.shape_functions}
         for call in self.calls:
-            for function in call.workload.shape_functions.values():
+            for function in call.shape_functions.values():
                 for argument in () if function.counted else function.inputs:
                     name = call.inputs[argument]
                     known = self.values[name].sizes or name in own or name in self.same or name in self.fixed
@@ -279,17 +340,18 @@ class _Planner:
         counted: set[str] = set()
         for call in self.calls:
             waits = False
-            for function in call.workload.shape_functions.values():
+            for function in call.shape_functions.values():
                 for argument in function.inputs:
                     value = call.inputs[argument]
                     by_value = function.needs[argument] is Dependence.VALUE and not function.counted
-                    waits |= value in made if by_value else self.same.get(value, value) in counted
+                    source = self.values[value].view_of or value
+                    waits |= source in made if by_value else self.same.get(value, value) in counted
             if waits:
                 groups.append([])
                 made, counted = set(), set()
             groups[-1].append(call)
             made |= set(call.outputs.values())
-            counted |= {call.outputs[o] for o, function in call.workload.shape_functions.items() if function.counted}
+            counted |= {call.outputs[o] for o, function in call.shape_functions.items() if function.counted}
         return groups
 
     def _place(self, name: str, at: int) -> int:
@@ -305,19 +367,23 @@ class _Planner:
                 count *= extent
             return Values(value.name, value.dtype, count)
         root = self.same.get(value.name, value.name)
-        return self.words[root] if root in self.words else self.fixed[root]
+        return self._cut(root, value) or self.fixed[root]
+
+    def _cut(self, root: str, value: Value) -> Words | None:
+        """The words of a value with the extents of another, or of a view with the first of them."""
+        return Words(self.words[root].first, len(value.shape)) if root in self.words else None
 
     def _finished(self, name: str) -> Value:
         value = self.values[name]
         root = self.same.get(name, name)
-        strided = True
+        strided, names = True, {name, *(each.name for each in self.values.values() if each.view_of == name)}
         for call in self.calls:
             scalars = {scalar.name for scalar in call.workload.scalars}
             for mine, used in (*call.inputs.items(), *call.outputs.items()):
-                strided &= used != name or f"{mine}{STRIDE}0" in scalars
+                strided &= used not in names or f"{mine}{STRIDE}0" in scalars
         counted = any(
-            call.outputs[output] == root and function.counted
+            call.outputs[output] == root and function.counted and not value.view_of
             for call in self.calls
-            for output, function in call.workload.shape_functions.items()
+            for output, function in call.shape_functions.items()
         )
-        return replace(value, words=self.words.get(root), strided=strided, counted=counted)
+        return replace(value, words=self._cut(root, value), strided=strided, counted=counted)

@@ -66,6 +66,10 @@ class DynamicNet:
         self._kind = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         workloads = dict.fromkeys(call.workload for segment in program.segments for call in segment.calls)
         self.kernels: dict[Workload, LoadedKernel] = {each: device.load(kernels(each)) for each in workloads}
+        self.views: dict[str, list[Value]] = {}
+        for value in program.values.values():
+            if value.view_of:
+                self.views.setdefault(value.view_of, []).append(value)
         self.pool = Pool(device)
         nbytes = _WORD * program.words
         self.sizes, self._host = device.allocate(nbytes), device.pinned(nbytes)
@@ -75,6 +79,7 @@ class DynamicNet:
             self._words[words.first : words.first + words.count] = extents
         device.copy_from_host(self.sizes, self._host, nbytes)
         device.synchronize()
+        self.constants = {name: self._constant(numbers) for name, numbers in program.constants.items()}
         self._exact: list[tuple[BoundKernel | None, list[BoundKernel]]] = []
         self._size_kernels: dict[tuple[int, bool], LoadedKernel] = {}
 
@@ -131,6 +136,12 @@ class DynamicNet:
         return BoundNet(self, _Run(self, given, 0, Pool(self.device)))
 
     # ---- parts of runs
+
+    def _constant(self, numbers: np.ndarray[Any, Any]) -> int:
+        """The address of a constant on the device."""
+        address = self.device.allocate(max(numbers.nbytes, 1))
+        self.device.copy_in(address, numbers.reshape(-1).view(np.uint8).data)
+        return address
 
     def send(self, run: _Run) -> None:
         """Writes the extents of the inputs to the block of sizes."""
@@ -220,7 +231,8 @@ class DynamicNet:
         self.kernels, self._size_kernels, self._exact = {}, {}, []
         self.pool.close()
         if self.sizes:
-            self.device.free(self.sizes)
+            for address in (self.sizes, *self.constants.values()):
+                self.device.free(address)
             self.device.free_pinned(self._host)
             self.sizes = 0
 
@@ -338,6 +350,11 @@ class _Run:
             self.places[name], self.shapes[name], self.extents[name] = view.address, view.shape, view.shape
             if view.shape != value.shape and not value.strided:
                 self._stage(value, view)
+            self._place_views(name)
+        for name, address in net.constants.items():
+            self.places[name], self.shapes[name] = address, program.values[name].shape
+            self._place_views(name)
+        self._check_sizes()
 
     def _check(self, value: Value, view: arrays.ArrayView) -> None:
         if len(view.shape) != len(value.shape):
@@ -349,6 +366,16 @@ class _Run:
                 raise ArgumentError(f"{value.name} has shape {list(view.shape)}; allowed in dimension {axis}: {allowed}")
         dense = ArgSpec(value.name, AXES[: len(view.shape)], view.shape, value.dtype)
         arrays.check(dense, view, self.net._kind)
+
+    def _check_sizes(self) -> None:
+        """Checks that inputs with sizes of the same name agree."""
+        chosen: dict[str, tuple[str, int]] = {}
+        for name in self.net.program.inputs:
+            for axis, size in self.net.program.values[name].sizes.items():
+                extent = self.extents[name][axis]
+                first, before = chosen.setdefault(size.name, (name, extent))
+                if before != extent:
+                    raise ArgumentError(f"{size.name} is {before} in {first} and {extent} in {name}; give arrays that agree")
 
     def _stage(self, value: Value, view: arrays.ArrayView) -> None:
         """Copies an input to an array of its bound, for kernels that read all of it."""
@@ -377,6 +404,11 @@ class _Run:
             self.places[value.name] = arrays.view(array, value.name).address
         else:
             self.places[value.name] = self.pool.take(value.bytes_of(shape))
+        self._place_views(value.name)
+
+    def _place_views(self, name: str) -> None:
+        for value in self.net.views.get(name, ()):
+            self.places[value.name], self.shapes[value.name] = self.places[name], value.shape
 
     def new(self, name: str, shape: Extents, dtype: str) -> Any:
         spec = ArgSpec(name, AXES[: len(shape)], shape, dtype)

@@ -1,0 +1,158 @@
+"""Which extents of a graph's arrays are known, and which are the same though nobody knows them.
+
+An extent is a whole number or an `Unknown`. Two extents are the same only if they are the same object. Shape functions are
+called with these: one that hands an extent on is traced to where it comes from; one that computes with it makes another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from schedsearch.errors import UsageError
+from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction
+from schedsearch.workload import Workload
+
+ELEMENTWISE = "elementwise"
+_COUNTED_AXIS = {"nms": 0, "nonzero": 1}  # the only axis whose extent the kernel counts
+
+
+class Unknown:
+    """An extent that is known at run time only. It cannot be computed with, nor compared, so that nobody decides by it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self.name} is known at run time only")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError(f"{self.name} is known at run time only")
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+Dim = int | Unknown
+Dims = Mapping[str, Sequence[Dim]]  # argument -> its extents
+
+
+def same_dims(call: str, workload: Workload, dims: Dims) -> str | None:
+    """The argument whose extents, some unknown, are those of the output of an elementwise call.
+
+    Raises:
+        UsageError: arguments may have different extents.
+    """
+    unknown = [argument for argument in dims if _unknown(dims[argument])]
+    if workload.op != ELEMENTWISE or not unknown:
+        return None
+    shapes = {argument.name: argument.shape for argument in workload.signature}
+    first = unknown[0]
+    if shapes[first] != workload.outputs[0].shape:
+        raise _fixed(call, workload, first, dims)
+    for argument in dims:
+        for one, other, extent in zip(dims[first][::-1], dims[argument][::-1], shapes[argument][::-1]):
+            if extent != 1 and (isinstance(one, Unknown) or isinstance(other, Unknown)) and one is not other:
+                raise UsageError(
+                    f"{call} reads {first} of {list(dims[first])} and {argument} of {list(dims[argument])}; "
+                    "their extents may differ"
+                )
+    return first
+
+
+def followed(call: str, workload: Workload, dims: Dims) -> ShapeFunction | None:
+    """The shape function of the output of a call that has none, but gets arrays of unknown extents.
+
+    Raises:
+        UsageError: the call cannot take such an array.
+    """
+    arguments = [argument.name for argument in workload.signature]
+    taken = [argument for argument in dims if f"{argument}{EXTENTS}" in arguments]
+    for argument in dims:
+        rows_like = any(dims[argument][:1] and dims[argument][0] is dims[each][0] for each in taken)
+        if argument in taken or not _unknown(dims[argument]) or (rows_like and not _unknown(dims[argument][1:])):
+            continue
+        follows = _ROWS.get(workload.op)
+        axes = follows(workload) if follows is not None and argument == "x" else None
+        if axes is None or any(isinstance(n, Unknown) and axis not in axes for axis, n in enumerate(dims[argument])):
+            raise _fixed(call, workload, argument, dims)
+        return _function(workload, dims, axes)
+    return None
+
+
+def traced(name: str, op: str, function: ShapeFunction, dims: Dims, bound: Sequence[int]) -> tuple[Dim, ...]:
+    """The extents of an output by its shape function."""
+    if function.counted:
+        only = _COUNTED_AXIS.get(op)
+        return tuple(n if only is not None and axis != only else Unknown(f"{name}:{axis}") for axis, n in enumerate(bound))
+    given = [
+        dims[each] if function.needs[each] is Dependence.SHAPE else _Values(f"{name}:{each}") for each in function.inputs
+    ]
+    found: list[Dim] = []
+    for axis in range(len(bound)):
+        try:
+            extent = function.extent(axis, *given)
+        except (TypeError, ArithmeticError, IndexError):
+            extent = None
+        found.append(extent if isinstance(extent, int | Unknown) else Unknown(f"{name}:{axis}"))
+    return tuple(found)
+
+
+class _Values(Sequence[Any]):
+    """Numbers of which not even the count matters."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getitem__(self, place: Any) -> Any:
+        return Unknown(f"{self._name}[{place}]")
+
+    def __len__(self) -> int:
+        raise TypeError(f"{self._name} is known at run time only")
+
+
+def _unknown(extents: Sequence[Dim]) -> bool:
+    return any(isinstance(extent, Unknown) for extent in extents)
+
+
+def _fixed(call: str, workload: Workload, argument: str, dims: Dims) -> UsageError:
+    return UsageError(
+        f"{call} ({workload.label}) takes {argument} of fixed extents; it gets {list(dims[argument])}, some of which are "
+        "known at run time only"
+    )
+
+
+def _function(workload: Workload, dims: Dims, axes: Mapping[int, int]) -> ShapeFunction:
+    """Extents of x where an axis of y follows one of x, otherwise the bound's."""
+    shape = workload.outputs[0].shape
+    places = tuple(next((mine for mine, to in axes.items() if to == axis), -1) for axis in range(len(shape)))
+
+    def extent(axis: int, x: Sequence[int]) -> int:
+        return x[places[axis]] if places[axis] >= 0 else shape[axis]
+
+    needs = {name: Dependence.SHAPE if name == "x" else Dependence.NOTHING for name in dims}
+    return ShapeFunction(needs, extent)
+
+
+def _first(workload: Workload) -> Mapping[int, int]:
+    return {0: 0}
+
+
+def _gathered(workload: Workload) -> Mapping[int, int] | None:
+    """What is chosen along a later axis is chosen in each row."""
+    p = workload.params
+    return {axis: axis for axis in range(p["axis"])} if p["by"] == "slices" and not p["dynamic"] else None
+
+
+def _permuted(workload: Workload) -> Mapping[int, int]:
+    return {axis: to for to, axis in enumerate(workload.params["permutation"])}
+
+
+# Operators that compute each row of y, or each part along several axes, from the same one of x: axis of x -> axis of y.
+# What lies beyond the extents of x gives what lies beyond those of y.
+_ROWS: Mapping[str, Callable[[Workload], Mapping[int, int] | None]] = {
+    "gather": _gathered,
+    "transpose": _permuted,
+}
