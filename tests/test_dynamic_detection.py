@@ -17,9 +17,11 @@ from schedsearch.device import Device, open_device
 from schedsearch.device.detect import detect
 from schedsearch.dynamic.explain import explain
 from schedsearch.dynamic.graph import DynamicGraph, Size
+from schedsearch.dynamic.model import read_graph
 from schedsearch.dynamic.net import DynamicNet
 from schedsearch.errors import ArgumentError, UsageError
 from schedsearch.launch import Artifact
+from schedsearch.network.model import ModelError
 from schedsearch.target import Target
 from schedsearch.template import load_template
 
@@ -211,3 +213,56 @@ def test_sizes_of_one_name_are_one_size(device: Device) -> None:
         np.testing.assert_array_equal(net(ones, ones), 2 * ones)
         with pytest.raises(ArgumentError, match="n is 3 in a and 2 in b; give arrays that agree"):
             net(ones, ones[:2])
+
+
+def saved(path: Any, model: Any = None) -> Any:
+    onnx.save(model or detector_onnx(), path / "detector.onnx")
+    return path / "detector.onnx"
+
+
+def test_an_onnx_model_of_a_detector_becomes_the_same_graph(device: Device, tmp_path: Any) -> None:
+    graph = read_graph(saved(tmp_path))
+    with DynamicNet(graph.program(), device, functools.partial(artifact, device.target)) as net:
+        arrays = example(5, (0, 1), (6, 3))
+        wanted = expected(arrays)
+        bound = net.bind(*arrays)
+        bound.step()
+        for results in (net(*arrays), bound.sliced()):
+            for got, want in zip(results, wanted, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        bound.close()
+
+
+def rows_onnx(*operators: str) -> Any:
+    """Operators one after the other on x of n rows."""
+    names = ["x", *(f"t{number}" for number in range(1, len(operators))), "y"]
+    nodes = [helper.make_node(op, [one], [to], name=f"the {op}") for op, one, to in zip(operators, names, names[1:])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    graph = helper.make_graph(nodes, "rows", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_a_model_with_a_dynamic_dimension_takes_every_size(device: Device, tmp_path: Any) -> None:
+    path, rng = saved(tmp_path, rows_onnx("Relu", "Neg")), np.random.default_rng(0)
+    graph = read_graph(path, {"n": Size("n", 0, 6)})
+    with DynamicNet(graph.program(), device, functools.partial(artifact, device.target)) as net:
+        for n in (0, 1, 6):
+            x = rng.standard_normal((n, 4)).astype(np.float32)
+            np.testing.assert_array_equal(net(x), -np.maximum(x, 0))
+
+
+def test_models_that_cannot_be_read_say_what_to_do(tmp_path: Any) -> None:
+    with pytest.raises(ModelError, match=r"nothing.onnx is not a file"):
+        read_graph(tmp_path / "nothing.onnx")
+    path = saved(tmp_path, rows_onnx("Relu"))
+    with pytest.raises(ModelError, match=r"dimension 0 of input 'x' is 'n', which has no bounds; give them, e.g. Size"):
+        read_graph(path)
+    with pytest.raises(ModelError, match=r"has no dynamic dimension 'm'.*; allowed: n"):
+        read_graph(path, {"n": Size("n", 1, 6), "m": Size("m", 1, 6)})
+    with pytest.raises(
+        ModelError, match=r"no operator for these nodes of .*: LpNormalization: the LpNormalization; allowed: "
+    ):
+        read_graph(saved(tmp_path, rows_onnx("Relu", "LpNormalization")), {"n": Size("n", 1, 6)})
+    (tmp_path / "detector.onnx").write_bytes(b"no protobuf")
+    with pytest.raises(ModelError, match="is not an ONNX model, or it is damaged"):
+        read_graph(tmp_path / "detector.onnx")

@@ -251,6 +251,14 @@ class DynamicGraph:
                 raise UsageError(f"{name} is a {'constant' if name in self._constants else 'view'}; name what a call makes")
         self._outputs += names
 
+    def bound(self, name: str) -> Value:
+        """A value as it was added: its shape is its bound. Raises UsageError if it does not exist."""
+        return self._value(name, "a reader")
+
+    def is_dynamic(self, name: str) -> bool:
+        """Whether extents of a value are known at run time only."""
+        return any(isinstance(each, Unknown) for each in self._dims[name])
+
     def _value(self, name: str, reader: str) -> Value:
         if name not in self._values:
             raise UsageError(f"{reader} reads {name!r}, which nothing makes; allowed: {', '.join(self._values)}")
