@@ -16,6 +16,7 @@ from schedsearch.backend.sharing import share_through
 from schedsearch.config import Config
 from schedsearch.measure.canary import changes, process_state
 from schedsearch.measure.channel import ChildEnd
+from schedsearch.measure.range_build import RangeResult, RangeTask, build_range
 from schedsearch.measure.reference import CheckedReference
 from schedsearch.measurement import MESSAGE_CHARACTERS, Outcome
 from schedsearch.space import ConfigSpace
@@ -67,7 +68,7 @@ class BuildFinished:
     """
 
     token: int
-    result: BuildResult | None
+    result: BuildResult | RangeResult | None
     outcome: Outcome
     message: str
     build_s: float
@@ -81,7 +82,7 @@ def serve_builds(conn: ChildEnd, target: Target, shared_folder: Path) -> None:
     _import_compiler(target, shared_folder)
     conn.send(BuilderReady())
     while True:
-        task: BuildTask | ReferenceTask = conn.recv()
+        task: BuildTask | RangeTask | ReferenceTask = conn.recv()
         conn.send(BuildStarted(task.token))
         started = time.monotonic()
         if isinstance(task, BuildTask):
@@ -119,8 +120,12 @@ def _template_and_space(path: str, workload: Workload, target: Target) -> tuple[
     return template, template.space(workload, target)
 
 
-def _build(task: BuildTask | ReferenceTask, target: Target) -> tuple[BuildResult | None, Outcome, str]:
+def _build(
+    task: BuildTask | RangeTask | ReferenceTask, target: Target
+) -> tuple[BuildResult | RangeResult | None, Outcome, str]:
     try:
+        if isinstance(task, RangeTask):
+            return build_range(task, target), Outcome.OK, ""
         if isinstance(task, ReferenceTask):
             reference = CheckedReference(task.workload)
             if not reference.pointwise:

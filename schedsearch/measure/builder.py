@@ -9,23 +9,28 @@ import os
 import subprocess
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from types import TracebackType
 from typing import Self
 
+from schedsearch.backend import BuildResult
 from schedsearch.backend.build_cache import BuildCache
 from schedsearch.backend.cuda import require_compiler
 from schedsearch.config import Config
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.launch_sizes import SizedPlan
 from schedsearch.measure.build_worker import BuilderReady, BuildFinished, BuildStarted, BuildTask, ReferenceTask
 from schedsearch.measure.process import ChildDiedError, ChildProcess, wait_for
+from schedsearch.measure.range_build import RangeResult, RangeTask
 from schedsearch.measure.restarts import Restarts
 from schedsearch.measure.scratch import ScratchFolder
 from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Resources
 from schedsearch.target import Target
 from schedsearch.template import Template
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 # One candidate in work and one waiting, so that a worker stays busy while the parent measures.
 _TASKS_PER_WORKER = 2
@@ -67,12 +72,41 @@ class Built:
     shared: bool = True
 
 
+@dataclass(frozen=True)
+class RangeCandidate:
+    """One way to run the sizes of a range that share machine code with the size `origin`.
+
+    Attributes:
+        config: None: the template's rule-based configuration for `origin`.
+        restrict: knob -> the only values that this configuration may have.
+    """
+
+    of_range: WorkloadRange
+    template: Template
+    config: Config | None
+    origin: int
+    restrict: Mapping[str, Sequence[int | str | bool]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRange(Built):
+    """A `RangeCandidate` that compiled. `artifact` is that of its origin.
+
+    Attributes:
+        config: what was built.
+        plan: the launch plan of each size that the machine code serves; each was checked.
+    """
+
+    config: Config
+    plan: SizedPlan
+
+
 @dataclass
 class _Queued:
     """A candidate or a reference on its way: `number` is that of the request, `lost` counts workers that were lost before
     they began it."""
 
-    task: BuildTask | ReferenceTask
+    task: BuildTask | RangeTask | ReferenceTask
     number: int = 0
     lost: int = 0
 
@@ -149,12 +183,23 @@ class Builder:
             BuildTask(next(self._tokens), _location(candidate.template), candidate.workload, candidate.config)
         )
 
+    def submit_range(self, candidate: RangeCandidate) -> int:
+        """Queues a configuration for many sizes; `poll` reports it as a `BuiltRange`, or as a failure like others.
+
+        Raises:
+            UsageError: as `submit`.
+        """
+        location, restrict = _location(candidate.template), dict(candidate.restrict)
+        return self._enqueue(
+            RangeTask(next(self._tokens), location, candidate.of_range, candidate.config, candidate.origin, restrict)
+        )
+
     def submit_reference(self, workload: Workload) -> int:
         """Queues the reference kernel of a workload; `poll` reports it like a candidate. It is `rejected` if the operator's
         reference is not a kernel."""
         return self._enqueue(ReferenceTask(next(self._tokens), workload))
 
-    def _enqueue(self, task: BuildTask | ReferenceTask) -> int:
+    def _enqueue(self, task: BuildTask | RangeTask | ReferenceTask) -> int:
         self._queue.append(_Queued(task))
         self._dispatch()
         return task.token
@@ -297,10 +342,10 @@ class Builder:
             raise worker.process.dismiss(f"it sent {type(message).__name__} for request {number} out of turn")
 
     def _finish(self, worker: _Worker, message: BuildFinished) -> None:
-        token = worker.tasks.popleft().task.token
+        task = worker.tasks.popleft().task
         worker.building = False
         worker.builds += 1
-        self._done.append((token, _checked(message, self._mode)))
+        self._done.append((task.token, _checked(message, self._mode, task)))
         self._builds_since_loss += 1
         if self._builds_since_loss >= _BUILDS_TO_RECOVER and self._most_workers < self.workers:
             self._most_workers += 1
@@ -339,7 +384,7 @@ class Builder:
         self._done.append((token, Measurement(outcome, self._mode, message=message, build_s=build_s)))
 
 
-def _checked(message: BuildFinished, mode: str) -> Built | Measurement:
+def _checked(message: BuildFinished, mode: str, task: BuildTask | RangeTask | ReferenceTask) -> Built | Measurement:
     """What a message says, if it makes sense: the template's code ran in the process that sent it."""
     try:
         build_s = float(message.build_s)
@@ -347,16 +392,39 @@ def _checked(message: BuildFinished, mode: str) -> Built | Measurement:
             raise ValueError(f"it took {build_s} s")
         if message.result is None:
             return Measurement(Outcome(message.outcome), mode, message=message.message, build_s=build_s)
-        result = message.result
-        plan = LaunchPlan.from_json(result.artifact.plan.to_json())
-        if plan != result.artifact.plan or not isinstance(result.artifact.code, bytes):
-            raise ValueError("the launch plan or the code has a value of a wrong type")
-        if not all(isinstance(number, int) for number in astuple(result.resources)):
-            raise ValueError(f"{result.resources} has a value that is not a whole number")
-        return Built(result.artifact, result.resources, str(result.canonical_hash), build_s, bool(result.shared))
+        if isinstance(task, RangeTask):
+            if not isinstance(message.result, RangeResult):
+                raise ValueError(f"a range was asked for, got {type(message.result).__name__}")
+            return _checked_range(message.result, task, build_s)
+        if not isinstance(message.result, BuildResult):
+            raise ValueError(f"machine code was asked for, got {type(message.result).__name__}")
+        return _checked_result(message.result, build_s)
     except Exception as error:  # any part of the message may have any type
         text = f"the result of the build is not usable: {type(error).__name__}: {error}"
         return Measurement(Outcome.COMPILE_ERROR, mode, message=text)
+
+
+def _checked_result(result: BuildResult, build_s: float) -> Built:
+    plan = LaunchPlan.from_json(result.artifact.plan.to_json())
+    if plan != result.artifact.plan or not isinstance(result.artifact.code, bytes):
+        raise ValueError("the launch plan or the code has a value of a wrong type")
+    if not all(isinstance(number, int) for number in astuple(result.resources)):
+        raise ValueError(f"{result.resources} has a value that is not a whole number")
+    return Built(result.artifact, result.resources, str(result.canonical_hash), build_s, bool(result.shared))
+
+
+def _checked_range(found: RangeResult, task: RangeTask, build_s: float) -> BuiltRange:
+    plan = SizedPlan.from_json(found.plan)
+    config = Config(found.config)
+    if task.config not in (None, config):
+        raise ValueError("it is of another configuration")
+    if task.origin not in plan.sizes or not set(plan.sizes) <= set(task.of_range.sizes):
+        raise ValueError(f"it serves other sizes than asked for: {plan.sizes[0]} to {plan.sizes[-1]}")
+    for size in plan.sizes:
+        plan.at(size).check(task.of_range.at(size))
+    built = _checked_result(found.result, build_s)
+    artifact = Artifact(built.artifact.code, plan.at(task.origin))
+    return BuiltRange(artifact, built.resources, built.canonical_hash, build_s, built.shared, config=config, plan=plan)
 
 
 def _location(template: Template) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from schedsearch.config import Config
-from schedsearch.measure.builder import Candidate
+from schedsearch.measure.builder import Candidate, RangeCandidate
 from schedsearch.measurement import Measurement, Record
 from schedsearch.space import ConfigSpace
 from schedsearch.workload import Workload
@@ -48,6 +48,14 @@ class BuilderLike(Protocol):
     @property
     def pending(self) -> int: ...
     def submit(self, candidate: Candidate) -> int: ...
+    def submit_reference(self, workload: Workload) -> int: ...
+    def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]: ...
+
+
+class RangeBuilderLike(Protocol):
+    """What the choice of kernels for a range uses of `schedsearch.measure.Builder`."""
+
+    def submit_range(self, candidate: RangeCandidate) -> int: ...
     def submit_reference(self, workload: Workload) -> int: ...
     def poll(self, timeout_s: float) -> list[tuple[int, Built | Measurement]]: ...
 

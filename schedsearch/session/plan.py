@@ -6,18 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from schedsearch.config import Config
 from schedsearch.errors import ConfigError, TaskPart, UnsupportedError, UsageError, did_you_mean
-from schedsearch.space import ConfigSpace
+from schedsearch.space import ConfigSpace, closest_legal
 from schedsearch.target import Target
 from schedsearch.task import Task
 from schedsearch.template import Template, TemplateSet
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
 
-SEARCH_SHARE = 2  # trials of a range's search, in budgets of one size; the choice of kernels takes up to one more
+RANGE_SHARE = 3  # trials of a range, in budgets of one size: search, choice of kernels and their verification
+SEARCH_SHARE = 2  # of these for the search
+FEWEST_TO_VERIFY = 4  # trials: both ends of a range, just before its end, and the middle
+_KEPT_TO_VERIFY = 2 * FEWEST_TO_VERIFY  # a small budget's search leaves as much
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _plan_task(index: int, task: Task, templates: TemplateSet, target: Target) -
         except ConfigError as error:
             failures.append(f"{template.name}: {error}")
             continue
-        default = _closest_legal(restricted, template.default(task.workload, target, space))
+        default = closest_legal(restricted, template.default(task.workload, target, space))
         plain = template.plain(task.workload, target, space)
         if plain is not None and restricted.check(plain):
             plain = None
@@ -123,14 +124,6 @@ def _restriction_problem(
     return None
 
 
-def _closest_legal(space: ConfigSpace, config: Config) -> Config:
-    """`config`, or if restrictions exclude it, a legal configuration that shares as many of its values as can be found."""
-    if not space.check(config):
-        return config
-    drawn = space.sample(512, np.random.default_rng(0))
-    return max(drawn, key=lambda other: (sum(other[name] == config[name] for name in space.names), other.json))
-
-
 def ranges_of(plans: Sequence[TaskPlan]) -> dict[WorkloadRange, list[TaskPlan]]:
     """The ranges among the tasks of a run, with the plans of their sizes."""
     found: dict[WorkloadRange, list[TaskPlan]] = {}
@@ -141,7 +134,36 @@ def ranges_of(plans: Sequence[TaskPlan]) -> dict[WorkloadRange, list[TaskPlan]]:
 
 
 def trials_per_task(trials: int, plans: Sequence[TaskPlan]) -> int:
-    """The budget of each task of a run, so that each range takes `SEARCH_SHARE` times the budget of one size."""
+    """The budget of each task of a run's search, so that a range leaves the rest of its budget to the choice of kernels.
+
+    Raises:
+        UsageError: the budget of a range is too small to try each searched size and to verify one kernel.
+    """
     ranges = ranges_of(plans)
+    total = trials * sum(plan.task.of_range is None for plan in plans)
+    for of_range, own in ranges.items():
+        fewest = -(-(len(own) + FEWEST_TO_VERIFY) // RANGE_SHARE)
+        if trials < fewest:
+            raise UsageError(
+                f"{trials} trials do not suffice for {of_range.label}: {len(own)} sizes are searched, and a kernel is "
+                f"verified for {FEWEST_TO_VERIFY}, with {RANGE_SHARE} times the trials of one size; give {fewest} or more"
+            )
+        total += max(len(own), min(SEARCH_SHARE * trials, RANGE_SHARE * trials - _KEPT_TO_VERIFY))
+    return max(1, total // len(plans)) if plans else trials
+
+
+def trials_to_choose(trials: int, searched: int, sizes: int) -> int:
+    """The trials that the choice of a range's kernels may take.
+
+    Args:
+        trials: the budget of one size.
+        searched, sizes: the search took `searched` trials for each of so many sizes.
+    """
+    return RANGE_SHARE * trials - searched * sizes
+
+
+def search_time_s(time_s: float, plans: Sequence[TaskPlan]) -> float:
+    """The part of a time limit after which the search ends, because the kernels of ranges must be chosen."""
+    ranges = len(ranges_of(plans))
     single = sum(plan.task.of_range is None for plan in plans)
-    return max(1, trials * (single + SEARCH_SHARE * len(ranges)) // len(plans)) if plans else trials
+    return time_s * (single + SEARCH_SHARE * ranges) / (single + RANGE_SHARE * ranges)

@@ -1,42 +1,74 @@
 """The kernels of a range of sizes: chosen from what a search of some of its sizes found.
 
-A search tunes the sizes of `WorkloadRange.samples` as tasks that learn from each other. Then the fastest configurations of
-each are compiled again, to machine code that takes the size at run time, and measured at these sizes and between them. The
-kernel of a size is the one with the least time there, interpolated between the measured sizes. At last each kernel is
-verified and timed at the ends of every stretch of sizes that it serves, just before the end, and in the middle.
+A search tunes the sizes of `WorkloadRange.samples` as tasks that learn from each other. Then builders compile the fastest
+configurations of each again, to machine code that takes the size at run time, and these are measured at the searched sizes
+and between them. The kernel of a size is the one with the least time there, interpolated between the measured sizes. At last
+each kernel is verified and timed at both ends of every stretch of sizes that it serves, just before its end, and in its
+middle.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from schedsearch.backend import CompileError, RejectedError, compile_source
-from schedsearch.backend.relaunch import relaunched
-from schedsearch.backend.run_time import shared_code
 from schedsearch.config import Config
-from schedsearch.errors import NoValidConfigError, SchedsearchError
+from schedsearch.errors import Interrupted, NoValidConfigError, OperatorError, PreparationError
 from schedsearch.launch import Artifact
-from schedsearch.launch_sizes import SizedPlan
-from schedsearch.measure.builder import Built
-from schedsearch.measurement import Outcome
+from schedsearch.measure.builder import BuiltRange, RangeCandidate
+from schedsearch.measurement import Measurement, Outcome, Record
 from schedsearch.records.store import Store
 from schedsearch.records.writes import put_size_table
-from schedsearch.session.collaborators import RunnerLike
-from schedsearch.session.plan import TaskPlan, ranges_of
+from schedsearch.session.collaborators import RangeBuilderLike, RunnerLike
+from schedsearch.session.pace import StopSignal
+from schedsearch.session.plan import FEWEST_TO_VERIFY, TaskPlan, ranges_of, trials_to_choose
 from schedsearch.session.summary import RangeSummary, RunSummary
 from schedsearch.size_table import SizedKernel, SizeTable, served
-from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, Template
+from schedsearch.template import Template
 from schedsearch.workload_range import WorkloadRange, between
 
 _BEST_OF_EACH = 4  # configurations of a sampled size that are tried on others
-_VERIFIED_OF_EACH = 4  # measurements of each stretch of sizes
 _HOPELESS = 1.5  # times the best: then sizes farther away are not tried
 _STICKY = 1.02  # times the best: then the neighbour's kernel serves, so that there are fewer stretches
 _ROUNDS = 4  # after which measurements change the choice only if a kernel fails
+
+
+@dataclass(frozen=True)
+class RangeBudget:
+    """What the ranges of a run may take.
+
+    Attributes:
+        trials: the budget of one size; None: no limit.
+        searched: the budget of each searched size in the search.
+        deadline_s: of `time.monotonic`, after which candidates are no longer compared; None: no limit.
+    """
+
+    trials: int | None = None
+    searched: int | None = None
+    deadline_s: float | None = None
+
+    def to_choose(self, sizes: int) -> float:
+        """Trials for the choice of the kernels of one range, of which the search tried so many sizes."""
+        if self.trials is None or self.searched is None:
+            return math.inf
+        return trials_to_choose(self.trials, self.searched, sizes)
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What to build for the sizes that share code with `origin`. Without a configuration, the rule-based one."""
+
+    origin: int
+    template: Template
+    config: Config | None
 
 
 @dataclass(eq=False)
@@ -44,16 +76,14 @@ class _Candidate:
     """Machine code for several sizes, and what is known about it."""
 
     template: Template
-    config: Config
     origin: int
-    built: Built
-    plan: SizedPlan
+    built: BuiltRange
     times_ns: dict[int, float] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     wrong: bool = False
 
     def serves(self, size: int) -> bool:
-        return bool(self.times_ns) and not self.wrong and size in self.plan.sizes and size not in self.failed
+        return bool(self.times_ns) and not self.wrong and size in self.built.plan.sizes and size not in self.failed
 
     def expected_ns(self, size: int) -> float:
         """The time at a size: measured, or on the line between measured neighbours, or proportional beyond the largest."""
@@ -70,10 +100,15 @@ class _Candidate:
 class RangeChoice:
     """Chooses the kernels of one range.
 
+    Every candidate that is built or measured is a trial, unless it is rejected before the device sees it, and becomes a
+    record in the mode `range_mode`.
+
     Args:
         plans: of the sizes that were searched.
+        summary: of the search.
         mode: of timing.
-        budget: measurements that candidates may take before the choice is verified.
+        toolchain: for records.
+        stop: tells whether the user wants the run to end.
     """
 
     def __init__(
@@ -81,47 +116,68 @@ class RangeChoice:
         of_range: WorkloadRange,
         plans: Sequence[TaskPlan],
         store: Store,
+        builder: RangeBuilderLike,
         runner: RunnerLike,
         target: Target,
+        summary: RunSummary,
         mode: str,
-        budget: int,
+        toolchain: Mapping[str, str],
+        budget: RangeBudget,
+        stop: StopSignal,
     ) -> None:
-        self._range, self._plans, self._store, self._runner = of_range, plans, store, runner
-        self._target, self._mode, self._budget = target, mode, budget
-        self._spaces: dict[tuple[str, int], ConfigSpace | None] = {}
+        self._range, self._plans, self._store, self._builder, self._runner = of_range, plans, store, builder, runner
+        self._target, self._summary, self._mode, self._toolchain = target, summary, mode, dict(toolchain)
+        self._budget, self._stop = budget, stop
+        self._most_trials = budget.to_choose(len(plans))
+        verifying = max(FEWEST_TO_VERIFY, min(FEWEST_TO_VERIFY * len(plans), self._most_trials // 2))
+        self._most_compared = self._most_trials - verifying
         self._candidates: list[_Candidate] = []
-        self._known: set[tuple[str, Config, int]] = set()
+        self._tried: set[tuple[str, Config | None, int]] = set()
+        self._prepared: set[int] = set()
         self.trials = 0
 
-    def table(self, specialised_ns: Mapping[int, float]) -> SizeTable:
-        """Measures, chooses and verifies.
+    def table(self) -> SizeTable:
+        """Builds, measures, chooses and verifies.
 
         Raises:
-            NoValidConfigError: no configuration runs some size.
+            NoValidConfigError: no configuration runs some size, or the trials did not suffice to verify the kernels.
+            Interrupted: the user stopped the run.
             OperatorError, PreparationError: as `Runner.measure`.
         """
         samples = self._range.samples()
         sizes = sorted({*samples, *between(samples)})
-        for origin, template, config in self._ranked():
-            if self.trials >= self._budget and self._covered():
+        for row in self._ranked():
+            for candidate in self._built(row):
+                if not (self._compared and self._covered()):
+                    self._try(candidate, sizes)
+            if self._compared and self._covered():
                 break
-            for candidate in self._made(template, config, origin):
-                self._try(candidate, sizes)
         self._cover()
         choice = self._verified_choice()
         used = list(dict.fromkeys(choice[size] for size in sorted(choice)))
         kernels = tuple(
             SizedKernel(
-                each.template.name, each.template.version, each.config, each.built.artifact.code, each.plan, each.times_ns
+                each.template.name, each.template.version, each.built.config, each.built.artifact.code, each.built.plan,
+                each.times_ns,
             )
             for each in used
-        )
+        )  # fmt: skip
         serves = served({size: used.index(each) for size, each in choice.items()})
-        return SizeTable(self._range.low, self._range.high, kernels, serves, dict(specialised_ns), self.trials)
+        return SizeTable(self._range.low, self._range.high, kernels, serves, self._specialised_ns(), self.trials)
+
+    def _specialised_ns(self) -> dict[int, float]:
+        best_ns = {task.workload: task.best_ns for task in self._summary.tasks}
+        times = {size: best_ns.get(self._range.at(size)) for size in self._range.samples()}
+        return {size: time_ns for size, time_ns in times.items() if time_ns is not None}
+
+    @property
+    def _compared(self) -> bool:
+        """Whether trials or time are used up but for those that cover all sizes and verify the choice."""
+        return self.trials >= self._most_compared or self._budget.out_of_time
 
     # Candidates
 
-    def _ranked(self) -> Iterator[tuple[int, Template, Config]]:
+    def _ranked(self) -> Iterator[list[_Wanted]]:
         """The fastest configuration of each sampled size, then the second of each, and so on."""
         columns = []
         for plan in self._plans:
@@ -129,56 +185,71 @@ class RangeChoice:
             for arm in plan.arms:
                 template = arm.template
                 records = self._store.measured(
-                    plan.task.workload, self._target.key, template.name, template.version, self._mode
+                    plan.task.workload, self._target.key, template.name, template.version, self._mode, self._toolchain
                 )
                 times = ((record.measurement.time_ns, config) for config, record in records.items())
-                found += [(time_ns, template, config) for time_ns, config in times if time_ns is not None]
+                found += [
+                    (time_ns, template, config)
+                    for time_ns, config in times
+                    if time_ns is not None and not arm.space.check(config)
+                ]
             found.sort(key=lambda each: each[0])
             size = plan.task.workload.params[self._range.parameter]
-            columns.append([(size, template, config) for _, template, config in found[:_BEST_OF_EACH]])
+            columns.append([_Wanted(size, template, config) for _, template, config in found[:_BEST_OF_EACH]])
         for row in itertools.zip_longest(*columns):
-            yield from (each for each in row if each is not None)
+            yield [each for each in row if each is not None]
 
-    def _made(self, template: Template, config: Config, origin: int) -> Iterator[_Candidate]:
-        """The machine code of a configuration for the sizes that share it with `origin`; none if that is known or fails."""
-        if any(
-            each.template is template and each.config == config and origin in each.plan.sizes for each in self._candidates
-        ):
-            return
-        if (template.name, config, origin) in self._known:
-            return
-        self._known.add((template.name, config, origin))
-        group = next((each for each in shared_code(self._sources(template, config)) if origin in each), None)
-        if group is None:
-            return
-        try:
-            made = compile_source(group[origin], self._target)
-            launched = {size: relaunched(made.artifact, group[origin], source) for size, source in group.items()}
-            plans = {size: artifact.plan for size, artifact in launched.items() if artifact is not None}
-            sized = SizedPlan.of(plans)
-        except (CompileError, RejectedError, ValueError):
-            return  # the compiler needs the size, or a launch has another form: the configuration serves no range
-        built = Built(made.artifact, made.resources, made.canonical_hash, made.compile_s)
-        candidate = _Candidate(template, config, origin, built, sized)
-        self._candidates.append(candidate)
-        yield candidate
+    def _built(self, wanted: Sequence[_Wanted]) -> Iterator[_Candidate]:
+        """Candidates from the builders. What failed, or is known, is left out."""
+        while wanted := [each for each in wanted if not self._known(each)]:
+            # Of one configuration only one size at a time: its machine code may serve the others, too.
+            first = {(each.template.name, each.config): each for each in reversed(wanted)}
+            now = list(first.values())[::-1][: max(1, int(min(len(first), self._most_trials - self.trials)))]
+            self._spend(0)
+            tokens = {}
+            for each in now:
+                self._tried.add((each.template.name, each.config, each.origin))
+                restrict = self._plans[0].task.restrict
+                candidate = RangeCandidate(self._range, each.template, each.config, each.origin, restrict)
+                tokens[self._builder.submit_range(candidate)] = each
+            made = {tokens[token]: result for token, result in self._results(tokens)}
+            for each in now:
+                result = made[each]
+                if isinstance(result, BuiltRange):
+                    candidate_made = _Candidate(each.template, each.origin, result)
+                    self._candidates.append(candidate_made)
+                    yield candidate_made
+                elif isinstance(result, Measurement):
+                    self.trials += result.outcome.is_trial
+                    if each.config is not None:
+                        self._keep(each.template, each.config, each.origin, result)
 
-    def _sources(self, template: Template, config: Config) -> dict[int, KernelSource]:
-        """The kernels of the sizes for which the configuration is legal."""
-        sources = {}
-        for size in self._range.sizes:
-            space = self._space(template, size)
-            if space is not None and not space.check(config):
-                sources[size] = template.kernel(self._range.at(size), self._target, config)
-        return sources
+    def _known(self, wanted: _Wanted) -> bool:
+        if (wanted.template.name, wanted.config, wanted.origin) in self._tried:
+            return True
+        return any(
+            each.template.name == wanted.template.name
+            and each.built.config == wanted.config
+            and wanted.origin in each.built.plan.sizes
+            for each in self._candidates
+        )
 
-    def _space(self, template: Template, size: int) -> ConfigSpace | None:
-        key = template.name, size
-        if key not in self._spaces:
-            workload = self._range.at(size)
-            refused = template.validate(workload, self._target)
-            self._spaces[key] = None if refused else template.space(workload, self._target)
-        return self._spaces[key]
+    def _results(self, tokens: Mapping[int, object]) -> list[tuple[int, object]]:
+        """Waits for what builders make. They are idle then, so that they do not disturb measurements on a CPU."""
+        found: list[tuple[int, object]] = []
+        while len(found) < len(tokens):
+            self._check_stop()
+            found += [each for each in self._builder.poll(0.5) if each[0] in tokens]  # the search may have left others
+        return found
+
+    def _prepare(self, sizes: Sequence[int]) -> None:
+        """Builders compile the references of these sizes; otherwise the runner would, one after another."""
+        new = [size for size in sizes if size not in self._prepared]
+        self._prepared.update(new)
+        tokens = {self._builder.submit_reference(self._range.at(size)): size for size in new}
+        for token, result in self._results(tokens):
+            if not isinstance(result, Measurement):
+                self._runner.learn_reference(self._range.at(tokens[token]), result.artifact)  # type: ignore[attr-defined]
 
     def _covered(self) -> bool:
         return all(any(each.serves(size) for each in self._candidates) for size in self._range.sizes)
@@ -189,13 +260,18 @@ class RangeChoice:
             for template in dict.fromkeys(arm.template for plan in self._plans for arm in plan.arms):
                 if any(each.serves(size) for each in self._candidates):
                     break
-                space = self._space(template, size)
-                if space is not None:
-                    config = template.default(self._range.at(size), self._target, space)
-                    for candidate in self._made(template, config, size):
-                        self._measure(candidate, size)
-            if not any(each.serves(size) for each in self._candidates):
-                raise NoValidConfigError(f"no configuration runs {self._range.at(size).label}")
+                for candidate in self._built([_Wanted(size, template, None)]):
+                    self._measure(candidate, size)
+            self._able(size)
+
+    def _able(self, size: int) -> list[_Candidate]:
+        """The candidates that run a size. Raises NoValidConfigError if there is none."""
+        able = [each for each in self._candidates if each.serves(size)]
+        if not able:
+            raise NoValidConfigError(
+                f"no configuration runs {self._range.at(size).label}; see why: schedsearch records list --failed"
+            )
+        return able
 
     # Measuring
 
@@ -205,8 +281,8 @@ class RangeChoice:
         down = [size for size in reversed(sizes) if size < candidate.origin]
         for way in (up, down):
             for size in way:
-                enough = self.trials >= self._budget and size != candidate.origin
-                if enough or candidate.wrong or size not in candidate.plan.sizes:
+                enough = self._compared and size != candidate.origin
+                if enough or candidate.wrong or size not in candidate.built.plan.sizes:
                     break
                 self._measure(candidate, size)
                 time_ns = candidate.times_ns.get(size)
@@ -216,14 +292,48 @@ class RangeChoice:
     def _measure(self, candidate: _Candidate, size: int) -> None:
         if size in candidate.times_ns or size in candidate.failed or candidate.wrong:
             return
-        built = replace(candidate.built, artifact=Artifact(candidate.built.artifact.code, candidate.plan.at(size)))
+        self._spend(1)
+        self._prepare([size])
+        built = replace(candidate.built, artifact=Artifact(candidate.built.artifact.code, candidate.built.plan.at(size)))
         measured = self._runner.measure(self._range.at(size), built, None)
-        self.trials += 1
+        self._keep(candidate.template, candidate.built.config, size, measured)
         if measured.ok and measured.time_ns is not None:
             candidate.times_ns[size] = measured.time_ns
         else:
             candidate.failed.add(size)
             candidate.wrong = candidate.wrong or measured.outcome is Outcome.WRONG_ANSWER
+
+    def _spend(self, trials: int) -> None:
+        """Raises if so many trials are not left, or the user stops the run."""
+        self._check_stop()
+        if self.trials + max(trials, 1) > self._most_trials:
+            raise NoValidConfigError(
+                f"{self.trials} trials did not suffice to choose and verify kernels for {self._range.label}; "
+                "tune again with more trials"
+            )
+        self.trials += trials
+
+    def _check_stop(self) -> None:
+        if self._stop.requested:
+            raise Interrupted(
+                "interrupted while kernels for ranges of sizes were chosen; the search is saved: tune again", self._summary
+            )
+
+    def _keep(self, template: Template, config: Config, size: int, measured: Measurement) -> None:
+        now = time.time()
+        record = Record(
+            workload=self._range.at(size),
+            target=self._target.key,
+            template=template.name,
+            template_version=template.version,
+            config=config,
+            measurement=replace(measured, mode=range_mode(self._mode, self._range)),
+            toolchain=self._toolchain,
+            run=self._summary.run,
+            started_at=now - measured.run_s,
+            finished_at=now,
+        )
+        self._store.append(record)
 
     def _best_ns(self, size: int) -> float:
         return min(each.times_ns[size] for each in self._candidates if size in each.times_ns)
@@ -235,67 +345,96 @@ class RangeChoice:
         chosen: dict[int, _Candidate] = {}
         before: _Candidate | None = None
         for size in self._range.sizes:
-            able = [each for each in self._candidates if each.serves(size)]
-            if not able:
-                raise NoValidConfigError(f"no configuration runs {self._range.at(size).label}")
+            able = self._able(size)
             best = min(able, key=lambda each: each.expected_ns(size))
             stays = before in able and before.expected_ns(size) <= _STICKY * best.expected_ns(size)
             before = chosen[size] = before if stays and before is not None else best
         return chosen
 
+    def _simplest_choice(self) -> dict[int, _Candidate]:
+        """As few stretches of sizes as possible: there is little to verify."""
+        chosen: dict[int, _Candidate] = {}
+        before: _Candidate | None = None
+        for size in self._range.sizes:
+            able = self._able(size)
+            if before not in able:
+                before = max(able, key=lambda each: (self._reach(each, size), -each.expected_ns(size)))
+            assert before is not None
+            chosen[size] = before
+        return chosen
+
+    def _reach(self, candidate: _Candidate, size: int) -> int:
+        """The largest size up to which a candidate serves all sizes from this one."""
+        return next((each - 1 for each in range(size, self._range.high + 1) if not candidate.serves(each)), self._range.high)
+
     def _verified_choice(self) -> dict[int, _Candidate]:
         """A choice whose kernels were verified at both ends of each stretch of sizes, before its end, and in its middle."""
         choice = self._choice()
         for number in itertools.count():
-            failures = sum(len(each.failed) + each.wrong for each in self._candidates)
-            new = [(choice[size], size) for size in _verified_sizes(choice) if size not in choice[size].times_ns]
+            if not self._affordable(choice):
+                choice = self._simplest_choice()
+            failures = self._failures
+            new = _unverified(choice)
             if not new:
                 return choice
+            self._prepare([size for _, size in new])
             for candidate, size in new:
                 self._measure(candidate, size)
-            failed = sum(len(each.failed) + each.wrong for each in self._candidates) > failures
-            if failed:
+            if self._failures > failures:
                 self._cover()
-            if failed or number < _ROUNDS:
                 choice = self._choice()
+            elif number < _ROUNDS and not self._budget.out_of_time and self._affordable(better := self._choice()):
+                choice = better
         raise AssertionError
 
+    def _affordable(self, choice: Mapping[int, _Candidate]) -> bool:
+        """Whether enough trials are left to verify a choice."""
+        return len(_unverified(choice)) <= self._most_trials - self.trials
 
-def _verified_sizes(choice: Mapping[int, _Candidate]) -> list[int]:
+    @property
+    def _failures(self) -> int:
+        return sum(len(each.failed) + each.wrong for each in self._candidates)
+
+
+def _unverified(choice: Mapping[int, _Candidate]) -> list[tuple[_Candidate, int]]:
     order = list(dict.fromkeys(choice.values()))
     stretches = served({size: order.index(each) for size, each in choice.items()})
     wanted = {size for low, high, _ in stretches for size in (low, (low + high) // 2, max(low, high - 1), high)}
-    return sorted(wanted)
+    return [(choice[size], size) for size in sorted(wanted) if size not in choice[size].times_ns]
+
+
+def range_mode(mode: str, of_range: WorkloadRange) -> str:
+    """The mode of records of machine code that takes a size at run time. They are never compared with those of `mode`."""
+    return f"{mode}/{of_range.parameter}={of_range.low}..{of_range.high}"
 
 
 def choose_kernels(
     summary: RunSummary,
     plans: Sequence[TaskPlan],
     store: Store,
+    builder: RangeBuilderLike,
     runner: RunnerLike,
     target: Target,
     mode: str,
-    trials: int | None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[RangeSummary, ...]:
-    """Chooses and stores the kernels of each range of a run, after its search.
+    toolchain: Mapping[str, str],
+    budget: RangeBudget,
+) -> RunSummary:
+    """Chooses and stores the kernels of each range of a run, after its search; returns the summary with them.
 
-    Args:
-        trials: the budget of one size; None: no limit.
+    Raises:
+        Interrupted: the user stopped the run; ranges that were done are stored.
     """
-    best_ns = {task.workload: task.best_ns for task in summary.tasks}
-    found = []
-    for of_range, own in ranges_of(plans).items():
-        say(f"choosing kernels for {of_range.label}")
-        times = {plan.task.workload.params[of_range.parameter]: best_ns.get(plan.task.workload) for plan in own}
-        specialised = {size: time_ns for size, time_ns in times.items() if time_ns is not None}
-        budget = max(len(own), (trials or 10**9) - _VERIFIED_OF_EACH * len(own))
-        choice = RangeChoice(of_range, own, store, runner, target, mode, budget)
-        try:
-            table = choice.table(specialised)
-        except SchedsearchError as error:
-            found.append(RangeSummary(of_range, None, choice.trials, str(error)))
-            continue
-        put_size_table(store.database, of_range, target.key, mode, table)
-        found.append(RangeSummary(of_range, table, choice.trials))
-    return tuple(found)
+    found: list[RangeSummary] = []
+    with StopSignal() as stop:
+        for of_range, own in ranges_of(plans).items():
+            choice = RangeChoice(
+                of_range, own, store, builder, runner, target, summary, mode, toolchain, budget, stop
+            )  # fmt: skip
+            try:
+                table = choice.table()
+            except (NoValidConfigError, OperatorError, PreparationError) as error:
+                found.append(RangeSummary(of_range, None, choice.trials, str(error)))
+                continue
+            put_size_table(store.database, of_range, target.key, mode, table)
+            found.append(RangeSummary(of_range, table, choice.trials))
+    return replace(summary, ranges=tuple(found))

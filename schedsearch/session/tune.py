@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from schedsearch.device.detect import detect
-from schedsearch.errors import Interrupted, UsageError
+from schedsearch.errors import UsageError
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB
 from schedsearch.session.loop import FIRST_BATCH, Session
 from schedsearch.session.observer import Observer
 from schedsearch.session.options import DEFAULT_TRIALS, Options
 from schedsearch.session.pace import StopSignal
-from schedsearch.session.plan import TaskPlan, plan_tasks, ranges_of, trials_per_task
+from schedsearch.session.plan import TaskPlan, plan_tasks, ranges_of, search_time_s, trials_per_task
 from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks
@@ -61,7 +62,7 @@ def tune(
     Args:
         workloads: what to tune; a `Task` adds a weight, knob restrictions and a choice of templates. A list that
             `plan_tasks` made for this target is taken as it is. A `WorkloadRange` gets kernels for all of its sizes, for at
-            most about three times the trials of one size.
+            most three times the trials of one size.
         db: file of the record store; made when missing.
         target: auto, cpu, cuda, cuda:N, or a `Target`.
         trials, time_s: the budget; the run ends when either is used up. 64 trials a task when neither is given.
@@ -98,6 +99,8 @@ def tune(
     plans = _planned(list(workloads), templates, device)
     if trials is not None:
         options = replace(options, trials=trials_per_task(trials, plans))
+    if time_s is not None:
+        options = replace(options, time_s=search_time_s(time_s, plans))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db))
         builder = stack.enter_context(Builder(device, workers=workers, timeout_s=build_timeout_s, mode=mode))
@@ -116,16 +119,14 @@ def tune(
         options = replace(options, queue_depth=queue_depth(builder.workers), tuner_thread=True)
         versions = toolchain(device.kind)
         try:
+            deadline_s = None if time_s is None else time.monotonic() + time_s
             summary = Session(plans, store, builder, runner, device, options, versions, observers, db=str(db)).run()
             if not ranges_of(plans):
                 return summary
-            from schedsearch.session.ranges import choose_kernels
+            from schedsearch.session.ranges import RangeBudget, choose_kernels
 
-            try:
-                return replace(summary, ranges=choose_kernels(summary, plans, store, runner, device, mode, trials))
-            except KeyboardInterrupt:
-                text = f"interrupted while kernels for ranges of sizes were chosen; the search is saved in {db}: tune again"
-                raise Interrupted(text, summary) from None
+            budget = RangeBudget(trials, options.trials, deadline_s)
+            return choose_kernels(summary, plans, store, builder, runner, device, mode, versions, budget)
         finally:
             with StopSignal():  # a signal that comes now must not disturb the closing of store and processes
                 stack.close()

@@ -1,0 +1,109 @@
+"""Builds one configuration for the sizes of a range that share its machine code. Runs in the builder's child process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from schedsearch.backend import BuildResult, RejectedError, compile_source
+from schedsearch.backend.relaunch import relaunched
+from schedsearch.backend.run_time import shared_code
+from schedsearch.config import Config
+from schedsearch.launch_sizes import SizedPlan
+from schedsearch.space import ConfigSpace, closest_legal
+from schedsearch.target import Target
+from schedsearch.template import KernelSource, Template
+from schedsearch.workload_range import WorkloadRange
+
+
+@dataclass(frozen=True)
+class RangeTask:
+    """A configuration to build for many sizes.
+
+    Attributes:
+        template: 'module:Class' of a stateless template.
+        config: None: the template's rule-based configuration for the size `origin`.
+        origin: the size that the machine code must serve.
+        restrict: knob -> the only values that are allowed.
+    """
+
+    token: int
+    template: str
+    of_range: WorkloadRange
+    config: Config | None
+    origin: int
+    restrict: Mapping[str, Sequence[int | str | bool]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RangeResult:
+    """Machine code of a configuration, with the launch plan of each size that shares it.
+
+    `config` is a dictionary, because messages of builders are plain values; `plan`: `SizedPlan.to_json`.
+    """
+
+    result: BuildResult
+    config: dict[str, Any]
+    plan: str
+
+
+def build_range(task: RangeTask, target: Target) -> RangeResult:
+    """Compiles the kernels of all sizes that share their machine code with that of `task.origin`.
+
+    Raises:
+        RejectedError: the configuration is not legal for the origin, or serves no range.
+        CompileError: as `compile_source`.
+    """
+    template, spaces = _template_and_spaces(task.template, task.of_range, target)
+    restrict = dict(task.restrict)
+    at_origin = task.of_range.at(task.origin)
+    if (space := spaces(task.origin)) is None:
+        raise RejectedError(f"{template.name} cannot run {at_origin.label}")
+    config = task.config
+    if config is None:
+        config = template.default(at_origin, target, space)
+        if allowed := {knob: list(values) for knob, values in restrict.items() if knob in space.names}:
+            config = closest_legal(space.restrict(allowed), config)
+    if problems := space.check(config):
+        raise RejectedError(f"illegal configuration: {'; '.join(problems)}")
+    sources: dict[int, KernelSource] = {}
+    sources[task.origin] = template.kernel(at_origin, target, config)
+    for size in task.of_range.sizes:
+        with contextlib.suppress(Exception):  # the template's: the configuration then serves the other sizes
+            space = spaces(size)
+            if space is not None and not space.check(config):
+                sources[size] = template.kernel(task.of_range.at(size), target, config)
+    group = next(each for each in shared_code(dict(sorted(sources.items()))) if task.origin in each)
+    made = compile_source(group[task.origin], target)
+    launched = {size: relaunched(made.artifact, group[task.origin], source) for size, source in group.items()}
+    try:
+        sized = SizedPlan.of({size: artifact.plan for size, artifact in launched.items() if artifact is not None})
+    except ValueError as error:
+        raise RejectedError(f"the configuration serves no range of sizes: {error}") from error
+    return RangeResult(made, dict(config), sized.to_json())
+
+
+class _Spaces:
+    """The space of each size, made when it is first asked for; None if the template cannot run that size."""
+
+    def __init__(self, template: Template, of_range: WorkloadRange, target: Target) -> None:
+        self._template, self._range, self._target = template, of_range, target
+        self._known: dict[int, ConfigSpace | None] = {}
+
+    def __call__(self, size: int) -> ConfigSpace | None:
+        if size not in self._known:
+            workload = self._range.at(size)
+            refused = self._template.validate(workload, self._target)
+            self._known[size] = None if refused else self._template.space(workload, self._target)
+        return self._known[size]
+
+
+@functools.lru_cache(maxsize=4)
+def _template_and_spaces(path: str, of_range: WorkloadRange, target: Target) -> tuple[Template, _Spaces]:
+    module, _, name = path.partition(":")
+    template: Template = getattr(importlib.import_module(module), name)()
+    return template, _Spaces(template, of_range, target)
