@@ -398,17 +398,17 @@ class CudaKernel:
             self._module = None
 
 
+# What CUlaunchConfig and CUDA_KERNEL_NODE_PARAMS have in common.
+GRID_FIELDS = tuple(
+    (name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared_bytes")
+)
+
+
 class _LaunchConfig(ctypes.Structure):
     """CUlaunchConfig of the driver API."""
 
     _fields_ = (
-        ("grid_x", ctypes.c_uint),
-        ("grid_y", ctypes.c_uint),
-        ("grid_z", ctypes.c_uint),
-        ("block_x", ctypes.c_uint),
-        ("block_y", ctypes.c_uint),
-        ("block_z", ctypes.c_uint),
-        ("shared_bytes", ctypes.c_uint),
+        *GRID_FIELDS,
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from schedsearch.device.cuda import CudaBoundKernel, CudaDevice, Graph
+from schedsearch.device.cuda import GRID_FIELDS, CudaBoundKernel, CudaDevice, Graph
 
 
 class _KernelNodeParams(ctypes.Structure):
@@ -13,13 +13,7 @@ class _KernelNodeParams(ctypes.Structure):
 
     _fields_ = (
         ("function", ctypes.c_void_p),
-        ("grid_x", ctypes.c_uint),
-        ("grid_y", ctypes.c_uint),
-        ("grid_z", ctypes.c_uint),
-        ("block_x", ctypes.c_uint),
-        ("block_y", ctypes.c_uint),
-        ("block_z", ctypes.c_uint),
-        ("shared_bytes", ctypes.c_uint),
+        *GRID_FIELDS,
         ("parameters", ctypes.c_void_p),
         ("extra", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p),

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.along_axis import AlongAxis
+from schedsearch.ops.base import ArgSpec, Parameter, Work
 from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, too_large, whole_numbers
@@ -51,19 +52,13 @@ _PARAMETERS = {
 }
 
 
-class Gather(Op):
+class Gather(AlongAxis):
     name: ClassVar[str] = "gather"
     reference: ClassVar[str] = "schedsearch.templates.indexing.reference:GatherReference"
     constructor: ClassVar[str] = "schedsearch:gather"
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
-
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        found, problems = super().normalise(params)
-        if not problems:
-            found["axis"] %= len(found["x"])
-        return found, problems
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
         found = list(index_problems(params))

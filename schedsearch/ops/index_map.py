@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsearch.errors import Problem
+from schedsearch.ops.along_axis import axis_number
 from schedsearch.ops.base import MAX_INT, Parameter
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 
 INDEX_DTYPES = ("int64", "int32")
-AXIS = Parameter(
-    "the axis that indices count along, from 0, or from -1 backwards; default 0",
-    {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": 0},
-)
+AXIS = axis_number("the axis that indices count along, from 0, or from -1 backwards", 0)
 BATCH_DIMS = Parameter(
     "leading axes that x and indices have in common; of tuples only; default 0",
     {"type": "integer", "minimum": 0, "maximum": len(AXES) - 1, "default": 0},

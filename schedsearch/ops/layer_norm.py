@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.along_axis import AlongAxis, axis_number
+from schedsearch.ops.base import ArgSpec, Parameter, Work
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -25,10 +26,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 _PARAMETERS = {
     "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
-    "axis": Parameter(
-        "the first of the axes that make a row, counted from 0, or from -1 for the last one backwards; default -1",
-        {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": -1},
-    ),
+    "axis": axis_number("the first of the axes that make a row, counted from 0, or from -1 for the last one backwards", -1),
     "epsilon": Parameter(
         "added to the variance; default 1e-5", {"type": "number", "minimum": 1e-30, "maximum": 1e30, "default": 1e-5}
     ),
@@ -38,20 +36,14 @@ _PARAMETERS = {
 }
 
 
-class LayerNorm(Op):
+class LayerNorm(AlongAxis):
     name: ClassVar[str] = "layer_norm"
     reference: ClassVar[str] = "schedsearch.templates.layer_norm.reference:LayerNormReference"
     constructor: ClassVar[str] = "schedsearch:layer_norm"
+    counts_backwards: ClassVar[bool] = True
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
-
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        """Axes are counted from -1 backwards, so that equal workloads have equal ids."""
-        found, problems = super().normalise(params)
-        if not problems and found["axis"] >= 0:
-            found["axis"] -= len(found["x"])
-        return found, problems
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
         found = axis_problems("axis", (params["axis"],), len(params["x"]))

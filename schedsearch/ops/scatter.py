@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.along_axis import AlongAxis
+from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
 from schedsearch.ops.bounded import DYNAMIC, count_argument
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, whole_numbers
@@ -41,19 +42,13 @@ _PARAMETERS = {
 }
 
 
-class Scatter(Op):
+class Scatter(AlongAxis):
     name: ClassVar[str] = "scatter"
     reference: ClassVar[str] = "schedsearch.templates.indexing.reference:ScatterReference"
     constructor: ClassVar[str] = "schedsearch:scatter"
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
-
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        found, problems = super().normalise(params)
-        if not problems:
-            found["axis"] %= len(found["x"])
-        return found, problems
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
         found = list(index_problems({**params, "batch_dims": 0}))

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.along_axis import AlongAxis, axis_number
+from schedsearch.ops.base import ArgSpec, Parameter, Work
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -22,29 +23,20 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 _PARAMETERS = {
     "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
-    "axis": Parameter(
-        "the axis along which numbers sum to 1, counted from 0, or from -1 for the last one backwards; default -1",
-        {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": -1},
-    ),
+    "axis": axis_number("the axis along which numbers sum to 1, counted from 0, or from -1 for the last one backwards", -1),
     "log": Parameter("the logarithm of the result; default false", {"type": "boolean", "default": False}),
     "dtype": Parameter.choice("of x and y; default float16", DTYPES),
 }
 
 
-class Softmax(Op):
+class Softmax(AlongAxis):
     name: ClassVar[str] = "softmax"
     reference: ClassVar[str] = "schedsearch.templates.softmax.reference:SoftmaxReference"
     constructor: ClassVar[str] = "schedsearch:softmax"
+    counts_backwards: ClassVar[bool] = True
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
-
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        """Axes are counted from -1 backwards, so that equal workloads have equal ids."""
-        found, problems = super().normalise(params)
-        if not problems and found["axis"] >= 0:
-            found["axis"] -= len(found["x"])
-        return found, problems
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
         found = axis_problems("axis", (params["axis"],), len(params["x"]))

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter, Work
+from schedsearch.ops.along_axis import AlongAxis, axis_number
+from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
 from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
@@ -27,30 +28,21 @@ DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint16", 
 _PARAMETERS = {
     "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
     "k": Parameter.count("numbers to find along the axis"),
-    "axis": Parameter(
-        "the axis of the numbers, from 0, or from -1 for the last one backwards; default -1",
-        {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": -1},
-    ),
+    "axis": axis_number("the axis of the numbers, from 0, or from -1 for the last one backwards", -1),
     "largest": Parameter("the largest numbers, not the smallest; default true", {"type": "boolean", "default": True}),
     "dtype": Parameter.choice("of x and y; default float32", DTYPES, "float32"),
     "dynamic": DYNAMIC,
 }
 
 
-class TopK(Op):
+class TopK(AlongAxis):
     name: ClassVar[str] = "topk"
     reference: ClassVar[str] = "schedsearch.templates.selection.reference:TopKReference"
     constructor: ClassVar[str] = "schedsearch:topk"
+    counts_backwards: ClassVar[bool] = True
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
-
-    def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        """Axes are counted from -1 backwards, so that equal workloads have equal ids."""
-        found, problems = super().normalise(params)
-        if not problems and found["axis"] >= 0:
-            found["axis"] -= len(found["x"])
-        return found, problems
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
         found = axis_problems("axis", (params["axis"],), len(params["x"]))

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import MAX_INT, ArgSpec, Op, Parameter
+from schedsearch.ops.along_axis import AlongAxis, axis_number
+from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
 from schedsearch.ops.bounded import bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown
@@ -31,16 +32,13 @@ ORDERS = ("sorted", "first")
 _PARAMETERS = {
     "x": extents(f"extents of x, 1 to {len(AXES)} of them"),
     "flat": Parameter("elements of all axes, not slices; default true", {"type": "boolean", "default": True}),
-    "axis": Parameter(
-        "the axis along which slices are compared, from 0, or from -1 backwards; default 0",
-        {"type": "integer", "minimum": -len(AXES), "maximum": len(AXES) - 1, "default": 0},
-    ),
+    "axis": axis_number("the axis along which slices are compared, from 0, or from -1 backwards", 0),
     "order": Parameter.choice("of y: sorted, or as they occur first; default sorted", ORDERS),
     "dtype": Parameter.choice("of x and y; default float32", DTYPES, "float32"),
 }
 
 
-class Unique(Op):
+class Unique(AlongAxis):
     name: ClassVar[str] = "unique"
     reference: ClassVar[str] = "schedsearch.templates.selection.reference:UniqueReference"
     constructor: ClassVar[str] = "schedsearch:unique"
@@ -49,11 +47,10 @@ class Unique(Op):
         return _PARAMETERS
 
     def normalise(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-        """Axes are counted from 0. An array of one axis is flat."""
+        """An array of one axis is flat."""
         found, problems = super().normalise(params)
         if not problems:
             found["flat"] = found["flat"] or len(found["x"]) == 1
-            found["axis"] %= len(found["x"])
         return found, problems
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
