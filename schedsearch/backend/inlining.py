@@ -45,6 +45,77 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
     ir = importlib.import_module(f"{core}.ir")
     ir_utils = importlib.import_module(f"{core}.ir_utils")
     postproc = importlib.import_module(f"{core}.postproc")
+    inliner = _inliner(closures, ir, ir_utils)
+
+    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
+    class MakeRoom(passes.FixupArgs):  # type: ignore[name-defined]
+        """Arguments that the signature has and the function has not are `RunTimeNumber`s."""
+
+        _name = "schedsearch_make_room"
+
+        def run_pass(self, state: Any) -> bool:
+            func_ir = state.func_ir
+            room = len(state.args) - func_ir.arg_count
+            if room > 0:
+                names, at = list(func_ir.arg_names), func_ir.arg_count - (_RANGE if core == "numba.core" else 0)
+                for block in func_ir.blocks.values():
+                    for each in block.find_insts(ir.Assign):
+                        if isinstance(each.value, ir.Arg) and each.value.index >= at:
+                            each.value = ir.Arg(each.value.name, each.value.index + room, each.value.loc)
+                names[at:at] = [f"{_RUN_TIME}{number}" for number in range(room)]
+                func_ir.arg_names, func_ir.arg_count = tuple(names), len(names)
+            return bool(super().run_pass(state))
+
+    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
+    class InlineFunctions(passes.InlineClosureLikes):  # type: ignore[name-defined]
+        _name = "schedsearch_inline_functions"
+
+        def run_pass(self, state: Any) -> bool:
+            inliner(state).run()
+            _take_run_time_numbers(state.func_ir, ir, ir_utils)
+            postproc.PostProcessor(state.func_ir).run()
+            ir_utils.fixup_var_define_in_scope(state.func_ir.blocks)
+            return True
+
+    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
+    class TextsAsConstants(machinery.FunctionPass):  # type: ignore[name-defined]
+        """Arguments of literal texts become constants, so that comparisons with them are decided before types are inferred.
+        Otherwise Numba compiles its comparison of texts into the kernel, which takes seconds."""
+
+        _name = "schedsearch_texts_as_constants"
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def run_pass(self, state: Any) -> bool:
+            changed = False
+            for block in state.func_ir.blocks.values():
+                for each in block.find_insts(ir.Assign):
+                    if isinstance(each.value, ir.Arg) and isinstance(state.args[each.value.index], StringLiteral):
+                        each.value = ir.Const(state.args[each.value.index].literal_value, each.loc)
+                        changed = True
+            if changed:
+                state.func_ir._definitions = ir_utils.build_definitions(state.func_ir.blocks)
+            return changed
+
+    class InliningCompiler(compiler):
+        def define_pipelines(self) -> Any:
+            pipelines = super().define_pipelines()
+            for pipeline in pipelines:
+                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.InlineClosureLikes)
+                pipeline.passes[at] = InlineFunctions, "inline calls of plain functions"
+                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.IRProcessing)
+                pipeline.passes.insert(at + 1, (TextsAsConstants, "texts become constants"))
+                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.FixupArgs)
+                pipeline.passes[at] = MakeRoom, "make room for numbers that a launch passes"
+                pipeline.finalize()
+            return pipelines
+
+    return InliningCompiler
+
+
+def _inliner(closures: Any, ir: Any, ir_utils: Any) -> Any:
+    """A subclass of Numba's class that inlines closures: it inlines captured plain functions, too."""
 
     class Inliner(closures.InlineClosureCallPass):
         def __init__(self, state: Any) -> None:
@@ -102,107 +173,45 @@ def inlining(compiler: Any, core: Literal["numba.core", "numba.cuda.core"]) -> A
                 return False
             return True
 
-    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
-    class MakeRoom(passes.FixupArgs):  # type: ignore[name-defined]
-        """Arguments that the signature has and the function has not are `RunTimeNumber`s."""
+    return Inliner
 
-        _name = "schedsearch_make_room"
 
-        def run_pass(self, state: Any) -> bool:
-            func_ir = state.func_ir
-            room = len(state.args) - func_ir.arg_count
-            if room > 0:
-                names, at = list(func_ir.arg_names), func_ir.arg_count - (_RANGE if core == "numba.core" else 0)
-                for block in func_ir.blocks.values():
-                    for each in block.find_insts(ir.Assign):
-                        if isinstance(each.value, ir.Arg) and each.value.index >= at:
-                            each.value = ir.Arg(each.value.name, each.value.index + room, each.value.loc)
-                names[at:at] = [f"{_RUN_TIME}{number}" for number in range(room)]
-                func_ir.arg_names, func_ir.arg_count = tuple(names), len(names)
-            return bool(super().run_pass(state))
+def _take_run_time_numbers(func_ir: Any, ir: Any, ir_utils: Any) -> None:
+    """Replaces captured `RunTimeNumber`s by arguments, converted to the type of captured numbers or truth values."""
+    room = [index for index, name in enumerate(func_ir.arg_names) if name.startswith(_RUN_TIME)]
+    numbers = set()
+    for block in func_ir.blocks.values():
+        body = []
+        for each in block.body:
+            constant = isinstance(each, ir.Assign) and isinstance(each.value, ir.FreeVar | ir.Global | ir.Const)
+            number = each.value.value if constant else None
+            if isinstance(number, RunTimeNumber):
+                numbers.add(number.index)
+                body += _taken(each, number, room[number.index], ir)
+            else:
+                body.append(each)
+        block.body = body
+    if len(numbers) != len(room):
+        raise TypeError(f"the launch passes {len(room) - len(numbers)} more arguments than the function takes")
+    if numbers:
+        func_ir._definitions = ir_utils.build_definitions(func_ir.blocks)
 
-    def take_run_time_numbers(func_ir: Any) -> None:
-        """Replaces captured `RunTimeNumber`s by arguments, converted to the type of captured numbers or truth values."""
-        room = [index for index, name in enumerate(func_ir.arg_names) if name.startswith(_RUN_TIME)]
-        numbers = set()
-        for block in func_ir.blocks.values():
-            body = []
-            for each in block.body:
-                constant = isinstance(each, ir.Assign) and isinstance(each.value, ir.FreeVar | ir.Global | ir.Const)
-                number = each.value.value if constant else None
-                if isinstance(number, RunTimeNumber):
-                    numbers.add(number.index)
-                    body += taken(each, number, room[number.index])
-                else:
-                    body.append(each)
-            block.body = body
-        if len(numbers) != len(room):
-            raise TypeError(f"the launch passes {len(room) - len(numbers)} more arguments than the function takes")
-        if numbers:
-            func_ir._definitions = ir_utils.build_definitions(func_ir.blocks)
 
-    def taken(assign: Any, number: RunTimeNumber, index: int) -> list[Any]:
-        """The statements that assign an argument instead of a captured number."""
-        scope, loc = assign.target.scope, assign.loc
-        given, other = scope.redefine("$run_time", loc), scope.redefine("$run_time_of", loc)
-        if number.boolean:
-            value = ir.Expr.binop(operator.ne, given, other, loc)
-            constant = ir.Const(0, loc)
-        else:
-            value = ir.Expr.call(other, (given,), (), loc)
-            constant = ir.Global("int64", int64, loc)
-        return [
-            ir.Assign(ir.Arg(f"{_RUN_TIME}{number.index}", index, loc), given, loc),
-            ir.Assign(constant, other, loc),
-            ir.Assign(value, assign.target, loc),
-        ]
-
-    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
-    class InlineFunctions(passes.InlineClosureLikes):  # type: ignore[name-defined]
-        _name = "schedsearch_inline_functions"
-
-        def run_pass(self, state: Any) -> bool:
-            Inliner(state).run()
-            take_run_time_numbers(state.func_ir)
-            postproc.PostProcessor(state.func_ir).run()
-            ir_utils.fixup_var_define_in_scope(state.func_ir.blocks)
-            return True
-
-    @machinery.register_pass(mutates_CFG=True, analysis_only=False)
-    class TextsAsConstants(machinery.FunctionPass):  # type: ignore[name-defined]
-        """Arguments of literal texts become constants, so that comparisons with them are decided before types are inferred.
-        Otherwise Numba compiles its comparison of texts into the kernel, which takes seconds."""
-
-        _name = "schedsearch_texts_as_constants"
-
-        def __init__(self) -> None:
-            super().__init__()
-
-        def run_pass(self, state: Any) -> bool:
-            changed = False
-            for block in state.func_ir.blocks.values():
-                for each in block.find_insts(ir.Assign):
-                    if isinstance(each.value, ir.Arg) and isinstance(state.args[each.value.index], StringLiteral):
-                        each.value = ir.Const(state.args[each.value.index].literal_value, each.loc)
-                        changed = True
-            if changed:
-                state.func_ir._definitions = ir_utils.build_definitions(state.func_ir.blocks)
-            return changed
-
-    class InliningCompiler(compiler):
-        def define_pipelines(self) -> Any:
-            pipelines = super().define_pipelines()
-            for pipeline in pipelines:
-                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.InlineClosureLikes)
-                pipeline.passes[at] = InlineFunctions, "inline calls of plain functions"
-                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.IRProcessing)
-                pipeline.passes.insert(at + 1, (TextsAsConstants, "texts become constants"))
-                (at,) = (number for number, (each, _) in enumerate(pipeline.passes) if each is passes.FixupArgs)
-                pipeline.passes[at] = MakeRoom, "make room for numbers that a launch passes"
-                pipeline.finalize()
-            return pipelines
-
-    return InliningCompiler
+def _taken(assign: Any, number: RunTimeNumber, index: int, ir: Any) -> list[Any]:
+    """The statements that assign an argument instead of a captured number."""
+    scope, loc = assign.target.scope, assign.loc
+    given, other = scope.redefine("$run_time", loc), scope.redefine("$run_time_of", loc)
+    if number.boolean:
+        value = ir.Expr.binop(operator.ne, given, other, loc)
+        constant = ir.Const(0, loc)
+    else:
+        value = ir.Expr.call(other, (given,), (), loc)
+        constant = ir.Global("int64", int64, loc)
+    return [
+        ir.Assign(ir.Arg(f"{_RUN_TIME}{number.index}", index, loc), given, loc),
+        ir.Assign(constant, other, loc),
+        ir.Assign(value, assign.target, loc),
+    ]
 
 
 def inner_codes(code: CodeType) -> list[CodeType]:
