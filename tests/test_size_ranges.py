@@ -246,3 +246,11 @@ def test_records_of_the_choice_are_kept_apart(tuned: tuple[Path, RunSummary]) ->
     with sqlite3.connect(db) as connection:
         rows = connection.execute("SELECT outcome FROM record WHERE mode = 'cold-graph-v1/n=1..4'").fetchall()
     assert len(rows) == summary.ranges[0].trials > 0
+
+
+def test_caches_and_explanations_say_what_to_do_with_a_range(tmp_path: Path) -> None:
+    of_range = SMALL.with_dynamic("n", LOW, HIGH)
+    with schedsearch.KernelCache(tmp_path / "none.db", "cpu") as cache:
+        for call in (cache.kernel, cache.explain):
+            with pytest.raises(UsageError, match=r"only schedsearch\.compile takes.* range\.at\(1\)"):
+                call(of_range)  # type: ignore[arg-type]

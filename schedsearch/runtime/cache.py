@@ -21,6 +21,7 @@ from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import RUNGS, Found, Ladder, Way, check_rungs
 from schedsearch.target import Target
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 DEFAULT_DB = "records.db"
 
@@ -257,5 +258,10 @@ def make_kernel(workload: Workload, target: Target, found: Found, on_close: Call
 
 def check_workload(workload: object) -> None:
     """Raises UsageError when `workload` is not a Workload."""
+    if isinstance(workload, WorkloadRange):
+        raise UsageError(
+            f"{workload.label} is a range of sizes, which only schedsearch.compile takes; keep its RangeKernel, "
+            f"or give the workload of one size: range.at({workload.low})"
+        )
     if not isinstance(workload, Workload):
         raise UsageError(f"workload is a {type(workload).__name__}, {workload!r}; give a schedsearch.Workload")
