@@ -187,4 +187,5 @@ def test_the_page_says_how_large_the_templates_are(monkeypatch: pytest.MonkeyPat
     for row, written in zip(now, said):
         assert [int(n) for n in written[1:]] == pytest.approx([int(n) for n in row[1:]], rel=0.1), row[0]
         assert int(row[4]) <= 150, f"{row[0]} has a function of {row[4]} lines; take a part out of it"
-        assert row[0].endswith("_cpu") or int(row[3]) >= 50, f"of {row[0]}'s lines only {row[3]} % are shared"
+        is_small = int(row[1]) < 300  # it has little that another template could share
+        assert is_small or row[0].endswith("_cpu") or int(row[3]) >= 50, f"of {row[0]}'s lines only {row[3]} % are shared"
