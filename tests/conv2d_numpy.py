@@ -6,6 +6,7 @@ equal bit for bit. 16-bit floats travel as uint16 (`to_bits`), because NumPy has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,6 +88,14 @@ def numpy_conv2d(
             y = np.where(y > 0, y, y * np.float64(np.float32(given["leaky_relu_slope"])))
         elif stage == "depth_to_space":
             y = depth_to_space(y, workload.output_layout, **each.params)
+        elif stage == "sigmoid":
+            y = 1 / (1 + np.exp(-y))
+        elif stage == "silu":
+            y = y / (1 + np.exp(-y))
+        elif stage == "hard_swish":
+            y = y * np.clip(y + 3, 0, 6) / 6
+        elif stage == "gelu":
+            y = y * (1 + np.vectorize(math.erf)(y / math.sqrt(2))) / 2
         else:
             assert stage == "clip"
             y = np.minimum(np.maximum(y, given["clip_min"]), given["clip_max"])

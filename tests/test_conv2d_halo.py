@@ -431,7 +431,7 @@ def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
     assert fused.local_bytes == fused.spill_bytes == 0
     if layer == "28x28x128":
         plain = compile_source(TEMPLATE.kernel(workload.replace(epilogue=()), H200, config), H200).resources
-        assert fused.registers <= plain.registers + 12
+        assert fused.registers <= plain.registers + 24
 
 
 def test_a_residual_of_16_bits_is_loaded_like_y_is_stored() -> None:

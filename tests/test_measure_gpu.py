@@ -46,8 +46,9 @@ INTEGERS = [name for name, row in DTYPES.items() if not row.is_float]
 @pytest.mark.parametrize("preset", ["a100", "h200"])
 def test_comparison_kernels_of_all_dtypes_compile_without_a_gpu(preset: str) -> None:
     target = PRESETS[preset]
-    rounded = [_output_source(dtype) for dtype in FLOATS]
-    for source in (*rounded, *(_exact_source(dtype) for dtype in DTYPES), _words_source()):
+    rounded = [_output_source(dtype, partial) for dtype in FLOATS for partial in (False, True)]
+    exact = [_exact_source(dtype, partial) for dtype in DTYPES for partial in (False, True)]
+    for source in (*rounded, *exact, _words_source()):
         assert compile_source(source, target).resources.local_bytes == 0
 
 

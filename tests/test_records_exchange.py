@@ -286,7 +286,7 @@ def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path:
     assert report["size_bytes"] < 64 * 1024
     with sqlite3.connect(file) as other:
         tables = {name for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-        assert tables == {"meta", "workload", "artifact", "best"}
+        assert tables == {"meta", "workload", "artifact", "best", "size_table"}
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert other.execute("PRAGMA foreign_key_check").fetchall() == []

@@ -26,7 +26,7 @@ _LONGEST_GOT = 200  # characters of a wrong value in a message
 RESERVED_NAMES = frozenset(
     {
         "constants", "conv2d", "definition", "flops", "from_json", "id", "json", "label", "min_bytes", "op", "output",
-        "outputs", "params", "replace", "scalars", "shape_functions", "signature", "work",
+        "outputs", "params", "replace", "scalars", "shape_functions", "signature", "with_dynamic", "work",
         "name", "restrict", "shape", "templates", "weight",
     }
 )  # fmt: skip
