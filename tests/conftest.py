@@ -68,12 +68,19 @@ def _has_gpu() -> bool:
         return False
 
 
+# Modules that compile or emulate for many seconds; so does test_candidates_compile, of the contract of templates.
+LONG = {
+    "test_cheating_kernels", "test_detection", "test_dyn_strided_slice", "test_dynamic_detection", "test_gather_scatter",
+    "test_network_int8", "test_network_weights", "test_range_choice", "test_selection", "test_size_ranges", "test_unique",
+}  # fmt: skip
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"torch", "kernel_tuner_package"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("integrations")
-        if getattr(item, "originalname", None) == "test_candidates_compile":  # of the contract of templates
+        if getattr(item, "originalname", None) == "test_candidates_compile" or item.path.stem in LONG:
             item.add_marker("long")
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         skip = pytest.mark.skip(reason="needs a CUDA device, and there is none")
