@@ -84,18 +84,18 @@ def test_a_whole_network_serves_until_its_weights_change(compiled: Any) -> None:
 def test_a_network_is_captured_with_its_weights(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = network(), image()
     fast, reports = compiled(model, layers=False)
-    monkeypatch.setattr(whole, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(whole, "capturing", lambda device: True)
     assert close(fast(x), model(x)) and not reports  # it cannot be built in a capture
-    monkeypatch.setattr(whole, "_is_capturing", lambda device: False)
+    monkeypatch.setattr(whole, "capturing", lambda device: False)
     fast(x)
-    monkeypatch.setattr(whole, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(whole, "capturing", lambda device: True)
     monkeypatch.setattr(whole, "_ALIGNMENT", 16)  # what memory of CPUs has
     before = len(whole._captured_nets)
     assert close(fast(x), model(x)) and close(fast(2 * x), model(2 * x))
     (net,) = whole._captured_nets[before:]
     model[3].weight.mul_(-2)
     assert close(fast(x), model(x)) and len(reports) == 1  # a new capture does not take the old weights
-    monkeypatch.setattr(whole, "_is_capturing", lambda device: False)
+    monkeypatch.setattr(whole, "capturing", lambda device: False)
     assert close(fast(x), model(x)) and len(reports) == 2
     assert not close(torch.as_tensor(net(x)), model(x))  # still open, as graphs use it, with the weights of the capture
 

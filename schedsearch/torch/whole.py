@@ -17,6 +17,7 @@ from schedsearch.errors import NoValidConfigError, PreparationError, Schedsearch
 from schedsearch.torch.calls import Kernels
 from schedsearch.torch.formats import without_tf32
 from schedsearch.torch.report import NetworkReport
+from schedsearch.torch.store import capturing
 from schedsearch.torch.timing import Timer
 
 Compiled = Callable[..., Any]
@@ -72,7 +73,7 @@ class Network:
         self._turns = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        captured = _is_capturing(self._kernels.device)
+        captured = capturing(self._kernels.device)
         if self._module is not None:
             if captured:  # to build and to measure would break the capture
                 return self._compiled(*args)
@@ -231,10 +232,6 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
 
 def _form(each: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     return tuple(each.shape), each.stride(), each.dtype
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _frozen(module: fx.GraphModule, held: dict[int, torch.Tensor]) -> fx.GraphModule:
