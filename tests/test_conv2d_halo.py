@@ -397,6 +397,7 @@ def random_candidates() -> list[tuple[Workload, Config]]:
     return covering(map(random_candidate, range(RANDOM_SHAPES)), kinds, but=sizes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
     for workload, config in random_candidates()[shard::SHARDS]:
@@ -422,6 +423,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", LAYERS)
 def test_an_epilogue_keeps_accumulators_in_registers(layer: str) -> None:
     """All stages in the default configuration: no local memory, and only a few more registers than without them."""

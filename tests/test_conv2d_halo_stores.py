@@ -92,6 +92,7 @@ def test_every_pixel_gets_its_channels(monkeypatch: pytest.MonkeyPatch, shape: A
     np.testing.assert_array_equal(y, right.astype(np.float16))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [{"k": 128}, {"h": 1440, "w": 2560, "c": 32}], ids=str)
 def test_the_layers_of_a_network_that_enlarges_images_compile(shape: dict[str, Any]) -> None:
     layer = {**SHAPE, "n": 1, "h": 720, "w": 1280, "c": 64, "epilogue": ["bias", *shuffle(2, "CRD")]}

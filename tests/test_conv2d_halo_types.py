@@ -211,6 +211,7 @@ COMPILED: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", COMPILED)
 def test_kernels_multiply_on_tensor_cores_without_local_memory(case: str) -> None:
     params, opcode = COMPILED[case]

@@ -199,6 +199,7 @@ WITH_CODE_OF_THEIR_OWN = [  # the other layers differ from one of these in signs
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", WITH_CODE_OF_THEIR_OWN)
 def test_wgmma_kernels_of_integers_compile_without_local_memory(layer: str) -> None:
     w = conv2d(**LAYERS[layer])

@@ -105,6 +105,7 @@ COMPILED: list[dict[str, Any]] = [
 SHAPES_OF = {"h200": COMPILED, "b200": COMPILED[:1], "a100": COMPILED[:1]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "shape"),
     [(target, shape) for name, target in PRESETS.items() for shape in SHAPES_OF[name]],

@@ -219,6 +219,7 @@ COMPILED: list[tuple[Target, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("target", "shape"), COMPILED, ids=lambda v: v.name if isinstance(v, Target) else conv2d(**v).label)
 def test_the_default_compiles_without_spills_or_local_memory(target: Target, shape: dict[str, Any]) -> None:
     w = conv2d(**shape)

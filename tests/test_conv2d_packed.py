@@ -270,6 +270,7 @@ def test_bound_tiles_are_those_of_every_image_and_folded_ones_of_all_together() 
     assert space.check({**configs[2], "bk": 64}) != []
 
 
+@pytest.mark.long
 def test_blocks_with_bound_tiles_compile_without_spills() -> None:
     w = conv(layout="NCHW", n=3, c=70, k=40, zero_points=["x"], epilogue=["bias", "residual", "relu", "requantise"])
     config = configured(w, 32, "bound", bn=48)

@@ -211,6 +211,7 @@ COMPILED: dict[str, tuple[Target, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", COMPILED)
 def test_the_default_compiles_without_spills_or_local_memory(case: str) -> None:
     target, changes = COMPILED[case]

@@ -297,6 +297,7 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
     return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
     for workload, config in covering(map(random_candidate, range(RANDOM_SHAPES)))[shard::SHARDS]:
@@ -311,6 +312,7 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         assert built.resources.local_bytes == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workload", [RGB_7X7, RGB_7X7.replace(n=32), RGB_3X3], ids=lambda workload: workload.label)
 def test_an_epilogue_needs_no_local_memory(workload: Workload) -> None:
     for epilogue in ((), FLOAT_STAGES):

@@ -161,6 +161,7 @@ def test_conv2d_simt_stores_every_form(monkeypatch: pytest.MonkeyPatch, form: di
     np.testing.assert_array_equal(y, numpy_conv2d(workload, arrays).astype(np.float32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("template", "target", "mode"), [(Conv2dWgmma(), H200, "DCR"), (Conv2dMma(), A100, "CRD")], ids=["wgmma", "mma"]
 )

@@ -334,6 +334,7 @@ def random_candidate(number: int) -> tuple[Workload, Config]:
     return workload, TEMPLATE.space(workload, H200).sample(1, rng)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
     numbers = ("stages", "group_m", "unfold_threads", "unfold_chunks")  # which do not make other code

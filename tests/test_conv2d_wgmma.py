@@ -110,6 +110,7 @@ def random_candidates() -> list[tuple[Workload, Config]]:
     return covering(map(random_candidate, range(RANDOM_SHAPES)), sharing, but=("stages", "group_m"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
     for workload, config in random_candidates()[shard::SHARDS]:
@@ -144,6 +145,7 @@ def test_random_schedules_of_random_shapes_compile_well(shard: int) -> None:
         assert built.resources.local_bytes == 0 and not found[LOCAL_STORE] and not found[LOCAL_LOAD]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bn", "split_k", "cluster_m", "out_dtype"),
     [(192, 1, 2, "bfloat16"), (256, 1, 1, "float32"), (256, 2, 2, "bfloat16"), (256, 2, 2, "float32")],
@@ -162,6 +164,7 @@ def test_accumulators_of_wide_tiles_stay_in_registers_whatever_the_epilogue(
     assert compile_source(TEMPLATE.kernel(workload, H200, config), H200).resources.local_bytes == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("groups", "bn", "cluster_m", "out_dtype"), [(2, 224, 1, "float32"), (2, 224, 1, "bfloat16"), (4, 96, 2, "bfloat16")]
 )

@@ -218,6 +218,7 @@ NO_SPILLS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workload", "card"), NO_SPILLS, ids=lambda each: getattr(each, "label", each))
 def test_the_default_compiles_without_spills(workload: Workload, card: str) -> None:
     assert_compiles(TEMPLATES[workload.direction], workload, PRESETS[card])

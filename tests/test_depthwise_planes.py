@@ -83,6 +83,7 @@ def test_a_strip_computes_only_products_that_exist() -> None:
     assert strip_of(layer(512, 14, stride=2, direction="grad_input"), 14).products == (7 + 7 + 6) ** 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", ["h200", "a100"])
 def test_defaults_compile_without_spills(capability: str) -> None:
     for workload in (layer(1024, 7), layer(512, 14, dtype="float32", direction="grad_input")):
@@ -121,6 +122,7 @@ def test_sums_of_strips_and_splits_give_the_definition(monkeypatch: pytest.Monke
     emulate(monkeypatch, FILTERS, workload, FILTERS.default(workload, H200, space))
 
 
+@pytest.mark.long
 def test_defaults_of_dw_compile_without_spills() -> None:
     for workload in (layer(1024, 7), layer(512, 14, dtype="float32")):
         assert_compiles(FILTERS, workload.replace(direction="grad_weight"), H200)

@@ -43,6 +43,7 @@ FLOATS = [name for name, row in DTYPES.items() if row.is_float]
 INTEGERS = [name for name, row in DTYPES.items() if not row.is_float]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["a100", "h200"])
 def test_comparison_kernels_of_all_dtypes_compile_without_a_gpu(preset: str) -> None:
     target = PRESETS[preset]

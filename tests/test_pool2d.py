@@ -227,6 +227,7 @@ def test_defaults_share_windows_where_there_are_few() -> None:
     assert default(CUDA, pool2d(n=32, c=64, h=112, w=112, r=3, s=3, stride=2, padding=1), H200)["vector"] == 8
 
 
+@pytest.mark.long
 def test_default_kernels_need_no_local_memory() -> None:
     average = pool2d(n=32, c=192, h=35, w=35, r=3, s=3, padding=1, mode="average")
     assert dict(default(CUDA, average, H200)) == {"vector": 8, "rows": 2, "tile": 2, "splits": 1, "threads": 128}
