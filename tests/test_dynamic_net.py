@@ -115,6 +115,22 @@ def test_a_bounded_run_follows_its_inputs_without_a_word_from_the_host(device: D
     bound.close()
 
 
+def test_a_bounded_run_follows_an_input_that_kernels_read_at_its_bound(device: Device) -> None:
+    graph = DynamicGraph()
+    negative = elementwise(y=(9, 24), expression="-a", dtype="float32")
+    graph.output(graph.call(negative, graph.input("x", (Size("n", 1, 9), 24), "float32")))
+    with net_of(graph, device) as net:
+        x = np.ones((5, 24), np.float32)
+        bound = net.bind(x)
+        for _ in range(2):
+            bound.step()
+            np.testing.assert_array_equal(bound.sliced()[0], -x)
+            x += 1
+        bound.close()
+        np.testing.assert_array_equal(net(x), -x)
+        np.testing.assert_array_equal(net(x[:3]), -x[:3])
+
+
 def test_impossible_numbers_are_reported_with_call_and_numbers(sliced: DynamicNet) -> None:
     arrays = inputs(4, (0, 0), (4, 4), (1, 0))
     text = r"slice\.y: strides has 0; allowed: .*; got x=\[4, 24\], begin=\[0, 0\], end=\[4, 4\], strides=\[1, 0\]"

@@ -212,7 +212,8 @@ class Device(Protocol):
     def free_pinned(self, address: int) -> None: ...
 
     def copy_from_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
-        """Copies from pinned memory to the device's, in stream order."""
+        """Copies from the host's memory to the device's, in stream order. Pinned memory must not change before it is copied,
+        other memory may change at once."""
 
     def copy_to_host(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         """Copies from the device's memory to pinned memory, in stream order."""

@@ -75,10 +75,10 @@ class DynamicNet:
         self.sizes, self._host = device.allocate(nbytes), device.pinned(nbytes)
         self._words = np.frombuffer(bytes_at(self._host, nbytes), np.int64)
         self._words[:] = 0
+        self._sent = np.zeros(program.words, np.int64)  # not pinned: the next run may write it when this one was enqueued
         for words, extents in program.fixed:
-            self._words[words.first : words.first + words.count] = extents
-        device.copy_from_host(self.sizes, self._host, nbytes)
-        device.synchronize()
+            self._sent[words.first : words.first + words.count] = extents
+        device.copy_in(self.sizes, self._sent.view(np.uint8).data)
         self.constants = {name: self._constant(numbers) for name, numbers in program.constants.items()}
         self._exact: list[tuple[BoundKernel | None, list[BoundKernel]]] = []
         self._size_kernels: dict[tuple[int, bool], LoadedKernel] = {}
@@ -100,6 +100,7 @@ class DynamicNet:
         """
         self.pool.restart()
         run = _Run(self, given, stream, self.pool)
+        run.copy_staged(run.stream)
         self.send(run)
         if not self._exact:
             self._exact = [(self.bind_sizes(n, run, False), []) for n in range(len(self.program.segments))]
@@ -133,6 +134,7 @@ class DynamicNet:
         Raises:
             ArgumentError: an input has a wrong shape, dtype or device.
         """
+        self.device.synchronize()  # what is done here does not wait for the caller's streams
         return BoundNet(self, _Run(self, given, 0, Pool(self.device)))
 
     # ---- parts of runs
@@ -149,12 +151,12 @@ class DynamicNet:
         for name in self.program.inputs:
             words = self.program.values[name].words
             if words is not None:
-                self._words[words.first : words.first + words.count] = run.extents[name]
+                self._sent[words.first : words.first + words.count] = run.extents[name]
                 written.append(words)
         if written:
             first, last = written[0].first, written[-1].first + written[-1].count
             at = _WORD * first
-            self.device.copy_from_host(self.sizes + at, self._host + at, _WORD * (last - first), run.stream)
+            self.device.copy_from_host(self.sizes + at, self._sent.ctypes.data + at, _WORD * (last - first), run.stream)
 
     def bind_sizes(self, number: int, run: _Run, bounded: bool) -> BoundKernel | None:
         """The kernel of sizes of a segment, if there is anything to compute."""
@@ -270,11 +272,14 @@ class BoundNet:
         if net.device.target.kind == "cuda":
             cuda: CudaDevice = net.device  # type: ignore[assignment]
             stream = cuda.create_stream()
-            self._graph = cuda.capture(stream, self.enqueue)
-            cuda.destroy_stream(stream)
+            try:
+                self._graph = cuda.capture(stream, self.enqueue)
+            finally:
+                cuda.destroy_stream(stream)
 
     def enqueue(self, stream: int) -> None:
         """Enqueues one kernel after the other, for a caller who captures a graph of more."""
+        self._run.copy_staged(stream)
         for launch in self._launches:
             launch.launch(stream)
 
@@ -344,6 +349,7 @@ class _Run:
         self.shapes: dict[str, Extents] = {}
         self.extents: dict[str, Extents] = {}
         self._made: dict[str, Any] = {}
+        self._staged: list[tuple[int, int, int]] = []  # to, from, bytes
         for name, view in zip(program.inputs, self.views):
             value = program.values[name]
             self._check(value, view)
@@ -385,7 +391,12 @@ class _Run:
                 f"{list(value.shape)}; give sizes to the first dimension only"
             )
         self.place_at_bound(value)
-        self.net.device.copy(self.places[value.name], view.address, value.bytes_of(view.shape), self.stream)
+        self._staged.append((self.places[value.name], view.address, value.bytes_of(view.shape)))
+
+    def copy_staged(self, stream: int) -> None:
+        """Copies the inputs that kernels read at their bounds."""
+        for to, source, nbytes in self._staged:
+            self.net.device.copy(to, source, nbytes, stream)
 
     def place(self, value: Value) -> None:
         """Places an output of a call in an exact run."""
