@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import struct
 import threading
@@ -16,6 +17,7 @@ import schedsearch.device.cuda as module
 from schedsearch.device import open_device
 from schedsearch.device.cuda_graph import KernelGraph
 from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.executable.net import Net
 from schedsearch.executable.program import Array, Call, Origin, Place, Program, Space
 from schedsearch.executable.run import Calls, Weights
 from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Scalar, Step
@@ -47,6 +49,8 @@ class FakeDriver:
         launch_code: the return value of a launch in our context.
         nodes: (blocks, parameters) of the kernel nodes of the graph, in order.
         captured_stream: handle of the stream that is captured; 0: none.
+        graphs: how many graphs there are.
+        graph_code: the return value of making an executable graph in our context.
         graph_launches: how many launches of graphs were accepted.
         wrong_streams: calls that went to the default stream of another context.
     """
@@ -64,6 +68,8 @@ class FakeDriver:
         self.launch_code = 0
         self.nodes: list[tuple[int, tuple[int, ...]]] = []
         self.captured_stream = 0
+        self.graphs = 0
+        self.graph_code = 0
         self.graph_launches = 0
         self.wrong_streams: list[str] = []
         self._next = 0x1000
@@ -141,15 +147,17 @@ class FakeDriver:
         return (self._require_context(),)
 
     def cuGraphCreate(self, flags: int) -> tuple[Result, int]:
+        self.graphs += 1
         return self._require_context(), GRAPH
 
     def cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Result, int]:
-        return self._require_context(), GRAPH + 1
+        return self._require_context() or Result(self.graph_code), GRAPH + 1
 
     def cuGraphExecDestroy(self, executable: int) -> tuple[Result]:
         return (self._require_context(),)
 
     def cuGraphDestroy(self, graph: int) -> tuple[Result]:
+        self.graphs -= 1
         return (self._require_context(),)
 
     # The calls below go through ctypes: they return a plain number and take references.
@@ -367,6 +375,21 @@ def test_a_graph_launches_kernels_in_order_with_the_arguments_of_the_last_update
     assert driver.contexts == []
 
 
+def test_a_graph_that_the_driver_refuses_leaves_nothing(driver: FakeDriver) -> None:
+    device = open_device(PRESETS["h200"])
+    assert isinstance(device, module.CudaDevice)
+    kernels = [device.load(pointwise()).bind({"x": 2, "y": 4}, {})]
+    driver.graph_code = Result.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(DeviceError, match="cuGraphInstantiate failed: CUDA_ERROR_OUT_OF_MEMORY"):
+        KernelGraph(device, kernels)
+    assert not driver.graphs and driver.contexts == []
+    driver.graph_code, driver.nodes = 0, []
+    graph = KernelGraph(device, kernels)
+    assert driver.graphs == 1
+    graph.close()
+    assert not driver.graphs
+
+
 def test_the_default_stream_is_ours_where_another_gpu_is_current(driver: FakeDriver) -> None:
     device = open_device(PRESETS["h200"])
     assert isinstance(device, module.CudaDevice)
@@ -388,6 +411,14 @@ def pair_of_calls() -> SimpleNamespace:
     )
     program = Program("", "", arrays, (0,), (2,), (), calls, (), 16, 16, 0)
     return SimpleNamespace(program=program, artifacts={"code": pointwise(alignments={"x": 16})}, weights=())
+
+
+def test_a_network_without_memory_for_its_values_gives_everything_back(driver: FakeDriver) -> None:
+    parts = pair_of_calls()
+    parts.program = dataclasses.replace(parts.program, arena_bytes=1 << 40)
+    with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+        Net(parts, open_device(PRESETS["h200"]))
+    assert not driver.memory and not driver.modules and not driver.retained
 
 
 def test_a_network_is_one_graph_whose_arguments_follow_its_inputs(driver: FakeDriver) -> None:

@@ -199,6 +199,7 @@ class CudaDevice:
         if source.size:
             with self.current():
                 _call("cuMemcpyHtoD", address, source.ctypes.data, source.size)
+                _call("cuStreamSynchronize", 0)  # it returns when it has read the data, and other streams do not wait
 
     def copy(self, destination: int, source: int, nbytes: int, stream: int = 0) -> None:
         if nbytes:
@@ -319,16 +320,34 @@ class CudaDevice:
         self._release()
 
 
+@contextlib.contextmanager
+def destroyed_on_error(graph: Any) -> Iterator[None]:
+    """Destroys a graph if the block raises."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(DriverError):
+            _call("cuGraphDestroy", graph)
+        raise
+
+
 class Graph:
     """An executable graph. All methods but `launch` need the device's context to be current.
 
+    Args:
+        graph: what it is made from; `close` destroys both.
+
     Attributes:
         handle: of the executable graph.
+
+    Raises:
+        DriverError: the driver refuses the graph, which is destroyed then.
     """
 
     def __init__(self, device: CudaDevice, graph: Any) -> None:
         self._device, self._graph = device, graph
-        self._executable = _call("cuGraphInstantiate", graph, 0)
+        with destroyed_on_error(graph):
+            self._executable = _call("cuGraphInstantiate", graph, 0)
         self.handle = ctypes.c_void_p(int(self._executable))
 
     def launch(self, stream: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from schedsearch.device.cuda import GRID_FIELDS, CudaBoundKernel, CudaDevice, Graph
+from schedsearch.device.cuda import GRID_FIELDS, CudaBoundKernel, CudaDevice, Graph, destroyed_on_error
 
 
 class _KernelNodeParams(ctypes.Structure):
@@ -37,12 +37,13 @@ class KernelGraph:
         with device.current():
             graph = device.create_graph()
             last: ctypes.c_void_p | None = None
-            for kernel in kernels:
-                nodes = []
-                for params in _params(kernel):
-                    last = self._add(int(graph), last, params)
-                    nodes.append((last, params))
-                self._nodes.append(nodes)
+            with destroyed_on_error(graph):
+                for kernel in kernels:
+                    nodes = []
+                    for params in _params(kernel):
+                        last = self._add(int(graph), last, params)
+                        nodes.append((last, params))
+                    self._nodes.append(nodes)
             self._graph = Graph(device, graph)
 
     def _add(self, graph: int, last: ctypes.c_void_p | None, params: _KernelNodeParams) -> ctypes.c_void_p:

@@ -111,7 +111,11 @@ class Net:
         self._outputs = [_spec(self.program.arrays[index]) for index in self.program.outputs]
         self._lock = threading.Lock()
         self._memory: list[int] = []
-        self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
+        try:
+            self._arena = self._allocate(self.program.arena_bytes) if self.program.arena_bytes else 0
+        except BaseException:
+            weights.release()
+            raise
         self._calls: Calls | None = None
         self._staged: tuple[list[int], list[int]] | None = None
         self._torch_call: TorchCall | None = None
