@@ -68,10 +68,11 @@ def _has_gpu() -> bool:
         return False
 
 
-# Modules that compile or emulate for many seconds; so does test_candidates_compile, of the contract of templates.
+# Modules that compile, emulate or tune for many seconds; so does test_candidates_compile, of the contract of templates.
 LONG = {
     "test_cheating_kernels", "test_detection", "test_dyn_strided_slice", "test_dynamic_detection", "test_gather_scatter",
-    "test_network_int8", "test_network_weights", "test_range_choice", "test_selection", "test_size_ranges", "test_unique",
+    "test_network_int8", "test_network_weights", "test_range_choice", "test_record_space", "test_selection",
+    "test_size_ranges", "test_third_party_operator", "test_third_party_template", "test_unique",
 }  # fmt: skip
 
 

@@ -104,6 +104,7 @@ def test_python_snippets_compile_and_their_imports_exist(block: str) -> None:
             assert node.attr in schedsearch.__all__ or importlib.util.find_spec(f"schedsearch.{node.attr}")
 
 
+@pytest.mark.long
 def test_the_cpu_snippet_of_the_readme_runs(tmp_path: Path) -> None:
     (block,) = [block for key, block in snippets("python") if key.startswith("README") and "np.ones" in block]
     (tmp_path / "snippet.py").write_text(block, encoding="utf-8")

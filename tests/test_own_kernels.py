@@ -692,6 +692,7 @@ def test_mistakes_on_the_command_line_are_one_line(kernel_file: Path, words: tup
     assert text in result.stderr
 
 
+@pytest.mark.long
 def test_the_page_leads_from_a_kernel_to_its_deployment(tmp_path: Path) -> None:
     files = Page("own-kernels.md").files()
     assert list(files) == ["kernels.py", "tune.py", "use.py", "deploy.py"]

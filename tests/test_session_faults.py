@@ -69,7 +69,7 @@ def trials(database: Path) -> list[Record]:
 @pytest.mark.parametrize(
     ("template", "target", "crash"),
     [
-        pytest.param(faulty.MinefieldCpu(), "cpu", (Outcome.WORKER_LOST, "SIGSEGV"), id="cpu"),
+        pytest.param(faulty.MinefieldCpu(), "cpu", (Outcome.WORKER_LOST, "SIGSEGV"), id="cpu", marks=pytest.mark.faults),
         pytest.param(
             faulty.MinefieldCuda(), "cuda", (Outcome.LAUNCH_ERROR, "ILLEGAL_ADDRESS"), id="cuda", marks=pytest.mark.gpu
         ),

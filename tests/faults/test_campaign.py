@@ -33,6 +33,7 @@ def test_everything_holds(groups: list[str]) -> None:
     assert "held" in ran.stdout
 
 
+@pytest.mark.faults
 def test_what_does_not_hold_is_told_with_the_command_that_repeats_it(tmp_path: Path) -> None:
     """Two faulty scenarios take the place of real ones: one reports a failure, the other dies."""
     script = """
