@@ -67,7 +67,7 @@ else
 endif
 
 # This target has its own environment, so that the dependencies of PyTorch and Kernel Tuner do not affect the other tests.
-test-integrations: ## install PyTorch, Kernel Tuner and nbclient beside it, and run the tests that need them but no GPU
+test-integrations: ## install PyTorch, Kernel Tuner, ONNX Runtime and nbclient beside it, and run the tests that need them but no GPU
 	$(MAKE) $(INTEGRATIONS_VENV)/.installed-integrations VENV=$(INTEGRATIONS_VENV)
 	$(INTEGRATIONS_VENV)/bin/python -c "import kernel_tuner, torch"
 	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/pytest -m "integrations and not gpu"
@@ -133,5 +133,5 @@ $(VENV)/.installed-newest: $(DEV_STAMP)
 	touch $@
 
 $(VENV)/.installed-integrations: $(DEV_STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev dashboard kernel-tuner $(TEST_EXTRA))]' '$(TORCH)' nbclient ipykernel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(call list,dev dashboard fallback kernel-tuner $(TEST_EXTRA))]' '$(TORCH)' nbclient ipykernel
 	touch $@

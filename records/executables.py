@@ -20,7 +20,7 @@ from schedsearch.records.output import replacement
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 2  # 2: weights may lie outside of the file
+FORMAT_VERSION = 3  # 2: weights may lie outside of the file; 3: calls of ONNX Runtime, whose models are kept as weights
 _APPLICATION_ID = 0x53535831  # "SSX1", in the file's header
 _PART_BYTES = 64 << 20  # a weight is cut into parts, because SQLite keeps a blob in memory
 _BUSY_TIMEOUT_S = 5.0
@@ -54,7 +54,7 @@ def write(
         target: key of the device that the code is for.
         program: text that names every sha256 below.
         code: sha256, launch plan and machine code of each artifact.
-        weights: sha256 and bytes of each weight; equal ones may come repeatedly.
+        weights: sha256 and bytes of each weight, and of each ONNX model; equal ones may come repeatedly.
 
     Raises:
         UsageError: there is a file that is not an executable; it stays.

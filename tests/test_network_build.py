@@ -224,7 +224,7 @@ def test_a_network_can_be_built_without_a_file() -> None:
         ({"model": "net.onnx", "tune_s": "5m"}, "tune_s is '5m'; give a number of seconds"),
         ({"model": "missing.onnx"}, "missing.onnx is not a file"),
         ({"model": "net.onnx", "example": 1}, "example is for a torch module"),
-        ({"model": support.two_convolutions(), "dtype": "float16"}, "a Network has its formats and shapes"),
+        ({"model": support.two_convolutions(), "dtype": "float16"}, "a Network has its formats, shapes and parts"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments: dict[str, object], message: str) -> None:

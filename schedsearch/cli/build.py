@@ -40,6 +40,11 @@ from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
     show_default=True,
     help="reference: those that the model's file has as they are stay there; it is needed to load.",
 )
+@click.option(
+    "--fallback",
+    type=click.Choice(["onnxruntime"]),
+    help="Nodes that no kernel computes run there, and it is needed to load the file; default: they are refused.",
+)
 @click.option("--target", "selector", metavar="TARGET", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option(
     "--mode", type=click.Choice(MODES), default=COLD_GRAPH, show_default=True, help="How the records' times were taken."
@@ -58,6 +63,7 @@ def build(
     layout: str,
     io_layout: str,
     weights: str,
+    fallback: str | None,
     selector: str,
     mode: str,
     tune_s: float | None,
@@ -74,18 +80,21 @@ def build(
 
     path = Path(output or f"{Path(model).stem}.ssx")
     net = build_(
-        model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, target=selector,
-        shapes=shapes, tune_s=tune_s, strict=strict, mode=mode, say=render.note,
+        model, db=db, out=path, dtype=dtype, layout=layout, io_layout=io_layout, weights=weights, fallback=fallback,
+        target=selector, shapes=shapes, tune_s=tune_s, strict=strict, mode=mode, say=render.note,
     )  # fmt: skip
     with net:
         if explained:
             render.say(net.explain())
-        untuned = sum(call.origin.rung != "exact" for call in net.steps)
+        kernels = [call for call in net.steps if call.foreign is None]
+        untuned = sum(call.origin.rung != "exact" for call in kernels)
         if untuned:
             render.note(
-                f"{untuned} of {render.counted(len(net.steps), 'kernel call')} have no record and use default "
+                f"{untuned} of {render.counted(len(kernels), 'kernel call')} have no record and use default "
                 "configurations; measure them: --tune 10m"
             )
         inputs = ", ".join(map(str, net.inputs))
         size = render.size_bytes(path.stat().st_size)
-        render.say(f"{path}: {render.counted(len(net.steps), 'kernel call')}, {size}, takes {inputs}")
+        parts = len(net.steps) - len(kernels)
+        others = f" and {render.counted(parts, 'part')} in ONNX Runtime" if parts else ""
+        render.say(f"{path}: {render.counted(len(kernels), 'kernel call')}{others}, {size}, takes {inputs}")

@@ -161,7 +161,11 @@ def place_buffers(
 
 def check_alignment(plan: LaunchPlan, name: str, address: int) -> None:
     """Raises ArgumentError if the address of a buffer lacks the alignment that the plan requires."""
-    alignment = plan.alignments.get(name, 1)
+    check_address(name, address, plan.alignments.get(name, 1))
+
+
+def check_address(name: str, address: int, alignment: int) -> None:
+    """Raises ArgumentError if an address is not a multiple of so many bytes."""
     if address % alignment:
         raise ArgumentError(
             f"{name} is at an address that is not a multiple of {alignment} bytes (remainder {address % alignment}); "

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from schedsearch.executable.memory import Block, arrange, stacked
-from schedsearch.executable.program import Array, Call, Origin, Place, Program
+from schedsearch.executable.onnx_runtime import ONNX_RUNTIME
+from schedsearch.executable.program import Array, Call, Foreign, Origin, Place, Program
 from schedsearch.executable.references import packed
 from schedsearch.executable.schedule import Held, Memory, Planned, Schedule, schedule
 from schedsearch.identity import sha256_hex
-from schedsearch.launch import Artifact
-from schedsearch.network.graph import Constant, Network, Plan
+from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.network.graph import Constant, Network, Part, Plan
 from schedsearch.ops.dtypes import dtype
 from schedsearch.workload import Workload
 
@@ -33,11 +34,13 @@ class Executable:
     Attributes:
         artifacts: by sha256.
         weights: the bytes of each constant of the program, in its order.
+        models: sha256 -> ONNX model of each call of ONNX Runtime.
     """
 
     program: Program
     artifacts: Mapping[str, Artifact]
     weights: Sequence[memoryview]
+    models: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def assemble(
@@ -59,7 +62,9 @@ def assemble(
         reasons: lines that explain the plan.
     """
     found = schedule(network, plan)
-    chosen = {workload: kernel(workload) for workload in dict.fromkeys(call.workload for call in found.calls)}
+    workloads = dict.fromkeys(call.computes for call in found.calls if isinstance(call.computes, Workload))
+    chosen = {workload: kernel(workload) for workload in workloads}
+    models = {sha256_hex(part.model): part.model for call in found.calls if isinstance(part := call.computes, Part)}
     places = _Places(found, chosen)
     arrays = tuple(
         Array(
@@ -82,7 +87,7 @@ def assemble(
         inputs=tuple(found.inputs),
         outputs=tuple(found.outputs),
         constants=constants,
-        calls=tuple(_call(number, call, chosen[call.workload], places) for number, call in enumerate(found.calls)),
+        calls=tuple(_call(call, chosen, workspaces) for call, workspaces in zip(found.calls, places.workspaces)),
         copies=tuple(found.copies),
         arena_bytes=places.arena_bytes,
         least_arena_bytes=places.least_arena_bytes,
@@ -92,24 +97,36 @@ def assemble(
         weights=tuple(sha256_hex(each) for each in weights),
     )
     artifacts = {each.artifact.sha256: each.artifact for each in chosen.values()}
-    return Executable(program, artifacts, [memoryview(each) for each in weights])
+    return Executable(program, artifacts, [memoryview(each) for each in weights], models)
 
 
-def _call(number: int, call: Planned, chosen: Chosen, places: _Places) -> Call:
-    scalars = {scalar.name: scalar.default for scalar in call.workload.scalars} | dict(call.scalars)
+def _call(call: Planned, chosen: Mapping[Workload, Chosen], workspaces: Mapping[str, Place]) -> Call:
+    buffers, outputs = {**call.arguments, **call.outputs}, tuple(call.outputs)
+    if isinstance(part := call.computes, Part):
+        foreign = Foreign(len(part.model), part.reasons)
+        origin, sha256 = Origin(ONNX_RUNTIME, ONNX_RUNTIME, ""), sha256_hex(part.model)
+        return Call(call.name, call.sources, "", _label(part), sha256, buffers, outputs, {}, {}, origin, foreign=foreign)
+    workload = part
+    scalars = {scalar.name: scalar.default for scalar in workload.scalars} | dict(call.scalars)
     return Call(
         call.name,
         tuple(call.sources),
-        call.workload.json,
-        call.workload.label,
-        chosen.artifact.sha256,
-        {**call.arguments, **call.outputs},
-        tuple(call.outputs),
-        places.workspaces[number],
+        workload.json,
+        workload.label,
+        chosen[workload].artifact.sha256,
+        buffers,
+        outputs,
+        workspaces,
         scalars,
-        chosen.origin,
+        chosen[workload].origin,
         dict(call.offsets),
     )
+
+
+def _label(part: Part) -> str:
+    """The operators of a part, e.g. "LSTM, 2 Einsum"."""
+    counts = Counter(reason.partition(":")[0] for reason in part.reasons)
+    return ", ".join(op if count == 1 else f"{count} {op}" for op, count in counts.items())
 
 
 class _Places:
@@ -121,11 +138,13 @@ class _Places:
 
     def __init__(self, found: Schedule, chosen: Mapping[Workload, Chosen]) -> None:
         self._found = found
-        plans = [chosen[call.workload].artifact.plan for call in found.calls]
-        ready = [_is_prepared(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
+        plans = [chosen[each].artifact.plan if isinstance(each := call.computes, Workload) else None for call in found.calls]
+        ready = [plan is not None and _is_prepared(found, call, plan.constants) for call, plan in zip(found.calls, plans)]
         lasting: list[tuple[int, str, int]] = []  # number of the call, name and bytes of what its constant steps write
         passing: list[tuple[int, str, int]] = []
         for number, plan in enumerate(plans):
+            if plan is None:
+                continue
             kept = plan.constant_workspaces if ready[number] else {}
             for name, nbytes in plan.workspaces.items():
                 (lasting if name in kept else passing).append((number, name, nbytes))
@@ -140,11 +159,11 @@ class _Places:
             return Place(memory.kind, 0, memory.number)
         return self._of[id(memory)]
 
-    def _read_once(self, plans: Sequence[Any], ready: Sequence[bool]) -> set[int]:
+    def _read_once(self, plans: Sequence[LaunchPlan | None], ready: Sequence[bool]) -> set[int]:
         """Constants, by the identity of their memory, that no step reads after the executable was loaded."""
         later = set()
         for call, plan, prepared in zip(self._found.calls, plans, ready):
-            steps = [step for step in plan.steps if not (step.constant and prepared)]
+            steps = [] if plan is None else [step for step in plan.steps if not (step.constant and prepared)]
             names = {name for step in steps for name in step.buffers}
             later |= {id(self._found.arrays[index].memory) for name, index in call.arguments.items() if name in names}
         return {id(each) for each in self._constants} - later

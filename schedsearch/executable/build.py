@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,14 @@ from schedsearch.executable.assemble import Executable, assemble
 from schedsearch.executable.file import save
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.executable.net import Net
+from schedsearch.executable.onnx_runtime import ONNX_RUNTIME, require
 from schedsearch.executable.program import Reference
 from schedsearch.executable.references import find as find_references
 from schedsearch.measurement import COLD_GRAPH, DEFAULT_DB, MODES
-from schedsearch.network.costs import RecordCosts
+from schedsearch.network.costs import RecordCosts, no_template
 from schedsearch.network.explain import explain
 from schedsearch.network.facts import FLOATS
-from schedsearch.network.graph import Network
+from schedsearch.network.graph import Network, Part
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.records.lookup import Lookup
 from schedsearch.target import Target
@@ -36,6 +38,8 @@ _CPU_APART = ("DepthToSpace",)  # convolutions there cannot store through it
 LAYOUT_CHOICES = ("auto", "NHWC", "NCHW")
 IO_LAYOUTS = ("NCHW", "NHWC")
 WEIGHTS = ("inside", "reference")
+FALLBACKS = (ONNX_RUNTIME,)
+_FEW_NODES = 4  # of a part, in a line
 TASKS_A_SECOND = 1.0
 """Workloads that `tune_s` allows for each second, the most telling first. A default takes about a second of a core to
 compile; with more of them the time is over before most are measured once, and the race at the end, which is not limited,
@@ -52,6 +56,7 @@ def build(
     layout: str = "auto",
     io_layout: str = "NCHW",
     weights: str = "inside",
+    fallback: str | None = None,
     target: str | Target = "auto",
     shapes: Mapping[str, Sequence[int]] | None = None,
     tune_s: float | None = None,
@@ -73,6 +78,8 @@ def build(
             inputs and outputs with four dimensions. The shapes of a model remain those of the model.
         weights: inside `out`; or reference: those that the ONNX file has as they are stay there, and `out` says where they
             lie. Keep the two files in the same places relative to one another, and the model unchanged.
+        fallback: onnxruntime: it computes the nodes that no kernel does, in as few parts as possible; it is then needed to
+            load, too. None: such nodes are refused.
         target: auto, cpu, cuda, cuda:N, or a detected `Target`.
         shapes: input of an ONNX file -> its shape, where the file leaves dimensions open.
         tune_s: seconds to spend on measuring kernels of the plan that have no record yet, at most one kernel for each
@@ -84,7 +91,7 @@ def build(
 
     Raises:
         UsageError: an argument is impossible, or the model cannot be read or has operators that schedsearch lacks
-            (ModelError, UnsupportedError).
+            (ModelError, UnsupportedError); or `fallback` is not installed or cannot run them.
         NoRecordError: `strict`, and records are missing; or no kernel runs a workload. The message lists them.
         DatabaseError, DeviceError: the database, the file or the device cannot be used.
 
@@ -98,6 +105,10 @@ def build(
         raise UsageError(f"io_layout {io_layout!r} is not possible; allowed: {', '.join(IO_LAYOUTS)}")
     if weights not in WEIGHTS:
         raise UsageError(f"weights {quoted(weights)} is not possible; allowed: {', '.join(WEIGHTS)}")
+    if fallback not in (None, *FALLBACKS):
+        raise UsageError(f"fallback {quoted(fallback)} is not possible; allowed: {', '.join(FALLBACKS)}, or None")
+    if fallback is not None:
+        require(f"fallback={fallback!r}")
     file = Path(model) if isinstance(model, str | os.PathLike) else None
     if weights == "reference" and (out is None or file is None):
         raise UsageError("weights='reference' needs an ONNX file for `model`, and `out`, the file to write")
@@ -108,7 +119,8 @@ def build(
     if tune_s is not None and not isinstance(tune_s, int | float):
         raise UsageError(f"tune_s is {quoted(tune_s)}; give a number of seconds")
     target = detect(target) if isinstance(target, str) else target
-    network, name = _network(model, example, dtype, layout, target, shapes or {})
+    network, name = _network(model, example, dtype, layout, target, shapes or {}, fallback)
+    _say_parts(network, say)
     if not isinstance(model, Network):
         network = network.with_io_layout(io_layout)
     elif io_layout != "NCHW":
@@ -135,14 +147,21 @@ def build(
 
 
 def _network(
-    model: Any, example: Any, dtype: str | None, layout: str, target: Target, shapes: Mapping[str, Sequence[int]]
+    model: Any,
+    example: Any,
+    dtype: str | None,
+    layout: str,
+    target: Target,
+    shapes: Mapping[str, Sequence[int]],
+    fallback: str | None,
 ) -> tuple[Network, str]:
     """The network of a model, and the name of its file."""
     if isinstance(model, Network):
-        if example is not None or dtype is not None or shapes:
-            raise UsageError("a Network has its formats and shapes; leave out example, dtype and shapes")
+        if example is not None or dtype is not None or shapes or fallback is not None:
+            raise UsageError("a Network has its formats, shapes and parts; leave out example, dtype, shapes and fallback")
         return model, ""
-    from schedsearch.network.lower import LAYOUTS, lower
+    from schedsearch.network.fallback import lower_with_parts
+    from schedsearch.network.lower import LAYOUTS, SLICES, lower
     from schedsearch.network.model import read_model
 
     layouts: tuple[str, ...] = LAYOUTS if layout == "auto" else (layout,)
@@ -150,9 +169,11 @@ def _network(
         layouts = tuple(each for each in layouts if each in _CPU_LAYOUTS)
 
     def lowered(graph: onnx_ir.Model) -> Network:
-        if target.kind == "cpu":
-            return lower(graph, dtype=dtype, layouts=layouts, slices=_CPU_SLICES, apart=_CPU_APART)
-        return lower(graph, dtype=dtype, layouts=layouts)
+        slices, apart = (_CPU_SLICES, _CPU_APART) if target.kind == "cpu" else (SLICES, ())
+        if fallback is None:
+            return lower(graph, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
+        problem = functools.partial(no_template, target=target)
+        return lower_with_parts(graph, problem, dtype=dtype, layouts=layouts, slices=slices, apart=apart)
 
     if isinstance(model, str | os.PathLike):
         if example is not None:
@@ -167,6 +188,15 @@ def _network(
     from schedsearch.network.torch_export import export
 
     return lowered(export(model, example)), type(model).__name__
+
+
+def _say_parts(network: Network, say: Callable[[str], None]) -> None:
+    for part in network.nodes:
+        if isinstance(part, Part):
+            named = "; ".join(f"{name}: {reason}" for name, reason in list(zip(part.sources, part.reasons))[:_FEW_NODES])
+            more = len(part.sources) - _FEW_NODES
+            others = f" and {more} more (--explain lists them)" if more > 0 else ""
+            say(f"ONNX Runtime computes {counted(len(part.sources), 'node')} as {part.name}: {named}{others}")
 
 
 def _say_weights(executable: Executable, outside: Mapping[str, Reference], model: Path, say: Callable[[str], None]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
+from schedsearch.executable.onnx_runtime import OnnxModel
 from schedsearch.executable.program import Call, Program
 from schedsearch.text import counted, duration
 
@@ -12,19 +15,36 @@ PREDICTION = (
 )
 
 
-def explain_lines(program: Program) -> list[str]:
-    """Lines for people: what runs, by which kernels, in which layouts, and the memory that it needs."""
+@dataclass(frozen=True)
+class PartCost:
+    """What a call of ONNX Runtime costs here."""
+
+    time_ns: float
+    model: OnnxModel
+
+
+def explain_lines(program: Program, parts: Mapping[int, PartCost] = MappingProxyType({})) -> list[str]:
+    """Lines for people: what runs, by which kernels, in which layouts, and the memory that it needs.
+
+    Args:
+        parts: number of each call of ONNX Runtime -> what it costs.
+    """
     conversions = [call for call in program.calls if call.is_conversion]
+    kernels = sum(call.foreign is None for call in program.calls)
+    others = "" if kernels == len(program.calls) else f"; {counted(len(program.calls) - kernels, 'part')} in ONNX Runtime"
     lines = [
-        f"{program.model or 'network'} on {program.target}: {counted(len(program.calls), 'kernel call')}, "
-        f"{len(conversions)} of them {'converts a layout' if len(conversions) == 1 else 'convert layouts'}",
+        f"{program.model or 'network'} on {program.target}: {counted(kernels, 'kernel call')}, "
+        f"{len(conversions)} of them {'converts a layout' if len(conversions) == 1 else 'convert layouts'}{others}",
         _memory(program),
     ]
     if program.predicted_ns:
         lines.append(f"predicted time: {duration(program.predicted_ns)}, {PREDICTION}")
+    if parts:
+        total = duration(sum(each.time_ns for each in parts.values()))
+        lines.append(f"ONNX Runtime: {total} in {counted(len(parts), 'part')}, which the predicted time leaves out")
     lines += _by_rung(program)
-    for call in program.calls:
-        lines += _call(program, call)
+    for number, call in enumerate(program.calls):
+        lines += _call(program, call) if number not in parts else _part(program, call, parts[number])
     return [*lines, *program.reasons]
 
 
@@ -51,3 +71,22 @@ def _call(program: Program, call: Call) -> Iterator[str]:
         if array.place.space not in ("constant", "once"):
             layouts.append(f"{name}={array.name} {array.layout}")
     yield f"      {', '.join(layouts)}"
+
+
+def _part(program: Program, call: Call, cost: PartCost) -> Iterator[str]:
+    assert call.foreign is not None
+    yield f"  {call.name}: {call.label} by ONNX Runtime ({cost.model.provider}, {duration(cost.time_ns)} measured here)"
+    for source, reason in zip(call.sources, call.foreign.reasons):
+        yield f"      {source}: {reason}"
+    arrays = {name: program.arrays[index] for name, index in call.buffers.items()}
+    nbytes = {True: 0, False: 0}
+    for name, array in arrays.items():
+        nbytes[name in call.outputs] += array.nbytes
+    copies = f"{nbytes[False]:,} bytes in, {nbytes[True]:,} bytes out"
+    if cost.model.copies_to_host:
+        yield f"      it copies to the host and back in every run: {copies}; with onnxruntime-gpu it would not"
+    else:
+        yield f"      it reads and writes the network's arrays, without copies: {copies}"
+    if cost.model.device.target.kind == "cuda":
+        yield "      it waits for the stream before it begins and for its own results: 2 synchronisations, 1 graph more"
+    yield f"      {', '.join(f'{name}={array.name} {array.layout}' for name, array in arrays.items())}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,8 @@ def save(parts: Parts, path: str | os.PathLike[str], outside: Mapping[str, Refer
         (sha256, parts.weights[number]) for number, sha256 in enumerate(program.weights) if sha256 not in program.references
     )
     code = [(sha256, each.plan.to_json(), each.code) for sha256, each in parts.artifacts.items()]
-    executables.write(Path(path), program.target, program.json, code, held)
+    models = ((sha256, memoryview(data)) for sha256, data in parts.models.items())
+    executables.write(Path(path), program.target, program.json, code, itertools.chain(held, models))
 
 
 def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
@@ -47,7 +49,7 @@ def load(path: str | os.PathLike[str], *, target: str | Target = "auto") -> Net:
         target: the device, as `schedsearch.detect` takes it; auto: the one that the file is for.
 
     Raises:
-        UsageError: `path` is not a path.
+        UsageError: `path` is not a path; or nodes of the model are for ONNX Runtime, which is not installed here.
         UntrustedDatabaseError: this machine did not build the file, and its user did not trust it
             (`schedsearch records trust FILE`).
         DatabaseError: no such file, or it is damaged or not an executable; or its weights are in a model's file that is
@@ -92,10 +94,17 @@ class Stored:
         """Raises DatabaseError if code is missing or damaged."""
         with executables.ExecutableFile(self.path) as file:
             found = {}
-            for sha256 in dict.fromkeys(call.artifact for call in self.program.calls):
+            for sha256 in dict.fromkeys(call.artifact for call in self.program.calls if call.foreign is None):
                 plan, code = file.code(sha256)
                 found[sha256] = Artifact(code, self._plan(plan))
             return found
+
+    @property
+    def models(self) -> Mapping[str, bytes]:
+        """Raises DatabaseError if one is missing or damaged."""
+        with executables.ExecutableFile(self.path) as file:
+            foreign = {call.artifact: call.foreign for call in self.program.calls if call.foreign is not None}
+            return {sha256: file.weight(sha256, each.nbytes) for sha256, each in foreign.items()}
 
     @property
     def weights(self) -> Sequence[memoryview]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, UsageError, did_you_mean
-from schedsearch.executable.explain import explain_lines
+from schedsearch.executable.explain import PartCost, explain_lines
 from schedsearch.executable.program import Array, Call
 from schedsearch.executable.run import Calls, Parts, Weights
 from schedsearch.ops import ArgSpec, Layout
@@ -25,6 +25,8 @@ from schedsearch.runtime.torch_call import TorchCall
 
 if TYPE_CHECKING:
     import numpy as np
+
+_REPEATS_TO_EXPLAIN = 20  # launches of a part of which the median is explained
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Net:
 
         Raises:
             DeviceError: the device refuses the code, or has too little memory.
+            UsageError: nodes are for ONNX Runtime, which is not installed or cannot run them.
         """
         self._parts = parts
         try:
@@ -146,8 +149,25 @@ class Net:
         return self.program.calls
 
     def explain(self) -> str:
-        """The plan in words: every call with its kernel and layouts, conversions, and memory beside its lower bound."""
-        return "\n".join(explain_lines(self.program))
+        """The plan in words: every call with its kernel and layouts, conversions, and memory beside its lower bound.
+        Calls of ONNX Runtime are measured for it.
+
+        Raises:
+            UsageError: the net has such calls and was closed.
+            DeviceError: ONNX Runtime fails in one of them.
+        """
+        if all(call.foreign is None for call in self.program.calls):
+            return "\n".join(explain_lines(self.program))
+        with self._lock:
+            loaded = self._open_weights().models
+            calls = self._calls_on(*self._take_staged())
+            try:
+                times_ns = calls.part_times_ns(_REPEATS_TO_EXPLAIN)
+            finally:
+                calls.close()
+        models = (self.program.calls[number].artifact for number in times_ns)
+        costs = {number: PartCost(time_ns, loaded[sha256]) for (number, time_ns), sha256 in zip(times_ns.items(), models)}
+        return "\n".join(explain_lines(self.program, costs))
 
     def __call__(self, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         """Computes the outputs.

@@ -72,20 +72,34 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Foreign:
+    """What ONNX Runtime computes in one call, because no kernel does.
+
+    Attributes:
+        nbytes: of the ONNX model, whose sha256 is the call's `artifact`.
+        reasons: for each source its operator, and why it has no kernel.
+    """
+
+    nbytes: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Call:
-    """One kernel call.
+    """One kernel call, or one of ONNX Runtime.
 
     Attributes:
         name: of the node; of a conversion, the value with both layouts.
         sources: nodes of the model that it stands for; none for a conversion.
-        workload: JSON of what it computes.
+        workload: JSON of what it computes; "" of a call of ONNX Runtime.
         label: the same for people.
-        artifact: sha256 of the machine code with its launch plan.
+        artifact: sha256 of the machine code with its launch plan, or of an ONNX model.
         buffers: argument or output -> index of an array.
         outputs: names among `buffers` that it writes.
         workspaces: name -> place of scratch memory. Those among the constants are written once at load.
         scalars: values of the call-time scalars.
         offsets: output of which the call writes a slice -> bytes from the array's beginning to the slice's.
+        foreign: of a call of ONNX Runtime. Its inputs are x0, x1 ..., its outputs y0, y1 ..., in the order of its model.
     """
 
     name: str
@@ -99,6 +113,7 @@ class Call:
     scalars: Mapping[str, float]
     origin: Origin
     offsets: Mapping[str, int] = field(default_factory=dict)
+    foreign: Foreign | None = None
 
     @property
     def is_conversion(self) -> bool:
@@ -182,6 +197,7 @@ class Program:
                     **_tuples(each, "sources", "outputs"),
                     "workspaces": {name: Place(**place) for name, place in each["workspaces"].items()},
                     "origin": Origin(**each["origin"]),
+                    "foreign": _foreign(each.get("foreign")),
                 }
             )
             for each in data["calls"]
@@ -189,6 +205,10 @@ class Program:
         data["references"] = {sha256: Reference(**each) for sha256, each in data.get("references", {}).items()}
         data["copies"] = tuple((source, to) for source, to in data["copies"])
         return cls(**{**data, **_tuples(data, "inputs", "outputs", "constants", "reasons", "weights")})
+
+
+def _foreign(data: dict[str, Any] | None) -> Foreign | None:
+    return None if data is None else Foreign(data["nbytes"], tuple(data["reasons"]))
 
 
 def _tuples(data: Mapping[str, Any], *names: str) -> dict[str, tuple[Any, ...]]:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
+from schedsearch.errors import UsageError
+from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import Call, Place, Program
-from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.executable.segments import Segments
+from schedsearch.launch import Artifact
 
 if TYPE_CHECKING:
     from schedsearch.device.cuda import CudaDevice
-    from schedsearch.device.cuda_graph import KernelGraph
 
 _KINDS = ("input", "output")  # of ports
 _REPEATS_IN_GRAPH = 20  # launches of one call between two events, which take half a microsecond each
@@ -33,6 +35,9 @@ class Parts(Protocol):
 
     @property
     def weights(self) -> Sequence[memoryview]: ...
+
+    @property
+    def models(self) -> Mapping[str, bytes]: ...
 
 
 class Use(NamedTuple):
@@ -57,6 +62,7 @@ class Weights:
 
     Raises:
         DeviceError: the device refuses the code, or has too little memory.
+        UsageError: nodes are for ONNX Runtime, which is not installed or cannot run them.
     """
 
     def __init__(self, parts: Parts, device: Device) -> None:
@@ -65,6 +71,7 @@ class Weights:
         self._users = 0
         self._lock = threading.Lock()
         self.kernels: dict[str, LoadedKernel] = {}
+        self.models: dict[str, OnnxModel] = {}
         self._memory: list[int] = []
         try:
             self._load(parts)
@@ -74,6 +81,11 @@ class Weights:
 
     def _load(self, parts: Parts) -> None:
         program, device = self.program, self.device
+        foreign = {call.artifact: call for call in program.calls if call.foreign is not None}
+        if foreign:
+            labels = "; ".join(call.label for call in foreign.values())
+            require(f"{program.model or 'the network'} ({labels})")
+            self.models = {sha256: OnnxModel(device, data, foreign[sha256]) for sha256, data in parts.models.items()}
         once_bytes = max((self._end(index) for index in program.constants if self._space(index) == "once"), default=0)
         self._memory.append(device.allocate(program.constant_bytes))
         once = device.allocate(once_bytes) if once_bytes else 0
@@ -114,23 +126,30 @@ class Weights:
         }
         return self.kernels[call.artifact].prepare(constants | placed)
 
+    def _loaded(self, call: Call) -> LoadedKernel | OnnxModel:
+        return self.kernels[call.artifact] if call.foreign is None else self.models[call.artifact]
+
     def bind(self, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> list[BoundKernel]:
         """Every call with its arguments packed.
 
         Raises:
             ArgumentError: an address lacks the alignment that a kernel needs.
         """
-        arrays, bound = self.program.arrays, []
+        arrays, bound = self.program.arrays, list[BoundKernel]()
         for call, prepared in zip(self.program.calls, self.prepared):
             places = {name: arrays[index].place for name, index in call.buffers.items()} | dict(call.workspaces)
             names = [name for name, place in places.items() if place.space != "once"]
             addresses = {name: self.address(call, name, arena, inputs, outputs) for name in names}
-            bound.append(self.kernels[call.artifact].bind(addresses, call.scalars, prepared))
+            bound.append(self._loaded(call).bind(addresses, call.scalars, prepared))
         return bound
 
-    def plan(self, number: int) -> LaunchPlan:
-        """How a call is launched."""
-        return self.kernels[self.program.calls[number].artifact].artifact.plan
+    def check_address(self, number: int, name: str, address: int) -> None:
+        """Raises ArgumentError if an address lacks the alignment that a call needs for an argument or output."""
+        loaded = self._loaded(self.program.calls[number])
+        if isinstance(loaded, OnnxModel):
+            loaded.check_address(name, address)
+        else:
+            check_alignment(loaded.artifact.plan, name, address)
 
     def address(self, call: Call, name: str, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> int:
         """The address that a call gets for an argument, output or workspace."""
@@ -184,7 +203,8 @@ class Calls:
     """The calls of a network on fixed memory, and inputs and outputs that may move. On a GPU they are one graph.
 
     A stream that a CUDA graph captures cannot take another graph; it gets the kernels one by one. A graph that captured them
-    uses the memory, the code and the weights of these calls for as long as it is replayed.
+    uses the memory, the code and the weights of these calls for as long as it is replayed. Calls of ONNX Runtime stand
+    between several graphs, and nothing can capture them.
 
     A *port* is an input or output: `input0`, `input1`, ..., `output0`, ...
 
@@ -194,7 +214,7 @@ class Calls:
 
     Raises:
         ArgumentError: an address lacks the alignment that a kernel needs.
-        DeviceError: the device refuses the calls; of the graph the first launch says so.
+        DeviceError: the device refuses the calls; of the graphs the first launch says so.
     """
 
     def __init__(self, weights: Weights, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -203,7 +223,7 @@ class Calls:
         self._addresses = _by_port(inputs, outputs)
         self._set_copies()
         self._gpu = _cuda(weights.device) if weights.device.target.kind == "cuda" else None
-        self._graph: KernelGraph | None = None  # made by the first launch that is not captured
+        self._graph: Segments | None = None  # made by the first launch that is not captured
         self._changed: set[int] = set()  # calls whose arguments the graph does not know yet
 
     def move(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -225,7 +245,7 @@ class Calls:
             return
         uses = self.weights.ports[port]
         for use in uses:
-            check_alignment(self.weights.plan(use.call), use.name, address + use.offset)
+            self.weights.check_address(use.call, use.name, address + use.offset)
         self._addresses[port] = address
         for use in uses:
             self.bound[use.call].set_pointer(use.name, address + use.offset)
@@ -239,7 +259,13 @@ class Calls:
 
     def launch(self, stream: int = 0) -> None:
         """Runs everything: on a GPU it enqueues the graph, on a CPU it returns when the outputs are complete."""
-        if self._gpu is None or self._gpu.is_capturing(stream):
+        captured = self._gpu is not None and self._gpu.is_capturing(stream)
+        if captured and self.weights.models:
+            raise UsageError(
+                "a CUDA graph cannot capture a network with nodes for ONNX Runtime, which waits for its results; call the "
+                "network outside of the capture"
+            )
+        if self._gpu is None or captured:
             for each in self.bound:
                 each.launch(stream)
         else:
@@ -247,10 +273,10 @@ class Calls:
         for to, source, nbytes in self._copies:
             self.weights.device.copy(to, source, nbytes, stream)
 
-    def _current_graph(self, device: CudaDevice) -> KernelGraph:
-        """The graph, with the arguments that the calls have now."""
+    def _current_graph(self, device: CudaDevice) -> Segments:
+        """The graphs, with the arguments that the calls have now."""
         if self._graph is None:
-            self._graph = _kernel_graph(device, self.bound)
+            self._graph = Segments(device, self.bound)
         else:
             for number in self._changed:
                 self._graph.update(number)
@@ -273,23 +299,25 @@ class Calls:
         """The median time of the whole, and that of each call, over `repeat` runs."""
         self.launch(0)
         self.weights.device.synchronize()
-        if self._gpu is not None:
-            device = self._gpu
-            return _time_on_gpu(device, self.launch, repeat), [
-                _time_one_on_gpu(device, each.launch, repeat) for each in self.bound
-            ]
-        return _time_on_cpu(self.launch, repeat), [_time_on_cpu(each.launch, repeat) for each in self.bound]
+        gpu = self._gpu
+        whole = _time_on_cpu(self.launch, repeat) if gpu is None else _time_on_gpu(gpu, self.launch, repeat)
+        return whole, [self._time_ns(each, repeat) for each in self.bound]
+
+    def part_times_ns(self, repeat: int) -> dict[int, float]:
+        """The median time of each call of ONNX Runtime, by its number."""
+        self.launch(0)
+        self.weights.device.synchronize()
+        parts = [number for number, each in enumerate(self.bound) if isinstance(each, BoundOnnxModel)]
+        return {number: _time_on_cpu(self.bound[number].launch, repeat) for number in parts}
+
+    def _time_ns(self, bound: BoundKernel, repeat: int) -> float:
+        if self._gpu is None or isinstance(bound, BoundOnnxModel):  # it returns when its results are there
+            return _time_on_cpu(bound.launch, repeat)
+        return _time_one_on_gpu(self._gpu, bound.launch, repeat)
 
 
 def _by_port(inputs: Sequence[int], outputs: Sequence[int]) -> dict[str, int]:
     return {f"{kind}{number}": each for kind, some in zip(_KINDS, (inputs, outputs)) for number, each in enumerate(some)}
-
-
-def _kernel_graph(device: CudaDevice, bound: Sequence[BoundKernel]) -> KernelGraph:
-    from schedsearch.device.cuda import CudaBoundKernel
-    from schedsearch.device.cuda_graph import KernelGraph
-
-    return KernelGraph(device, [each for each in bound if isinstance(each, CudaBoundKernel)])
 
 
 def _time_on_cpu(run: Callable[[], None], repeat: int) -> float:

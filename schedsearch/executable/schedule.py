@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schedsearch.network.graph import Conversion, Network, Node, Plan, View
+from schedsearch.network.graph import Conversion, Network, Node, Part, Plan, View
 from schedsearch.network.layouts import same_bytes
 from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -51,11 +51,11 @@ class Held:
 
 @dataclass
 class Planned:
-    """One kernel call; see `program.Call`."""
+    """One kernel call, or one part that another runtime computes; see `program.Call`."""
 
     name: str
     sources: tuple[str, ...]
-    workload: Workload
+    computes: Workload | Part
     arguments: dict[str, int]
     outputs: dict[str, int]
     scalars: Mapping[str, float] = field(default_factory=dict)
@@ -90,6 +90,8 @@ def schedule(network: Network, plan: Plan) -> Schedule:
     for node in network.nodes:
         if isinstance(node, View):
             walk.view(node)
+        elif isinstance(node, Part):
+            walk.part(node)
         else:
             walk.call(node)
     done = walk.finish()
@@ -128,6 +130,12 @@ class _Walk:
         }
         offsets = {name: self._offset_bytes(outputs[name], channel) for name, channel in node.offsets.items()}
         self._result.calls.append(Planned(node.name, node.sources, way, arguments, outputs, node.scalars, offsets))
+
+    def part(self, node: Part) -> None:
+        reads, writes = ([self._network.values[name] for name in names] for names in (node.reads, node.writes))
+        arguments = {f"x{number}": self._bring(value.name, value.axes) for number, value in enumerate(reads)}
+        outputs = {f"y{number}": self._make(value.name, value.axes, value.dtype) for number, value in enumerate(writes)}
+        self._result.calls.append(Planned(node.name, node.sources, node, arguments, outputs))
 
     def finish(self) -> Schedule:
         """Brings the outputs into the caller's layout and gives them memory of the caller."""
@@ -174,7 +182,7 @@ class _Walk:
                     f"{node.name} writes a slice of {name} in layout {layout}; other nodes write another layout"
                 )
             return found
-        return self._make(name, layout, spec)
+        return self._make(name, layout, spec.dtype, spec.nbytes)
 
     def _offset_bytes(self, index: int, channel: int) -> int:
         """The bytes of an image before one of its channels, a multiple of the blocks of its layout."""
@@ -182,9 +190,10 @@ class _Walk:
         sizes, first = dict(zip(held.axes, held.shape)), dict.fromkeys(held.axes, 0) | {"C": channel}
         return int(Layout.parse(held.layout).offset(sizes, first)) * dtype_of(held.dtype).nbytes
 
-    def _make(self, name: str, layout: str, spec: ArgSpec) -> int:
+    def _make(self, name: str, layout: str, dtype: str, nbytes: int = 0) -> int:
+        """An array in the arena, of at least so many bytes."""
         value = self._network.values[name]
-        return self._add(name, layout, spec.dtype, _stored(layout, value.axes, value.shape), Memory("arena", spec.nbytes))
+        return self._add(name, layout, dtype, _stored(layout, value.axes, value.shape), Memory("arena", nbytes))
 
     def _bring(self, name: str, layout: str) -> int:
         """The array that holds a value in a layout. Adds the conversion that the plan has for it, if it needs one."""
@@ -193,8 +202,8 @@ class _Walk:
             return found
         step = self._conversion(name, layout)
         source = self._bring(name, step.x)
-        made = self._make(name, step.y, step.workload.output)
         (argument,), output = step.workload.signature, step.workload.output
+        made = self._make(name, step.y, output.dtype, output.nbytes)
         self._result.calls.append(
             Planned(f"{name}: {step.x} to {step.y}", (), step.workload, {argument.name: source}, {output.name: made})
         )
@@ -252,7 +261,7 @@ def _set_lifetimes(found: Schedule) -> None:
 def _update_in_place(found: Schedule) -> None:
     """Lets an output take the memory of the argument that it may share, where no other array of the network needs it."""
     for number, call in enumerate(found.calls):
-        for spec in call.workload.signature:
+        for spec in () if isinstance(call.computes, Part) else call.computes.signature:
             if spec.aliases not in call.outputs:
                 continue
             argument = found.arrays[call.arguments[spec.name]].memory

@@ -20,7 +20,7 @@ import numpy as np
 from schedsearch.errors import UnsupportedError
 from schedsearch.network.costs import Costs
 from schedsearch.network.elimination import Elimination, Factor
-from schedsearch.network.graph import Network, Node, Value, View
+from schedsearch.network.graph import Network, Node, Part, Value, View
 from schedsearch.network.layouts import Use, canonical, conversion, memory_order, uses
 from schedsearch.workload import Workload
 
@@ -105,8 +105,8 @@ class Choices:
         """Of the caller, who gives inputs and takes outputs in the layouts of the network."""
         return _Slot(self._variable(1), (self._layout(name, self.network.io_layout(name)),))
 
-    def _add_node(self, node: Node | View) -> None:
-        ways = [None] * len(node.layouts) if isinstance(node, View) else list(node.ways)
+    def _add_node(self, node: Node | View | Part) -> None:
+        ways = list(node.ways) if isinstance(node, Node) else [None] * len(uses(self.network, node))
         times = [0.0 if way is None else self.costs(way).time_ns for way in ways]
         every = uses(self.network, node)
         rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class RecordCosts:
     ) -> None:
         self.target, self.mode = target, mode
         self._lookup = lookup
-        self._check = check or self._no_template
+        self._check = check or functools.partial(no_template, target=target)
         nodes = [] if network is None else [node for node in network.nodes if isinstance(node, Node)]
         first = {node.ways[0] for node in nodes}
         self._residency = Residency.of(network, target, mode)
@@ -156,14 +157,16 @@ class RecordCosts:
         here = [each for each in found if each.target_key == self.target.key]
         return here or found
 
-    def _no_template(self, workload: Workload) -> str:
-        from schedsearch.template import load_templates
 
-        try:
-            load_templates().matching(workload, self.target)
-        except UnsupportedError as error:
-            return str(error)
-        return ""
+def no_template(workload: Workload, target: Target) -> str:
+    """Why no template has a kernel for a workload on a device; "" if one has."""
+    from schedsearch.template import load_templates
+
+    try:
+        load_templates().matching(workload, target)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedsearch.network.graph import Network, Node, Value, View
+from schedsearch.network.graph import Network, Node, Part, Value, View
 from schedsearch.ops import ArgSpec, Layout, decode, encode
 from schedsearch.template import load_reference
 from schedsearch.workload import Workload
@@ -44,9 +44,27 @@ def evaluate(network: Network, inputs: Mapping[str, Array], *, way: Callable[[No
             packed = Layout.parse(of_x).pack(found[node.x], x.axes)
             layout, sizes = Layout.parse(of_y), dict(zip(y.axes, y.shape))
             found[node.y] = layout.unpack(packed.reshape(layout.shape(sizes)), sizes, y.axes)
+        elif isinstance(node, Part):
+            _evaluate_part(network, node, found)
         else:
             _compute(network, node, way(node), found)
     return found
+
+
+def _evaluate_part(network: Network, part: Part, values: dict[str, Array]) -> None:
+    """By ONNX's reference evaluator."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    model = onnx.load_model_from_string(part.model)
+    feeds = {}
+    for port, name in zip(model.graph.input, part.reads):
+        kind = port.type.tensor_type
+        array = values[name].reshape([each.dim_value for each in kind.shape.dim])
+        feeds[port.name] = array.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    for name, result in zip(part.writes, ReferenceEvaluator(model).run(None, feeds)):
+        value = network.values[name]
+        values[name] = _rounded(np.asarray(result), value).reshape(value.shape)
 
 
 def _compute(network: Network, node: Node, workload: Workload, values: dict[str, Array]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from schedsearch.network.choices import Choices
 from schedsearch.network.costs import Costs
-from schedsearch.network.graph import Network, Node, Plan
+from schedsearch.network.graph import Network, Node, Plan, View
 from schedsearch.network.layouts import canonical, same_bytes, uses
 from schedsearch.network.plan import baselines
 from schedsearch.workload import Workload
@@ -162,7 +162,7 @@ def _layouts(network: Network, plan: Plan) -> tuple[dict[str, str], dict[str, li
         if isinstance(node, Node):
             use = every[node.ways.index(plan.ways[node.name])]
         else:
-            use = every[node.layouts.index(plan.views[node.name])]
+            use = every[node.layouts.index(plan.views[node.name]) if isinstance(node, View) else 0]
         for name, word in use.reads:
             read.setdefault(name, []).append(canonical(network.values[name], word))
         for name, word in use.writes:

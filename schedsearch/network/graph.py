@@ -104,6 +104,28 @@ class View:
     layouts: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Nodes of the model that another runtime computes together, because no kernel does.
+
+    It reads and writes values in the order of their axes.
+
+    Attributes:
+        name: unique; that of its first node.
+        sources: names of the nodes of the model, in order.
+        reasons: for each of `sources` its operator, and why it has no kernel, e.g. "LSTM: schedsearch lacks this operator".
+        reads, writes: names of values, in the order of the inputs and outputs of `model`; at least one is written.
+        model: the nodes as an ONNX model with its weights.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    reasons: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    model: bytes = field(repr=False)
+
+
 @dataclass(frozen=True)
 class Network:
     """A network whose shapes are known.
@@ -120,7 +142,7 @@ class Network:
     outputs: tuple[str, ...]
     values: Mapping[str, Value]
     constants: Mapping[str, Constant]
-    nodes: tuple[Node | View, ...]
+    nodes: tuple[Node | View | Part, ...]
     io_layouts: Mapping[str, str] = field(default_factory=dict)
 
     def with_io_layout(self, layout: str) -> Network:

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from schedsearch.errors import WorkloadError
-from schedsearch.network.graph import Network, Node, Value, View
+from schedsearch.network.graph import Network, Node, Part, Value, View
 from schedsearch.ops import Layout
 from schedsearch.ops.layout_transform import layout_transform
 from schedsearch.ops.transpose import transpose
@@ -73,11 +73,14 @@ class Use:
     writes: tuple[tuple[str, str], ...]
 
 
-def uses(network: Network, node: Node | View) -> list[Use]:
-    """The layouts that each way of a node, or each pair of a view, asks for. Layouts of constants cost nothing and are left
-    out, because a constant is packed once when the network is loaded."""
+def uses(network: Network, node: Node | View | Part) -> list[Use]:
+    """The layouts that each way of a node, each pair of a view, or a part asks for. Layouts of constants cost nothing and
+    are left out, because a constant is packed once when the network is loaded."""
     if isinstance(node, View):
         return [Use(((node.x, x),), ((node.y, y),)) for x, y in node.layouts]
+    if isinstance(node, Part):
+        plain = {name: (name, network.values[name].axes) for name in (*node.reads, *node.writes)}
+        return [Use(tuple(plain[name] for name in node.reads), tuple(plain[name] for name in node.writes))]
     found = []
     for way in node.ways:
         arrays = list(node.layouts(way))

@@ -8,8 +8,9 @@ leave become chains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand, Read
@@ -27,12 +28,13 @@ from schedsearch.network.facts import (
     name_of,
     number_of,
 )
-from schedsearch.network.graph import Constant, Network, Node, Value, View, axes_of
+from schedsearch.network.graph import Constant, Network, Node, Part, Value, View, axes_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.layouts import same_bytes
 from schedsearch.network.model import ModelError
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, RESIZES, SOFTMAXES
+from schedsearch.network.parts import VIEWS, Cut, nodes_inside, part
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.slices import without_concatenations
 from schedsearch.network.ways import IMAGE, ways_of
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("NHWC", "NCHW", "NCHW32c")
 SLICES = (*FLOATS, *INTEGERS)
-VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
 # Those before take nodes first.
 _FAMILIES: tuple[Mapping[str, Read], ...] = (
     CONVOLUTIONS,
@@ -72,11 +73,15 @@ class Lowering:
         network: without the nodes that have no operator; their results are values that nothing makes.
         others: operator of ONNX -> names of its nodes that nothing stands for.
         reasons: operator of ONNX -> why the first of its `others` is left out, although others of its kind may not be.
+        left: each node that nothing stands for -> why.
+        nodes: name of each kernel call -> the nodes that it stands for.
     """
 
     network: Network
     others: Mapping[str, tuple[str, ...]]
     reasons: Mapping[str, str]
+    left: Mapping[ir.Node, str]
+    nodes: Mapping[str, tuple[ir.Node, ...]]
 
 
 def lower(
@@ -109,7 +114,10 @@ def lower(
         for op, names in found.others.items():
             reason = f" ({found.reasons[op]})" if op in found.reasons else ""
             lines.append(f"{op}: {', '.join(names)}{reason}")
-        raise ModelError(f"schedsearch has no operator for these nodes of the model: {'; '.join(lines)}")
+        raise ModelError(
+            f"schedsearch has no operator for these nodes of the model: {'; '.join(lines)}. Run them in ONNX Runtime: build "
+            "with --fallback onnxruntime (in Python fallback='onnxruntime')"
+        )
     return found.network
 
 
@@ -121,13 +129,15 @@ def lowering(
     mixed: bool = True,
     slices: Sequence[str] = SLICES,
     apart: Sequence[str] = (),
+    parts: Sequence[Cut] = (),
 ) -> Lowering:
     """As `lower`, of a graph that may have nodes without an operator.
 
     Args:
         mixed: convolutions may have an output of another layout than their input.
+        parts: nodes that another runtime computes.
     """
-    graph = _Graph(model, dtype, tuple(layouts), mixed, tuple(slices), tuple(apart))
+    graph = _Graph(model, dtype, tuple(layouts), mixed, tuple(slices), tuple(apart), tuple(parts))
     graph.read()
     return graph.result()
 
@@ -141,6 +151,7 @@ class _Graph:
         needed: values that a chain reads.
         unread: conversions between numbers and whole numbers whose results nothing reads.
         calls: place of the last node of each chain, and what the chain became.
+        members: name of a kernel call -> the nodes of its chain.
     """
 
     model: ir.Model
@@ -149,10 +160,12 @@ class _Graph:
     mixed: bool
     slices: tuple[str, ...]
     apart: tuple[str, ...]
+    parts: tuple[Cut, ...] = ()
     taken: set[ir.Node] = field(default_factory=set)
     needed: set[ir.Value] = field(default_factory=set)
     unread: set[ir.Node] = field(default_factory=set)
-    calls: list[tuple[int, Node | View]] = field(default_factory=list)
+    calls: list[tuple[int, Node | View | Part]] = field(default_factory=list)
+    members: dict[str, tuple[ir.Node, ...]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     reasons: dict[ir.Node, str] = field(default_factory=dict)
@@ -160,6 +173,10 @@ class _Graph:
     def read(self) -> None:
         places = {node: place for place, node in enumerate(self.model.graph)}
         apart = {node for node in places if node.op_type in self.apart}
+        self.taken.update(inner for node in places for inner in nodes_inside(node))
+        for cut in self.parts:
+            self.taken.update(cut.reasons)
+            self.needed.update(cut.reads)
         chains: list[Chain] = []
         self._views_of_transposes(places)
         for family in _FAMILIES:
@@ -176,11 +193,40 @@ class _Graph:
         for chain in without_concatenations(chains, self.slices):
             last = max(places[node] for node in chain.nodes)
             chain.nodes.sort(key=places.__getitem__)
-            self.calls.append((last, self._node(chain)))
+            made = self._node(chain)
+            self.members[made.name] = tuple(chain.nodes)
+            self.calls.append((last, made))
+        for cut in self.parts:
+            if cut.writes:
+                self.calls.append((max(map(places.__getitem__, cut.reasons)), self._part(cut)))
         for node, place in places.items():
-            if node.op_type in VIEWS and is_onnx(node) and self._is_known(node) and not self._is_random(node):
+            if node.op_type not in VIEWS or not is_onnx(node) or node in self.taken:
+                continue
+            if self._is_known(node) and not self._is_random(node):
                 self.taken.add(node)
                 self.calls.append((place, self._view(node)))
+        if self.parts:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Gives every call a place behind those that make what it reads, in the order of before where that is possible: a
+        reader of a part's first result may stand before the part's last node."""
+        calls = [call for _, call in sorted(self.calls, key=lambda each: each[0])]
+        makers: dict[str, set[int]] = {}
+        for number, call in enumerate(calls):
+            for name in _writes(call):
+                makers.setdefault(name, set()).add(number)
+        order = TopologicalSorter(
+            {number: set().union(*(makers.get(name, ()) for name in _reads(call))) for number, call in enumerate(calls)}
+        )
+        order.prepare()
+        ready, self.calls = list(order.get_ready()), []
+        while ready:
+            number = min(ready)
+            ready.remove(number)
+            order.done(number)
+            ready += order.get_ready()
+            self.calls.append((len(self.calls), calls[number]))
 
     def _views_of_transposes(self, places: Mapping[ir.Node, int]) -> None:
         """Transposes between NCHW and NHWC are views: the same bytes, which the planner converts where a reader needs it."""
@@ -189,7 +235,7 @@ class _Graph:
                 continue
             permutation = tuple(node.attributes.get_ints("perm", ()))
             pair = {(0, 2, 3, 1): ("NHWC", IMAGE), (0, 3, 1, 2): (IMAGE, "NHWC")}.get(permutation)
-            if pair is not None and set(pair) <= {*self.layouts, IMAGE}:
+            if pair is not None and set(pair) <= {*self.layouts, IMAGE} and node not in self.taken:
                 self.taken.add(node)
                 self.calls.append((place, self._view(node, pair)))
 
@@ -207,7 +253,9 @@ class _Graph:
         outputs = tuple(self._value(value) for value in graph.outputs) if not others else ()
         nodes = tuple(call for _, call in sorted(self.calls, key=lambda each: each[0]))
         network = Network(inputs, outputs, self.values, self.constants, nodes)
-        return Lowering(network, {op: tuple(names) for op, names in others.items()}, reasons)
+        listed = {op: tuple(names) for op, names in others.items()}
+        why = {node: self._reason(node) or "schedsearch lacks this operator" for node in left if node.op_type != "Constant"}
+        return Lowering(network, listed, reasons, why, self.members)
 
     def _reason(self, node: ir.Node) -> str:
         if any(each.type.name in ("GRAPH", "GRAPHS") for each in node.attributes.values()):
@@ -262,6 +310,12 @@ class _Graph:
         offsets = {} if chain.offset is None else {first: chain.offset}
         return Node(self._name(sources[0]), sources, arguments, outputs, ways, scalars, words, offsets)
 
+    def _part(self, cut: Cut) -> Part:
+        made = part(self.model, cut, self.dtype)
+        for value in (*cut.reads, *cut.writes):
+            self._value(value)
+        return replace(made, name=self._name(made.name))
+
     def _name(self, name: str) -> str:
         used, number, found = {call.name for _, call in self.calls}, 1, name
         while found in used:
@@ -309,6 +363,14 @@ class _Graph:
         if value.axes != IMAGE:
             return []
         return [layout for layout in self.layouts if sizes["C"] % Layout.parse(layout).block("C") == 0]
+
+
+def _reads(call: Node | View | Part) -> Iterable[str]:
+    return call.arguments.values() if isinstance(call, Node) else (call.x,) if isinstance(call, View) else call.reads
+
+
+def _writes(call: Node | View | Part) -> Iterable[str]:
+    return call.outputs.values() if isinstance(call, Node) else (call.y,) if isinstance(call, View) else call.writes
 
 
 def _same(one: Constant, other: Constant) -> bool:

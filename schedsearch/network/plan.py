@@ -15,7 +15,7 @@ from dataclasses import replace
 from schedsearch.errors import UnsupportedError, UsageError
 from schedsearch.network.choices import Choices
 from schedsearch.network.costs import Costs
-from schedsearch.network.graph import Conversion, Network, Node, Plan, Value, View
+from schedsearch.network.graph import Conversion, Network, Node, Part, Plan, Value, View
 from schedsearch.network.layouts import canonical, conversion, same_bytes, uses
 from schedsearch.task import Task
 from schedsearch.workload import Workload
@@ -148,7 +148,7 @@ def complete(network: Network, chosen: Mapping[str, int]) -> Plan:
             there[name] = [layout]
         if isinstance(node, View):
             views[node.name] = node.layouts[chosen[node.name]]
-        else:
+        elif isinstance(node, Node):
             ways[node.name] = node.ways[chosen[node.name]]
     bring(((name, network.io_layout(name)) for name in network.outputs), "the caller")
     return Plan(ways, views, tuple(conversions), 0.0)
@@ -191,8 +191,10 @@ def _has(value: Value, word: str, layout: str) -> bool:
     return sorted(value.axes) == sorted("NHWC") and same_bytes(value, word, layout)
 
 
-def _times_ns(node: Node | View, costs: Costs) -> list[float]:
-    return [0.0] * len(node.layouts) if isinstance(node, View) else [costs(way).time_ns for way in node.ways]
+def _times_ns(node: Node | View | Part, costs: Costs) -> list[float]:
+    if isinstance(node, Node):
+        return [costs(way).time_ns for way in node.ways]
+    return [0.0] * (len(node.layouts) if isinstance(node, View) else 1)
 
 
 def _conversion(value: Value, x: str, y: str, reader: str) -> Conversion:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedsearch.errors import WorkloadError
 from schedsearch.network.chain import Chain
@@ -13,9 +13,24 @@ from schedsearch.network.model import ModelError
 from schedsearch.ops import Layout
 from schedsearch.workload import Workload
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 IMAGE = "NCHW"
 Words = dict[str, str]  # argument or output -> its layout, where the workload has other letters
 _Candidates = Iterator[tuple[dict[str, Any], Words]]
+
+
+class NoWayError(ModelError):
+    """No layout can hold the arrays of some nodes.
+
+    Attributes:
+        nodes: of the model, those of one chain.
+    """
+
+    def __init__(self, message: str, nodes: Sequence[ir.Node]) -> None:
+        super().__init__(message)
+        self.nodes = tuple(nodes)
 
 
 def ways_of(
@@ -29,7 +44,7 @@ def ways_of(
         mixed: also workloads of which the output has another layout than the input.
 
     Raises:
-        ModelError: no layout can hold the chain's arrays.
+        NoWayError: no layout can hold the chain's arrays.
     """
     params = typed(chain, dtype)
     found: list[Workload] = []
@@ -48,7 +63,7 @@ def ways_of(
             words[workload] = names
     if not found:
         because = f": {reasons[0]}" if reasons else ""
-        raise ModelError(f"node {name_of(chain.nodes[0])} is not possible in {' or '.join(layouts)}{because}")
+        raise NoWayError(f"node {name_of(chain.nodes[0])} is not possible in {' or '.join(layouts)}{because}", chain.nodes)
     return tuple(found), words
 
 

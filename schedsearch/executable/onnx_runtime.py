@@ -1,0 +1,160 @@
+"""Parts of a network that ONNX Runtime computes, on the memory of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from schedsearch.device import Device, Workspaces, check_address
+from schedsearch.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from schedsearch.executable.program import Call
+
+ONNX_RUNTIME = "onnxruntime"
+_GPU_PROVIDER = "CUDAExecutionProvider"
+_CPU_PROVIDER = "CPUExecutionProvider"
+_GPU_ALIGNMENT = 16  # of addresses; ONNX Runtime's kernels assume what its own allocator gives
+_BFLOAT16 = 16  # TensorProto.BFLOAT16
+_ERRORS_ONLY = 3  # level of ONNX Runtime's messages on stderr
+
+
+def require(what: str) -> Any:
+    """The module onnxruntime.
+
+    Args:
+        what: needs it, for the message.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UsageError(
+            f"{what} needs ONNX Runtime, which is not installed ({error}): pip install onnxruntime, or onnxruntime-gpu to "
+            "run such nodes on a GPU"
+        ) from error
+    return onnxruntime
+
+
+class OnnxModel:
+    """A part in ONNX Runtime, ready to be bound; see `schedsearch.device.LoadedKernel`.
+
+    On a GPU it runs there if ONNX Runtime has its CUDA provider; otherwise it runs on the CPU, and every launch copies its
+    arrays to the host and back.
+
+    Attributes:
+        provider: CUDAExecutionProvider or CPUExecutionProvider.
+
+    Raises:
+        UsageError: onnxruntime is not installed, or it cannot run the model.
+    """
+
+    def __init__(self, device: Device, model: bytes, call: Call) -> None:
+        module = require(f"{call.name} ({call.label})")
+        self.device, self.call = device, call
+        options = module.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are those of our kernels, too
+        on_gpu = device.target.kind == "cuda" and _GPU_PROVIDER in module.get_available_providers()
+        providers: list[Any] = [(_GPU_PROVIDER, {"device_id": device.target.ordinal})] if on_gpu else []
+        try:
+            self.session = module.InferenceSession(model, options, providers=[*providers, _CPU_PROVIDER])
+        except Exception as error:  # ONNX Runtime's errors have no common base
+            raise UsageError(
+                f"ONNX Runtime {module.__version__} cannot run {call.label} ({', '.join(call.sources)}): {error}. Replace "
+                "these nodes in the model, or install a version of ONNX Runtime that has them"
+            ) from error
+        self.provider: str = self.session.get_providers()[0]
+        self.ports = [*self.session.get_inputs(), *self.session.get_outputs()]
+
+    @property
+    def copies_to_host(self) -> bool:
+        """Whether every launch copies its arrays between the GPU and the host."""
+        return self.device.target.kind == "cuda" and self.provider != _GPU_PROVIDER
+
+    def check_address(self, name: str, address: int) -> None:
+        """Raises ArgumentError if an address lacks the alignment that an input or output needs."""
+        if self.device.target.kind == "cuda":
+            check_address(name, address, _GPU_ALIGNMENT)
+
+    def prepare(self, addresses: Mapping[str, int], stream: int = 0) -> Workspaces:
+        """Nothing: constants are in the model."""
+        return Workspaces(self.device, {})
+
+    def bind(
+        self, buffers: Mapping[str, int], scalars: Mapping[str, float], prepared: Workspaces | None = None
+    ) -> BoundOnnxModel:
+        """Raises ArgumentError if an address lacks the alignment that it needs."""
+        return BoundOnnxModel(self, buffers)
+
+    def close(self) -> None:
+        """ONNX Runtime frees its memory when nothing refers to the session."""
+
+
+class BoundOnnxModel:
+    """A part on fixed addresses; see `schedsearch.device.BoundKernel`. On a GPU a launch waits for all work of the stream
+    before it begins, because ONNX Runtime computes on a stream of its own, and returns when its results are there."""
+
+    def __init__(self, model: OnnxModel, buffers: Mapping[str, int]) -> None:
+        self._model = model
+        self._binding = model.session.io_binding()
+        call = model.call
+        self._ports = dict(zip(call.buffers, model.ports))
+        self._host: dict[str, Any] = {}  # memory of the host, where ONNX Runtime cannot reach the network's
+        self._addresses: dict[str, int] = {}
+        for name in call.buffers:
+            if model.copies_to_host:
+                self._host[name] = _host_array(self._ports[name])
+                self._bind(name, "cpu", self._host[name].ctypes.data)
+            self.set_pointer(name, buffers[name])
+
+    def set_pointer(self, buffer: str, address: int) -> None:
+        self._model.check_address(buffer, address)
+        self._addresses[buffer] = address
+        if not self._model.copies_to_host:
+            self._bind(buffer, "cuda" if self._model.provider == _GPU_PROVIDER else "cpu", address)
+
+    def set_scalar(self, name: str, value: float) -> None:
+        """A part has no scalars."""
+
+    def _bind(self, name: str, kind: str, address: int) -> None:
+        port, ordinal = self._ports[name], self._model.device.target.ordinal if kind == "cuda" else 0
+        bind = self._binding.bind_output if name in self._model.call.outputs else self._binding.bind_input
+        bind(port.name, kind, ordinal, _element_type(port), port.shape, address)
+
+    def launch(self, stream: int = 0) -> None:
+        """Raises DeviceError if ONNX Runtime fails."""
+        model = self._model
+        model.device.wait(stream)
+        outputs = model.call.outputs
+        for name, array in self._host.items():
+            if name not in outputs:
+                model.device.copy_out(array.data, self._addresses[name])
+        try:
+            model.session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's errors have no common base
+            raise DeviceError(f"ONNX Runtime failed in {model.call.name} ({model.call.label}): {error}") from error
+        for name, array in self._host.items():
+            if name in outputs:
+                model.device.copy_in(self._addresses[name], array.data)
+
+
+def _element_type(port: Any) -> Any:
+    """NumPy's type of an input or output, or ONNX's number of a format that NumPy lacks."""
+    import numpy as np
+
+    name = str(port.type).removeprefix("tensor(").removesuffix(")")
+    if name == "bfloat16":
+        return _BFLOAT16
+    return np.dtype({"float": "float32", "double": "float64"}.get(name, name)).type
+
+
+def _host_array(port: Any) -> Any:
+    """Uninitialised memory of the host for an input or output, as bytes."""
+    import numpy as np
+
+    kind = _element_type(port)
+    itemsize = 2 if kind == _BFLOAT16 else np.dtype(kind).itemsize
+    return np.empty(int(np.prod(port.shape, dtype=np.int64)) * itemsize, np.uint8)

@@ -1,0 +1,52 @@
+"""Networks some of whose nodes another runtime computes, because no kernel does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from schedsearch.network.graph import Network, Node
+from schedsearch.network.lower import LAYOUTS, SLICES, lowering
+from schedsearch.network.parts import cuts, without_shape
+from schedsearch.network.ways import NoWayError
+from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def lower_with_parts(
+    model: ir.Model,
+    problem: Callable[[Workload], str],
+    *,
+    dtype: str | None = None,
+    layouts: Sequence[str] = LAYOUTS,
+    slices: Sequence[str] = SLICES,
+    apart: Sequence[str] = (),
+) -> Network:
+    """As `lower`; nodes that no kernel computes are in parts, as few as possible.
+
+    Besides nodes without an operator these are nodes with values whose shapes are not known before they run, and nodes whose
+    workloads no template takes.
+
+    Args:
+        problem: why no kernel computes a workload on the device; "" if one does.
+
+    Raises:
+        ModelError: a node is against the rules of its operator, the shape or the format of an output or of a value on the
+            border of a part is impossible, or a part is too large.
+    """
+    reasons = without_shape(model)
+    while True:
+        try:
+            found = lowering(model, dtype=dtype, layouts=layouts, slices=slices, apart=apart, parts=cuts(model, reasons))
+        except NoWayError as error:
+            more = dict.fromkeys(error.nodes, str(error))
+        else:
+            more = dict(found.left)
+            for node in found.network.nodes:
+                if isinstance(node, Node) and all(problem(way) for way in node.ways):
+                    more |= dict.fromkeys(found.nodes[node.name], problem(node.ways[0]))
+        if not more:
+            return found.network
+        reasons |= more

@@ -1,0 +1,500 @@
+"""Networks with nodes that ONNX Runtime computes: which nodes go together, what they compute, and what their file holds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import network_support as support
+import numpy as np
+import pytest
+from cli_support import schedsearch as command
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx_support import Net as Model
+
+import schedsearch
+from schedsearch.device import open_device
+from schedsearch.errors import ArgumentError, DatabaseError, UsageError
+from schedsearch.executable.build import build
+from schedsearch.executable.file import load, save
+from schedsearch.executable.onnx_runtime import OnnxModel
+from schedsearch.executable.program import Call, Foreign, Origin, Program
+from schedsearch.executable.segments import Segments
+from schedsearch.network.graph import Network, Part, Value
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+import onnx_ir as ir  # noqa: E402
+from onnx import TensorProto, helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from schedsearch.network.evaluate import evaluate  # noqa: E402
+from schedsearch.network.fallback import lower_with_parts  # noqa: E402
+from schedsearch.network.lower import lower  # noqa: E402
+from schedsearch.network.model import ModelError, read_model  # noqa: E402
+from schedsearch.network.parts import cuts, inputs_of_all  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+
+
+def anything(workload: Any) -> str:
+    """Every workload has a kernel."""
+    return ""
+
+
+def hardmaxes() -> Model:
+    """a -> {one -> view -> two -> view2} -> b + one -> relu -> {three}; Hardmax has no operator here."""
+    net = Model(1, 8, 6, 6)
+    one = net.node("Hardmax", net.conv("x", 16, 8, name="a"), name="one", axis=1)
+    two = net.node("Hardmax", net.node("Reshape", one, net.row(1, 16, 36), name="view"), name="two", axis=1)
+    back = net.node("Reshape", two, net.row(1, 16, 6, 6), name="view2")
+    total = net.node("Add", net.conv(back, 16, 16, name="b"), one, name="add")
+    net.results = [total, net.node("Hardmax", net.node("Relu", total, name="relu"), name="three")]
+    return net
+
+
+def parts_of(network: Network) -> list[Part]:
+    return [node for node in network.nodes if isinstance(node, Part)]
+
+
+def image(*shape: int) -> Array:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+# --- Which nodes go together --------------------------------------------------------------------------------------------
+def graph_of(edges: Sequence[Sequence[int]]) -> ir.Model:
+    """Node number i reads the nodes edges[i], or the input if there are none. Every node's result leaves the graph."""
+    tensor = {"type": ir.TensorType(ir.DataType.FLOAT), "shape": ir.Shape([1])}
+    x = ir.Value(name="x", **tensor)
+    nodes: list[ir.Node] = []
+    for number, read in enumerate(edges):
+        inputs = [nodes[each].outputs[0] for each in read] or [x]
+        nodes.append(ir.Node("", "Sum", inputs, outputs=[ir.Value(name=f"v{number}", **tensor)], name=f"n{number}"))
+    return ir.Model(ir.Graph([x], [node.outputs[0] for node in nodes], nodes=nodes, opset_imports={"": 21}), ir_version=10)
+
+
+def fewest_runs(edges: Sequence[Sequence[int]], lacking: Sequence[bool]) -> int:
+    """By brute force: of all orders in which the nodes can run, the fewest runs of lacking nodes one after the other."""
+    found = len(edges)
+    for order in itertools.permutations(range(len(edges))):
+        place = {node: number for number, node in enumerate(order)}
+        if all(place[read] < place[node] for node, reads in enumerate(edges) for read in reads):
+            found = min(found, sum(is_lacking for is_lacking, _ in itertools.groupby(lacking[node] for node in order)))
+    return found
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[list[int]], list[bool]]:
+    count = draw(st.integers(1, 6))
+    edges = [draw(st.lists(st.sampled_from(range(n)), max_size=2, unique=True)) if n else [] for n in range(count)]
+    return edges, [draw(st.booleans()) for _ in range(count)]
+
+
+@given(graphs())
+def test_parts_are_as_few_as_possible_and_run_as_a_whole(graph: tuple[list[list[int]], list[bool]]) -> None:
+    edges, lacking = graph
+    model = graph_of(edges)
+    found = cuts(model, {node: "" for node, is_lacking in zip(model.graph, lacking) if is_lacking})
+    assert len(found) == fewest_runs(edges, lacking)
+    owner = {node.name: number for number, cut in enumerate(found) for node in cut.reasons}
+    assert sorted(owner) == sorted(node.name for node, is_lacking in zip(model.graph, lacking) if is_lacking)
+    whole = {number: {f"n{n}" for n in range(len(edges)) if owner.get(f"n{n}") == number} for number in range(len(found))}
+    done: set[str] = set()
+    units = [*whole.values(), *({f"n{n}"} for n in range(len(edges)) if f"n{n}" not in owner)]
+    while units:  # every unit can run when all that it reads from outside has run
+        ready = [
+            unit for unit in units if all({f"n{read}" for read in edges[int(name[1:])]} <= done | unit for name in unit)
+        ]
+        assert ready
+        done |= set().union(*ready)
+        units = [unit for unit in units if unit not in ready]
+
+
+def test_values_that_a_body_reads_belong_to_its_node() -> None:
+    (node,) = (each for each in ir.from_proto(conditional()).graph if each.op_type == "If")
+    assert [value.name for value in inputs_of_all(node)] == ["flag", "c.out"]
+
+
+def test_views_between_two_parts_belong_to_them(tmp_path: Path) -> None:
+    network = lower_with_parts(read_model(hardmaxes().save(tmp_path)), anything)
+    first, second = parts_of(network)
+    assert first.sources == ("one", "view", "two") and second.sources == ("three",)
+    assert first.reasons == (
+        "Hardmax: schedsearch lacks this operator",
+        "Reshape: only parts read and write it",
+        "Hardmax: schedsearch lacks this operator",
+    )
+    assert (first.reads, first.writes) == (("a.out",), ("one.out", "two.out"))
+
+
+# --- What they compute --------------------------------------------------------------------------------------------------
+def conditional() -> Any:
+    """c = relu(conv(x)); y = relu(If(flag: c + c, else c)): the branches read c, and have nodes that have operators."""
+
+    def branch(name: str, *nodes: Any) -> Any:
+        return helper.make_graph(list(nodes), name, [], [helper.make_tensor_value_info(f"{name}.y", 1, [1, 8, 6, 6])])
+
+    net = Model(1, 8, 6, 6)
+    c = net.node("Relu", net.conv("x", 8, 8, name="conv"), name="c")
+    twice = branch("then", helper.make_node("Add", [c, c], ["then.y"], name="twice"))
+    once = branch("else", helper.make_node("Relu", [c], ["else.y"], name="once"))
+    either = net.node("If", "flag", name="either", then_branch=twice, else_branch=once)
+    net.node("Relu", either, name="last")
+    model = net.model()
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    model.graph.value_info.append(helper.make_tensor_value_info(either, 1, [1, 8, 6, 6]))
+    return model
+
+
+def counted() -> Model:
+    """The largest pixels, counted and added to the channels' means; the shape of NonZero's result is not known before."""
+    net = Model(2, 8, 6, 6)
+    large = net.node("Greater", net.conv("x", 8, 8, name="conv"), net.numbers(1.0), name="large")
+    places = net.node("Transpose", net.node("NonZero", large, name="places"), perm=[1, 0], name="turned")
+    ones = net.node("ConstantOfShape", net.node("Shape", places, name="shape"), name="zeros")
+    share = net.node("ReduceSum", net.node("Add", ones, net.numbers(0.25), name="quarters"), keepdims=0, name="sum")
+    net.node("Add", net.node("GlobalAveragePool", "x", name="mean"), share, name="total")
+    return net
+
+
+def check(model: Any, inputs: dict[str, Array], **options: Any) -> Network:
+    """What lowering gives, which has computed the model's results by the operators' references and ONNX's evaluator."""
+    network = lower_with_parts(options.pop("read")(model), anything, **options)
+    found = evaluate(network, inputs)
+    for name, wanted in zip(network.outputs, ReferenceEvaluator(model).run(None, inputs)):
+        np.testing.assert_allclose(found[name], np.reshape(wanted, found[name].shape), rtol=2e-3, atol=2e-3)
+    return network
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    def read(model: Any) -> Any:
+        onnx.save(model, tmp_path / "net.onnx")
+        return read_model(tmp_path / "net.onnx")
+
+    return read
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_a_network_with_parts_computes_what_its_model_does(read: Any, dtype: str | None) -> None:
+    network = check(hardmaxes().model(), {"x": np.round(image(1, 8, 6, 6) * 4) / 4}, read=read, dtype=dtype)
+    (port,) = onnx.load_model_from_string(parts_of(network)[0].model).graph.input
+    assert port.type.tensor_type.elem_type == (TensorProto.FLOAT if dtype is None else TensorProto.FLOAT16)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_branches_read_values_from_outside(read: Any, flag: bool) -> None:
+    network = check(conditional(), {"x": image(1, 8, 6, 6), "flag": np.array(flag)}, read=read)
+    (part,) = parts_of(network)
+    assert part.sources == ("either",) and part.reasons == ("If: nodes inside of it are not read",)
+    assert set(part.reads) == {"flag", "c.out"}
+
+
+def test_nodes_without_a_known_shape_run_there_together(read: Any) -> None:
+    network = check(counted().model(), {"x": image(2, 8, 6, 6)}, read=read)
+    (part,) = parts_of(network)
+    assert {"places", "turned", "shape", "zeros", "quarters"} <= set(part.sources)
+    assert part.reasons[part.sources.index("turned")].startswith("Transpose: the shape of 'places.out' is ")
+
+
+def test_nodes_that_no_template_takes_run_there(read: Any) -> None:
+    def no_pools(workload: Any) -> str:
+        return "no pools here" if workload.op == "pool2d" else ""
+
+    net = Model(1, 8, 6, 6)
+    net.conv(net.node("MaxPool", "x", kernel_shape=[3, 3], name="pool"), 8, 8, name="conv")
+    network = lower_with_parts(read(net.model()), no_pools)
+    (part,) = parts_of(network)
+    assert (part.sources, part.reasons) == (("pool",), ("MaxPool: no pools here",))
+
+
+def test_results_of_unknown_shape_are_refused(read: Any) -> None:
+    net = Model(1, 8, 6, 6)
+    net.node("NonZero", net.conv("x", 8, 8), name="places")
+    with pytest.raises(ModelError, match=r"the shape of 'places.out' at node places \(NonZero\) is"):
+        lower_with_parts(read(net.model()), anything)
+
+
+def test_all_nodes_are_listed_with_the_remedy(read: Any) -> None:
+    with pytest.raises(ModelError, match=r"Hardmax: one, two, three\. Run them in ONNX Runtime: .*--fallback onnxruntime"):
+        lower(read(hardmaxes().model()))
+
+
+# --- Files --------------------------------------------------------------------------------------------------------------
+NEGATIVE = helper.make_model(
+    helper.make_graph(
+        [helper.make_node("Neg", ["a"], ["b"])],
+        "part",
+        [helper.make_tensor_value_info("a", 1, [1, 8, 6, 6])],
+        [helper.make_tensor_value_info("b", 1, [1, 8, 6, 6])],
+    ),
+    opset_imports=[helper.make_opsetid("", 21)],
+    ir_version=10,
+)
+
+
+def with_a_part() -> Network:
+    """Two convolutions, and y negated by ONNX Runtime."""
+    network = support.two_convolutions()
+    part = Part("negative", ("neg",), ("Neg: for the test",), ("y",), ("z",), NEGATIVE.SerializeToString())
+    values = {**network.values, "z": Value("z", "NCHW", (1, 8, 6, 6), "float32")}
+    return replace(network, outputs=("z",), values=values, nodes=(*network.nodes, part))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save(support.build(with_a_part(), schedsearch.detect("cpu")), tmp_path / "model.ssx")
+    return tmp_path / "model.ssx"
+
+
+def test_a_part_is_in_the_program_and_its_model_in_the_file(path: Path) -> None:
+    with sqlite3.connect(path) as file:
+        ((program,),) = file.execute("SELECT program FROM executable")
+        models = [data for (data,) in file.execute("SELECT data FROM weight")]
+    call = Program.from_json(program).calls[-1]
+    assert (call.label, call.sources, call.workload) == ("Neg", ("neg",), "")
+    assert call.foreign == Foreign(len(NEGATIVE.SerializeToString()), ("Neg: for the test",))
+    assert NEGATIVE.SerializeToString() in models
+    assert Program.from_json(program).json == program
+
+
+def test_a_file_with_a_part_needs_onnx_runtime(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UsageError, match=r"small.onnx \(Neg\) needs ONNX Runtime, which is not installed .*pip install"):
+        load(path)
+    with pytest.raises(UsageError, match=r"fallback='onnxruntime' needs ONNX Runtime, which is not installed"):
+        build("net.onnx", target="cpu", fallback="onnxruntime")
+    with pytest.raises(UsageError, match="fallback 'tvm' is not possible; allowed: onnxruntime, or None"):
+        build("net.onnx", target="cpu", fallback="tvm")
+
+
+def test_the_model_of_a_part_cannot_be_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace())
+    other = NEGATIVE.SerializeToString().replace(b"Neg", b"Abs")
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE weight SET data = ? WHERE data = ?", (other, NEGATIVE.SerializeToString()))
+    file.close()
+    with pytest.raises(DatabaseError, match=r"table weight, .* it does not match its checksum"):
+        load(path)
+
+
+# --- A GPU, without one -------------------------------------------------------------------------------------------------
+class Bound:
+    """A bound kernel that writes down its launches."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self.name, self.said = name, said
+
+    def launch(self, stream: int = 0) -> None:
+        self.said.append(f"{self.name} on {stream}")
+
+
+def test_kernels_between_parts_are_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Graph:
+        def __init__(self, device: Any, kernels: Sequence[Bound]) -> None:
+            self.name = "+".join(kernel.name for kernel in kernels)
+
+        def update(self, number: int) -> None:
+            said.append(f"{self.name} updates {number}")
+
+        def launch(self, stream: int) -> None:
+            said.append(f"{self.name} on {stream}")
+
+        def close(self) -> None:
+            said.append(f"{self.name} closed")
+
+    class BoundPart(Bound):
+        pass
+
+    monkeypatch.setattr("schedsearch.device.cuda_graph.KernelGraph", Graph)
+    monkeypatch.setattr("schedsearch.device.cuda.CudaBoundKernel", Bound)
+    monkeypatch.setattr("schedsearch.executable.segments.BoundOnnxModel", BoundPart)
+    kinds = {"a": Bound, "b": Bound, "P": BoundPart, "Q": BoundPart, "c": Bound}
+    segments = Segments(object(), [kind(name, said) for name, kind in kinds.items()])  # type: ignore[arg-type]
+    segments.launch(7)
+    for number in range(5):
+        segments.update(number)
+    segments.close()
+    assert said == [
+        "a+b on 7", "P on 7", "Q on 7", "c on 7", "a+b updates 0", "a+b updates 1", "c updates 0", "a+b closed", "c closed",
+    ]  # fmt: skip
+
+
+class HostGpu:
+    """A device of the kind cuda whose memory is the host's."""
+
+    def __init__(self) -> None:
+        self._cpu = open_device(schedsearch.detect("cpu"))
+        self.target = replace(self._cpu.target, kind="cuda", ordinal=1)
+        self.said: list[str] = []
+
+    def wait(self, stream: int = 0) -> None:
+        self.said.append(f"wait {stream}")
+
+    def copy_out(self, data: memoryview, address: int) -> None:
+        self.said.append("copy out")
+        self._cpu.copy_out(data, address)
+
+    def copy_in(self, address: int, data: memoryview) -> None:
+        self.said.append("copy in")
+        self._cpu.copy_in(address, data)
+
+
+NEG = Call(
+    "negative", ("neg",), "", "Neg", "", {"x0": 0, "y0": 1}, ("y0",), {}, {}, Origin("onnxruntime", "onnxruntime", ""),
+    foreign=Foreign(0, ("",)),
+)  # fmt: skip
+
+
+def test_where_onnx_runtime_has_cuda_it_gets_device_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    class Binding:
+        def bind_input(self, *arguments: Any) -> None:
+            said.append(("in", *arguments))
+
+        def bind_output(self, *arguments: Any) -> None:
+            said.append(("out", *arguments))
+
+    class Session:
+        def __init__(self, model: bytes, options: Any, providers: Any) -> None:
+            said.append(providers)
+
+        def get_providers(self) -> list[str]:
+            return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+        def get_inputs(self) -> list[Any]:
+            return [SimpleNamespace(name="a", type="tensor(float16)", shape=[2, 3])]
+
+        def get_outputs(self) -> list[Any]:
+            return [SimpleNamespace(name="b", type="tensor(bfloat16)", shape=[])]
+
+        def io_binding(self) -> Binding:
+            return Binding()
+
+        def run_with_iobinding(self, binding: Binding) -> None:
+            said.append("run")
+
+    options = SimpleNamespace(add_session_config_entry=lambda *entry: None)
+    module = SimpleNamespace(
+        __version__="9", SessionOptions=lambda: options, InferenceSession=Session,
+        get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    gpu = HostGpu()
+    model = OnnxModel(gpu, b"", NEG)  # type: ignore[arg-type]
+    bound = model.bind({"x0": 256, "y0": 512}, {})
+    bound.launch(5)
+    bound.set_pointer("y0", 1024)
+    assert said == [
+        [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"],
+        ("in", "a", "cuda", 1, np.float16, [2, 3], 256),
+        ("out", "b", "cuda", 1, TensorProto.BFLOAT16, [], 512),
+        "run",
+        ("out", "b", "cuda", 1, TensorProto.BFLOAT16, [], 1024),
+    ]
+    assert gpu.said == ["wait 5"]
+    with pytest.raises(ArgumentError, match="x0 is at an address that is not a multiple of 16 bytes"):
+        bound.set_pointer("x0", 257)
+
+
+# --- With ONNX Runtime --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def runtime() -> Iterator[Any]:
+    yield pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.integrations
+def test_a_gpu_without_its_provider_copies_to_the_host_and_back(runtime: Any) -> None:
+    gpu = HostGpu()
+    model = OnnxModel(gpu, NEGATIVE.SerializeToString(), NEG)  # type: ignore[arg-type]
+    x, y = image(1, 8, 6, 6), np.zeros((1, 8, 6, 6), np.float32)
+    bound = model.bind({"x0": x.ctypes.data, "y0": y.ctypes.data}, {})
+    bound.launch(3)
+    np.testing.assert_array_equal(y, -x)
+    assert gpu.said == ["wait 3", "copy out", "copy in"]
+
+
+@pytest.mark.integrations
+def test_a_part_reads_and_writes_the_networks_memory(runtime: Any, path: Path) -> None:
+    truth = {}
+    with load(path) as net:
+        for scale in (1, 2):  # outputs are new arrays, at other addresses
+            x = np.round(image(1, 8, 6, 6)) * np.float32(scale)
+            truth = support.truth(support.two_convolutions(), {"x": x})
+            np.testing.assert_array_equal(net(x), -truth["y"])
+        np.testing.assert_array_equal(net.trace(x)["z"], -truth["y"])
+        assert len(net.measure(2).calls_ns) == len(net.steps)
+        explained = net.explain()
+    assert "4 kernel calls, 2 of them convert layouts; 1 part in ONNX Runtime" in explained
+    assert "negative: Neg by ONNX Runtime (CPUExecutionProvider, " in explained and "neg: Neg: for the test" in explained
+    assert "without copies: 1,152 bytes in, 1,152 bytes out" in explained
+    with pytest.raises(UsageError, match="the net was closed"):
+        net.explain()
+
+
+@pytest.mark.integrations
+def test_the_command_builds_runs_and_compares(runtime: Any, tmp_path: Path) -> None:
+    model = hardmaxes().save(tmp_path)
+    options = ("--target", "cpu", "--db", tmp_path / "none.db", "-o", tmp_path / "net.ssx")
+    done = command("build", model, *options)
+    assert done.exit_code == 2 and "Hardmax: one, two, three" in done.stderr and "--fallback onnxruntime" in done.stderr
+    done = command("build", model, *options, "--fallback", "onnxruntime", "--explain")
+    assert done.exit_code == 0, done.stderr
+    assert "ONNX Runtime computes 3 nodes as one: one: Hardmax: schedsearch lacks this operator; view:" in done.stderr
+    assert "3 kernel calls and 2 parts in ONNX Runtime" in done.stdout
+    assert "3 of 3 kernel calls have no record" in done.stderr
+    done = command("run", tmp_path / "net.ssx", "--compare", "onnx", "--repeat", "2", "--json")
+    found = json.loads(done.stdout)
+    errors = {each["value"]: each["relative"] for each in found["errors"]}
+    assert {"one.out", "two.out", "three.out", "add.out"} <= set(errors) and max(errors.values()) < 1e-5
+    assert [call["template"] for call in found["calls"]].count("onnxruntime") == 2
+    again = tmp_path / "again.ssx"
+    command("build", model, *options[:-1], again, "--fallback", "onnxruntime")
+    assert again.read_bytes() == (tmp_path / "net.ssx").read_bytes()
+
+
+@pytest.mark.integrations
+@pytest.mark.parametrize("io_layout", ["NCHW", "NHWC"])
+def test_flags_and_unknown_shapes_run_as_the_reference_says(runtime: Any, tmp_path: Path, io_layout: str) -> None:
+    for number, (model, extra) in enumerate(((conditional(), {"flag": np.array(True)}), (counted().model(), {}))):
+        path = tmp_path / f"{number}.onnx"
+        onnx.save(model, path)
+        x = image(*(each.dim_value for each in model.graph.input[0].type.tensor_type.shape.dim))
+        (wanted,) = ReferenceEvaluator(model).run(None, {"x": x, **extra})
+        given = {name: array.reshape(1).astype(np.uint8) for name, array in extra.items()}
+        options = {"db": tmp_path / "none.db", "target": "cpu", "fallback": "onnxruntime", "io_layout": io_layout}
+        with build(path, **options) as net:  # type: ignore[arg-type]
+            turned = x if io_layout == "NCHW" else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+            y = net(turned, **given)
+        y = y if io_layout == "NCHW" else y.transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.integrations
+def test_what_onnx_runtime_cannot_run_is_named(runtime: Any, tmp_path: Path) -> None:
+    model = Model(1, 8, 6, 6)
+    model.node("Relu", "x", name="odd")
+    made = model.model()
+    made.graph.node[0].op_type, made.graph.node[0].domain = "Twirl", "nobody.example"
+    made.opset_import.append(helper.make_opsetid("nobody.example", 1))
+    onnx.save(made, tmp_path / "net.onnx")
+    with pytest.raises(UsageError, match=r"ONNX Runtime .* cannot run Twirl \(odd\): .*Replace these nodes in the model"):
+        build(tmp_path / "net.onnx", db=tmp_path / "none.db", target="cpu", fallback="onnxruntime")
+
+
+def test_networks_have_their_parts_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace())
+    with pytest.raises(UsageError, match="a Network has its formats, shapes and parts"):
+        build(support.two_convolutions(), target="cpu", fallback="onnxruntime")
