@@ -168,6 +168,12 @@ def flag(column: str, value: Any) -> bool:
     return bool(whole(column, value, 0, 1))
 
 
+def blob(column: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    raise DamagedRow(f"{column} is {_shown(value)}; it must be a blob")
+
+
 def number(column: str, value: Any, low: float = -math.inf, high: float = math.inf, *, above: float = -math.inf) -> float:
     """A finite number in [low, high] and larger than `above`."""
     if type(value) in (float, int) and abs(value) < math.inf and low <= value <= high and value > above:

@@ -9,13 +9,15 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from schedsearch.errors import DatabaseError, NoRecordError
-from schedsearch.records import dbfile, queries, schema, trust
+from schedsearch.records import dbfile, queries, schema, size_tables, trust
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import replacement
+from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
 from schedsearch.records.store import Store
-from schedsearch.records.writes import claim_of
+from schedsearch.records.writes import claim_of, set_size_table
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 
 def export_deploy(
@@ -25,6 +27,7 @@ def export_deploy(
     target: str | None = None,
     mode: str | None = None,
     workloads: Collection[Workload] | None = None,
+    ranges: Collection[WorkloadRange] | None = None,
 ) -> dict[str, int]:
     """Writes a small read-only database with the best kernels and their code, for `compile` on other machines.
 
@@ -37,14 +40,16 @@ def export_deploy(
         store: the source.
         destination: the file; an older deployment file there is replaced.
         target, mode, workloads: export only these; None means all.
+        ranges: of the kernels of ranges of sizes only those that `compile` uses for these; None means all, or none if
+            `workloads` are given.
 
     Returns:
-        {"bests", "artifacts", "unsigned", "size_bytes"}. Unsigned kernels are bests with code that this machine does not
-        vouch for; it will not be loaded here.
+        {"bests", "ranges", "artifacts", "unsigned", "size_bytes"}. Unsigned kernels are bests with code that this machine
+        does not vouch for; it will not be loaded here.
 
     Raises:
         UsageError: the destination exists and is not a deployment file.
-        NoRecordError: there is no best record.
+        NoRecordError: there is nothing to export, or no kernel of one of `ranges`.
         DatabaseError: it cannot be written.
     """
     path = Path(destination)
@@ -53,7 +58,10 @@ def export_deploy(
         with replacement(path, _keep_unless_deploy) as temporary:
             with contextlib.closing(SqliteDatabase(temporary, create=True, readonly=False)) as database:
                 counts = _copy_deployed(store, database, target, mode, workloads)
-                if not counts["bests"]:
+                counts["ranges"] = _copy_ranges(
+                    store, database, target, mode, () if workloads and ranges is None else ranges
+                )
+                if not counts["bests"] and not counts["ranges"]:
                     raise NoRecordError(
                         f"{store.name} has no best kernel to deploy{f' on {target}' if target else ''}; "
                         f"nothing was written; look with: schedsearch records best --db {store.name}"
@@ -100,22 +108,28 @@ def _copy_deployed(
                 counts["unsigned"] += served.artifact_sha256 is not None
             writing.execute(sa.insert(best), values)
             counts["bests"] += 1
-        _copy_size_tables(reading, writing, target, mode, workloads)
     return counts
 
 
-def _copy_size_tables(
-    reading: sa.Connection,
-    writing: sa.Connection,
-    target: str | None,
-    mode: str | None,
-    workloads: Collection[Workload] | None,
-) -> None:
-    """The tables of ranges of sizes; none if only some workloads are wanted."""
-    table = schema.size_table
-    for row in reading.execute(sa.select(table)) if workloads is None else ():
-        if target in (None, row.target_key) and mode in (None, row.mode):
-            writing.execute(sa.insert(table), dict(row._mapping))
+def _copy_ranges(
+    store: Store, database: SqliteDatabase, target: str | None, mode: str | None, ranges: Collection[WorkloadRange] | None
+) -> int:
+    """Copies the kernels of ranges of sizes. Returns how many ranges."""
+    rows = [row for row in store.ranges(target=target) if mode in (None, row.mode)]
+    if ranges is not None:
+        rows = list(dict.fromkeys(_covering(rows, each, store) for each in ranges))
+    with database.write() as writing:
+        for row in rows:
+            set_size_table(writing, size_tables.signed(row) if row.vouched else row)
+    return len(rows)
+
+
+def _covering(rows: list[SizeTableRow], of_range: WorkloadRange, store: Store) -> SizeTableRow:
+    """The narrowest table with all sizes of a range, as `compile` finds it."""
+    able = [row for row in rows if row.family == of_range.family and row.low <= of_range.low and row.high >= of_range.high]
+    if not able:
+        raise NoRecordError(f"{store.name} has no kernels for {of_range.label}; tune the range")
+    return min(able, key=lambda row: (not row.vouched, row.high - row.low, row.low))
 
 
 def _keep_unless_deploy(path: Path) -> str | None:

@@ -2,15 +2,17 @@
 
 An exchange file has one JSON object per line, each with a `kind`:
 
-    {"kind": "header", "format": 4, "uuid": ...}
+    {"kind": "header", "format": 5, "uuid": ...}
     {"kind": "run", "id": ..., "machine": ..., "started_at": ..., "finished_at": ..., "info": {...}, "summary": {...}}
     {"kind": "artifact", "sha256": ..., "plan": {...}, "code": <base64>, "signature": ...}     only with artifacts=True
     {"kind": "record", ..., "signature": ...}                                                  see `rows.to_json`
     {"kind": "profile", "content_id": ..., "profile": {...}}                                   see `Profile.to_json`
+    {"kind": "range", "family": ..., ..., "size_table": {...}, "code": <base64>, "signature": ...}   only with artifacts=True
     {"kind": "best", "content_id": ..., "verified": ..., "artifact": ..., "promoted_at": ..., "signature": ...}
 
-The file is complete: after an export and an import on the same machine a store is the same. What another machine wrote is a
-claim. Its records come in, as somebody else's measurements. Its code and bests come in only if their origin is trusted.
+With machine code the file is complete: after an export and an import on the same machine a store is the same. What another
+machine wrote is a claim. Its records come in, as somebody else's measurements. Its code, bests and kernels of ranges come in
+only if their origin is trusted.
 """
 
 from __future__ import annotations
@@ -31,19 +33,24 @@ from schedsearch.errors import SchemaVersionError, UsageError, WorkloadError
 from schedsearch.identity import canonical_json
 from schedsearch.measurement import Record
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import queries, rows, schema, trust
+from schedsearch.records import queries, rows, schema, size_tables, trust
 from schedsearch.records.damage import Damage
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.recording import Place, parse_json
 from schedsearch.records.output import new_file
+from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.records.store import Store
-from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best
+from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best, set_size_table
 from schedsearch.roofline import least_time_ns
+from schedsearch.size_table import SizeTable
+from schedsearch.text import counted
 from schedsearch.workload import Workload
 
 __all__ = ["Report", "add_records", "export_jsonl", "import_jsonl", "merge"]
 
-FORMAT = 4  # format 2 has no model, anchor, host and device_uuid; formats 2 and 3 have no signatures of records and bests
+FORMAT = 5
+"""Format 2 has no model, anchor, host and device_uuid; formats 2 and 3 have no signatures of records and bests; format 4 has
+no kernels of ranges of sizes."""
 _MAX_PROBLEMS = 10
 _MAX_REASON = 500  # characters of one of them; a line may quote megabytes
 _CHUNK = 2000  # rows per statement
@@ -64,17 +71,20 @@ class Report:
     bests_dropped: int = 0
     artifacts_added: int = 0
     artifacts_dropped: int = 0
+    ranges_added: int = 0
+    ranges_dropped: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
         """What was left out and how to get it; "" if nothing was."""
-        if not self.bests_dropped and not self.artifacts_dropped:
+        if not self.bests_dropped and not self.artifacts_dropped and not self.ranges_dropped:
             return ""
+        ranges = f", and the kernels of {counted(self.ranges_dropped, 'range')} of sizes" if self.ranges_dropped else ""
         return (
             f"left out, because this machine did not make them: {self.bests_dropped} best records and "
-            f"{self.artifacts_dropped} kernels' machine code. Their configurations were imported; deployment builds and "
-            "verifies them here. Tune here, or if you trust the origin: schedsearch records import --trusted, or "
+            f"{self.artifacts_dropped} kernels' machine code{ranges}. Their configurations were imported; deployment builds "
+            "and verifies them here. Tune here, or if you trust the origin: schedsearch records import --trusted, or "
             "schedsearch records trust FILE and then merge"
         )
 
@@ -125,6 +135,9 @@ def _write_lines(store: Store, file: IO[str], artifacts: bool) -> int:
             for row in reader.artifacts(rows_of(queries.artifacts())):
                 code = base64.b64encode(row.code).decode()
                 write("artifact", {"sha256": row.sha256, "plan": row.plan, "code": code, "signature": row.signature})
+            for table in reader.size_tables(rows_of(queries.size_tables())):
+                code = base64.b64encode(table.code).decode()
+                write("range", {**table._asdict(), "size_table": json.loads(table.size_table), "code": code})
         for values in reader.record_values(rows_of(queries.records().order_by(schema.record.c.id))):
             write("record", {**rows.to_json(values), "signature": values["signature"]})
             records += 1
@@ -272,6 +285,8 @@ def _merge_one(store: Store, other: Store, source: str) -> Report:
         for content_id, profile in reader.profiles(rows_of(queries.profiles()), copied=True):
             if content_id not in skipped:
                 importer.profile(content_id, profile.to_json())
+        for table in reader.size_tables(rows_of(queries.size_tables())):
+            importer.size_table(table)
         for best in (best for best in bests if best.content_id not in skipped):
             importer.best(best.content_id, best.verified, best.artifact_sha256, best.promoted_at, best.signature)
         importer.finish()
@@ -324,12 +339,18 @@ class _Importer:
             self.record(rows.to_row(record), record.workload.op, str(data.get("signature", "")))
         elif kind == "profile":
             self.profile(str(data["content_id"]), _finite_json(data["profile"]))
+        elif kind == "range":
+            code, table = base64.b64decode(data["code"], validate=True), _finite_json(data["size_table"])
+            row = size_tables.read([{**data, "size_table": table, "code": code}[name] for name in size_tables.COLUMNS])
+            SizeTable.from_bytes(row.size_table, row.code)
+            self.size_table(row)
         elif kind == "best":
             artifact = None if data["artifact"] is None else str(data["artifact"])
             promoted_at, signature = float(data["promoted_at"]), str(data.get("signature", ""))
             self.best(str(data["content_id"]), bool(data["verified"]), artifact, promoted_at, signature)
         else:
-            raise ValueError(f"unknown kind {kind!r}; allowed: header (first line), run, artifact, record, profile, best")
+            allowed = "header (first line), run, artifact, record, profile, range, best"
+            raise ValueError(f"unknown kind {kind!r}; allowed: {allowed}")
 
     def run(self, row: dict[str, Any]) -> None:
         """Adds a run, or the end of a run that is known without one."""
@@ -352,6 +373,13 @@ class _Importer:
             put_artifact(self._db, self._connection, sha256, plan_json, code)
         else:
             self.report.artifacts_dropped += 1
+
+    def size_table(self, row: SizeTableRow) -> None:
+        """Adds the kernels of a range, unless they are of somebody who is not trusted, or ours are as new."""
+        if self._trusted or row.vouched:
+            self.report.ranges_added += set_size_table(self._connection, size_tables.signed(row), if_newer=True)
+        else:
+            self.report.ranges_dropped += 1
 
     def record(self, row: dict[str, Any], op: str, signature: str = "") -> None:
         """Adds a record. One that this machine did not measure loses its artifact, which would name code of ours.

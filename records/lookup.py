@@ -207,7 +207,7 @@ class Lookup:
             raise DatabaseError(
                 f"{self.path} has no artifact {row.artifact_sha256}; it was pruned: look up the workload again"
             )
-        code = self._one("artifact", row.artifact_sha256, lambda: _blob("code", found[0][0]))
+        code = self._one("artifact", row.artifact_sha256, lambda: damage.blob("code", found[0][0]))
         trust.verify_digest(self.path, row.artifact_sha256, row.plan_json, code)
         return code
 
@@ -289,12 +289,6 @@ def _check_kernel(row: LookupRow | NeighbourRow | ImportedRow) -> None:
     damage.whole("template_version", row.template_version)
     damage.config_values("config", row.config_json)
     damage.number("time_ns", row.time_ns, above=0.0)
-
-
-def _blob(column: str, value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise damage.DamagedRow(f"{column} is a {type(value).__name__}; it must be a blob")
-    return value
 
 
 def _task(row: tuple[Any, ...]) -> str:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from schedsearch.measurement import Outcome
 from schedsearch.records import schema
+from schedsearch.records.size_tables import COLUMNS
 from schedsearch.workload import Workload
 
 
@@ -128,6 +129,12 @@ def artifacts() -> sa.Select[Any]:
     return sa.select(*columns, code.label("code"))
 
 
+def size_tables() -> sa.Select[Any]:
+    """Kernels of ranges of sizes, in a fixed order."""
+    columns = schema.size_table.c
+    return sa.select(*(columns[name] for name in COLUMNS)).order_by(*(columns[name] for name in COLUMNS[:5]))
+
+
 def tuned(op: str, template: str, version: int, mode: str) -> sa.Select[Any]:
     """Distinct rows (id, workload's id, op and json, target_key) that have a valid record, ordered by json and target."""
     record = schema.record
@@ -201,6 +208,7 @@ def counts(connection: sa.Connection) -> dict[str, Any]:
         "workloads": count(schema.workload),
         "runs": count(schema.run),
         "bests": count(schema.best),
+        "ranges": count(schema.size_table),
         "artifacts": count(artifact),
         "artifact_bytes": connection.execute(
             sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(artifact.c.code)), 0))

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from schedsearch.config import Config
-from schedsearch.errors import WorkloadError
+from schedsearch.errors import PlanError, WorkloadError
 from schedsearch.identity import sha256_hex
 from schedsearch.launch import Artifact, LaunchPlan
 from schedsearch.measurement import Anchor, Measurement, Outcome, Resources
 from schedsearch.profiling.profile import Profile
-from schedsearch.records import damage, rows, trust
+from schedsearch.records import damage, rows, size_tables, trust
 from schedsearch.records.damage import DamagedRow, DamageError, DamageLog
 from schedsearch.records.rows import Best, RecordRow
+from schedsearch.records.size_tables import SizeTableRow
+from schedsearch.size_table import SizeTable
 from schedsearch.workload import Workload
 
 T = TypeVar("T")
@@ -107,6 +109,10 @@ class Reader:
             return row
 
         return self._sound("artifact", fetched, checked, lambda row: row.sha256)
+
+    def size_tables(self, fetched: Iterable[Any]) -> Iterator[SizeTableRow]:
+        """Rows of `queries.size_tables` whose tables can be used."""
+        return self._sound("size_table", fetched, _size_table, size_tables.name_of)
 
     # ---- one row
 
@@ -312,6 +318,17 @@ def _profile(row: Any) -> tuple[str, Profile]:
         raise DamagedRow("subject and taken_at are not those of the json")
     damage.stamp("taken_at", found.taken_at)
     return damage.text("content_id", row.content_id), found
+
+
+def _size_table(row: Any) -> SizeTableRow:
+    found = size_tables.read(row)
+    try:
+        table = SizeTable.from_bytes(found.size_table, found.code)
+    except PlanError as error:
+        raise DamagedRow(str(error)) from error
+    if (table.low, table.high) != (found.low, found.high):
+        raise DamagedRow(f"low and high are {found.low} and {found.high}; the table is of {table.low} to {table.high}")
+    return found
 
 
 def _task(row: Any) -> str:

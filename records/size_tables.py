@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schedsearch.errors import DatabaseError, UntrustedDatabaseError
-from schedsearch.records import dbfile, trust
+from schedsearch.records import damage, dbfile, trust
+from schedsearch.records.damage import DamageError, DamageLog
 
 _SINCE = 5  # the schema version that added the table
 COLUMNS = ("family", "target_key", "mode", "low", "high", "label", "size_table", "signature", "made_at", "code")
@@ -40,17 +41,23 @@ class SizeTableRow(NamedTuple):
         return trust.RangeClaim(self.family, self.target_key, self.mode, self.low, self.high, digest)
 
     @property
+    def key(self) -> tuple[str, str, str, int, int]:
+        return self[:5]
+
+    @property
     def vouched(self) -> bool:
         """Whether this machine made the table, or its user marked it as trusted."""
         return trust.vouches_range(self.claim, self.signature)
 
 
-def signed(
-    family: str, target_key: str, mode: str, low: int, high: int, label: str, table: str, code: bytes
-) -> SizeTableRow:
-    """A row that this machine vouches for. Raises DatabaseError if the state folder cannot be written."""
-    row = SizeTableRow(family, target_key, mode, low, high, label, table, "", time.time(), code)
+def signed(row: SizeTableRow) -> SizeTableRow:
+    """The row as one that this machine vouches for. Raises DatabaseError if the state folder cannot be written."""
     return row._replace(signature=trust.sign(trust.Kind.RANGE, row.claim.text))
+
+
+def made(family: str, target_key: str, mode: str, low: int, high: int, label: str, table: str, code: bytes) -> SizeTableRow:
+    """A new row, signed. Raises DatabaseError if the state folder cannot be written."""
+    return signed(SizeTableRow(family, target_key, mode, low, high, label, table, "", time.time(), code))
 
 
 def find(path: Path, family: str, low: int, high: int, target_key: str, mode: str) -> SizeTableRow | None:
@@ -58,10 +65,10 @@ def find(path: Path, family: str, low: int, high: int, target_key: str, mode: st
 
     Raises:
         UntrustedDatabaseError: there are tables, but this machine vouches for none of them.
-        DatabaseError: the file cannot be read, or a row is damaged.
+        DatabaseError: the file cannot be read, or there is no table because a row is damaged.
     """
-    key = (family, target_key, mode, low, high)
-    rows = list(_rows(path, _COVERING, key))
+    log = DamageLog()
+    rows = _rows(path, _COVERING, (family, target_key, mode, low, high), log)
     for row in rows:
         if row.vouched:
             return row
@@ -70,29 +77,40 @@ def find(path: Path, family: str, low: int, high: int, target_key: str, mode: st
             f"this machine did not sign the kernels in {path} for {rows[0].label}; if you trust their origin: "
             f"schedsearch records trust {path}; else tune the range here"
         )
+    for each in log:
+        raise DamageError(each)
     return None
 
 
-def all_rows(path: Path) -> list[SizeTableRow]:
-    """Every table in a database. Raises DatabaseError if the file cannot be read."""
-    return list(_rows(path, _QUERY, ()))
+def all_rows(path: Path, log: DamageLog) -> list[SizeTableRow]:
+    """Every table in a database but damaged ones, which the log remembers. Raises DatabaseError if it cannot be read."""
+    return _rows(path, _QUERY, (), log)
 
 
-def _rows(path: Path, query: str, values: tuple[object, ...]) -> Iterable[SizeTableRow]:
+def read(row: Sequence[Any]) -> SizeTableRow:
+    """A row with `COLUMNS`. Raises DamagedRow if a column is not what it must be."""
+    found = SizeTableRow._make(row)
+    for name in ("family", "target_key", "mode", "label", "size_table", "signature"):
+        damage.text(name, getattr(found, name))
+    damage.whole("high", found.high, damage.whole("low", found.low, 1) + 1)
+    damage.stamp("made_at", found.made_at)
+    damage.blob("code", found.code)
+    return found
+
+
+def name_of(row: Sequence[Any]) -> str:
+    """What identifies a row in messages."""
+    return ", ".join(ascii(value)[:40].strip("'") for value in row[:5])
+
+
+def _rows(path: Path, query: str, values: tuple[object, ...], log: DamageLog) -> list[SizeTableRow]:
     connection = dbfile.connect(path, readonly=True, busy_timeout_s=dbfile.BUSY_TIMEOUT_S)
     try:
         version = connection.execute("SELECT value FROM main.meta WHERE key = 'schema_version'").fetchone()
         if version is None or int(version[0]) < _SINCE:
             return []
-        return [_checked(path, row) for row in connection.execute(query, values)]
+        return list(damage.sound(log, path, "size_table", connection.execute(query, values), read, name_of))
     except (*dbfile.ERRORS, ValueError) as error:
         raise dbfile.explain(error, path) or DatabaseError(f"{path} cannot be read: {error}") from error
     finally:
         connection.close()
-
-
-def _checked(path: Path, row: tuple[object, ...]) -> SizeTableRow:
-    kinds = (str, str, str, int, int, str, str, str, float, bytes)
-    if not all(isinstance(value, kind) for value, kind in zip(row, kinds)):
-        raise DatabaseError(f"{path}: a row of table size_table is damaged; tune the range again")
-    return SizeTableRow._make(row)

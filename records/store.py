@@ -34,6 +34,7 @@ from schedsearch.records.database import Database
 from schedsearch.records.evidence import thinned
 from schedsearch.records.reader import Reader
 from schedsearch.records.rows import Best, RecordRow, sign_record, to_row
+from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.writes import claim_of, drop_artifacts, put_artifact_of, put_profile, set_best
 from schedsearch.workload import Workload
@@ -538,6 +539,12 @@ class Store:
             rows = connection.execute(query).all()
         return dict(self.reader().stored_workloads(rows))
 
+    def ranges(self, *, target: str | None = None) -> list[SizeTableRow]:
+        """The kernels of ranges of sizes, of all targets or of one; `SizeTable.from_bytes` reads them."""
+        with self._db.read() as connection:
+            rows = connection.execute(queries.size_tables()).all()
+        return [row for row in self.reader().size_tables(rows) if target in (None, row.target_key)]
+
     def runs(self) -> list[dict[str, Any]]:
         """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""
         with self._db.read() as connection:
@@ -545,7 +552,8 @@ class Store:
         return list(self.reader().runs(rows))
 
     def stats(self) -> dict[str, Any]:
-        """Counts: records, outcomes (by name), workloads, targets, templates, runs, bests, artifacts, artifact_bytes."""
+        """Counts: records, outcomes (by name), workloads, targets, templates, runs, bests, ranges (of sizes that have
+        kernels), artifacts, artifact_bytes."""
         with self._db.read() as connection:
             return queries.counts(connection)
 
@@ -576,6 +584,7 @@ class Store:
                 (reader.runs, queries.runs()),
                 (reader.profiles, queries.profiles()),
                 (reader.artifacts, queries.artifacts()),
+                (reader.size_tables, queries.size_tables()),
             ):
                 for _ in read(connection.execute(query.execution_options(yield_per=_CHUNK))):
                     pass

@@ -237,7 +237,7 @@ def trust(path: str | Path) -> Trusted:
         with ExecutableFile(path) as file:
             return Trusted(1, mark([] if file.vouched else [file.claim], file.path))
     with Lookup(path) as lookup:
-        rows, tables = lookup.with_code(), size_tables.all_rows(lookup.path)
+        rows, tables = lookup.with_code(), size_tables.all_rows(lookup.path, lookup.damage)
         claims: list[Claim | RangeClaim] = [row.claim for row in rows if not row.vouched]
         claims += [row.claim for row in tables if not row.vouched]
         return Trusted(len(rows) + len(tables), mark(claims, lookup.path))
@@ -290,7 +290,7 @@ def distrust(path: str | Path) -> int:
     elif path.exists():
         with Lookup(path) as lookup:
             held = [row.claim.mark for row in lookup.with_code()]
-            held += [row.claim.mark for row in size_tables.all_rows(lookup.path)]
+            held += [row.claim.mark for row in size_tables.all_rows(lookup.path, lookup.damage)]
             marks |= {each for each in held if each.is_file()}
     for each in marks:
         try:

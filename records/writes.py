@@ -12,6 +12,7 @@ from schedsearch.profiling.profile import Profile
 from schedsearch.records import queries, schema, size_tables, trust
 from schedsearch.records.database import Database
 from schedsearch.records.rows import is_own_record, sign_record
+from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.size_table import SizeTable
 from schedsearch.workload_range import WorkloadRange
 
@@ -160,9 +161,22 @@ def drop_artifacts(connection: sa.Connection, keep: int) -> dict[str, int]:
 def put_size_table(database: Database, of_range: WorkloadRange, target_key: str, mode: str, table: SizeTable) -> None:
     """Stores the kernels of a range and signs them. They replace earlier ones of the same range, target and mode."""
     ends = of_range.low, of_range.high
-    row = size_tables.signed(of_range.family, target_key, mode, *ends, of_range.label, *table.to_bytes())
-    columns = schema.size_table.c
-    same = [column == getattr(row, column.name) for column in columns if column.primary_key]
+    row = size_tables.made(of_range.family, target_key, mode, *ends, of_range.label, *table.to_bytes())
     with database.write() as connection:
-        connection.execute(sa.delete(schema.size_table).where(*same))
-        connection.execute(sa.insert(schema.size_table), row._asdict())
+        set_size_table(connection, row)
+
+
+def set_size_table(connection: sa.Connection, row: SizeTableRow, *, if_newer: bool = False) -> bool:
+    """Stores a table in place of that of the same range, target and mode. Returns whether it did.
+
+    Args:
+        if_newer: keep the one that is there, if it was made at the same time or later and this machine vouches for it.
+    """
+    table = schema.size_table
+    same = [column == getattr(row, column.name) for column in table.c if column.primary_key]
+    there = connection.execute(sa.select(*(table.c[name] for name in size_tables.COLUMNS)).where(*same)).one_or_none()
+    if if_newer and there is not None and there.made_at >= row.made_at and SizeTableRow._make(there).vouched:
+        return False
+    connection.execute(sa.delete(table).where(*same))
+    connection.execute(sa.insert(table), row._asdict())
+    return True

@@ -14,15 +14,26 @@ from typing import Any
 
 from child_environment import child_environment
 
+from schedsearch.config import Config
 from schedsearch.identity import sha256_hex
+from schedsearch.launch_sizes import SizedPlan
 from schedsearch.measurement import Record
 from schedsearch.records.rows import content_id
+from schedsearch.size_table import SizedKernel, SizeTable
 from schedsearch.testing.store_contract import A100, H100, H200, TOOLCHAIN, artifact, conv, profile, record
 
 __all__ = [
     "A100", "H100", "H200", "TOOLCHAIN", "artifact", "as_of_an_operator_that_is_not_installed", "before_version_3", "conv",
-    "forked", "profile", "python", "record",
+    "forked", "profile", "python", "record", "size_table",
 ]  # fmt: skip
+
+
+def size_table(time_ns: float = 1000.0) -> SizeTable:
+    """One kernel for the sizes 1 to 4."""
+    sizes = range(1, 5)
+    plan = SizedPlan.of({size: replace(artifact().plan, workspaces={"w": 4 * size}) for size in sizes})
+    kernel = SizedKernel("conv2d_wgmma", 1, Config({"bm": 64}), artifact().code, plan, dict.fromkeys(sizes, time_ns))
+    return SizeTable(1, 4, (kernel,), ((1, 4, 0),), {1: time_ns, 4: time_ns / 2}, 4)
 
 
 def before_version_3(record: Record) -> Record:

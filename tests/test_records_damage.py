@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from cli_support import schedsearch
-from records_support import A100, H200, artifact, conv, profile, record
+from records_support import A100, H200, artifact, conv, profile, record, size_table
 
 from schedsearch.errors import DatabaseError, SchedsearchError
 from schedsearch.measurement import Outcome, Record
@@ -25,6 +25,7 @@ from schedsearch.records.damage import DamageError
 from schedsearch.records.deployment import export_deploy
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
+from schedsearch.records.writes import put_size_table
 from schedsearch.runtime.explain import explain_ladder
 from schedsearch.runtime.ladder import Ladder
 from schedsearch.target import PRESETS
@@ -52,6 +53,7 @@ def relaxed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             store.append(record(number=3, outcome=Outcome.REJECTED, run=run, toolchain={"driver": "1"}))
             for record_id in (1, 2):
                 store.add_profile(record_id, profile())
+            put_size_table(store.database, conv().with_dynamic("n", 1, 4), H200, MODE, size_table())
             store.finish_run(run, {"trials": 2})
             store.start_run({"command": "tune again"})
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -118,6 +120,7 @@ def every_reader(path: Path, folder: Path, *, copies: bool = True) -> tuple[list
             store.evidence(conv(), H200, "conv2d_wgmma", 1, limit=8)
             for best in store.bests():
                 attempt(lambda best=best: store.code(best))
+            store.ranges()
             said.extend(map(str, store.find_damage()))
             if copies:
                 said.extend(store.health()["problems"])
@@ -153,28 +156,23 @@ COLUMNS = [(table.name, column.name) for table in schema.metadata.sorted_tables 
 FREE_TEXT = {("artifact", "machine"), ("artifact", "created_at"), ("run", "id"), ("run", "machine"), ("meta", "key")}
 
 
-# No run of the fixture has a range, so its table gets a row here.
-A_RANGE = "INSERT INTO size_table VALUES ('f', 'cuda:h200', 'cold-graph-v1', 1, 4, 'a range', '{}', '', 1.0, x'00')"
-
-
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
 def test_no_value_in_any_column_ends_a_reader(table: str, column: str, relaxed: bytes, tmp_path: Path) -> None:
     """Neither a traceback nor a lost neighbour: the records that do not depend on the damaged row are all there."""
     depends = {"record": {1}, "workload": {1, 2, 3}, "toolchain": {1, 2, 3}}.get(table, set())
-    where = {"record": "id = 1", "run": "rowid = 1", "profile": "id = 1", "artifact": "rowid = 1"}.get(table, "")
-    where, first = ("rowid = 1", [A_RANGE]) if table == "size_table" else (where, [])
+    where = {"record": "id = 1", "run": "rowid = 1", "profile": "id = 1", "artifact": "rowid = 1",
+             "size_table": "rowid = 1"}.get(table, "")  # fmt: skip
     key = {"workload": "id", "toolchain": "id", "best": "workload_id", "meta": "key"}.get(table)
     where = where or f"{key} = (SELECT min({key}) FROM {table})"
     for value in BAD:
         try:
-            path = damaged(tmp_path, relaxed, *first, f"UPDATE {table} SET {column} = {literal(value)} WHERE {where}")
+            path = damaged(tmp_path, relaxed, f"UPDATE {table} SET {column} = {literal(value)} WHERE {where}")
         except sqlite3.IntegrityError:  # a second row with the same key
             continue
         said, seen = every_reader(path, tmp_path, copies=isinstance(value, bytes) and table in ("best", "workload", "meta"))
         if table != "meta":
             assert seen >= {1, 2, 3} - depends, (value, said)
-        # Only the lookup of a range reads size_table; test_size_ranges.py has its damage.
-        if isinstance(value, bytes) and (table, column) not in FREE_TEXT and table != "size_table":
+        if isinstance(value, bytes) and (table, column) not in FREE_TEXT:
             assert any(str(path) in text and table in text for text in said), (value, said)
         assert all(len(text) < 4000 for text in said)
 
@@ -199,6 +197,11 @@ def test_no_value_in_any_column_ends_a_reader(table: str, column: str, relaxed: 
         ("UPDATE run SET info = 'x'", "run", "", "info is not JSON"),
         ("UPDATE profile SET json = '{}' WHERE id = 1", "profile", "1", "the field 'launches' is missing"),
         ("UPDATE artifact SET code = x'00' WHERE rowid = 1", "artifact", "", "code or plan does not match its checksum"),
+        ("UPDATE size_table SET code = x'00'", "size_table", "", "the table of a range is damaged"),
+        ("UPDATE size_table SET code = 'text'", "size_table", "", "code is 'text'; it must be a blob"),
+        ("UPDATE size_table SET size_table = '{}'", "size_table", "", "the table of a range is damaged"),
+        ("UPDATE size_table SET high = 5", "size_table", "", "low and high are 1 and 5; the table is of 1 to 4"),
+        ("UPDATE size_table SET high = 1", "size_table", "", "high is 1; it must be a whole number from 2"),
     ],
 )  # fmt: skip
 def test_damage_is_named_by_file_table_row_and_column(

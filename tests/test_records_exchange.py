@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from records_support import A100, H200, artifact, conv, profile, record
+from records_support import A100, H200, artifact, conv, profile, record, size_table
 
-from schedsearch.errors import DatabaseError, SchemaVersionError, UsageError
+from schedsearch.errors import DatabaseError, NoRecordError, SchemaVersionError, UsageError
 from schedsearch.measurement import Measurement, Outcome
+from schedsearch.records import size_tables, trust
 from schedsearch.records.deployment import export_deploy
 from schedsearch.records.exchange import Report, export_jsonl, import_jsonl, import_lines, merge
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.store import Store
+from schedsearch.records.writes import put_size_table
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +156,7 @@ def test_files_that_are_not_an_export(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: No such file"):
         export_jsonl(store, tmp_path / "nowhere" / "out.jsonl")
     file.write_text('{"kind": "header", "format": 9}\n')
-    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 4; upgrade"):
+    with pytest.raises(SchemaVersionError, match="has format 9, this schedsearch knows up to 5; upgrade"):
         import_jsonl(store, file)
 
 
@@ -282,7 +284,7 @@ def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path:
         store.demote(conv(k=128), H200)
     file = tmp_path / "deploy.db"
     report = export_deploy(store, file)
-    assert report == {"bests": 2, "artifacts": 1, "unsigned": 0, "size_bytes": file.stat().st_size}
+    assert report == {"bests": 2, "ranges": 0, "artifacts": 1, "unsigned": 0, "size_bytes": file.stat().st_size}
     assert report["size_bytes"] < 64 * 1024
     with sqlite3.connect(file) as other:
         tables = {name for (name,) in other.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
@@ -329,3 +331,71 @@ def test_a_deployment_file_replaces_only_one_of_its_kind(store: Store, tmp_path:
     assert notes.read_text() == "precious" and store.stats()["records"] == 10
     with pytest.raises(DatabaseError, match="does not exist; create it"):
         export_deploy(store, tmp_path / "nowhere" / "deploy.db")
+
+
+class TestRanges:
+    """The kernels of ranges of sizes go wherever bests with code go."""
+
+    RANGE = conv().with_dynamic("n", 1, 4)
+
+    @pytest.fixture
+    def ranged(self, store: Store) -> Store:
+        put_size_table(store.database, self.RANGE, H200, "cold-graph-v1", size_table())
+        return store
+
+    @pytest.mark.parametrize("way", ["jsonl", "merge"])
+    def test_they_come_along_once(self, way: str, ranged: Store, tmp_path: Path) -> None:
+        def copied(into: Store) -> Report:
+            return import_jsonl(into, tmp_path / "all.jsonl") if way == "jsonl" else merge(into, [ranged.path])
+
+        export_jsonl(ranged, tmp_path / "all.jsonl", artifacts=True)
+        with Store.open(tmp_path / "copy.db") as copy:
+            assert (copied(copy).ranges_added, copied(copy).ranges_added) == (1, 0)
+            assert copy.ranges() == ranged.ranges() and copy.ranges()[0].vouched
+            assert copy.stats()["ranges"] == 1
+            put_size_table(copy.database, self.RANGE, H200, "cold-graph-v1", size_table(500.0))
+            assert copied(copy).ranges_added == 0, "ours is newer"
+            put_size_table(ranged.database, self.RANGE, H200, "cold-graph-v1", size_table(2000.0))
+            export_jsonl(ranged, tmp_path / "all.jsonl", artifacts=True)
+            assert copied(copy).ranges_added == 1 and copy.ranges() == ranged.ranges(), "theirs is newer"
+
+    def test_those_of_another_machine_need_trust(
+        self, ranged: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "all.jsonl"
+        export_jsonl(ranged, file, artifacts=True)
+        another_machine(monkeypatch, tmp_path)
+        with Store.open(tmp_path / "mine.db") as mine:
+            for report in (import_jsonl(mine, file), merge(mine, [ranged.path])):
+                assert (report.ranges_added, report.ranges_dropped) == (0, 1) and "the kernels of 1 range" in report.note
+            trust.trust(ranged.path)
+            assert merge(mine, [ranged.path]).ranges_added == 1
+            trust.distrust(ranged.path)
+            assert mine.ranges()[0].vouched, "this machine signed it"
+        with Store.open(tmp_path / "other.db") as other:
+            assert import_jsonl(other, file, trusted=True).ranges_added == 1 and other.ranges()[0].vouched
+
+    @pytest.mark.parametrize("change", [{"code": "AAAA"}, {"size_table": {}}, {"low": 4}, {"family": 3}, {"made_at": "x"}])
+    def test_a_wrong_line_imports_nothing(self, change: dict, ranged: Store, tmp_path: Path) -> None:
+        file = tmp_path / "all.jsonl"
+        export_jsonl(ranged, file, artifacts=True)
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = [line | change if line["kind"] == "range" else line for line in lines]
+        file.write_text("\n".join(map(json.dumps, lines)))
+        with Store.open(tmp_path / "copy.db") as copy:
+            with pytest.raises(UsageError, match=r"all\.jsonl:\d+: "):
+                import_jsonl(copy, file)
+            assert copy.ranges() == [] and copy.stats()["records"] == 0
+
+    def test_a_deployment_file_has_those_that_are_asked_for(self, ranged: Store, tmp_path: Path) -> None:
+        file = tmp_path / "deploy.db"
+        assert export_deploy(ranged, file)["ranges"] == 1
+        assert export_deploy(ranged, file, target=A100)["ranges"] == 0
+        assert export_deploy(ranged, file, workloads=[conv()])["ranges"] == 0
+        wanted = [self.RANGE, conv().with_dynamic("n", 2, 3)]
+        counts = export_deploy(ranged, file, target=H200, workloads=[], ranges=wanted)
+        assert (counts["bests"], counts["ranges"]) == (0, 1)
+        found = size_tables.find(file, self.RANGE.family, 2, 4, H200, "cold-graph-v1")
+        assert found is not None and found.vouched
+        with pytest.raises(NoRecordError, match=r"has no kernels for .* n = 1 to 5"):
+            export_deploy(ranged, file, ranges=[conv().with_dynamic("n", 1, 5)])

@@ -15,6 +15,7 @@ from schedsearch.cli.run_report import ranges_text
 from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, NoRecordError, PlanError, UntrustedDatabaseError, UsageError, WorkloadError
 from schedsearch.records import size_tables, trust
+from schedsearch.records.damage import DamageLog
 from schedsearch.session import plan_tasks, tune
 from schedsearch.session.plan import ranges_of, search_time_s, trials_per_task, trials_to_choose
 from schedsearch.session.summary import RunSummary
@@ -74,7 +75,7 @@ def test_the_table_says_what_was_measured_and_verified(tuned: tuple[Path, RunSum
     assert set(table.specialised_ns) == set(SMALL.with_dynamic("n", LOW, HIGH).samples())
     assert all(gain > 0 for gain in table.gains.values())
     assert sum(task.new_trials for task in summary.tasks) + found.trials <= 3 * TRIALS
-    (row,) = size_tables.all_rows(db)
+    (row,) = size_tables.all_rows(db, DamageLog())
     assert row.vouched and len(row.code) + len(row.size_table) < 10_000_000
     assert SizeTable.from_bytes(*table.to_bytes()).to_bytes() == table.to_bytes()
 

@@ -222,6 +222,7 @@ def _print(report: dict[str, Any]) -> None:
                 "database",
                 f"{health['path']}: {render.counted(health['records'], 'record')}, "
                 f"{render.counted(health['bests'], 'best record')}, "
+                f"{render.counted(health['ranges'], 'range')} of sizes, "
                 f"{render.size_bytes(health['size_bytes'])}, schema {health['schema_version']}, "
                 f"{'ours' if health['created_here'] else 'of another machine'}, {'; '.join(health['problems']) or 'sound'}",
             )
