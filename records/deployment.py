@@ -12,7 +12,6 @@ from schedsearch.errors import DatabaseError, NoRecordError
 from schedsearch.records import dbfile, queries, schema, size_tables, trust
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.output import replacement
-from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.records.sqlite import SqliteDatabase, new_meta
 from schedsearch.records.store import Store
 from schedsearch.records.writes import claim_of, set_size_table
@@ -49,7 +48,7 @@ def export_deploy(
 
     Raises:
         UsageError: the destination exists and is not a deployment file.
-        NoRecordError: there is nothing to export, or no kernel of one of `ranges`.
+        NoRecordError: there is nothing to export.
         DatabaseError: it cannot be written.
     """
     path = Path(destination)
@@ -117,19 +116,11 @@ def _copy_ranges(
     """Copies the kernels of ranges of sizes. Returns how many ranges."""
     rows = [row for row in store.ranges(target=target) if mode in (None, row.mode)]
     if ranges is not None:
-        rows = list(dict.fromkeys(_covering(rows, each, store) for each in ranges))
+        rows = [row for row in rows if any(row == store.range_of(each, row.target_key, row.mode) for each in ranges)]
     with database.write() as writing:
         for row in rows:
             set_size_table(writing, size_tables.signed(row) if row.vouched else row)
     return len(rows)
-
-
-def _covering(rows: list[SizeTableRow], of_range: WorkloadRange, store: Store) -> SizeTableRow:
-    """The narrowest table with all sizes of a range, as `compile` finds it."""
-    able = [row for row in rows if row.family == of_range.family and row.low <= of_range.low and row.high >= of_range.high]
-    if not able:
-        raise NoRecordError(f"{store.name} has no kernels for {of_range.label}; tune the range")
-    return min(able, key=lambda row: (not row.vouched, row.high - row.low, row.low))
 
 
 def _keep_unless_deploy(path: Path) -> str | None:

@@ -38,6 +38,7 @@ from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.writes import claim_of, drop_artifacts, put_artifact_of, put_profile, set_best
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 _CHUNK = 500  # rows read at a time from a whole table
 _DAMAGE_SHOWN = 20
@@ -544,6 +545,17 @@ class Store:
         with self._db.read() as connection:
             rows = connection.execute(queries.size_tables()).all()
         return [row for row in self.reader().size_tables(rows) if target in (None, row.target_key)]
+
+    def range_of(self, of_range: WorkloadRange, target: str, mode: str = COLD_GRAPH) -> SizeTableRow | None:
+        """The kernels that `compile` uses for a range: the narrowest table that covers it, if possible one that this
+        machine vouches for; None without one.
+        """
+        able = [
+            row
+            for row in self.ranges(target=target)
+            if (row.family, row.mode) == (of_range.family, mode) and row.low <= of_range.low and row.high >= of_range.high
+        ]
+        return min(able, key=lambda row: (not row.vouched, row.high - row.low, row.low), default=None)
 
     def runs(self) -> list[dict[str, Any]]:
         """Tuning runs in the order of their start: id, machine, started_at, finished_at, info, summary, records."""

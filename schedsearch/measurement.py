@@ -74,6 +74,15 @@ class Resources:
     code_bytes: int = 0
 
 
+def sizes_of_mode(mode: str) -> str:
+    """The range in the mode of a measurement of code for many sizes (see `session.ranges.range_mode`); "" in others.
+
+    >>> sizes_of_mode("cold-graph-v1/n=1..64")
+    'n=1..64'
+    """
+    return mode.partition("/")[2]
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Outcome of building, verifying and timing one candidate.
@@ -112,6 +121,11 @@ class Measurement:
     @property
     def ok(self) -> bool:
         return self.outcome is Outcome.OK
+
+    @property
+    def sizes(self) -> str:
+        """The range of sizes that the machine code serves, e.g. n=1..64; "" for code of one size."""
+        return sizes_of_mode(self.mode)
 
     @property
     def time_ns(self) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,6 +77,12 @@ class SizeTable:
         """Size -> time of its kernel over the best time of machine code for this size alone."""
         times = {size: self.kernel_for(size).times_ns.get(size) for size in self.specialised_ns}
         return {size: time_ns / self.specialised_ns[size] for size, time_ns in times.items() if time_ns}
+
+    @property
+    def mean_gain(self) -> float:
+        """Geometric mean of `gains`, where a size that gains nothing counts as 1; 1 without any."""
+        found = [math.log(max(gain, 1.0)) for gain in self.gains.values()]
+        return math.exp(sum(found) / len(found)) if found else 1.0
 
     def to_bytes(self) -> tuple[str, bytes]:
         """JSON text, and an archive with the machine code."""

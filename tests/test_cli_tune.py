@@ -321,7 +321,7 @@ class TestInterruption:
 def test_the_suggested_commands_name_the_timing_mode(capsys: pytest.CaptureFixture[str]) -> None:
     """Each mode has its own commands, because records of another mode do not count and prepared times need preparation."""
     workload = Workload("conv2d", {"n": 1, "h": 4, "w": 4, "c": 8, "k": 8, "r": 1, "s": 1, "epilogue": ["bias"]})
-    summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)])
+    summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)], ranges=())
     file: Any = SimpleNamespace(path="my.yaml", target="auto", measure=SimpleNamespace(mode=COLD_GRAPH))
     _print_next(summary, file, "r.db", "auto", COLD_GRAPH_PREPARED)
     text = capsys.readouterr().out
@@ -336,7 +336,7 @@ def test_the_suggested_commands_name_the_timing_mode(capsys: pytest.CaptureFixtu
 def test_the_suggested_call_names_the_scalars_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"n": 1, "h": 4, "w": 4, "c": 8, "k": 8, "r": 1, "s": 1, "dtype": "uint8", "weight_dtype": "int8"}
     workload = Workload("conv2d", {**sizes, "zero_points": ["x"], "epilogue": ["requantise"]})
-    summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)])
+    summary: Any = SimpleNamespace(tasks=[SimpleNamespace(best_ns=1.0, workload=workload)], ranges=())
     file: Any = SimpleNamespace(path="my.yaml", target="auto", measure=SimpleNamespace(mode=COLD_GRAPH))
     _print_next(summary, file, "r.db", "auto", COLD_GRAPH)
     text = capsys.readouterr().out

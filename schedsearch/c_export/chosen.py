@@ -20,6 +20,9 @@ from schedsearch.workload import Workload
 MAX_POINTERS, MAX_ADDRESSES, MAX_PARAMS, MAX_MAPS = 64, 128, 512, 16
 
 
+_OF_RANGES = "it is for a range of sizes, and a C export holds kernels of single sizes; tune the sizes as tasks of their own"
+
+
 @dataclass(frozen=True)
 class Chosen:
     """A kernel that is exported.
@@ -78,6 +81,12 @@ def choose(
     found = [_checked(store, best, prefix) for best in bests]
     chosen = [each for each in found if isinstance(each, Chosen)]
     left_out = [each for each in found if isinstance(each, LeftOut)]
+    if not workloads:
+        left_out += [
+            LeftOut(row.label, row.family, row.target_key, _OF_RANGES)
+            for row in store.ranges(target=target)
+            if row.mode == mode
+        ]
     chosen.sort(key=lambda each: (identifier(each.workload.label), each.workload.id, each.time_ns, each.name))
     return tuple(chosen), tuple(left_out)
 

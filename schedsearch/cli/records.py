@@ -14,6 +14,7 @@ import click
 from schedsearch.cli import render
 from schedsearch.cli.damaged import report_damage
 from schedsearch.cli.options import AtLeast
+from schedsearch.cli.ranges import ranges
 from schedsearch.cli.records_export import export
 from schedsearch.cli.stores import db_option, json_option, open_store, print_counts, target_key, target_option
 from schedsearch.cli.trust import trust
@@ -36,6 +37,7 @@ def records() -> None:
 
 records.add_command(trust)
 records.add_command(export)
+records.add_command(ranges)
 
 
 @records.command("list")
@@ -74,7 +76,7 @@ def list_(
             row.label,
             row.template,
             render.duration(row.measurement.time_ns) if row.measurement.ok else row.measurement.outcome,
-            "best" if row.best else "race" if row.final_race else "",
+            "best" if row.best else "race" if row.final_race else row.measurement.sizes,
             render.config_text(row.config),
             row.measurement.message.partition("\n")[0][:80],
         )
@@ -171,6 +173,7 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
     """List the best record of every workload and target: what deployment serves."""
     with open_store(db) as store:
         bests = list(store.bests(op=op, target=target_key(selector)))
+        of_ranges = len(store.ranges(target=target_key(selector)))
     if as_json:
         render.echo_json(
             [
@@ -205,6 +208,8 @@ def best(db: str, op: str | None, selector: str | None, as_json: bool) -> None:
     ]
     render.say(render.table(("id", "workload", "target", "template", "time", "configuration"), rows, right=("id", "time")))
     _note_problems([entry.row for entry in bests])
+    if of_ranges:
+        render.note(f"kernels of {render.counted(of_ranges, 'range')} of sizes: schedsearch records ranges --db {db}")
 
 
 @records.command("import")
@@ -251,7 +256,10 @@ def merge(files: tuple[str, ...], db: str, as_json: bool) -> None:
 @db_option
 @json_option
 def prune(keep: int, db: str, as_json: bool) -> None:
-    """Drop the stored machine code of all records except the K fastest; every measurement stays."""
+    """Drop the stored machine code of all records except the K fastest; every measurement stays.
+
+    Kernels of ranges of sizes stay, too.
+    """
     from schedsearch.records.store import Store
 
     with Store.open(db, create=False) as store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from schedsearch.cli.ranges import table_text
 from schedsearch.cli.render import counted, duration, table
 from schedsearch.session.report import result_cells, result_table, search_table
 from schedsearch.session.summary import RangeSummary, RunSummary
@@ -49,18 +50,9 @@ def _range_text(found: RangeSummary) -> str:
     name, table_of = found.of_range.parameter, found.table
     if table_of is None:
         return f"{found.of_range.label}: no kernels ({found.problem})"
-    rows = []
-    for low, high, index in table_of.serves:
-        kernel = table_of.kernels[index]
-        inside = [size for size in kernel.verified if low <= size <= high]
-        gains = [f"{size}: {gain:.2f}" for size, gain in table_of.gains.items() if low <= size <= high]
-        times = f"{duration(kernel.times_ns[low])} to {duration(kernel.times_ns[high])}"
-        sizes = str(low) if low == high else f"{low} to {high}"
-        rows.append((sizes, kernel.template, times, ", ".join(map(str, inside)), ", ".join(gains)))
-    headers = (name, "template", "time", "verified for", f"over the best for this {name} alone")
     return (
         f"{found.of_range.label}: {counted(len(table_of.kernels), 'kernel')}, "
-        f"{counted(found.trials, 'measurement')} to choose them\n{table(headers, rows)}"
+        f"{counted(found.trials, 'measurement')} to choose them\n{table_text(table_of, name)}"
     )
 
 

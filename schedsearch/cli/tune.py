@@ -96,7 +96,6 @@ def tune(
     """
     from schedsearch.device.detect import detect
     from schedsearch.session.options import DEFAULT_TRIALS
-    from schedsearch.session.plan import trials_per_task
 
     file = load_tasks(workload_file, shapes, scalars, kernel_files)
     selector = selector or file.target
@@ -108,8 +107,7 @@ def tune(
         trials = DEFAULT_TRIALS
     if dry_run:
         planned = plan(file, target)
-        share = None if trials is None else trials_per_task(trials, planned)
-        _print_plan(planned, target, file, share, time_s, as_json)
+        _print_plan(planned, target, file, trials, time_s, as_json)
         return
 
     from schedsearch.session import BUILD_TIMEOUT_S, RUN_TIMEOUT_S
@@ -155,12 +153,13 @@ def tune(
     else:
         _print_summary(summary, file)
         _print_next(summary, file, db, selector, mode or measure.mode)
-    if not summary.complete:
-        failed = [
-            f"{name} ({task.problem})" if task.problem else name
-            for task, name in zip(summary.tasks, _names(file).values())
-            if task.best_ns is None
-        ]
+    failed = [
+        f"{name} ({task.problem})" if task.problem else name
+        for task, name in zip(summary.tasks, _names(file).values())
+        if task.best_ns is None
+    ]
+    failed += [f"{each.of_range.label} ({each.problem})" for each in summary.ranges if each.table is None]
+    if failed:
         raise NoValidConfigError(
             f"no valid configuration was found for {', '.join(failed)}; "
             f"see why: schedsearch records list --db {shlex.quote(db)} --failed"
@@ -270,6 +269,11 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
     task = next((task for task in summary.tasks if task.best_ns is not None), None)
     if task is not None:
         module, workload = as_python(task.workload)
+        served = (each.of_range for each in summary.ranges if each.table is not None)
+        of_range = next((each for each in served if task.workload in map(each.at, each.samples())), None)
+        if of_range is not None:
+            module, workload = as_python(of_range.workload)
+            workload += f".with_dynamic({of_range.parameter!r}, {of_range.low}, {of_range.high})"
         constants = task.workload.constants if mode == COLD_GRAPH_PREPARED else ()
         arguments = ", ".join(argument.name for argument in task.workload.signature if argument.name not in constants)
         render.say("\n  import schedsearch" + ("" if module == "schedsearch" else f", {module}"))
@@ -283,13 +287,22 @@ def _print_next(summary: RunSummary, file: WorkloadFile, db: str, selector: str,
 
 
 def _print_plan(
-    plans: Sequence[TaskPlan], target: Target, file: WorkloadFile, trials: int | None, time_s: float | None, as_json: bool
+    plans: Sequence[TaskPlan], target: Target, file: WorkloadFile, budget: int | None, time_s: float | None, as_json: bool
 ) -> None:
+    """Args:
+    budget: trials of one size.
+    """
+    from schedsearch.session.plan import ranges_of, trials_per_task, trials_to_choose
+
+    trials = None if budget is None else trials_per_task(budget, plans)
+    chosen = 0
+    if budget is not None and trials is not None:
+        chosen = sum(trials_to_choose(budget, trials, len(own)) for own in ranges_of(plans).values())
     workers = file.measure.workers or max(1, len(os.sched_getaffinity(0)) - (target.kind == "cuda"))
     build_s, measure_s = _BUILD_S[target.kind] / workers, _MEASURE_S[target.kind]
     each_s = build_s + measure_s if target.kind == "cpu" else max(build_s, measure_s)
     sizes = [sum(arm.space.size.count for arm in plan.arms) for plan in plans]
-    wanted = sum(size if trials is None else min(trials, size) for size in sizes)
+    wanted = chosen + sum(size if trials is None else min(trials, size) for size in sizes)
     estimate_s = min(wanted * each_s, math.inf if time_s is None else time_s)
     if as_json:
         render.echo_json(
@@ -297,6 +310,7 @@ def _print_plan(
                 "event": "plan",
                 "target": target.key,
                 "trials": trials,
+                "trials_to_choose": chosen,
                 "time_s": time_s,
                 "estimate_s": round(estimate_s, 1),
                 "tasks": [
@@ -329,5 +343,8 @@ def _print_plan(
     render.say(
         render.table(("task", "workload", "template", "configurations", "weight"), rows, right=("configurations", "weight"))
     )
-    budget = "as many trials as fit" if trials is None else f"{trials} trials a task, {trials * len(plans)} in all"
-    render.say(f"{budget}; roughly {render.seconds(estimate_s)} with {workers} builders")
+    said = "as many trials as fit" if trials is None else f"{trials} trials a task, {trials * len(plans)} in all"
+    if chosen:
+        ranges = render.counted(len(ranges_of(plans)), "range")
+        said += f", and up to {chosen} more to choose and verify the kernels of {ranges} of sizes"
+    render.say(f"{said}; roughly {render.seconds(estimate_s)} with {workers} builders")

@@ -13,6 +13,7 @@ from schedsearch.dashboard.progress import Progress, RunProgress, counted, race_
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.views.overview import DatabaseRow, RunRow, RunState, RunTask, Shares, Side, TaskRow, TemplateRow
 from schedsearch.identity import sha256_hex
+from schedsearch.measurement import sizes_of_mode
 from schedsearch.roofline import suspect_time_ns
 from schedsearch.workload import Workload
 
@@ -115,10 +116,11 @@ def task_row(source: Source, task: TaskId, progress: Progress, known: Known) -> 
     rate, rate_unit, limit_ns = _rate(workload, best_ns, task)
     sizes = known.configurations.get((task[0], task[1]), {})
     configurations = sum(sizes.values()) if sizes else None
+    sized = sizes_of_mode(task[2])
     return TaskRow(
         key=task_key(source.key, task),
         database=source.key,
-        name=known.names.get(task[0]) or label,
+        name=(known.names.get(task[0]) or label) + (f", code for {sized}" if sized else ""),
         label=label,
         op=op,
         target=task[1],

@@ -13,7 +13,7 @@ from schedsearch.runtime.cache import DEFAULT_DB, KernelCache, LazyDevice, check
 from schedsearch.runtime.explain import Explanation
 from schedsearch.runtime.kernel import Kernel
 from schedsearch.runtime.ladder import RUNGS, Ladder, check_rungs
-from schedsearch.runtime.range_kernel import RangeKernel, compile_range
+from schedsearch.runtime.range_kernel import RangeKernel, compile_range, explain_range
 from schedsearch.target import Target
 from schedsearch.workload import Workload
 from schedsearch.workload_range import WorkloadRange
@@ -93,7 +93,7 @@ def compile(
 
 
 def explain(
-    workload: Workload,
+    workload: Workload | WorkloadRange,
     db: str | os.PathLike[str] = DEFAULT_DB,
     *,
     target: str | Target = "auto",
@@ -105,5 +105,8 @@ def explain(
     It makes the same checks as `compile`, including trust in the stored code and the presence of a compiler. It cannot see
     failures of loading, building and verifying. Args and Raises are those of `compile`.
     """
+    if isinstance(workload, WorkloadRange):
+        check_rungs(allow)
+        return explain_range(workload, Path(db), detect(target) if isinstance(target, str) else target, mode)
     with KernelCache(db, target, allow=allow, mode=mode) as cache:
         return cache.explain(workload)

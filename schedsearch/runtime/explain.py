@@ -9,6 +9,7 @@ from typing import Literal
 from schedsearch.runtime.ladder import Ladder
 from schedsearch.target import Target
 from schedsearch.workload import Workload
+from schedsearch.workload_range import WorkloadRange
 
 Verdict = Literal["serves", "fallback", "no"]
 
@@ -41,7 +42,7 @@ class Explanation:
         rungs: in the order tried. At most one serves; if none does, `compile` raises NoRecordError.
     """
 
-    workload: Workload
+    workload: Workload | WorkloadRange
     target: Target
     rungs: tuple[Rung, ...]
 

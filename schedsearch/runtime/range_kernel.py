@@ -11,6 +11,7 @@ from typing import Any, Self
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, DeviceError, NoRecordError, PlanError
 from schedsearch.runtime import arrays
+from schedsearch.runtime.explain import Explanation, Rung
 from schedsearch.runtime.kernel import Kernel, Provenance
 from schedsearch.size_table import SizeTable
 from schedsearch.target import Target
@@ -133,7 +134,26 @@ class RangeKernel:
 def compile_range(
     of_range: WorkloadRange, db: Path, target: Target, mode: str, device: Callable[[], Device], on_close: Callable[[], None]
 ) -> RangeKernel:
-    """The kernels of a range from a database.
+    """The kernels of a range from a database. Raises as `stored_table`."""
+    table = stored_table(of_range, db, target, mode)
+    return RangeKernel(of_range, table, device, (target.kind, target.ordinal if target.kind == "cuda" else 0), on_close)
+
+
+def explain_range(of_range: WorkloadRange, db: Path, target: Target, mode: str) -> Explanation:
+    """What `compile_range` would do. Only the rung exact serves ranges."""
+    try:
+        table = stored_table(of_range, db, target, mode)
+    except (NoRecordError, DatabaseError, DeviceError) as error:
+        return Explanation(of_range, target, (Rung("exact", "no", str(error)),))
+    kernels = {table.kernel_for(size).template: None for size in of_range.sizes}
+    reason = (
+        f"{', '.join(kernels)}, stored machine code that was tuned for {of_range.parameter} = {table.low} to {table.high}"
+    )
+    return Explanation(of_range, target, (Rung("exact", "serves", reason),))
+
+
+def stored_table(of_range: WorkloadRange, db: Path, target: Target, mode: str) -> SizeTable:
+    """The narrowest table of a database that covers a range.
 
     Raises:
         NoRecordError: there is no table that covers the range on this kind of device.
@@ -157,4 +177,4 @@ def compile_range(
     arch = str(table.kernels[0].plan.base.get("arch"))
     if target.kind == "cuda" and not target.runs(arch):
         raise DeviceError(f"the kernels are for {arch}, which {target.name} does not run; tune the range here")
-    return RangeKernel(of_range, table, device, (target.kind, target.ordinal if target.kind == "cuda" else 0), on_close)
+    return table
