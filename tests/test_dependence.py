@@ -22,8 +22,9 @@ from schedsearch.errors import OperatorError
 from schedsearch.ops import ArgSpec, Dependence, Op, Parameter, ShapeFunction
 from schedsearch.ops.declared_shapes import declared_shapes
 from schedsearch.ops.dependence import SizeError, check_bound, evaluate
+from schedsearch.ops.size_steps import EXCEEDS, FIRST_PROBLEM, KINDS, NEGATIVE, SizeStep, Values, Words
 from schedsearch.target import PRESETS, Target
-from schedsearch.templates.parts.sizes import EXCEEDS, FIRST_PROBLEM, KINDS, NEGATIVE, SizeStep, Values, Words, sizes_source
+from schedsearch.templates.parts.sizes import sizes_source
 
 NOTHING, SHAPE, VALUE = Dependence.NOTHING, Dependence.SHAPE, Dependence.VALUE
 BIG = 2**40

@@ -7,8 +7,9 @@ values of an array, or the counted extents of one, that its own segment would co
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from schedsearch.errors import UsageError
 from schedsearch.ops.declared_shapes import is_extents
 from schedsearch.ops.dependence import STRIDE, Dependence, ShapeFunction
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.parts.sizes import SizeStep, Values, Words
+from schedsearch.ops.size_steps import SizeStep, Values, Words
 from schedsearch.workload import Workload
 
 
@@ -121,8 +122,28 @@ class Program:
     constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
+def _noted(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a method that adds to a graph note its call in `DynamicGraph.recipe`, unless another such method calls it."""
+
+    @functools.wraps(build)
+    def noting(self: DynamicGraph, *args: Any, **named: Any) -> Any:
+        outer, self._inside = self._inside, True
+        try:
+            result = build(self, *args, **named)
+        finally:
+            self._inside = outer
+        if not outer:
+            self.recipe.append((build.__name__, args, named))
+        return result
+
+    return noting
+
+
 class DynamicGraph:
     """Builds a `Program`: call `input`, `call` and `output`, then `program`.
+
+    Attributes:
+        recipe: the calls that made the graph: method, arguments, named arguments. The same calls make the same graph.
 
     Example:
         >>> from schedsearch import dyn_strided_slice
@@ -144,7 +165,10 @@ class DynamicGraph:
         self._dims: dict[str, tuple[Dim, ...]] = {}
         self._sizes: dict[str, tuple[Size, Unknown]] = {}
         self._constants: dict[str, np.ndarray[Any, Any]] = {}
+        self.recipe: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._inside = False
 
+    @_noted
     def input(self, name: str, shape: Sequence[int | Size], dtype: str) -> str:
         """An array of the caller.
 
@@ -167,6 +191,7 @@ class DynamicGraph:
         self._inputs.append(name)
         return name
 
+    @_noted
     def constant(self, name: str, numbers: np.ndarray[Any, Any]) -> str:
         """An array that the graph brings along, e.g. a weight. Its format is that of NumPy's array.
 
@@ -179,6 +204,7 @@ class DynamicGraph:
         self._constants[name] = array
         return name
 
+    @_noted
     def view(self, array: str, shape: Sequence[int], name: str = "") -> str:
         """The same elements in another shape, without a copy: of an array whose extents never change any shape.
 
@@ -203,6 +229,7 @@ class DynamicGraph:
             self._same[name] = self._same.get(array, array)
         return name
 
+    @_noted
     def call(self, workload: Workload, *arrays: str, name: str = "") -> str:
         """Adds a call of a workload with one value for each argument, but none for arguments `NAME_extents`.
 
@@ -244,6 +271,7 @@ class DynamicGraph:
                 self._add(value, output.shape if same is None else dims[same])
         return outputs[workload.outputs[0].name]
 
+    @_noted
     def output(self, *names: str) -> None:
         """Raises UsageError if a value does not exist, or has no memory of its own."""
         for name in names:

@@ -7,6 +7,7 @@ from the device's memory, and the whole run is a chain of launches, on a GPU one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from schedsearch.backend import compile_source
 from schedsearch.device import BoundKernel, Device, LoadedKernel
 from schedsearch.device.memory import bytes_at
 from schedsearch.dynamic.graph import Call, Program, Segment, Value
@@ -25,9 +25,10 @@ from schedsearch.ops import ArgSpec
 from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.dependence import EXTENTS, STRIDE, SizeError, check_bound, evaluate
 from schedsearch.ops.movement import row_strides
+from schedsearch.ops.size_steps import KINDS, SIZES, Values, Words
 from schedsearch.runtime import arrays
 from schedsearch.runtime.streams import raw_stream
-from schedsearch.templates.parts.sizes import KINDS, SIZES, Values, Words, sizes_source
+from schedsearch.target import Target
 from schedsearch.workload import Workload
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class Result:
     extents: Any
 
 
+def size_artifact(program: Program, target: Target, number: int, bounded: bool) -> Artifact:
+    """The kernel that computes the sizes of a segment, compiled now. Raises CompileError if it cannot be."""
+    from schedsearch.backend import compile_source
+    from schedsearch.templates.parts.sizes import sizes_source
+
+    source = sizes_source(program.segments[number].steps, program.words, target, number if bounded else None)
+    return compile_source(source, target).artifact
+
+
 class DynamicNet:
     """A graph that is ready to run on one device: call it for an exact run, or `bind` it for bounded ones.
 
@@ -59,10 +69,19 @@ class DynamicNet:
         program: of `DynamicGraph.program`.
         device: stays open.
         kernels: gives the machine code of each workload, e.g. that of `schedsearch.compile(workload).artifact`.
+        size_kernels: gives the machine code that computes the sizes of a segment, by its number, and whether the run is
+            bounded; None: it is compiled when it is first needed, as `size_artifact` does.
     """
 
-    def __init__(self, program: Program, device: Device, kernels: Callable[[Workload], Artifact]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        device: Device,
+        kernels: Callable[[Workload], Artifact],
+        size_kernels: Callable[[int, bool], Artifact] | None = None,
+    ) -> None:
         self.program, self.device = program, device
+        self._size_code = size_kernels or functools.partial(size_artifact, program, device.target)
         self._kind = (device.target.kind, device.target.ordinal if device.target.kind == "cuda" else 0)
         workloads = dict.fromkeys(call.workload for segment in program.segments for call in segment.calls)
         self.kernels: dict[Workload, LoadedKernel] = {each: device.load(kernels(each)) for each in workloads}
@@ -164,9 +183,7 @@ class DynamicNet:
         if not segment.steps:
             return None
         if (number, bounded) not in self._size_kernels:
-            status = number if bounded else None
-            source = sizes_source(segment.steps, self.program.words, self.device.target, status)
-            self._size_kernels[number, bounded] = self.device.load(compile_source(source, self.device.target).artifact)
+            self._size_kernels[number, bounded] = self.device.load(self._size_code(number, bounded))
         buffers = {each.buffer: run.places.get(each.buffer, run.block) for each in _values(segment)}
         return self._size_kernels[number, bounded].bind({SIZES: run.block, **buffers}, {})
 

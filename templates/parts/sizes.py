@@ -11,54 +11,17 @@ that reads the sizes anyway there is no status: then the extents of what is impo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from numba import cuda, types
 
 from schedsearch.launch import Grid, NumbaArray, Param
-from schedsearch.ops.dependence import ShapeFunction
 from schedsearch.ops.dtypes import dtype
+from schedsearch.ops.size_steps import EXCEEDS, FIRST_PROBLEM, KINDS, NEGATIVE, SIZES, SizeStep, Values, Words
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep
 
-SIZES = "sizes"  # the buffer of the block
-NEGATIVE, EXCEEDS, FIRST_PROBLEM = 1, 2, 3  # kinds of mistakes; a shape function's own problems follow
-KINDS = 256  # status = step * KINDS + kind, and steps count from 1
 _WARP = 32
-
-
-@dataclass(frozen=True)
-class Words:
-    """Extents in the block: `count` words from `first` on."""
-
-    first: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Values:
-    """Integers in a buffer of their own."""
-
-    buffer: str
-    dtype: str
-    count: int
-
-
-@dataclass(frozen=True)
-class SizeStep:
-    """One output whose extents are computed.
-
-    Attributes:
-        inputs: what the function gets, in its order.
-        to: where its extents go.
-        bound: what they may be at most.
-    """
-
-    function: ShapeFunction
-    inputs: tuple[Words | Values, ...]
-    to: Words
-    bound: tuple[int, ...]
 
 
 def sizes_source(steps: Sequence[SizeStep], words: int, target: Target, status: int | None = 0) -> KernelSource:
