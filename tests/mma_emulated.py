@@ -12,7 +12,7 @@ from integer_model import SCALARS
 
 import schedsearch.templates.conv2d.mma as template
 from schedsearch.config import Config
-from schedsearch.ops.conv2d import accumulator_dtype
+from schedsearch.ops.sum_of_products import accumulator_dtype
 from schedsearch.target import PRESETS
 from schedsearch.template import Template
 from schedsearch.templates.conv2d import mma_kernel, mma_store, placement, weight_rows

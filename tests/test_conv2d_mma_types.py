@@ -19,9 +19,10 @@ from schedsearch.backend.ops import operands_and_text
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.launch import MAX_GRID_X
-from schedsearch.ops.conv2d import accumulator_dtype, conv2d
+from schedsearch.ops.conv2d import conv2d
 from schedsearch.ops.dtypes import encode
 from schedsearch.ops.layout import Layout
+from schedsearch.ops.sum_of_products import accumulator_dtype
 from schedsearch.target import PRESETS, Target
 from schedsearch.templates.conv2d.mma import Conv2dMma
 from schedsearch.templates.conv2d.mma_sizes import Gemm

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.base import Op, Parameter
-from schedsearch.ops.data_movement import AXES
+from schedsearch.ops.base import ArgSpec, Op, Parameter, Work
+from schedsearch.ops.data_movement import AXES, axis_problems, too_large
+from schedsearch.ops.dtypes import dtype as dtype_of
 
 
 def axis_number(doc: str, default: int) -> Parameter:
@@ -33,3 +35,27 @@ class AlongAxis(Op):
             rank = len(found["x"])
             found["axis"] = found["axis"] % rank - (rank if self.counts_backwards else 0)
         return found, problems
+
+
+class Normalisation(AlongAxis):
+    """y has the extents and the format of x. Each of its numbers depends on a row of x: the numbers of one or more axes."""
+
+    counts_backwards: ClassVar[bool] = True
+
+    @abstractmethod
+    def row_length(self, params: Mapping[str, Any]) -> int:
+        """The numbers of a row."""
+
+    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
+        found = axis_problems("axis", (params["axis"],), len(params["x"]))
+        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+
+    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+
+    def work(self, params: Mapping[str, Any]) -> Work:
+        nbytes = super().work(params).nbytes
+        return Work(0, nbytes, self.row_length(params), least_bytes=nbytes)

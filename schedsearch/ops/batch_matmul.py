@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
 from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
-from schedsearch.ops.products import FORMAT_PARAMETERS, WEIGHT_LAYOUTS, MatrixProduct
+from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS
+from schedsearch.ops.epilogues import epilogue_parameter
+from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct
 from schedsearch.ops.stages import Stage
 
 if TYPE_CHECKING:
@@ -22,10 +24,10 @@ _PARAMETERS = {
     "k": Parameter.count("length of the sums"),
     "x_batch": Parameter("matrices of x: b, or 1, which every product then takes; default b", _BATCH),
     "weight_batch": Parameter("matrices of weight: b, or 1, which every product then takes; default b", _BATCH),
-    **{name: each for name, each in FORMAT_PARAMETERS.items() if name != "epilogue"},
+    **FORMAT_PARAMETERS,
     "x_layout": Parameter.choice("axes of a matrix of x in memory; default MK", X_LAYOUTS),
     "weight_layout": Parameter.choice("axes of a matrix of weight in memory; default NK", WEIGHT_LAYOUTS),
-    "epilogue": FORMAT_PARAMETERS["epilogue"],
+    "epilogue": epilogue_parameter(),
 }
 
 
@@ -64,7 +66,7 @@ class BatchMatmul(MatrixProduct):
         words = [f"batch_matmul {p['b']}x{p['m']}x{p['n']}x{p['k']}"]
         words += [f"{key}={p[key]}" for key in ("x_batch", "weight_batch") if p[key] != p["b"]]
         words += [f"{p['x_layout']},{p['weight_layout']}"] if (p["x_layout"], p["weight_layout"]) != ("MK", "NK") else []
-        return " ".join([*words, self.format_words(p)])
+        return " ".join([*words, self.last_words(p)])
 
 
 BATCH_MATMUL = BatchMatmul()

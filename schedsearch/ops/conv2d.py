@@ -26,40 +26,30 @@ from schedsearch.ops.base import (
     Parameter,
     Work,
     missing_parameters,
-    one_of,
     plain,
     unknown_parameters,
 )
 from schedsearch.ops.conv2d_formats import (
     BLOCKED,
     BLOCKED_WEIGHT,
-    DTYPES,
-    FLOAT8,
-    INTEGERS,
-    OUT_DTYPES,
-    PRECISIONS,
+    FORMAT_PARAMETERS,
     WEIGHT_LAYOUTS,
-    ZERO_POINTS,
     block_problems,
     default_weight_layout,
-    fitting,
+    format_problems,
     layout_problems,
-    precision_problems,
-    zero_point_problems,
 )
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import (
-    computing,
     epilogue_arguments,
     epilogue_output,
     epilogue_parameter,
-    moving_problem,
     parse_epilogue,
     pixel_shuffle,
 )
 from schedsearch.ops.layout import Layout
 from schedsearch.ops.stages import Stage
-from schedsearch.ops.sum_of_products import SumOfProducts
+from schedsearch.ops.sum_of_products import SumOfProducts, default_out_dtype, number_problems
 from schedsearch.ops.window import (
     WINDOW_DEFAULTS,
     WINDOW_PARAMETERS,
@@ -74,11 +64,6 @@ from schedsearch.ops.window import (
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
 
-__all__ = [
-    "CONV2D", "FLOAT8", "INTEGERS", "Conv2d", "accumulator_dtype", "conv2d", "default_out_dtype", "number_problems",
-]  # fmt: skip
-
-
 _PARAMETERS = {
     "n": Parameter.count("batch"),
     "h": Parameter.count("input height"),
@@ -89,24 +74,7 @@ _PARAMETERS = {
     "s": Parameter.count("kernel width"),
     **WINDOW_PARAMETERS,
     "groups": Parameter("divides c and k; default 1", {"type": "integer", "minimum": 1, "maximum": MAX_INT, "default": 1}),
-    "dtype": Parameter.choice(
-        "of x; float16, bfloat16 and float32 also of the weight and per-channel vectors; default float16", DTYPES
-    ),
-    "weight_dtype": Parameter(
-        "of the weight: int8 or uint8, or float8_e4m3 or float8_e5m2, if x is one of the two; default: dtype",
-        {"enum": list(DTYPES)},
-    ),
-    "out_dtype": Parameter(
-        "of y; default: dtype; float16 if x is float8; for whole numbers what the epilogue makes of their 32-bit sums",
-        {"enum": [*DTYPES[:3], "int32", "uint32", *INTEGERS]},
-    ),
-    "precision": Parameter.choice(
-        "of products of float32: fp32, or tf32, which keeps 10 stored bits of each factor; default fp32", tuple(PRECISIONS)
-    ),
-    "zero_points": Parameter(
-        "which of x and weight have a zero point, given at call time as x_zero_point and weight_zero_point; default none",
-        {"type": "array", "items": {"enum": list(ZERO_POINTS)}, "maxItems": 2, "default": []},
-    ),
+    **FORMAT_PARAMETERS,
     "layout": Parameter(
         "axes of x in memory, and of y unless output_layout differs: NHWC, NCHW, or NCHW[x]c with blocks of x channels "
         "(NCHW32c); default NHWC",
@@ -164,23 +132,14 @@ class Conv2d(SumOfProducts):
         problems += counts_of(out, (*_SIZES, "groups"))
         problems += counts_of(out, ("slice_of",) if "slice_of" in params else ())
         problems += spread_window(out)
-        wrong = one_of("dtype", out["dtype"], DTYPES)
-        if not wrong or "out_dtype" in params:
-            wrong = wrong + fitting("out_dtype", out, OUT_DTYPES.get(str(out["dtype"]), DTYPES))
-        problems += wrong
-        if not wrong or "weight_dtype" in params:
-            kinds = [kind for kind in (INTEGERS, FLOAT8) if out["dtype"] in kind]
-            allowed = kinds[0] if kinds else (out["dtype"],) if out["dtype"] in DTYPES else DTYPES
-            problems += fitting("weight_dtype", out, allowed)
-        problems += precision_problems(out)
-        problems += zero_point_problems(out)
+        problems += format_problems(out, params)
         problems += layout_problems(out)
         out["epilogue"], wrong = parse_epilogue(out["epilogue"], moves=True)
         problems += wrong
         if not problems:
             self._geometry(out, problems)
             problems += block_problems(out)
-            problems += number_problems(out, self._accumulator(out), moves=True)
+            problems += number_problems(out, self.accumulator(out), moves=True)
         if not problems:
             problems += _slice_problems(out)
         return out, problems
@@ -204,27 +163,21 @@ class Conv2d(SumOfProducts):
         return (
             ArgSpec("x", p["layout"], Layout.parse(p["layout"]).shape(image), p["dtype"], role="factor"),
             ArgSpec("weight", p["weight_layout"], weight_shape, p["weight_dtype"], role="factor", constant=True),
-            *epilogue_arguments(p["epilogue"], self._accumulator(p), p["k"], p["dtype"]),
+            *epilogue_arguments(p["epilogue"], self.accumulator(p), p["k"], p["dtype"]),
         )
 
     def outputs(self, p: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        y = epilogue_output(p["epilogue"], self._accumulator(p))
+        y = epilogue_output(p["epilogue"], self.accumulator(p))
         if p["slice_of"] == _own_channels(p):
             return (y,)
         out_h, out_w = self.output_hw(p)
         whole = {"N": p["n"], "C": p["slice_of"], "H": out_h, "W": out_w}
         return (replace(y, slice_of=Layout.parse(p["output_layout"]).shape(whole)),)
 
-    def _accumulator(self, p: Mapping[str, Any]) -> ArgSpec:
-        """y before the epilogue: whole numbers in 32 bits, float32 for `dequantise`, else the output's format."""
+    def result(self, p: Mapping[str, Any], dtype: str) -> ArgSpec:
         out_h, out_w = self.output_hw(p)
-        image = {"N": p["n"], "C": p["k"], "H": out_h, "W": out_w}
-        dtype = p["out_dtype"]
-        if p["dtype"] in INTEGERS:
-            dtype = accumulator_dtype(p["dtype"], p["weight_dtype"], p["zero_points"])
-        elif p["dtype"] in FLOAT8 and any(stage.name == "dequantise" for stage in p["epilogue"]):
-            dtype = "float32"
-        return ArgSpec("y", p["output_layout"], Layout.parse(p["output_layout"]).shape(image), dtype)
+        layout = Layout.parse(p["output_layout"])
+        return ArgSpec("y", p["output_layout"], layout.shape({"N": p["n"], "C": p["k"], "H": out_h, "W": out_w}), dtype)
 
     def work(self, p: Mapping[str, Any]) -> Work:
         out_h, out_w = self.output_hw(p)
@@ -243,12 +196,7 @@ class Conv2d(SumOfProducts):
         words += window_words(p)
         if p["groups"] != 1:
             words.append(f"g{p['groups']}")
-        short, weight_short, out_short = (dtype_of(p[key]).short for key in ("dtype", "weight_dtype", "out_dtype"))
-        if p["precision"] == "tf32":
-            short = weight_short = "tf32"
-        factors = short if short == weight_short else f"{short}x{weight_short}"
-        words.append(factors if factors == out_short else f"{factors}->{out_short}")
-        words += [f"zp({','.join(p['zero_points'])})"] if p["zero_points"] else []
+        words += self.format_words(p)
         words.append(p["layout"] if p["layout"] == p["output_layout"] else f"{p['layout']}->{p['output_layout']}")
         words += [f"into {p['slice_of']}"] if p["slice_of"] != _own_channels(p) else []
         return " ".join(words) + "".join(f"+{stage}" for stage in p["epilogue"])
@@ -281,57 +229,6 @@ def _slice_problems(p: Mapping[str, Any]) -> list[Problem]:
     if pixel_shuffle(p["epilogue"], p["k"]) is not None:
         return [Problem("slice_of", f"slice_of is {whole}; leave it out or leave out depth_to_space: y has one of them")]
     return []
-
-
-def number_problems(p: Mapping[str, Any], value: ArgSpec, *, moves: bool = False) -> list[Problem]:
-    """Stages that do not fit the numbers that they get, and an output that the epilogue does not make.
-
-    Args:
-        p: normalised `dtype`, `out_dtype` and `epilogue` of an operator that sums products.
-        value: the output before the epilogue.
-        moves: the operator takes stages that move elements.
-    """
-    if moves and (problem := moving_problem(p["epilogue"], value)):
-        return [problem]
-    for place, stage in enumerate(p["epilogue"]):
-        if reason := stage.kind.problem(value, of_float8=p["dtype"] in FLOAT8):
-            return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
-        if stage.name == "quantise" and p["dtype"] not in INTEGERS:
-            reason = f"follows sums of int8 or uint8, but dtype is {p['dtype']}; leave it out"
-            return [Problem("epilogue", f"stage {stage.name} {reason}", path=(place,))]
-        value = stage.kind.output(value, stage.params)
-    if p["dtype"] in (*INTEGERS, *FLOAT8) and value.dtype != p["out_dtype"]:
-        of_integers = "requantise makes int8 or uint8 of it, quantise of a float, " if p["dtype"] in INTEGERS else ""
-        stages = f"{of_integers}dequantise makes float32, float16 or bfloat16"
-        return [
-            Problem(
-                "out_dtype",
-                f"out_dtype is {p['out_dtype']}, but the epilogue leaves {value.dtype}; leave out_dtype out, or change "
-                f"the epilogue ({stages})",
-            )
-        ]
-    return []
-
-
-def accumulator_dtype(dtype: str, weight_dtype: str, zero_points: Sequence[str]) -> str:
-    """The format of sums of 8-bit products. With a zero point even those of uint8 may be negative."""
-    return "uint32" if dtype == weight_dtype == "uint8" and not zero_points else "int32"
-
-
-def default_out_dtype(params: Mapping[str, Any]) -> str:
-    """The format of y that the factors and the epilogue lead to. If parameters are missing or wrong, any format."""
-    dtype = params.get("dtype", "float16")
-    stages = computing(parse_epilogue(params.get("epilogue", ()), moves=True)[0])
-    if dtype in FLOAT8:
-        return next((stage.params["to"] for stage in stages if stage.name == "dequantise"), "float16")
-    if dtype not in INTEGERS:
-        return str(dtype)
-    found = ArgSpec(
-        "y", "K", (1,), accumulator_dtype(dtype, params.get("weight_dtype", dtype), params.get("zero_points", ()))
-    )
-    for stage in stages:
-        found = stage.kind.output(found, stage.params)
-    return found.dtype
 
 
 def conv2d(

@@ -1,4 +1,4 @@
-"""Element types and layouts of conv2d, and what is wrong with a choice of them."""
+"""Element types and layouts of sums of products, and what is wrong with a choice of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedsearch.errors import Problem, did_you_mean
-from schedsearch.ops.base import one_of
+from schedsearch.ops.base import Parameter, one_of
 from schedsearch.ops.checks import Rounding
 
 # What x may be, what y may be for each x, and what the weight may be.
@@ -36,6 +36,27 @@ MAX_BLOCK = 256  # channels
 BLOCKED = re.compile(r"NCHW([1-9][0-9]{0,2})c")
 BLOCKED_WEIGHT = re.compile(r"OIHW([1-9][0-9]{0,2})o([1-9][0-9]{0,2})i")
 ZERO_POINTS = ("x", "weight")  # arguments that may have one
+
+FORMAT_PARAMETERS = {
+    "dtype": Parameter.choice(
+        "of x; float16, bfloat16 and float32 also of the weight and the vectors of the epilogue; default float16", DTYPES
+    ),
+    "weight_dtype": Parameter(
+        "of the weight: int8 or uint8, or float8_e4m3 or float8_e5m2, if x is one of the two; default: dtype",
+        {"enum": list(DTYPES)},
+    ),
+    "out_dtype": Parameter(
+        "of y; default: dtype; float16 if x is float8; for whole numbers what the epilogue makes of their 32-bit sums",
+        {"enum": [*DTYPES[:3], "int32", "uint32", *INTEGERS]},
+    ),
+    "precision": Parameter.choice(
+        "of products of float32: fp32, or tf32, which keeps 10 stored bits of each factor; default fp32", tuple(PRECISIONS)
+    ),
+    "zero_points": Parameter(
+        "which of x and weight have a zero point, given at call time as x_zero_point and weight_zero_point; default none",
+        {"type": "array", "items": {"enum": list(ZERO_POINTS)}, "maxItems": 2, "default": []},
+    ),
+}
 
 
 def default_weight_layout(layout: Any) -> str:
@@ -68,6 +89,23 @@ def precision_problems(p: Mapping[str, Any]) -> list[Problem]:
     if p["precision"] == "tf32" and p["dtype"] != "float32" and p["dtype"] in DTYPES:
         return [Problem("precision", f"precision tf32 belongs to float32, but dtype is {p['dtype']}; leave it out")]
     return one_of("precision", p["precision"], tuple(PRECISIONS))
+
+
+def format_problems(p: dict[str, Any], given: Mapping[str, Any]) -> list[Problem]:
+    """Formats that do not exist, or that do not go together. Sorts the zero points.
+
+    Args:
+        p: the parameters with their defaults.
+        given: the parameters without. A default that follows from a wrong format is not reported.
+    """
+    problems = wrong = one_of("dtype", p["dtype"], DTYPES)
+    if not wrong or "out_dtype" in given:
+        problems = problems + fitting("out_dtype", p, OUT_DTYPES.get(str(p["dtype"]), DTYPES))
+    if not wrong or "weight_dtype" in given:
+        kinds = [kind for kind in (INTEGERS, FLOAT8) if p["dtype"] in kind]
+        allowed = kinds[0] if kinds else (p["dtype"],) if p["dtype"] in DTYPES else DTYPES
+        problems = problems + fitting("weight_dtype", p, allowed)
+    return problems + precision_problems(p) + zero_point_problems(p)
 
 
 def layout_problems(p: Mapping[str, Any]) -> list[Problem]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.ops.base import ArgSpec, Parameter
-from schedsearch.ops.products import FORMAT_PARAMETERS, WEIGHT_LAYOUTS, MatrixProduct
+from schedsearch.ops.conv2d_formats import FORMAT_PARAMETERS
+from schedsearch.ops.epilogues import epilogue_parameter
+from schedsearch.ops.products import WEIGHT_LAYOUTS, MatrixProduct
 from schedsearch.ops.stages import Stage
 
 if TYPE_CHECKING:
@@ -16,9 +18,9 @@ _PARAMETERS = {
     "m": Parameter.count("rows of x and y: the batch"),
     "n": Parameter.count("columns of y: outputs"),
     "k": Parameter.count("columns of x: inputs"),
-    **{name: each for name, each in FORMAT_PARAMETERS.items() if name != "epilogue"},
+    **FORMAT_PARAMETERS,
     "weight_layout": Parameter.choice("axes of the weight in memory; default NK", WEIGHT_LAYOUTS),
-    "epilogue": FORMAT_PARAMETERS["epilogue"],
+    "epilogue": epilogue_parameter(),
 }
 
 
@@ -42,7 +44,7 @@ class Dense(MatrixProduct):
 
     def label(self, p: Mapping[str, Any]) -> str:
         layout = " KN" if p["weight_layout"] == "KN" else ""
-        return f"dense {p['m']}x{p['n']}x{p['k']}{layout} {self.format_words(p)}"
+        return f"dense {p['m']}x{p['n']}x{p['k']}{layout} {self.last_words(p)}"
 
 
 DENSE = Dense()

@@ -11,12 +11,11 @@ rows. With `dynamic` only the first `indices_extents[0]` elements along the firs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.along_axis import AlongAxis
 from schedsearch.ops.base import ArgSpec, Parameter, Work
-from schedsearch.ops.bounded import DYNAMIC, bounded, count_argument
+from schedsearch.ops.bounded import DYNAMIC, bounded
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, too_large, whole_numbers
 from schedsearch.ops.dependence import Dependence, ShapeFunction
@@ -28,6 +27,7 @@ from schedsearch.ops.index_map import (
     CHECKED,
     INDEX_DTYPE,
     INDICES,
+    ByIndices,
     X,
     dense_shape,
     index_map,
@@ -52,7 +52,7 @@ _PARAMETERS = {
 }
 
 
-class Gather(AlongAxis):
+class Gather(ByIndices):
     name: ClassVar[str] = "gather"
     reference: ClassVar[str] = "schedsearch.templates.indexing.reference:GatherReference"
     constructor: ClassVar[str] = "schedsearch:gather"
@@ -70,27 +70,19 @@ class Gather(AlongAxis):
         return too_large("indices", shape, dtype_of(params["dtype"]).nbytes)
 
     def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        p, map_ = params, index_map(params)
-        x = ArgSpec("x", AXES[: len(p["x"])], p["x"], p["dtype"])
-        indices = ArgSpec(
-            "indices", AXES[: len(p["indices"])], p["indices"], p["index_dtype"], role="index", below=min(map_.extents)
-        )
-        return (x, indices, count_argument(indices)) if p["dynamic"] else (x, indices)
+        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"])
+        return (x, *self.index_arguments(params))
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         shape = dense_shape(params)
         y = ArgSpec("y", AXES[: len(shape)], shape, params["dtype"])
-        found = bounded(y) if params["dynamic"] else (y,)
-        return (*found, ArgSpec("wrong_indices", "A", (1,), "int64")) if params["checked"] else found
+        return (*(bounded(y) if params["dynamic"] else (y,)), *self.wrong_indices(params))
 
     def shape_functions(self, params: Mapping[str, Any]) -> Mapping[str, ShapeFunction]:
         if not params["dynamic"]:
             return {}
         needs = {"x": Dependence.SHAPE, "indices": Dependence.SHAPE}
         return {"y": ShapeFunction(needs, _extent(params))}
-
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
-        return "exact"
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Indices of both signs, so that a kernel that does not count from the end is found."""

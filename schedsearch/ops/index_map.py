@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from schedsearch.errors import Problem
-from schedsearch.ops.along_axis import axis_number
-from schedsearch.ops.base import MAX_INT, Parameter
+from schedsearch.ops.along_axis import AlongAxis, axis_number
+from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter
+from schedsearch.ops.bounded import count_argument
 from schedsearch.ops.data_movement import AXES, axis_problems, extents, too_large
 from schedsearch.ops.dtypes import dtype as dtype_of
 
@@ -67,10 +68,10 @@ class IndexMap:
 
 
 def index_map(p: Mapping[str, Any]) -> IndexMap:
-    """The map of a workload's parameters."""
+    """The map of a workload's parameters. Scatter has no batch_dims."""
     x, indices = p["x"], p["indices"]
     if p["by"] == "tuples":
-        batch, depth = p["batch_dims"], indices[-1]
+        batch, depth = p.get("batch_dims", 0), indices[-1]
         batches, chosen = math.prod(x[:batch]), x[batch : batch + depth]
         rows = math.prod(indices[:-1])
         of_batch, targets = rows // batches, math.prod(chosen)
@@ -96,11 +97,11 @@ def index_map(p: Mapping[str, Any]) -> IndexMap:
 
 def index_problems(p: Mapping[str, Any]) -> Iterable[Problem]:
     """What is wrong with x, indices, axis and batch_dims."""
-    x, indices, by = p["x"], p["indices"], p["by"]
-    if by != "tuples" and p["batch_dims"]:
-        yield Problem("batch_dims", f"batch_dims is {p['batch_dims']}, but indices are {by}; allowed: 0, or tuples")
+    x, indices, by, batch = p["x"], p["indices"], p["by"], p.get("batch_dims", 0)
+    if by != "tuples" and batch:
+        yield Problem("batch_dims", f"batch_dims is {batch}, but indices are {by}; allowed: 0, or tuples")
     if by == "tuples":
-        batch, depth = p["batch_dims"], indices[-1]
+        depth = indices[-1]
         if p["axis"]:
             yield Problem("axis", f"axis is {p['axis']}, but indices are tuples of the leading axes; leave it out")
         if batch >= min(len(x), len(indices)) or x[:batch] != indices[:batch]:
@@ -129,4 +130,22 @@ def dense_shape(p: Mapping[str, Any]) -> tuple[int, ...]:
         return (*x[: p["axis"]], *indices, *x[p["axis"] + 1 :])
     if p["by"] == "elements":
         return tuple(indices)
-    return (*indices[:-1], *x[p["batch_dims"] + indices[-1] :]) or (1,)
+    return (*indices[:-1], *x[p.get("batch_dims", 0) + indices[-1] :]) or (1,)
+
+
+class ByIndices(AlongAxis):
+    """gather and scatter. With `dynamic` their last argument says how much of the first axis of indices is in use."""
+
+    def index_arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        """indices and, with `dynamic`, the last argument."""
+        shape = params["indices"]
+        shortest = min(index_map(params).extents)
+        indices = ArgSpec("indices", AXES[: len(shape)], shape, params["index_dtype"], role="index", below=shortest)
+        return (indices, count_argument(indices)) if params["dynamic"] else (indices,)
+
+    def wrong_indices(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
+        """With `checked` the last output."""
+        return (ArgSpec("wrong_indices", "A", (1,), "int64"),) if params["checked"] else ()
+
+    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
+        return "exact"

@@ -9,14 +9,13 @@ Source: Ba, Kiros and Hinton, "Layer normalization", 2016; Zhang and Sennrich, "
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schedsearch.errors import Problem
-from schedsearch.ops.along_axis import AlongAxis, axis_number
-from schedsearch.ops.base import ArgSpec, Parameter, Work
+from schedsearch.ops.along_axis import Normalisation, axis_number
+from schedsearch.ops.base import ArgSpec, Parameter
 from schedsearch.ops.checks import Domain
-from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
+from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dtypes import dtype as dtype_of
 
 if TYPE_CHECKING:
@@ -36,31 +35,24 @@ _PARAMETERS = {
 }
 
 
-class LayerNorm(AlongAxis):
+class LayerNorm(Normalisation):
     name: ClassVar[str] = "layer_norm"
     reference: ClassVar[str] = "schedsearch.templates.layer_norm.reference:LayerNormReference"
     constructor: ClassVar[str] = "schedsearch:layer_norm"
-    counts_backwards: ClassVar[bool] = True
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        found = axis_problems("axis", (params["axis"],), len(params["x"]))
-        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
+    def row_length(self, params: Mapping[str, Any]) -> int:
+        return rows_of(params)[1]
 
     def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         """Scale and bias are float32, one for each number of a row."""
-        _, length = rows_of(params)
-        arguments = (
-            ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),
-            ArgSpec("scale", "K", (length,), "float32", role="scale", constant=True),
-            ArgSpec("bias", "K", (length,), "float32", role="addend", constant=True),
-        )
-        return arguments if params["bias"] else arguments[:2]
-
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+        shape = (self.row_length(params),)
+        vectors = [ArgSpec("scale", "K", shape, "float32", role="scale", constant=True)]
+        if params["bias"]:
+            vectors.append(ArgSpec("bias", "K", shape, "float32", role="addend", constant=True))
+        return (*super().arguments(params), *vectors)
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Numbers around 3, so that the mean matters."""
@@ -70,10 +62,6 @@ class LayerNorm(AlongAxis):
             "bias": Domain(tuple(number / 2 for number in range(-4, 5))),
         }
         return found if params["bias"] else {name: found[name] for name in ("x", "scale")}
-
-    def work(self, params: Mapping[str, Any]) -> Work:
-        nbytes = super().work(params).nbytes
-        return Work(0, nbytes, rows_of(params)[1], least_bytes=nbytes)
 
     def label(self, params: Mapping[str, Any]) -> str:
         name = "layer_norm" if params["centred"] else "rms_norm"

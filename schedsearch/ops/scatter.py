@@ -9,17 +9,26 @@ counts such rows. With `dynamic` only the first `indices_extents[0]` elements al
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedsearch.errors import Problem
-from schedsearch.ops.along_axis import AlongAxis
 from schedsearch.ops.base import MAX_INT, ArgSpec, Parameter, Work
-from schedsearch.ops.bounded import DYNAMIC, count_argument
+from schedsearch.ops.bounded import DYNAMIC
 from schedsearch.ops.checks import Domain
 from schedsearch.ops.data_movement import AXES, shown, whole_numbers
 from schedsearch.ops.dtypes import DTYPES as ALL_DTYPES
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.ops.index_map import AXIS, CHECKED, INDEX_DTYPE, INDICES, X, dense_shape, index_map, index_problems
+from schedsearch.ops.index_map import (
+    AXIS,
+    CHECKED,
+    INDEX_DTYPE,
+    INDICES,
+    ByIndices,
+    X,
+    dense_shape,
+    index_map,
+    index_problems,
+)
 
 if TYPE_CHECKING:
     from schedsearch.workload import Workload
@@ -42,7 +51,7 @@ _PARAMETERS = {
 }
 
 
-class Scatter(AlongAxis):
+class Scatter(ByIndices):
     name: ClassVar[str] = "scatter"
     reference: ClassVar[str] = "schedsearch.templates.indexing.reference:ScatterReference"
     constructor: ClassVar[str] = "schedsearch:scatter"
@@ -51,13 +60,13 @@ class Scatter(AlongAxis):
         return _PARAMETERS
 
     def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        found = list(index_problems({**params, "batch_dims": 0}))
+        found = list(index_problems(params))
         if params["reduction"] != "none" and params["dtype"] not in REDUCED_DTYPES:
             allowed = ", ".join(REDUCED_DTYPES)
             found.append(Problem("dtype", f"reduction {params['reduction']} of {params['dtype']}; allowed: {allowed}"))
         if found:
             return found
-        p = {**params, "axis": params["axis"] % len(params["x"]), "batch_dims": 0}
+        p = {**params, "axis": params["axis"] % len(params["x"])}
         if len(dense_shape(p)) > len(AXES):
             return [Problem("indices", f"updates have {len(dense_shape(p))} axes; allowed: up to {len(AXES)}")]
         if (targets := index_map(p).targets) > MAX_INT:
@@ -65,26 +74,18 @@ class Scatter(AlongAxis):
         return []
 
     def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        p = with_batches(params)
-        shape, map_ = dense_shape(p), index_map(p)
-        x = ArgSpec("x", AXES[: len(p["x"])], p["x"], p["dtype"], aliases="y")
-        indices = ArgSpec(
-            "indices", AXES[: len(p["indices"])], p["indices"], p["index_dtype"], role="index", below=min(map_.extents)
-        )
-        updates = ArgSpec("updates", AXES[: len(shape)], shape, p["dtype"])
-        return (x, indices, updates, count_argument(indices)) if p["dynamic"] else (x, indices, updates)
+        shape = dense_shape(params)
+        x = ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"], aliases="y")
+        indices, *count = self.index_arguments(params)
+        return (x, indices, ArgSpec("updates", AXES[: len(shape)], shape, params["dtype"]), *count)
 
     def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
         y = ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"])
-        return (y, ArgSpec("wrong_indices", "A", (1,), "int64")) if params["checked"] else (y,)
-
-    def equality(self, params: Mapping[str, Any]) -> Literal["exact", "rounded"]:
-        """Sums of the numbers to verify with are exact in any order."""
-        return "exact"
+        return (y, *self.wrong_indices(params))
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
-        """Indices of both signs; several rows of updates have the same target."""
-        shortest = min(index_map(with_batches(params)).extents)
+        """Indices of both signs; several updates have the same target. Sums of these numbers are exact in any order."""
+        shortest = min(index_map(params).extents)
         whole = whole_numbers(params["dtype"]) if params["reduction"] == "none" else Domain(range(-_LARGEST, _LARGEST + 1))
         found = {"x": whole, "indices": Domain(range(-shortest, shortest)), "updates": whole}
         if params["dynamic"]:
@@ -109,11 +110,6 @@ class Scatter(AlongAxis):
 
 
 SCATTER = Scatter()
-
-
-def with_batches(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as `ops.index_map` takes them: scatter has no batch_dims."""
-    return {**params, "batch_dims": 0}
 
 
 def scatter(

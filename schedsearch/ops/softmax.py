@@ -6,14 +6,13 @@ With `log` it is the logarithm of that, x - m - log(sum). Kernels compute in flo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schedsearch.errors import Problem
-from schedsearch.ops.along_axis import AlongAxis, axis_number
-from schedsearch.ops.base import ArgSpec, Parameter, Work
+from schedsearch.ops.along_axis import Normalisation, axis_number
+from schedsearch.ops.base import Parameter
 from schedsearch.ops.checks import Domain
-from schedsearch.ops.data_movement import AXES, axis_problems, extents, shown, too_large
+from schedsearch.ops.data_movement import AXES, extents, shown
 from schedsearch.ops.dtypes import dtype as dtype_of
 
 if TYPE_CHECKING:
@@ -29,32 +28,20 @@ _PARAMETERS = {
 }
 
 
-class Softmax(AlongAxis):
+class Softmax(Normalisation):
     name: ClassVar[str] = "softmax"
     reference: ClassVar[str] = "schedsearch.templates.softmax.reference:SoftmaxReference"
     constructor: ClassVar[str] = "schedsearch:softmax"
-    counts_backwards: ClassVar[bool] = True
 
     def parameters(self) -> Mapping[str, Parameter]:
         return _PARAMETERS
 
-    def problems(self, params: Mapping[str, Any]) -> Iterable[Problem]:
-        found = axis_problems("axis", (params["axis"],), len(params["x"]))
-        return found or too_large("x", params["x"], dtype_of(params["dtype"]).nbytes)
-
-    def arguments(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("x", AXES[: len(params["x"])], params["x"], params["dtype"]),)
-
-    def outputs(self, params: Mapping[str, Any]) -> tuple[ArgSpec, ...]:
-        return (ArgSpec("y", AXES[: len(params["x"])], params["x"], params["dtype"]),)
+    def row_length(self, params: Mapping[str, Any]) -> int:
+        return int(params["x"][params["axis"]])
 
     def check_inputs(self, params: Mapping[str, Any]) -> Mapping[str, Domain]:
         """Quarters within +-8: exponentials of larger numbers would be one number and zeros."""
         return {"x": Domain(tuple(number / 4 for number in range(-32, 33)))}
-
-    def work(self, params: Mapping[str, Any]) -> Work:
-        nbytes = super().work(params).nbytes
-        return Work(0, nbytes, params["x"][params["axis"]], least_bytes=nbytes)
 
     def label(self, params: Mapping[str, Any]) -> str:
         name = "log_softmax" if params["log"] else "softmax"

@@ -27,7 +27,7 @@ from schedsearch.backend.cpu_dot import QUAD, byte_tile_ops, dot_instruction, do
 from schedsearch.backend.cpu_ops import as_array
 from schedsearch.config import Config
 from schedsearch.ops import ArgSpec
-from schedsearch.ops.conv2d import accumulator_dtype
+from schedsearch.ops.sum_of_products import accumulator_dtype
 from schedsearch.templates.conv2d.cpu_kernels import Shape, TilePlan
 from schedsearch.templates.parts.addressing import channel_runs, offset_along, plain_strides
 from schedsearch.templates.parts.cpu_epilogue import CpuEpilogue

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schedsearch.ops.conv2d import CONV2D, FLOAT8, INTEGERS
+from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.ops.layout import Layout

@@ -22,7 +22,7 @@ from typing import Any
 
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Grid, Pointer
-from schedsearch.ops.conv2d import FLOAT8, INTEGERS
+from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target

@@ -24,7 +24,8 @@ from typing import Any
 from schedsearch.config import Config
 from schedsearch.launch import Pointer
 from schedsearch.ops import ArgSpec, Layout
-from schedsearch.ops.conv2d import CONV2D, INTEGERS
+from schedsearch.ops.conv2d import CONV2D
+from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target

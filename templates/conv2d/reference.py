@@ -20,7 +20,7 @@ from schedsearch.ops.dtypes import dtype
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.ops.layout import Layout
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, Reference
+from schedsearch.template import KernelSource
 from schedsearch.templates.parts.addressing import offset_along, plain_strides
 from schedsearch.templates.parts.reference import (
     apply_stages,
@@ -34,15 +34,13 @@ from schedsearch.templates.parts.reference import (
     writer,
     zero_points_function,
 )
+from schedsearch.templates.parts.sum_reference import SumReference, is_float
 from schedsearch.workload import Workload
 
 _CHANNELS = 4  # output channels per thread; the kernel has one line for each
-_POINTS_ELEMENTS = 1 << 22  # products that `points` holds at once
 
 
-class Conv2dReference(Reference):
-    """The magnitude is the sum of |x| |weight| after the epilogue of `schedsearch.templates.parts.reference`."""
-
+class Conv2dReference(SumReference):
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         groups_of_channels = math.ceil(workload.k // workload.groups / _CHANNELS)
         oh, ow = CONV2D.output_hw(workload.params)
@@ -50,28 +48,14 @@ class Conv2dReference(Reference):
         function = _kernel(workload, target)
         return reference_source(workload, target, function, items, operands=stage_operands(workload))
 
-    def points(
-        self,
-        workload: Workload,
-        arrays: Mapping[str, Any],
-        scalars: Mapping[str, float],
-        flat_indices: Any,
-        output: str = "y",
-    ) -> np.ndarray[Any, np.dtype[Any]]:
-        """See `Reference.points`. Omitted scalars have their defaults. Arrays of bfloat16 may hold values or their bits."""
-        indices = np.asarray(flat_indices, dtype=np.int64)
-        per_point = workload.work.reduction
-        chunk = max(_POINTS_ELEMENTS // per_point, 1)
-        values = {scalar.name: float(np.float32(scalars.get(scalar.name, scalar.default))) for scalar in workload.scalars}
-        parts = [_points(workload, arrays, values, indices[at : at + chunk]) for at in range(0, len(indices), chunk)]
-        found = np.concatenate(parts) if parts else np.empty(0)
-        return found if _is_float(workload.output) else found.astype(np.int64)
+    def sums(self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
+        return _sums(workload, arrays, scalars, flat)
 
 
 def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
     load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
-    integers, rounded = not dtype(p.dtype).is_float, _is_float(p.output)
+    integers, rounded = not dtype(p.dtype).is_float, is_float(p.output)
     zero = 0 if integers else 0.0
     write, items = writer(target, "float64" if rounded else "int64"), sharer(target)
     write_magnitude = writer(target)
@@ -168,15 +152,10 @@ def _place(p: Workload) -> Callable[..., Any]:
     return place
 
 
-def _is_float(output: ArgSpec) -> bool:
-    """Whether the truth is a float: the output is one, or is rounded from one."""
-    return dtype(output.dtype).is_float or output.roundings > 0
-
-
 # ---- NumPy
 
 
-def _points(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
+def _sums(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
     n, k, row, q = _logical(p.output, flat)
     if shuffle := pixel_shuffle(p.epilogue, p.k):
         k, row, q = shuffle.source(k, row, q)

@@ -28,7 +28,7 @@ from numba import cuda, types
 
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer, Scalar
-from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target

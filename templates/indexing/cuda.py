@@ -11,7 +11,6 @@ from schedsearch.launch_rules import MAX_GRID_X
 from schedsearch.ops.base import MAX_INT
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.index_map import IndexMap, index_map
-from schedsearch.ops.scatter import with_batches
 from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
@@ -123,7 +122,7 @@ class ScatterCuda(_RowsCuda):
 
 
 def map_of(workload: Workload) -> IndexMap:
-    return index_map(with_batches(workload.params) if workload.op == "scatter" else workload.params)
+    return index_map(workload.params)
 
 
 class _Absent(dict[str, NumbaArray]):

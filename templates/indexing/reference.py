@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from schedsearch.ops.index_map import dense_shape
-from schedsearch.ops.scatter import with_batches
 from schedsearch.templates.parts.whole_reference import WholeReference
 from schedsearch.workload import Workload
 
@@ -29,7 +28,7 @@ class GatherReference(WholeReference):
 class ScatterReference(WholeReference):
     def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         indices = _indices(arrays)
-        places, valid = chosen(with_batches(workload.params), indices)
+        places, valid = chosen(workload.params, indices)
         updates = np.asarray(arrays["updates"])[tuple(slice(0, n) for n in places.shape)]
         y = np.array(arrays["x"]).reshape(-1)
         at, values = places[valid], updates[valid]
@@ -54,7 +53,7 @@ def chosen(p: Mapping[str, Any], indices: Array) -> tuple[Array, Array]:
         return np.where(index < 0, index + extent, index).clip(0, extent - 1), (index >= -extent) & (index < extent)
 
     if by == "tuples":
-        batch, depth = p["batch_dims"], indices.shape[-1]
+        batch, depth = p.get("batch_dims", 0), indices.shape[-1]
         found, inside = zip(*(wrapped(indices[..., j], x[batch + j]) for j in range(depth)))
         grid = np.ogrid[tuple(slice(0, n) for n in indices.shape[:-1])][:batch]
         places = everywhere[(*grid, *found)]
@@ -83,5 +82,5 @@ def _wrong(workload: Workload, valid: Array) -> Array:
     """Rows with an index out of range; all elements of a row share their indices."""
     from schedsearch.ops.index_map import index_map
 
-    run = index_map(with_batches(workload.params) if workload.op == "scatter" else workload.params).run
+    run = index_map(workload.params).run
     return np.array([np.count_nonzero(~valid) // run], np.int64)

@@ -20,7 +20,7 @@ from numba import cuda, types
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X, Float32, Grid, Param, Pointer, Scalar
-from schedsearch.ops.conv2d import INTEGERS
+from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target

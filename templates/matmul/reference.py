@@ -17,7 +17,7 @@ from schedsearch.backend.access import access
 from schedsearch.ops import ArgSpec
 from schedsearch.ops.dtypes import dtype
 from schedsearch.target import Target
-from schedsearch.template import KernelSource, Reference
+from schedsearch.template import KernelSource
 from schedsearch.templates.parts.reference import (
     apply_stages,
     gather,
@@ -29,10 +29,10 @@ from schedsearch.templates.parts.reference import (
     writer,
     zero_points_function,
 )
+from schedsearch.templates.parts.sum_reference import SumReference, is_float
 from schedsearch.workload import Workload
 
 _COLUMNS = 4  # of y per thread; the kernel has one line for each
-_POINTS_ELEMENTS = 1 << 22  # products that `points` holds at once
 
 
 @dataclass(frozen=True)
@@ -61,51 +61,28 @@ class Strides:
         return cls(matrix if factor.shape[0] > 1 else 0, row, depth)
 
 
-class MatmulReference(Reference):
-    """The magnitude is the sum of |x| |weight| after the epilogue of `schedsearch.templates.parts.reference`."""
-
+class MatmulReference(SumReference):
     def kernel(self, workload: Workload, target: Target) -> KernelSource:
         y = workload.output
         items = y.size // workload.n * math.ceil(workload.n / _COLUMNS)
         return reference_source(workload, target, _kernel(workload, target), items, operands=stage_operands(workload))
 
-    def points(
-        self,
-        workload: Workload,
-        arrays: Mapping[str, Any],
-        scalars: Mapping[str, float],
-        flat_indices: Any,
-        output: str = "y",
-    ) -> np.ndarray[Any, np.dtype[Any]]:
-        """See `Reference.points`. Omitted scalars have their defaults. Arrays of bfloat16 may hold values or their bits."""
-        indices = np.asarray(flat_indices, dtype=np.int64)
-        chunk = max(_POINTS_ELEMENTS // workload.k, 1)
-        values = {scalar.name: float(np.float32(scalars.get(scalar.name, scalar.default))) for scalar in workload.scalars}
-        parts = [_points(workload, arrays, values, indices[at : at + chunk]) for at in range(0, len(indices), chunk)]
-        found = np.concatenate(parts) if parts else np.empty(0)
-        return found if _is_float(workload.output) else found.astype(np.int64)
-
-
-def _points(p: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
-    matrix, row, column = flat // (p.n * p.m), flat // p.n % p.m, flat % p.n
-    depth = np.arange(p.k)
-    products = []
-    for spec, along in zip(p.signature, (row, column)):
-        strides = Strides.of(spec)
-        at = (matrix * strides.matrix + along * strides.row)[:, None] + depth * strides.depth
-        products.append(gather(arrays, spec, at) - scalars.get(f"{spec.name}_zero_point", 0.0))
-    return apply_stages(p, np.einsum("pk,pk->p", *products), arrays, scalars, column, flat)
-
-
-def _is_float(output: ArgSpec) -> bool:
-    """Whether the truth is a float: the output is one, or is rounded from one."""
-    return dtype(output.dtype).is_float or output.roundings > 0
+    def sums(self, workload: Workload, arrays: Mapping[str, Any], scalars: Mapping[str, float], flat: Any) -> Any:
+        p = workload
+        matrix, row, column = flat // (p.n * p.m), flat // p.n % p.m, flat % p.n
+        depth = np.arange(p.k)
+        products = []
+        for spec, along in zip(p.signature, (row, column)):
+            strides = Strides.of(spec)
+            at = (matrix * strides.matrix + along * strides.row)[:, None] + depth * strides.depth
+            products.append(gather(arrays, spec, at) - scalars.get(f"{spec.name}_zero_point", 0.0))
+        return apply_stages(p, np.einsum("pk,pk->p", *products), arrays, scalars, column, flat)
 
 
 def _kernel(p: Workload, target: Target) -> Callable[..., None]:
     """f(x, weight, y, magnitude, operands of the epilogue, start, stop) for addresses, float32s, and a range of items."""
     load, load_weight = access(target.kind).load(p.dtype), access(target.kind).load(p.weight_dtype)
-    integers, rounded = not dtype(p.dtype).is_float, _is_float(p.output)
+    integers, rounded = not dtype(p.dtype).is_float, is_float(p.output)
     zero = 0 if integers else 0.0
     write, items = writer(target, "float64" if rounded else "int64"), sharer(target)
     write_magnitude = writer(target)
