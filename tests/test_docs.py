@@ -236,7 +236,7 @@ def test_a_kernel_page_names_every_knob(template_name: str) -> None:
 
 
 def test_the_entry_point_group_on_the_page_is_the_real_one() -> None:
-    assert f'[project.entry-points."{ENTRY_POINT_GROUP}"]' in text(DOCS / "templates.md")
+    assert f'[project.entry-points."{ENTRY_POINT_GROUP}"]' in text(DOCS / "own-templates.md")
 
 
 def test_decisions_are_numbered_once() -> None:

@@ -1,4 +1,4 @@
-"""docs/templates.md is correct: exactly its files and commands give a working template in a package of its own."""
+"""docs/own-templates.md is correct: exactly its files and commands give a working template in a package of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schedsearch.records import Store
 from schedsearch.target import PRESETS
 from schedsearch.template import KernelSource, load_template
 
-PAGE = Page("templates.md")
+PAGE = Page("own-templates.md")
 NAME = "conv2d_1x1_cpu"
 
 

@@ -70,7 +70,7 @@ def builds_line(summary: RunSummary) -> str:
         return ""
     return (
         f"{counted(summary.unshared, 'candidate')} shared no work with others when compiled, which takes several times "
-        "longer; see `shaped_by` in docs/templates.md"
+        "longer; see `shaped_by` in docs/own-templates.md"
     )
 
 
