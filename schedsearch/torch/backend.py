@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from torch import fx
 
 from schedsearch.errors import SchedsearchError, UsageError, did_you_mean
 from schedsearch.measurement import DEFAULT_DB
-from schedsearch.torch import patterns
-from schedsearch.torch.calls import ALLOWED, Kernels, target_of
+from schedsearch.torch import inductor, patterns
+from schedsearch.torch.calls import ALLOWED, target_of
 from schedsearch.torch.choose import Chooser
+from schedsearch.torch.contest import Contest
 from schedsearch.torch.formats import allows_tf32
-from schedsearch.torch.optimize import Refusal, kernels_of
+from schedsearch.torch.held import Refusal, copied
+from schedsearch.torch.optimize import TUNE_S, kernels_of
 from schedsearch.torch.report import LayerReport, NetworkReport, Report
 from schedsearch.torch.rewrite import rewrite
 from schedsearch.torch.store import use
@@ -44,10 +46,10 @@ class Options:
         db: the records of tuned kernels.
         tune: whether to tune what has no record first; it may take minutes.
         trials: configurations to try for each layer that is tuned.
-        tune_s: seconds to tune what a whole network needs, if `tune`.
+        tune_s: seconds after which tuning ends, if `tune`; layers may take half of them, networks the rest.
         mode: Inductor's: default, max-autotune, max-autotune-no-cudagraphs or reduce-overhead.
         layers: whether kernels may take the place of single layers.
-        network: whether a whole network may take the place of a graph.
+        network: whether networks may take the place of a graph, or of parts of it.
         allow: how a kernel of a layer may be found; see `schedsearch.compile`.
         report: is called with a `Report` for each graph.
         timer: measures kernels and PyTorch.
@@ -56,7 +58,7 @@ class Options:
     db: str | os.PathLike[str] = DEFAULT_DB
     tune: bool = False
     trials: int = 64
-    tune_s: float = 60.0
+    tune_s: float = TUNE_S
     mode: str = "default"
     layers: bool = True
     network: bool = True
@@ -104,11 +106,13 @@ def schedsearch(
         kernels = kernels_of(Path(chosen.db), device, tuple(chosen.allow), chosen.tune)
     except Refusal as error:
         _tell(chosen, Report(notes=(f"Inductor compiles the graph: {error}",)))
-        return _inductor(module, inputs, chosen.mode)
-    whole = fx.GraphModule(module, _copied(module.graph)) if chosen.network else None
+        return inductor.compiled(module, inputs, chosen.mode)
+    whole = fx.GraphModule(module, copied(module.graph)[0]) if chosen.network else None
     timer = chosen.timer or timer_of(device)
-    rows, notes = _rewritten(module, kernels, timer, chosen) if chosen.layers else ([], [])
-    compiled = _inductor(module, inputs, chosen.mode)
+    chooser = Chooser(kernels, timer)
+    rows, notes = _rewritten(module, chooser, chosen) if chosen.layers else ([], [])
+    tuned_s = time.perf_counter() - started
+    compiled = inductor.compiled(module, inputs, chosen.mode)
     if whole is None:
         _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
         return compiled
@@ -116,9 +120,25 @@ def schedsearch(
     def tell(network: NetworkReport) -> None:
         _tell(chosen, Report(tuple(rows), tuple(notes), time.perf_counter() - started, network))
 
-    tune_s = chosen.tune_s if chosen.tune else None
+    def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Compiled:
+        return inductor.compiled(part, given, chosen.mode)
+
+    def compile_rest(rest: fx.GraphModule, given: Sequence[Any]) -> Compiled:
+        if chosen.layers:
+            _rewritten(rest, chooser, replace(chosen, tune=False))
+        return inductor.compiled(rest, given, chosen.mode)
+
     captures = chosen.mode in ("default", "max-autotune-no-cudagraphs")
-    return Network(whole, inputs, compiled, kernels, tell, tune_s=tune_s, captures=captures, timer=chosen.timer)
+    return Network(
+        whole,
+        inputs,
+        compiled,
+        Contest(kernels, captures, chosen.timer),
+        tell,
+        compile_part=compile_part,
+        compile_rest=compile_rest,
+        tune_s=max(1.0, chosen.tune_s - tuned_s) if chosen.tune else None,
+    )
 
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:
@@ -154,17 +174,15 @@ def _trained(module: fx.GraphModule, inputs: Sequence[Any], options: Options) ->
     except (Refusal, SchedsearchError) as error:
         notes.append(f"Inductor compiles the graph: {error}")
     _tell(options, Report(tuple(rows), tuple(notes), time.perf_counter() - started))
-    return _inductor(module, inputs, options.mode)
+    return inductor.compiled(module, inputs, options.mode)
 
 
-def _rewritten(
-    module: fx.GraphModule, kernels: Kernels, timer: Timer, options: Options
-) -> tuple[list[LayerReport], list[str]]:
+def _rewritten(module: fx.GraphModule, chooser: Chooser, options: Options) -> tuple[list[LayerReport], list[str]]:
     """Rewrites the layers of a graph for which kernels won."""
-    found = patterns.find(module.graph, tf32=allows_tf32() and kernels.device.type == "cuda")
+    found = patterns.find(module.graph, tf32=allows_tf32() and chooser.kernels.device.type == "cuda")
     layers = [each for each in found if isinstance(each, patterns.Layer)]
-    chooser = Chooser(kernels, timer)
-    notes = [chooser.tune(layers, options.trials)] if options.tune and layers else []
+    tune_s = options.tune_s / 2 if options.network else options.tune_s
+    notes = [chooser.tune(layers, options.trials, tune_s)] if options.tune and layers else []
     choices = {id(layer): chooser.choose(layer) for layer in layers}
     rows = [LayerReport.of(each, choices.get(id(each))) for each in found]
     chosen = [(each, call) for each in layers if (call := choices[id(each)].call) is not None]
@@ -172,24 +190,6 @@ def _rewritten(
         rewrite(module.graph, chosen)
         module.recompile()
     return rows, notes
-
-
-def _inductor(module: fx.GraphModule, inputs: Sequence[Any], mode: str) -> Compiled:
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
-
-    modes = list_mode_options()
-    if mode not in modes:
-        raise UsageError(f"mode {mode!r} is not known{did_you_mean(mode, list(modes))}; allowed: {', '.join(modes)}")
-    compiled: Compiled = compile_fx(module, list(inputs), config_patches=modes[mode])
-    return compiled
-
-
-def _copied(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
-    outputs = copy.graph_copy(graph, {})
-    copy.output(outputs)
-    return copy
 
 
 def _tell(options: Options, report: Report) -> None:

@@ -101,11 +101,12 @@ class Chooser:
                     tasks.append(Task(workload, weight=count, name=names[workload]))
         return tasks
 
-    def tune(self, layers: Iterable[Layer], trials: int) -> str:
+    def tune(self, layers: Iterable[Layer], trials: int, time_s: float) -> str:
         """Tunes the workloads that have no record, and says what came of it.
 
         Args:
             trials: for each of them, shared over the run.
+            time_s: seconds after which the run ends.
         """
         from schedsearch.session.tune import tune
 
@@ -115,7 +116,7 @@ class Chooser:
         if self.kernels.device.type == "cuda":
             torch.cuda.synchronize()
         try:
-            tune(tasks, self.kernels.db, target=self.kernels.target, trials=trials)
+            tune(tasks, self.kernels.db, target=self.kernels.target, trials=trials, time_s=max(1.0, time_s))
         except (NoValidConfigError, PreparationError, WrongResultError) as error:  # the others have records now
             return f"tuned {len(tasks)} layers; {error}"
         return f"tuned {len(tasks)} layers"

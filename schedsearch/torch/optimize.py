@@ -17,17 +17,17 @@ from schedsearch.measurement import DEFAULT_DB
 from schedsearch.torch import patterns
 from schedsearch.torch.calls import ALLOWED, Call, Kernels
 from schedsearch.torch.choose import Chooser
+from schedsearch.torch.contest import Contest
 from schedsearch.torch.forward import OptimizedForward, Plan
-from schedsearch.torch.report import LayerReport, Report
+from schedsearch.torch.held import Refusal
+from schedsearch.torch.model_networks import is_kept, networks_in
+from schedsearch.torch.report import LayerReport, PartReport, Report
 from schedsearch.torch.rewrite import rewrite
 from schedsearch.torch.timing import Timer, timer_of
 
 Filter = Callable[[nn.Module, str], bool]
+TUNE_S = 150.0  # with the final race and the measuring under three minutes
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
-
-
-class Refusal(Exception):
-    """Why a model is left as it is. It never leaves this package."""
 
 
 def optimize_(
@@ -37,6 +37,8 @@ def optimize_(
     db: str | os.PathLike[str] = DEFAULT_DB,
     tune: bool = False,
     trials: int = 64,
+    tune_s: float = TUNE_S,
+    networks: bool = False,
     filter_fn: Filter | None = None,
     allow: Sequence[str] = ALLOWED,
     timer: Timer | None = None,
@@ -59,6 +61,10 @@ def optimize_(
         db: the records of tuned kernels. It may be missing if `tune`.
         tune: whether to tune layers that have no record first.
         trials: configurations to try for each of them, shared over the run.
+        tune_s: seconds after which tuning ends, whatever `trials` says; a final race of some seconds comes on top.
+        networks: whether networks of ours may compute parts of the model, or the whole: layers that follow one another,
+            with copies of their weights. Each call compares addresses and versions of the weights with those copied; once
+            they differ, PyTorch computes the part, with a warning. A write through `weight.data` is not noticed.
         filter_fn: (module, its name) -> whether its layer may be swapped; default: all.
         allow: how a kernel may be found; see `schedsearch.compile`.
         timer: measures kernels and PyTorch; default: CUDA graphs on a GPU, the host's clock on a CPU.
@@ -84,17 +90,26 @@ def optimize_(
         kernels = kernels_of(Path(db), device, tuple(allow), tune)
         chooser = Chooser(kernels, timer or timer_of(device))
         places = _places(model, args)
-        notes = []
+        notes: list[str] = []
+        parts: list[PartReport] = []
+        if networks:
+            contest = Contest(kernels, timer=timer)
+            share_s = tune_s / 2 / len(places) if tune else None
+            for path, plan, given in places:
+                part = model.get_submodule(path)
+                found = networks_in(part, plan, given, contest, share_s, is_kept(part, path, filter_fn))
+                parts += found[0]
+                notes += found[1]
         if tune:
-            layers = [each for _, plan in places for each in plan.found if isinstance(each, patterns.Layer)]
-            notes.append(chooser.tune(layers, trials))
-        rows = [row for path, plan in places for row in _swap(model, path, plan, chooser, filter_fn)]
+            layers = [each for _, plan, _ in places for each in plan.found if isinstance(each, patterns.Layer)]
+            notes.append(chooser.tune(layers, trials, tune_s - (time.perf_counter() - started)))
+        rows = [row for path, plan, _ in places for row in _swap(model, path, plan, chooser, filter_fn)]
     except Refusal as error:
         warnings.warn(f"optimize_ leaves the model as it is: {error}", stacklevel=2)
         return Report(notes=(f"the model is as it was: {error}",), seconds=time.perf_counter() - started)
-    if not rows:
+    if not rows and not parts:
         notes.append("the model has no convolutions and no pixel shuffles")
-    return Report(tuple(rows), tuple(notes), time.perf_counter() - started)
+    return Report(tuple(rows), tuple(notes), time.perf_counter() - started, parts=tuple(parts))
 
 
 def revert_(model: nn.Module) -> nn.Module:
@@ -149,10 +164,11 @@ def kernels_of(db: Path, device: torch.device, allow: tuple[str, ...], tune: boo
         raise Refusal(str(error)) from error
 
 
-def _places(model: nn.Module, args: tuple[Any, ...]) -> list[tuple[str, Plan]]:
-    """The largest parts of a model that torch.export can read: the model, or else its children, theirs, and so on."""
+def _places(model: nn.Module, args: tuple[Any, ...]) -> list[tuple[str, Plan, tuple[Any, ...]]]:
+    """The largest parts of a model that torch.export can read, with their inputs: the model, or else its children, theirs,
+    and so on."""
     try:
-        return [("", Plan.of(model, args))]
+        return [("", Plan.of(model, args), args)]
     except Exception as error:  # torch.export raises errors of many kinds
         reason = f"torch.export cannot read {type(model).__name__}: {_first_line(error)}"
     calls = _calls_of_children(model, args)
@@ -161,7 +177,7 @@ def _places(model: nn.Module, args: tuple[Any, ...]) -> list[tuple[str, Plan]]:
         if not any(isinstance(each, nn.Conv2d | nn.PixelShuffle | nn.PixelUnshuffle) for each in child.modules()):
             continue
         try:
-            found += [(f"{name}.{path}".strip("."), plan) for path, plan in _places(child, given)]
+            found += [(f"{name}.{path}".strip("."), plan, of) for path, plan, of in _places(child, given)]
         except Refusal:
             continue
     if not found:
@@ -213,8 +229,13 @@ def _swap(model: nn.Module, path: str, plan: Plan, chooser: Chooser, filter_fn: 
         rows.append(LayerReport(**{**vars(row), "name": _joined(path, each)}))
     if chosen:
         rewrite(plan.graph, chosen)
+    if chosen or _has_networks(plan):
         OptimizedForward.install(part, plan)
     return rows
+
+
+def _has_networks(plan: Plan) -> bool:
+    return any(node.target is torch.ops.schedsearch.network.default for node in plan.graph.nodes)
 
 
 def _first_line(error: Exception) -> str:

@@ -58,14 +58,44 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
-class NetworkReport:
-    """A graph as a whole network of ours.
+class PartReport:
+    """A part of a graph that a network of ours can compute.
 
     Attributes:
-        served: whether the network computes the graph.
+        name: of its first and its last module.
+        nodes: how many nodes of the graph it has.
+        served: whether a network computes it.
         reason: why not.
-        ours_us, torch_us: measured times of the network, and of Inductor's graph in a CUDA graph; None if not measured.
+        ours_us, torch_us: measured times of the network, and of the same part in PyTorch; None if not measured.
         error, torch_error: their largest differences from PyTorch in float32 over the largest magnitude.
+    """
+
+    name: str
+    nodes: int
+    served: bool = False
+    reason: str = ""
+    ours_us: float | None = None
+    torch_us: float | None = None
+    error: float | None = None
+    torch_error: float | None = None
+
+    @classmethod
+    def of(cls, name: str, nodes: int, found: NetworkReport) -> PartReport:
+        return cls(name, nodes, found.served, found.reason, found.ours_us, found.torch_us, found.error, found.torch_error)
+
+
+@dataclass(frozen=True)
+class NetworkReport:
+    """A graph as networks of ours: the whole, or its parts.
+
+    Attributes:
+        served: whether networks compute the graph or parts of it.
+        reason: why not.
+        ours_us, torch_us: measured times of the graph with networks, and of Inductor's graph in a CUDA graph; None if not
+            measured.
+        error, torch_error: their largest differences from PyTorch in float32 over the largest magnitude; of the whole only.
+        parts: what became of each part, if the whole has no network.
+        left: what no part has because schedsearch lacks it, one line for each operator of PyTorch.
         seconds: that it took to build and to measure them.
     """
 
@@ -75,16 +105,28 @@ class NetworkReport:
     torch_us: float | None = None
     error: float | None = None
     torch_error: float | None = None
+    parts: tuple[PartReport, ...] = ()
+    left: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     def __str__(self) -> str:
         facts = ""
         if self.ours_us is not None:
-            facts = f"the network takes {self.ours_us:.1f} us, Inductor's graph {self.torch_us:.1f} us; "
-            facts += f"errors {self.error:.1e} and {self.torch_error:.1e}"
+            what = "with its parts the graph" if self.parts else "the network"
+            facts = f"{what} takes {self.ours_us:.1f} us, Inductor's graph {self.torch_us:.1f} us"
+        if self.error is not None:
+            facts += f"; errors {self.error:.1e} and {self.torch_error:.1e}"
+        served = [part for part in self.parts if part.served]
         if self.served:
-            return f"a network of ours serves: {facts}; decided in {self.seconds:.1f} s"
-        return f"no network of ours: {self.reason}" + (f" ({facts})" if facts else "")
+            who = (
+                f"networks of ours serve {len(served)} of {len(self.parts)} parts"
+                if self.parts
+                else "a network of ours serves"
+            )
+            first = f"{who}: {facts}; decided in {self.seconds:.1f} s"
+        else:
+            first = f"no network of ours: {self.reason}" + (f" ({facts})" if facts else "")
+        return "\n".join([first, *part_lines(self.parts), *self.left])
 
 
 @dataclass(frozen=True)
@@ -92,7 +134,8 @@ class Report:
     """Every layer of a model, in order. `print(report)` shows a table.
 
     Attributes:
-        network: of a graph of torch.compile, if a whole network was tried.
+        network: of a graph of torch.compile, if networks were tried.
+        parts: of a model that `optimize_` took, if networks were asked for.
         notes: what holds for the whole model, such as why nothing was done.
         seconds: that it took.
     """
@@ -101,6 +144,7 @@ class Report:
     notes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
     network: NetworkReport | None = None
+    parts: tuple[PartReport, ...] = ()
 
     @property
     def swapped(self) -> tuple[LayerReport, ...]:
@@ -113,6 +157,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [*self.notes, *([] if self.network is None else [str(self.network)])]
+        lines += part_lines(self.parts)
         if self.layers:
             before = sum(layer.torch_us or 0.0 for layer in self.swapped)
             lines.append(
@@ -124,18 +169,39 @@ class Report:
         return "\n".join(lines)
 
 
-def _row(layer: LayerReport) -> tuple[str, ...]:
-    def shown(number: float | None, form: str) -> str:
-        return "" if number is None else format(number, form)
+def part_lines(parts: Sequence[PartReport]) -> list[str]:
+    """A table of parts."""
+    if not parts:
+        return []
+    header = ("part", "nodes", "ours us", "torch us", "error", "torch's", "what")
+    rows = [
+        (
+            part.name,
+            str(part.nodes),
+            _shown(part.ours_us, ".1f"),
+            _shown(part.torch_us, ".1f"),
+            _shown(part.error, ".1e"),
+            _shown(part.torch_error, ".1e"),
+            "a network" if part.served else f"kept: {part.reason}",
+        )
+        for part in parts
+    ]
+    return _table([header, *rows])
 
+
+def _shown(number: float | None, form: str) -> str:
+    return "" if number is None else format(number, form)
+
+
+def _row(layer: LayerReport) -> tuple[str, ...]:
     what = layer.kernel if layer.swapped else f"kept: {layer.reason}"
     return (
         layer.name,
-        shown(layer.ours_us, ".2f"),
-        shown(layer.torch_us, ".2f"),
+        _shown(layer.ours_us, ".2f"),
+        _shown(layer.torch_us, ".2f"),
         "" if layer.record_id is None else str(layer.record_id),
-        shown(layer.error, ".1e"),
-        shown(layer.torch_error, ".1e"),
+        _shown(layer.error, ".1e"),
+        _shown(layer.torch_error, ".1e"),
         what,
     )
 

@@ -1,0 +1,173 @@
+"""A network of ours that computes a graph of PyTorch: built with copies of its weights, and run on PyTorch's tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from schedsearch.errors import NoValidConfigError, PreparationError, WrongResultError
+from schedsearch.torch.calls import Kernels
+from schedsearch.torch.store import capturing
+
+_ALIGNMENT = 256  # bytes, more than a kernel needs; a captured call cannot copy inputs to where they have it
+_captured_nets: list[Any] = []  # CUDA graphs use their memory, and nothing says when these end
+Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class Refusal(Exception):
+    """Why a model or a graph is left to PyTorch. It never leaves this package."""
+
+
+class HeldNetwork:
+    """A network that computes what a graph computes, with the weights that the graph had.
+
+    While a CUDA graph is captured, its kernels are captured one by one. The CUDA graph then uses the network's memory, so
+    that the network is never freed.
+
+    Args:
+        module: the graph; its parameters and buffers are its own, and every input is one of a call.
+        given: inputs as calls have them: real tensors.
+        expected: outputs of PyTorch; those of the network get the same strides.
+        tune_s: seconds to tune kernels that have no record; None: none are tuned.
+
+    Raises:
+        SchedsearchError: the graph cannot be built; ModelError lists the nodes that have no operator.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        given: Sequence[torch.Tensor],
+        expected: Sequence[torch.Tensor],
+        kernels: Kernels,
+        tune_s: float | None,
+    ) -> None:
+        self._device = kernels.device
+        self._stream: torch.cuda.Stream | None = None
+        self._turns = threading.Lock()
+        images = [place for place, each in enumerate(given) if _is_channels_last(each)]
+        self._nhwc = bool(images)
+        # The net returns images in the form that its first input has.
+        self._order = [*images, *(place for place in range(len(given)) if place not in set(images))]
+        self._formats = [
+            torch.channels_last if self._nhwc and each.dim() == 4 else torch.contiguous_format for each in given
+        ]
+        self.forms = [form_of(each) for each in expected]
+        self._net = self._built(_reordered(module, self._order), self._arranged(given), kernels, tune_s)
+
+    def _built(self, module: fx.GraphModule, given: Sequence[torch.Tensor], kernels: Kernels, tune_s: float | None) -> Any:
+        from schedsearch.executable.build import build
+
+        options: dict[str, Any] = {"io_layout": "NHWC" if self._nhwc else "NCHW", "target": kernels.target}
+        options["db"] = kernels.db
+        try:
+            return build(module, tuple(given), tune_s=tune_s, **options)
+        except (NoValidConfigError, PreparationError, WrongResultError):  # of one kernel; the others have records now
+            return build(module, tuple(given), **options)
+
+    def _arranged(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Inputs in the order and the memory format that the net takes."""
+        formats = self._formats
+        return [given[place].contiguous(memory_format=formats[place]) for place in self._order]
+
+    def __call__(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        arranged = self._arranged(given)
+        if capturing(self._device):
+            if self._net not in _captured_nets:
+                _captured_nets.append(self._net)
+            return self._formed(self._net(*(each if _is_aligned(each) else each.clone() for each in arranged)))
+        if self._device.type == "cpu":
+            return self._formed(self._net(*arranged))
+        with self._turns:  # its memory is one for all streams
+            stream = torch.cuda.current_stream(self._device)
+            if self._stream is not None and stream != self._stream:
+                stream.wait_stream(self._stream)
+            self._stream = stream
+            return self._formed(self._net(*arranged))
+
+    def _formed(self, found: Any) -> list[torch.Tensor]:
+        """Outputs with the strides of PyTorch's."""
+        outputs = list(found) if isinstance(found, tuple) else [found]
+        for place, (each, form) in enumerate(zip(outputs, self.forms)):
+            shape, strides, _ = form
+            if tuple(each.shape) == shape and each.stride() != strides:
+                outputs[place] = each.new_empty_strided(shape, strides).copy_(each)
+        return outputs
+
+    def close(self) -> None:
+        """Frees the network, unless a CUDA graph captured it."""
+        if self._net not in _captured_nets:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._net.close()
+
+
+def form_of(each: torch.Tensor) -> Form:
+    return tuple(each.shape), each.stride(), each.dtype
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Changes whenever a tensor is replaced, moved or written to. Raises RuntimeError for tensors of inference mode."""
+    return [(each.data_ptr(), each._version) for each in tensors]
+
+
+def frozen(module: fx.GraphModule, held: dict[int, torch.Tensor]) -> fx.GraphModule:
+    """A copy of a graph whose inputs at these places are buffers of its own, which share the tensors' memory.
+
+    Raises:
+        Refusal: a tensor was made in inference mode.
+    """
+    if any(each.is_inference() for each in held.values()):
+        raise Refusal("its parameters were made in inference mode, which does not say when they change")
+    made = fx.GraphModule(module, copied(module.graph)[0])
+    for place, node in enumerate([each for each in made.graph.nodes if each.op == "placeholder"]):
+        if place not in held:
+            continue
+        name = f"held_{place}"
+        made.register_buffer(name, held[place].detach())
+        with made.graph.inserting_after(node):
+            new = made.graph.get_attr(name)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        made.graph.erase_node(node)
+    made.recompile()
+    return made.eval()
+
+
+def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy of a graph, and for each node that of the copy."""
+    copy, places = fx.Graph(), dict[fx.Node, fx.Node]()
+    copy.output(copy.graph_copy(graph, places))
+    for old, new in places.items():
+        new.meta = dict(old.meta)
+    return copy, places
+
+
+def _reordered(module: fx.GraphModule, order: Sequence[int]) -> fx.GraphModule:
+    """A graph whose inputs come in another order."""
+    made = fx.GraphModule(module, copied(module.graph)[0])
+    inputs = [node for node in made.graph.nodes if node.op == "placeholder"]
+    before: Callable[[fx.Node], None] = next(iter(made.graph.nodes)).prepend
+    for place in order:
+        before(inputs[place])
+        before = inputs[place].append
+    made.recompile()
+    return made.eval()
+
+
+def _is_channels_last(each: torch.Tensor) -> bool:
+    """Whether a tensor has this format and no other; an image of one channel or one pixel has both."""
+    return each.dim() == 4 and each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous()
+
+
+def _is_aligned(each: torch.Tensor) -> bool:
+    return each.data_ptr() % _ALIGNMENT == 0
+
+
+def is_held(each: Any) -> bool:
+    """Whether an input of a graph of torch.compile is a parameter or buffer of the model."""
+    return isinstance(each, nn.Parameter) or getattr(each, "_dynamo_static_input_type", None) is not None

@@ -1,0 +1,77 @@
+"""Networks of ours in the graph of an optimized model: `optimize_(..., networks=True)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from schedsearch.torch import inductor, network_op, patterns
+from schedsearch.torch.contest import Contest, parts_that_win
+from schedsearch.torch.forward import Plan, without_plans
+from schedsearch.torch.functional_graph import without_writes
+from schedsearch.torch.held import Refusal, copied
+from schedsearch.torch.report import PartReport
+
+
+def networks_in(
+    module: nn.Module,
+    plan: Plan,
+    args: tuple[Any, ...],
+    contest: Contest,
+    tune_s: float | None,
+    keep: Callable[[fx.Node], bool],
+) -> tuple[list[PartReport], list[str]]:
+    """Lets networks compute those parts of a plan for which they win.
+
+    A part that loses, and everything else, stays as it is; layers in it may still be swapped.
+
+    Args:
+        args: real inputs of the module.
+        tune_s: seconds to tune kernels that have no record; None: none are tuned.
+        keep: whether a node is left to PyTorch.
+
+    Returns:
+        What became of each part, and remarks about the graph.
+    """
+    graph = copied(plan.graph)[0]
+    graph_module = fx.GraphModule(plan._root, graph)
+    try:
+        without_writes(graph)
+    except Refusal as error:
+        return [], [f"no networks: {error}"]
+    graph_module.recompile()
+    tensors = plan._held(module)
+    if any(each.is_inference() for each in tensors):
+        return [], ["no networks: its parameters were made in inference mode, which does not say when they change"]
+    held = dict(zip([node for node in graph.nodes if node.op == "placeholder"], tensors))
+    inputs = [*tensors, *pytree.tree_leaves((args, {}))]
+    with without_plans(module):
+        found = parts_that_win(contest, graph_module, held, inputs, inductor.compiled_or_eager, tune_s, keep)
+    calls = []
+    for part, net in found.won:
+        calls.append((part, network_op.NetworkCall(part, net, [held[node] for node in part.held])))
+    if calls:
+        network_op.replace(graph_module, calls, checked=True)
+        plan.graph = graph_module.graph
+        plan.found = patterns.find(plan.graph, tf32=plan.tf32 and contest.kernels.device.type == "cuda")
+    return found.rows, [str(each) for each in found.left]
+
+
+def is_kept(part: nn.Module, path: str, wanted: Callable[[nn.Module, str], bool] | None) -> Callable[[fx.Node], bool]:
+    """Whether a node is a layer that `filter_fn` leaves out."""
+
+    def kept(node: fx.Node) -> bool:
+        kind = patterns.called(node)
+        if wanted is None or kind is None or kind[0] not in ("conv", "shuffle", "unshuffle"):
+            return False
+        name = patterns.name_of(node)
+        try:
+            module = part.get_submodule(name)
+        except AttributeError:  # a call of a function, named after its node
+            module = part
+        return not wanted(module, f"{path}.{name}".strip("."))
+
+    return kept

@@ -1,0 +1,242 @@
+"""Networks of ours for parts of a model that has other nodes, too: in `optimize_` and in torch.compile's backend."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
+pytest.importorskip("onnxscript")
+
+from test_torch_backend import compiled, db  # noqa: E402, F401
+from test_torch_optimize import Clock, close, image, prepared  # noqa: E402
+
+import schedsearch.torch as sst  # noqa: E402
+from schedsearch.torch import functional_graph, inductor, network_op, parts  # noqa: E402
+from schedsearch.torch.held import Refusal  # noqa: E402
+
+pytestmark = pytest.mark.integrations
+nn = torch.nn
+
+
+class Between(nn.Module):  # type: ignore[misc, name-defined]
+    """Two parts with a sum between them that schedsearch lacks; the second reads the first, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1))
+        self.last = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 1))
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        return self.last(torch.cumsum(y, 3) + y)
+
+
+@pytest.fixture(autouse=True)
+def _without_autograd() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad(), sst.use(None):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def optimize(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:  # noqa: F811
+    """`optimize_` with default kernels and networks that are always faster, beside PyTorch without a compiler."""
+    monkeypatch.setattr(inductor, "compiled_or_eager", lambda graph, inputs: graph)
+
+    def call(model: Any, example: Any, **options: Any) -> Any:
+        given = {"db": db, "allow": ("default",), "timer": Clock(), "networks": True, **options}
+        return sst.optimize_(model, example, **given)
+
+    return call
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The parts that networks computed, in order."""
+    found: list[str] = []
+    compute = network_op.HeldNetwork.__call__
+
+    def keep(self: Any, given: Any) -> Any:
+        found.append("network")
+        return compute(self, given)
+
+    monkeypatch.setattr(network_op.HeldNetwork, "__call__", keep)
+    return found
+
+
+# --- Parts of graphs --------------------------------------------------------------------------------------------------
+def exported(model: Any, *given: Any) -> Any:
+    """A model's graph without writes, and its parameters by node."""
+    program = torch.export.export(model, given, strict=False)
+    functional_graph.without_writes(program.graph)
+    tensors = {**program.state_dict, **program.constants}
+    names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
+    held = {node: tensors[names[node.name]] for node in program.graph.nodes if node.name in names}
+    return torch.fx.GraphModule(program.graph_module, program.graph), held
+
+
+def reaches(start: Any, nodes: set[Any], outside: bool = False) -> bool:
+    """Whether a path leaves a set of nodes and comes back, by brute force."""
+    return any((outside and user in nodes) or (user not in nodes and reaches(user, nodes, True)) for user in start.users)
+
+
+class Splits(nn.Module):  # type: ignore[misc, name-defined]
+    def forward(self, x: Any) -> Any:
+        first, second = x.chunk(2, 1)
+        y = torch.relu(first) * 2 + torch.sigmoid(second)
+        z = torch.cumsum(y, 1)
+        return torch.tanh(z) + torch.relu(y), torch.cumsum(z, 2)
+
+
+@pytest.mark.parametrize(("make", "missing"), [(Between, 1), (Splits, 2)], ids=["between", "splits"])
+def test_parts_are_convex_and_compute_what_their_nodes_do(make: Any, missing: int) -> None:
+    model, x = prepared(make()), image()
+    graph, held = exported(model, x)
+    found, left = parts.find(graph, held)
+    assert [(each.what, each.count) for each in left] == [("cumsum.default", missing)]
+    assert "no operator CumSum" in str(left[0])
+    values: dict[Any, Any] = {}
+
+    class Keep(torch.fx.Interpreter):  # type: ignore[misc, name-defined]
+        def run_node(self, node: Any) -> Any:
+            values[node] = super().run_node(node)
+            return values[node]
+
+    Keep(graph).run(*(held.get(node, x) for node in graph.graph.nodes if node.op == "placeholder"))
+    taken = [node for part in found for node in part.nodes]
+    assert found and len(taken) == len(set(taken))
+    for part in found:
+        assert not any(reaches(node, set(part.nodes)) for node in part.nodes)
+        got = part.module(*(values[node] for node in part.inputs))
+        assert all(torch.equal(one, values[node]) for one, node in zip(got, part.outputs, strict=True))
+
+
+def test_parts_leave_out_what_the_caller_keeps() -> None:
+    graph, held = exported(prepared(Between()), image())
+    found, _ = parts.find(graph, held, keep=lambda node: node.name == "conv2d_2")
+    assert all(node.name != "conv2d_2" for part in found for node in part.nodes)
+
+
+# --- Graphs without writes --------------------------------------------------------------------------------------------
+def _chain(x: Any) -> Any:
+    y = x * 2
+    y.relu_()
+    y += x
+    return y.clamp_(0, 1), y.sum()
+
+
+def _of_a_copy(x: Any) -> Any:
+    y = x.clone()
+    z = y + 1
+    y.mul_(3)
+    return z, y
+
+
+def _through_a_view(x: Any) -> Any:
+    y = x * 2
+    view = y.permute(0, 2, 3, 1)
+    view.add_(1)
+    return y, view
+
+
+def _of_an_input(x: Any) -> Any:
+    return x.relu_()
+
+
+def _of_a_place(x: Any) -> Any:
+    y = x * 2
+    y[0] = 0
+    return y
+
+
+@pytest.mark.parametrize("run", [_chain, _of_a_copy])
+def test_writes_become_results(run: Any) -> None:
+    graph = torch.export.export(_Call(run), (image(),), strict=False).graph_module
+    functional_graph.without_writes(graph.graph)
+    graph.recompile()
+    x, expected = image(), run(image())
+    assert all(torch.equal(*pair) for pair in zip(graph(x), expected, strict=True)) and torch.equal(x, image())
+    assert not any(torch.fx.Node.is_impure(node) for node in graph.graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize("run", [_through_a_view, _of_an_input, _of_a_place])
+def test_writes_to_shared_memory_are_refused(run: Any) -> None:
+    graph = torch.export.export(_Call(run), (image(),), strict=False).graph_module
+    with pytest.raises(Refusal, match="writes to memory"):
+        functional_graph.without_writes(graph.graph)
+
+
+class _Call(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, x: Any) -> Any:
+        return self.run(x)
+
+
+# --- optimize_ --------------------------------------------------------------------------------------------------------
+def test_networks_compute_parts_of_a_model(optimize: Any, ran: list[str]) -> None:
+    model, x = prepared(Between()), image()
+    plain = copy.deepcopy(model)
+    report = optimize(model, x)
+    assert [(part.name, part.served) for part in report.parts] == [("add to last.2", True), ("first.0 to first.2", True)]
+    assert "PyTorch computes cumsum.default (cumsum): schedsearch has no operator CumSum" in str(report)
+    ran.clear()
+    assert close(model(x), plain(x)) and model(x).stride() == plain(x).stride() and ran == ["network"] * 4
+    fast = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ran.clear()
+    assert close(fast(x), plain(x)) and ran == ["network"] * 2
+    twin = copy.deepcopy(model)
+    for each in (model, plain):
+        each.first[0].weight.mul_(-2)
+    ran.clear()
+    with pytest.warns(UserWarning, match="weights of first.0 to first.2 are not those that its network was built with"):
+        assert close(model(x), plain(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert close(model(x), plain(x)) and close(fast(x), plain(x)) and ran == ["network"] * 3
+    with pytest.warns(UserWarning, match="weights of add to last.2 are not those"):  # a copy has weights of its own
+        assert close(twin(x), sst.revert_(copy.deepcopy(twin))(x))
+    assert "forward" not in vars(sst.revert_(model)) and close(model(x), plain(x))
+
+
+def test_the_operator_keeps_the_rules_of_pytorch(optimize: Any) -> None:
+    model, x = prepared(Between()), image()
+    optimize(model, x)
+    key, call = next(each for each in reversed(network_op._networks.items()) if each[1].name == "add to last.2")
+    held = [parameter.detach() for name, parameter in model.named_parameters() if name.startswith("last")]
+    torch.library.opcheck(torch.ops.schedsearch.network.default, (key, [image(), image()], held))
+    assert call.fake([image()])[0].shape == (1, 4, 6, 6)
+
+
+def test_parts_that_lose_are_pytorchs(optimize: Any, ran: list[str]) -> None:
+    model, x = prepared(Between()), image()
+    report = optimize(model, x, timer=Clock(torch_us=0.5))
+    assert {part.reason for part in report.parts} == {"PyTorch is as fast or faster"} and not report.swapped
+    ran.clear()
+    model(x)
+    assert not ran and "forward" not in vars(model)
+
+
+# --- torch.compile ----------------------------------------------------------------------------------------------------
+def test_the_backend_has_networks_for_parts_until_weights_change(compiled: Any, ran: list[str]) -> None:  # noqa: F811
+    model, x = prepared(Between()), image()
+    fast, reports = compiled(model)
+    assert close(fast(x), model(x))
+    network = reports[0].network
+    assert network.served and [part.served for part in network.parts] == [True, True]
+    assert network.left == ("PyTorch computes cumsum (cumsum): schedsearch has no operator CumSum",)
+    ran.clear()
+    assert close(fast(2 * x), model(2 * x)) and ran == ["network"] * 2
+    model.last[2].bias.add_(1)
+    ran.clear()
+    assert close(fast(x), model(x)) and not ran
+    assert reports[-1].network.reason.startswith("weights have changed")
