@@ -45,6 +45,7 @@ SHAPES: list[dict[str, Any]] = [
     dict(x=(3, 20, 2), flat=False, axis=1, dtype="int32"),
     dict(x=(50, 3), flat=False, order="first", dtype="uint8"),
     dict(x=(33,), dtype="int64"),
+    dict(x=(70, 2), flat=False),
 ]
 
 

@@ -36,12 +36,12 @@ class UniqueReference(WholeReference):
     def compute(self, workload: Workload, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         x = np.asarray(arrays["x"])
         axis = None if workload.flat else workload.axis
-        y, indices, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        ranks = np.unique(x, return_inverse=True)[1].reshape(x.shape)  # of slices NumPy takes NaNs as different
+        _, indices, inverse, counts = np.unique(ranks, True, True, True, axis=axis)
         inverse = inverse.reshape(-1)
         if workload.order == "first":
             order = np.argsort(indices, kind="stable")
             place = np.empty_like(order)
             place[order] = np.arange(len(order))
             indices, counts, inverse = indices[order], counts[order], place[inverse]
-            y = y[order] if workload.flat else np.take(y, order, axis=workload.axis)
-        return {"y": y, "indices": indices, "inverse": inverse, "counts": counts}
+        return {"y": np.take(x, indices, axis=axis), "indices": indices, "inverse": inverse, "counts": counts}
