@@ -14,6 +14,7 @@ from schedsearch.ops.dependence import EXTENTS, Dependence, ShapeFunction
 from schedsearch.workload import Workload
 
 ELEMENTWISE = "elementwise"
+_NAMES = ("x", "x0")  # arguments whose extents those of an output may follow
 _COUNTED_AXIS = {"nms": 0, "nonzero": 1}  # the only axis whose extent the kernel counts
 
 
@@ -49,7 +50,7 @@ def same_dims(call: str, workload: Workload, dims: Dims) -> str | None:
     if workload.op != ELEMENTWISE or not unknown:
         return None
     shapes = {argument.name: argument.shape for argument in workload.signature}
-    first = unknown[0]
+    first = next((each for each in unknown if shapes[each] == workload.outputs[0].shape), unknown[0])
     if shapes[first] != workload.outputs[0].shape:
         raise _fixed(call, workload, first, dims)
     for argument in dims:
@@ -70,25 +71,37 @@ def followed(call: str, workload: Workload, dims: Dims) -> ShapeFunction | None:
     """
     arguments = [argument.name for argument in workload.signature]
     taken = [argument for argument in dims if f"{argument}{EXTENTS}" in arguments]
+    follows = _ROWS.get(workload.op)
+    first: str | None = None
+    found: dict[int, Dim] = {}  # axis of y -> its extent
     for argument in dims:
         rows_like = any(dims[argument][:1] and dims[argument][0] is dims[each][0] for each in taken)
         if argument in taken or not _unknown(dims[argument]) or (rows_like and not _unknown(dims[argument][1:])):
             continue
-        follows = _ROWS.get(workload.op)
-        axes = follows(workload) if follows is not None and argument == "x" else None
-        if axes is None or any(isinstance(n, Unknown) and axis not in axes for axis, n in enumerate(dims[argument])):
-            raise _fixed(call, workload, argument, dims)
-        return _function(workload, dims, axes)
-    return None
+        axes = follows(workload, argument) if follows is not None else {}
+        for axis, extent in enumerate(dims[argument]):
+            if isinstance(extent, Unknown) and (axis not in axes or found.setdefault(axes[axis], extent) is not extent):
+                raise _fixed(call, workload, argument, dims)
+        first = first or argument
+    if first is None or follows is None:
+        return None
+    if first not in _NAMES:
+        raise _fixed(call, workload, first, dims)
+    return _function(workload, dims, first, follows(workload, first))
 
 
-def traced(name: str, op: str, function: ShapeFunction, dims: Dims, bound: Sequence[int]) -> tuple[Dim, ...]:
-    """The extents of an output by its shape function."""
+def traced(name: str, op: str, function: ShapeFunction, dims: Dims, elements: Dims, bound: Sequence[int]) -> tuple[Dim, ...]:
+    """The extents of an output by its shape function.
+
+    Args:
+        elements: argument -> what is known of its elements.
+    """
     if function.counted:
         only = _COUNTED_AXIS.get(op)
         return tuple(n if only is not None and axis != only else Unknown(f"{name}:{axis}") for axis, n in enumerate(bound))
     given = [
-        dims[each] if function.needs[each] is Dependence.SHAPE else _Values(f"{name}:{each}") for each in function.inputs
+        dims[each] if function.needs[each] is Dependence.SHAPE else elements.get(each, _Values(f"{name}:{each}"))
+        for each in function.inputs
     ]
     found: list[Dim] = []
     for axis in range(len(bound)):
@@ -124,35 +137,70 @@ def _fixed(call: str, workload: Workload, argument: str, dims: Dims) -> UsageErr
     )
 
 
-def _function(workload: Workload, dims: Dims, axes: Mapping[int, int]) -> ShapeFunction:
-    """Extents of x where an axis of y follows one of x, otherwise the bound's."""
+def _function(workload: Workload, dims: Dims, source: str, axes: Mapping[int, int]) -> ShapeFunction:
+    """Extents of one argument where an axis of y follows one of it, otherwise the bound's."""
     shape = workload.outputs[0].shape
     places = tuple(next((mine for mine, to in axes.items() if to == axis), -1) for axis in range(len(shape)))
 
-    def extent(axis: int, x: Sequence[int]) -> int:
+    def of_x(axis: int, x: Sequence[int]) -> int:
         return x[places[axis]] if places[axis] >= 0 else shape[axis]
 
-    needs = {name: Dependence.SHAPE if name == "x" else Dependence.NOTHING for name in dims}
-    return ShapeFunction(needs, extent)
+    def of_x0(axis: int, x0: Sequence[int]) -> int:
+        return x0[places[axis]] if places[axis] >= 0 else shape[axis]
+
+    needs = {name: Dependence.SHAPE if name == source else Dependence.NOTHING for name in dims}
+    return ShapeFunction(needs, dict(zip(_NAMES, (of_x, of_x0)))[source])
 
 
-def _first(workload: Workload) -> Mapping[int, int]:
-    return {0: 0}
-
-
-def _gathered(workload: Workload) -> Mapping[int, int] | None:
+def _gathered(workload: Workload, argument: str) -> Mapping[int, int]:
     """What is chosen along a later axis is chosen in each row."""
     p = workload.params
-    return {axis: axis for axis in range(p["axis"])} if p["by"] == "slices" and not p["dynamic"] else None
+    rows = argument == "x" and p["by"] == "slices" and not p["dynamic"]
+    return {axis: axis for axis in range(p["axis"])} if rows else {}
 
 
-def _permuted(workload: Workload) -> Mapping[int, int]:
+def _permuted(workload: Workload, argument: str) -> Mapping[int, int]:
     return {axis: to for to, axis in enumerate(workload.params["permutation"])}
 
 
-# Operators that compute each row of y, or each part along several axes, from the same one of x: axis of x -> axis of y.
-# What lies beyond the extents of x gives what lies beyond those of y.
-_ROWS: Mapping[str, Callable[[Workload], Mapping[int, int] | None]] = {
+def _images(workload: Workload, argument: str) -> Mapping[int, int]:
+    """Each image, or each row of a matrix, by itself; so does an operand of the epilogue that has as many as y."""
+    spec = next(each for each in workload.signature if each.name == argument)
+    alike = argument == "x" or (spec.shape == workload.outputs[0].shape and not spec.constant)
+    return {0: 0} if alike else {}
+
+
+def _along(workload: Workload, argument: str) -> Mapping[int, int]:
+    """Numbers along one axis together."""
+    rank, axis = len(workload.outputs[0].shape), workload.params["axis"]
+    return {each: each for each in range(rank) if each != axis % rank}
+
+
+def _rows_of_norms(workload: Workload, argument: str) -> Mapping[int, int]:
+    return {0: 0} if argument == "x" and len(workload.outputs[0].shape) > 1 else {}
+
+
+def _layouts(workload: Workload, argument: str) -> Mapping[int, int]:
+    """Images stay images."""
+    p = workload.params
+    return {0: 0} if p["layout"][0] == p["to"][0] == "N" else {}
+
+
+# Operators that compute each row of y, or each part along several axes, from the same one of their arguments:
+# (workload, argument) -> axis of the argument -> axis of y. What lies beyond the extents of arguments gives what lies beyond
+# those of y.
+_ROWS: Mapping[str, Callable[[Workload, str], Mapping[int, int]]] = {
+    "conv2d": _images,
+    "depthwise_conv2d": _images,
+    "dense": _images,
+    "pool2d": _images,
+    "resize": _images,
+    "depth_to_space": _images,
+    "space_to_depth": _images,
+    "layout_transform": _layouts,
+    "softmax": _along,
+    "concat": _along,
+    "layer_norm": _rows_of_norms,
     "gather": _gathered,
     "transpose": _permuted,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedsearch.dynamic.graph import Call, Program
+from schedsearch.dynamic.program import Call, Program
 from schedsearch.ops.dependence import Dependence
 
 _WORD = 8

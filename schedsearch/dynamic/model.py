@@ -1,99 +1,147 @@
 """ONNX models whose sizes are known at run time only, as dynamic graphs.
 
-Every node becomes a call on arrays of their bounds, or a view. What the nodes of static networks become is read by
-`schedsearch.network`; here are those whose results have sizes that only the device knows.
+Nodes become one of three things. What computes with shapes becomes rows of numbers (`schedsearch.dynamic.rows`). Groups of
+nodes that static operators compute become parts of a network, fused and planned (`schedsearch.dynamic.static`). The others,
+whose results have sizes that only the device knows, become calls (`schedsearch.dynamic.nodes`). Arrays have their bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedsearch.dynamic import nodes
+from schedsearch.dynamic.dims import Unknown
 from schedsearch.dynamic.graph import DynamicGraph, Size
-from schedsearch.errors import did_you_mean
-from schedsearch.network.chain import Chain
-from schedsearch.network.facts import constant_input, constant_of, dtype_of, inputs_of, is_given, is_onnx, name_of
-from schedsearch.network.indexing import INDEXED
-from schedsearch.network.model import ModelError, listed, needed
-from schedsearch.ops.nms import LOWEST
-from schedsearch.workload import Workload
+from schedsearch.dynamic.rows import READ as OF_ROWS
+from schedsearch.dynamic.rows import Rows
+from schedsearch.dynamic.rowwise import unknown_axes
+from schedsearch.dynamic.static import Planner, Refused, add_network
+from schedsearch.errors import WorkloadError, did_you_mean
+from schedsearch.network.facts import constant_of, dtype_of, is_onnx, name_of
+from schedsearch.network.lower import TAKEN as OF_NETWORKS
+from schedsearch.network.model import ModelError, listed, needed, quiet
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
-_VIEWS = ("Identity", "Squeeze", "Unsqueeze", "Flatten")
-_EXPRESSIONS = {
-    "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Relu": "relu(a)", "Sigmoid": "sigmoid(a)", "Neg": "-a",
-    "Tanh": "tanh(a)", "Exp": "exp(a)", "Sqrt": "sqrt(a)", "Abs": "abs(a)",
-}  # fmt: skip
+TAKEN = tuple(sorted({*nodes.READERS, *nodes.VIEWS, *OF_ROWS, *OF_NETWORKS}))
+_MOST_FOLDED = 1 << 20  # elements of a constant that is computed when a model is read
 
 
-def read_graph(path: str | Path, sizes: Mapping[str, Size] | None = None) -> DynamicGraph:
-    """The dynamic graph of an ONNX file.
+def read_graph(
+    model: str | Path | onnx.ModelProto, sizes: Mapping[str, Size] | None = None, *, planner: Planner | None = None
+) -> DynamicGraph:
+    """The dynamic graph of an ONNX model.
 
     Args:
-        path: a file in ONNX's binary format.
-        sizes: name of a dynamic dimension of inputs -> its bounds.
+        model: a file in ONNX's binary format, or a model.
+        sizes: name of a dynamic dimension -> its bounds. Dimensions of inputs need bounds. So do those of results where no
+            bound follows from the inputs, as of a Range.
+        planner: how static parts are planned; default: the first kernel of each node.
 
     Raises:
         ModelError: the file is missing or damaged, a dimension has no bounds or no name, bounds belong to no dimension,
             a node has no operator (all are listed), an argument that must be constant is computed, or a package of the
             extra `network` is missing.
-        UsageError: a node cannot take an array whose extents are known at run time only.
+        UsageError: a node cannot take an array whose extents are known at run time.
     """
     needed()
     import onnx_ir as ir
-    from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
-    path = Path(path)
-    if not path.is_file():
+    path = Path(model) if isinstance(model, str | Path) else None
+    what = "the model" if path is None else str(path)
+    if path is not None and not path.is_file():
         raise ModelError(f"{path} is not a file; give an ONNX model, e.g. model.onnx")
     try:
-        model = LiftConstantsToInitializersPass(size_limit=0)(ir.load(path)).model
-        model.graph.sort()
+        read = ir.load(path) if path is not None else ir.from_proto(model)
+        read = _prepared(read)
     except Exception as error:  # as in `schedsearch.network.model`: damaged graphs can break any rule
-        raise ModelError(f"{path} is not an ONNX model, or it is damaged: {error}") from error
-    missing: dict[str, list[str]] = {}
-    for node in model.graph:
-        if not is_onnx(node) or node.op_type not in TAKEN:
-            missing.setdefault(node.op_type, []).append(name_of(node))
+        raise ModelError(f"{what} is not an ONNX model, or it is damaged: {error}") from error
+    missing = [node for node in read.graph if not is_onnx(node) or node.op_type not in TAKEN]
     if missing:
-        lines = "; ".join(f"{op}: {listed(names)}" for op, names in missing.items())
-        raise ModelError(f"dynamic graphs have no operator for these nodes of {path}: {lines}; allowed: {', '.join(TAKEN)}")
-    return _Reader(model, str(path), sizes or {}).read()
+        raise ModelError(f"{_without_operator(what, dict.fromkeys(missing, ''))}; allowed: {', '.join(TAKEN)}")
+    return _Reader(read, what, sizes or {}, planner or Planner()).read()
+
+
+def _prepared(model: ir.Model) -> ir.Model:
+    """Without what can be computed beforehand, with a name for every node."""
+    import onnxscript.optimizer
+    from onnx_ir.passes.common import LiftConstantsToInitializersPass
+
+    with quiet():
+        onnxscript.optimizer.optimize(model)
+    model = LiftConstantsToInitializersPass(size_limit=0)(model).model
+    model.graph.sort()
+    used: set[str] = set()
+    for node in model.graph:
+        name = node.name or f"{node.op_type} {node.outputs[0].name}"
+        node.name = next(each for each in (name, *(f"{name}.{n}" for n in range(2, len(used) + 3))) if each not in used)
+        used.add(node.name)
+    return model
+
+
+def _without_operator(what: str, reasons: Mapping[ir.Node, str]) -> str:
+    found: dict[str, list[str]] = {}
+    for node in reasons:
+        found.setdefault(node.op_type, []).append(name_of(node))
+    why = {node.op_type: reason for node, reason in reasons.items() if reason}
+    lines = (f"{op}: {listed(names)}{f' ({why[op]})' if op in why else ''}" for op, names in found.items())
+    return f"dynamic graphs have no operator for these nodes of {what}: {'; '.join(lines)}"
 
 
 class _Reader:
-    def __init__(self, model: ir.Model, path: str, sizes: Mapping[str, Size]) -> None:
-        self.model, self.path, self.sizes = model, path, sizes
+    def __init__(self, model: ir.Model, what: str, sizes: Mapping[str, Size], planner: Planner) -> None:
+        self.model, self.what, self.sizes, self.planner = model, what, sizes, planner
         self.graph = DynamicGraph()
         self.names: dict[ir.Value, str] = {}  # value of the model -> value of the graph
+        self.rows = Rows(self.graph, self.names)
+        self.refused: dict[ir.Node, str] = {}  # nodes without a static operator
+        self.used: set[str] = set()  # names of sizes
+        self.declared = {value: self._declared(value) for node in model.graph for value in node.outputs}
+        self.nodes = nodes.Nodes(self.graph, self.rows, self.operand, self.declared)
 
     def read(self) -> DynamicGraph:
-        used: set[str] = set()
         for value in self.model.graph.inputs:
             if value.const_value is None:
-                shape = self._input_shape(value, used)
-                self.names[value] = self.graph.input(str(value.name), shape, dtype_of(value))
-                self._put(value, self.names[value])
-        if unknown := [name for name in self.sizes if name not in used]:
-            allowed = f"allowed: {', '.join(sorted(used)) or 'none'}"
+                self._put(value, self.graph.input(str(value.name), self._input_shape(value), dtype_of(value)))
+        if unknown := [name for name in self.sizes if name not in self.used]:
+            allowed = f"allowed: {', '.join(sorted(self.used)) or 'none'}"
             raise ModelError(
-                f"{self.path} has no dynamic dimension {unknown[0]!r}{did_you_mean(unknown[0], used)}; {allowed}"
+                f"{self.what} has no dynamic dimension {unknown[0]!r}{did_you_mean(unknown[0], self.used)}; {allowed}"
             )
-        for node in self.model.graph:
-            self._read(node)
+        left = list(self.model.graph)
+        while left:
+            before = len(left)
+            left = self._read_static(left)
+            left = [node for node in left if not (self._is_ready(node) and self._read(node))]
+            if len(left) == before:
+                stuck = {node: self.refused.get(node, "") for node in left if self._is_ready(node)}
+                raise ModelError(_without_operator(self.what, stuck or dict.fromkeys(left, "")))
         for value in self.model.graph.outputs:
-            self.graph.output(self.names[value])
+            self.graph.output(self._output(value))
         return self.graph
 
-    def _input_shape(self, value: ir.Value, used: set[str]) -> list[int | Size]:
+    # ---- values
+
+    def _declared(self, value: ir.Value) -> list[int | None]:
+        """The bound of each extent of a result that the model or the caller names."""
+        found: list[int | None] = []
+        for extent in value.shape or ():
+            size = None if isinstance(extent, int) else self.sizes.get(str(extent.value))
+            if size is not None:
+                self.used.add(size.name if size.name in self.sizes else str(extent.value))
+            found.append(extent if isinstance(extent, int) else None if size is None else size.most)
+        return found
+
+    def _input_shape(self, value: ir.Value) -> list[int | Size]:
         if value.shape is None:
             raise ModelError(
-                f"{self.path}: input {value.name!r} has no rank; give it a shape, with names for what is dynamic"
+                f"{self.what}: input {value.name!r} has no rank; give it a shape, with names for what is dynamic"
             )
         shape: list[int | Size] = []
         for axis, extent in enumerate(value.shape):
@@ -101,149 +149,151 @@ class _Reader:
             if isinstance(extent, int):
                 shape.append(extent)
             elif name in self.sizes:
-                used.add(str(name))
+                self.used.add(str(name))
                 shape.append(self.sizes[str(name)])
             else:
                 what = f"is {name!r}, which has no bounds; give them, e.g. Size({name!r}, 1, 64)" if name else "has no name"
-                raise ModelError(f"{self.path}: dimension {axis} of input {value.name!r} {what}")
-        return shape
+                raise ModelError(f"{self.what}: dimension {axis} of input {value.name!r} {what}")
+        return shape or [1]
 
     def _put(self, value: ir.Value, name: str) -> None:
         """Later nodes find the array by its value, and its bound as the shape."""
         import onnx_ir as ir
 
         self.names[value] = name
-        value.shape = ir.Shape(self.graph.bound(name).shape)
-        value.dtype = ir.DataType.from_numpy(np.dtype(self.graph.bound(name).dtype))
+        bound = self.graph.bound(name)
+        scalar = value.shape is not None and not len(value.shape) and bound.shape == (1,)
+        value.shape = ir.Shape(() if scalar else bound.shape)
+        if dtype_of(value) != bound.dtype:
+            value.dtype = ir.DataType.from_numpy(np.dtype(bound.dtype))
 
-    def _operand(self, value: ir.Value) -> str:
+    def operand(self, value: ir.Value) -> str:
+        """The graph's value of an array, a row or a constant."""
+        if value in self.rows.of:
+            row = self.rows.of[value]
+            return self.nodes.array_of(row)
         if value not in self.names:
             numbers = constant_of(value)
             if numbers is None:
-                raise ModelError(f"{self.path}: nothing makes {value.name!r}")
-            self.names[value] = self.graph.constant(str(value.name), numbers if numbers.ndim else numbers.reshape(1))
+                raise ModelError(f"{self.what}: nothing makes {value.name!r}")
+            name = self.graph.unused(str(value.name))
+            self.names[value] = self.graph.constant(name, _stored(numbers if numbers.ndim else numbers.reshape(1)))
         return self.names[value]
 
-    def _read(self, node: ir.Node) -> None:
-        if node.op_type in _VIEWS:
-            return self._view(node)
-        workload, values = self._workload(node)
-        call = str(node.outputs[0].name)
-        self.graph.call(workload, *(self._operand(value) for value in values), name=call)
-        made = [output.name for output in workload.outputs if not output.name.endswith("_extents")]
-        for value, output in zip(node.outputs, made):
-            self._put(value, f"{call}.{output}")
-        if (
-            node.op_type == "Gather"
-            and (index := node.inputs[1]) is not None
-            and index.shape is not None
-            and not len(index.shape)
-        ):
-            kept = list(self.graph.bound(f"{call}.y").shape)  # the axis of a single index goes
-            del kept[workload.params["axis"]]
-            self._put(node.outputs[0], self.graph.view(f"{call}.y", kept, name=f"{call}.at"))
-        return None
+    def _output(self, value: ir.Value) -> str:
+        """Constants and rows become arrays."""
+        name = self.operand(value)
+        bound = self.graph.bound(name)
+        if bound.numbers or (bound.view_of or name) in self.graph.constants:
+            return self.nodes.copied(name)
+        return name
 
-    def _workload(self, node: ir.Node) -> tuple[Workload, list[ir.Value]]:
-        if node.op_type in INDEXED:
-            return self._indexed(node)
-        if node.op_type in _EXPRESSIONS:
-            return self._elementwise(node)
-        return _READERS[node.op_type](node)
+    # ---- nodes
 
-    def _indexed(self, node: ir.Node) -> tuple[Workload, list[ir.Value]]:
-        chain = INDEXED[node.op_type](node, set())
-        if not isinstance(chain, Chain):
-            raise ModelError(f"{self.path}: {chain}")
-        params = dict(chain.params)
-        names = {"gather": ("x", "indices"), "scatter": ("x", "indices", "updates"), "topk": ("x",)}
-        arguments = names.get(chain.op, ("x", "rois", "batch_indices"))
-        values = dict(zip(arguments, inputs_of(node, len(arguments))))
-        counted = {"gather": "indices", "scatter": "indices", "topk": "x", "roi_align": "rois"}[chain.op]
-        params["dynamic"] = constant_of(values[counted]) is None and self.graph.is_dynamic(self._operand(values[counted]))
-        if chain.op == "roi_align":
-            params["layout"] = "NCHW"
-        return Workload(chain.op, params), list(values.values())
+    def _is_ready(self, node: ir.Node) -> bool:
+        return all(self._is_known(value) for value in node.inputs if value is not None)
 
-    def _elementwise(self, node: ir.Node) -> tuple[Workload, list[ir.Value]]:
-        values = [value for value in node.inputs if value is not None]
-        arrays = [self.graph.bound(self._operand(value)) for value in values]
-        shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        inputs = [(name, array.dtype, array.shape) for name, array in zip("ab", arrays)]
-        params = {"y": shape, "expression": _EXPRESSIONS[node.op_type], "inputs": inputs, "dtype": arrays[0].dtype}
-        return Workload("elementwise", params), values
+    def _is_known(self, value: ir.Value) -> bool:
+        return value in self.names or value in self.rows.of or value.const_value is not None
 
-    def _view(self, node: ir.Node) -> None:
-        (x,) = inputs_of(node, 1)
-        array = self._operand(x)
-        shape = list(self.graph.bound(array).shape)
-        if node.op_type in ("Squeeze", "Unsqueeze"):
-            given = constant_input(node, 1) if is_given(node, 1) else node.attributes.get_ints("axes", ())
-            if given is None:
-                raise ModelError(f"{self.path}: {name_of(node)} has axes that are computed; allowed: constants")
-            if node.op_type == "Squeeze":
-                axes = {int(axis) % len(shape) for axis in given} or {n for n, extent in enumerate(shape) if extent == 1}
-                if wrong := [axis for axis in axes if shape[axis] != 1]:
-                    raise ModelError(
-                        f"{self.path}: {name_of(node)} drops dimension {wrong[0]} of {shape}; allowed: of extent 1"
-                    )
-                shape = [extent for axis, extent in enumerate(shape) if axis not in axes]
-            else:
-                for axis in sorted(int(axis) % (len(shape) + len(given)) for axis in given):
-                    shape.insert(axis, 1)
-        elif node.op_type == "Flatten":
-            axis = node.attributes.get_int("axis", 1)
-            axis += len(shape) if axis < 0 else 0
-            shape = [int(np.prod(shape[:axis], dtype=np.int64)), int(np.prod(shape[axis:], dtype=np.int64))]
-        same = shape == list(self.graph.bound(array).shape)
-        self._put(node.outputs[0], array if same else self.graph.view(array, shape, name=str(node.outputs[0].name)))
+    def _read_static(self, left: list[ir.Node]) -> list[ir.Node]:
+        """Adds the nodes that static operators compute as one network; returns those that are left."""
+        while True:
+            group = self._group(left)
+            if not group:
+                return left
+            results = [
+                value
+                for node in group
+                for value in node.outputs
+                if value.is_graph_output() or any(user not in group for user, _ in value.uses())
+            ]
+            try:
+                opsets = dict(self.model.graph.opset_imports)
+                made = add_network(self.graph, list(group), self.names, results, opsets, self.planner)
+            except Refused as refused:
+                self.refused |= refused.reasons
+                continue
+            for value, name in zip(results, made):
+                self._put(value, name)
+            return [node for node in left if node not in group]
 
+    def _group(self, left: list[ir.Node]) -> dict[ir.Node, None]:
+        """Nodes that static operators may compute, with what they read."""
+        axes: dict[ir.Value, set[int]] = {}  # of what the group makes: those whose extents are not known
+        group: dict[ir.Node, None] = {}
+        for node in left:
+            values = [value for value in node.inputs if value is not None]
+            computed = [value for value in values if value.const_value is None]
+            if (
+                node in self.refused
+                or node.op_type not in OF_NETWORKS
+                or not computed
+                or any(v in self.rows.of for v in values)
+            ):
+                continue
+            if any(value not in axes and value not in self.names for value in computed):
+                continue
+            unknown = {value: axes[value] if value in axes else self._unknown(value) for value in computed}
+            result = unknown_axes(node, unknown) if any(unknown.values()) else set()
+            if result is not None:
+                group[node] = None
+                axes |= dict.fromkeys(node.outputs, result)
+        return group
 
-def _number(node: ir.Node, place: int, default: float) -> float:
-    if not is_given(node, place):
-        return default
-    found = constant_input(node, place)
-    if found is None:
-        raise ModelError(f"{name_of(node)} has an input {place} that is computed; allowed: a constant")
-    return float(found.reshape(-1)[0])
+    def _unknown(self, value: ir.Value) -> set[int]:
+        return {axis for axis, dim in enumerate(self.graph.dims(self.names[value])) if isinstance(dim, Unknown)}
 
+    def _read(self, node: ir.Node) -> bool:
+        """Reads a node of which everything is known; false if there is no way to."""
+        if self._fold(node):
+            return True
+        if self.rows.read(node):
+            self._shape_of_row(node.outputs[0])
+            return True
+        if node.op_type not in nodes.READERS and node.op_type not in nodes.VIEWS:
+            return False
+        try:
+            made = self.nodes.read(node)
+        except WorkloadError as error:
+            raise ModelError(f"{self.what}: {name_of(node)} ({node.op_type}): {error}") from error
+        if made is None:
+            return False
+        for value, name in zip(node.outputs, made):
+            if value.name:
+                self._put(value, name)
+        return True
 
-def _nms(node: ir.Node) -> tuple[Workload, list[ir.Value]]:
-    boxes, scores = inputs_of(node, 2)
-    n, classes, count = map(int, scores.shape or ())
-    most = int(_number(node, 2, 0))
-    if most < 1:
-        raise ModelError(f"{name_of(node)} keeps {most} boxes; allowed: a max_output_boxes_per_class of 1 or more")
-    params = {
-        "n": n, "classes": classes, "boxes": count, "max_output": most, "iou_threshold": _number(node, 3, 0.0),
-        "score_threshold": _number(node, 4, LOWEST),
-        "center_point_box": bool(node.attributes.get_int("center_point_box", 0)),
-    }  # fmt: skip
-    return Workload("nms", params), [boxes, scores]
+    def _shape_of_row(self, value: ir.Value) -> None:
+        import onnx_ir as ir
 
+        if value in self.rows.of:
+            value.shape, value.dtype = ir.Shape(self.rows.of[value].shape), ir.DataType.INT64
 
-def _nonzero(node: ir.Node) -> tuple[Workload, list[ir.Value]]:
-    (x,) = inputs_of(node, 1)
-    return Workload("nonzero", {"x": tuple(map(int, x.shape or ())), "dtype": dtype_of(x)}), [x]
+    def _fold(self, node: ir.Node) -> bool:
+        """Computes a node of constants, such as those that shapes turn out to be."""
+        import onnx
+        import onnx_ir as ir
+        from onnx.reference import ReferenceEvaluator
 
-
-def _slice(node: ir.Node) -> tuple[Workload, list[ir.Value]]:
-    x, begin, end = inputs_of(node, 3)
-    axes = constant_input(node, 3)
-    if axes is None and is_given(node, 3):
-        raise ModelError(f"{name_of(node)} has axes that are computed; allowed: constants")
-    strides = node.inputs[4] if is_given(node, 4) else None
-    shape, entries = tuple(map(int, x.shape or ())), int(begin.shape[0]) if begin.shape is not None else 0
-    params: dict[str, Any] = {
-        "x": shape, "entries": entries, "axes": () if axes is None else tuple(int(axis) % len(shape) for axis in axes),
-        "strided": strides is not None, "dynamic": True, "dtype": dtype_of(x), "index_dtype": dtype_of(begin),
-    }  # fmt: skip
-    return Workload("dyn_strided_slice", params), [x, begin, end, *([] if strides is None else [strides])]
+        inputs = [value for value in node.inputs if value is not None]
+        if not all(value.const_value is not None for value in inputs) or node.op_type.startswith("Random"):
+            return False
+        arrays = {str(value.name): value.const_value.numpy() for value in inputs if value.const_value is not None}
+        proto = ir.to_proto(node)
+        info = onnx.helper.make_empty_tensor_value_info
+        names = [name for name in proto.output if name]
+        graph = onnx.helper.make_graph([proto], "constant", [info(name) for name in arrays], [info(name) for name in names])
+        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in self.model.graph.opset_imports.items()]
+        found: list[Any] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, arrays)
+        if any(np.size(array) > _MOST_FOLDED for array in found):
+            return False
+        for value, array in zip((value for value in node.outputs if value.name), found):
+            value.const_value = ir.tensor(np.asarray(array), name=value.name)
+            value.shape, value.dtype = ir.Shape(np.shape(array)), ir.DataType.from_numpy(np.asarray(array).dtype)
+        return True
 
 
-_READERS: Mapping[str, Callable[[Any], tuple[Workload, list[Any]]]] = {
-    "NonMaxSuppression": _nms,
-    "NonZero": _nonzero,
-    "Slice": _slice,
-}
-TAKEN = (*_READERS, *INDEXED, *_EXPRESSIONS, *_VIEWS)
+def _stored(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Truths as whole numbers."""
+    return array.astype(np.uint8) if array.dtype == np.bool_ else array

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from schedsearch.device import BoundKernel, Device, LoadedKernel
+from schedsearch.device import BoundKernel, Device, LoadedKernel, Workspaces
 from schedsearch.device.memory import bytes_at
-from schedsearch.dynamic.graph import Call, Program, Segment, Value
 from schedsearch.dynamic.pool import Pool
+from schedsearch.dynamic.program import Call, Program, Segment, Value
 from schedsearch.errors import ArgumentError
 from schedsearch.launch import Artifact
 from schedsearch.ops import ArgSpec
@@ -99,6 +99,8 @@ class DynamicNet:
             self._sent[words.first : words.first + words.count] = extents
         device.copy_in(self.sizes, self._sent.view(np.uint8).data)
         self.constants = {name: self._constant(numbers) for name, numbers in program.constants.items()}
+        self._prepared = {call.name: self._prepare(call) for segment in program.segments for call in segment.calls}
+        device.synchronize()
         self._exact: list[tuple[BoundKernel | None, list[BoundKernel]]] = []
         self._size_kernels: dict[tuple[int, bool], LoadedKernel] = {}
 
@@ -188,7 +190,15 @@ class DynamicNet:
         return self._size_kernels[number, bounded].bind({SIZES: run.block, **buffers}, {})
 
     def bind_call(self, call: Call, run: _Run) -> BoundKernel:
-        return self.kernels[call.workload].bind(run.buffers(call), run.strides(call))
+        return self.kernels[call.workload].bind(run.buffers(call), run.strides(call), self._prepared[call.name])
+
+    def _prepare(self, call: Call) -> Workspaces | None:
+        """What a call's kernel repacks of constants, once for all runs; None if it repacks anything else, or nothing."""
+        kernel = self.kernels[call.workload]
+        names = kernel.artifact.plan.constants
+        if not names or not all(call.inputs[name] in self.constants for name in names):
+            return None
+        return kernel.prepare({name: self.constants[call.inputs[name]] for name in names})
 
     def _fetch(self, words: Words, run: _Run, segment: Segment | None) -> None:
         """Gets sizes in one copy, and waits once."""
@@ -222,6 +232,8 @@ class DynamicNet:
         for segment in self.program.segments:
             if name in segment.values:
                 for value, step in zip(segment.values, segment.steps):
+                    if step.bound is None:
+                        continue
                     inputs = dict(zip(step.function.inputs, (self._read(each, run) for each in step.inputs)))
                     check_bound(evaluate(step.function, step.to.count, inputs, value), step.bound, value)
         raise SizeError(f"the sizes of {name} are impossible")
@@ -276,7 +288,7 @@ class BoundNet:
         run.block = arrays.view(block, "sizes").address
         net.device.copy(run.block, net.sizes, _WORD * program.words)
         for value in program.values.values():
-            if value.name not in run.places:
+            if value.name not in run.places and not value.numbers:
                 run.place_at_bound(value)
         self._launches: list[BoundKernel] = []
         for number, segment in enumerate(program.segments):
@@ -377,7 +389,10 @@ class _Run:
         for name, address in net.constants.items():
             self.places[name], self.shapes[name] = address, program.values[name].shape
             self._place_views(name)
-        self._check_sizes()
+        sizes = self._chosen_sizes()
+        for value in program.values.values():
+            if value.known is not None and value.words is not None:
+                self.extents[value.name] = tuple(sizes[n] if isinstance(n, str) else n for n in value.known)
 
     def _check(self, value: Value, view: arrays.ArrayView) -> None:
         if len(view.shape) != len(value.shape):
@@ -390,8 +405,8 @@ class _Run:
         dense = ArgSpec(value.name, AXES[: len(view.shape)], view.shape, value.dtype)
         arrays.check(dense, view, self.net._kind)
 
-    def _check_sizes(self) -> None:
-        """Checks that inputs with sizes of the same name agree."""
+    def _chosen_sizes(self) -> dict[str, int]:
+        """The caller's sizes by name. Inputs with sizes of the same name must agree."""
         chosen: dict[str, tuple[str, int]] = {}
         for name in self.net.program.inputs:
             for axis, size in self.net.program.values[name].sizes.items():
@@ -399,6 +414,7 @@ class _Run:
                 first, before = chosen.setdefault(size.name, (name, extent))
                 if before != extent:
                     raise ArgumentError(f"{size.name} is {before} in {first} and {extent} in {name}; give arrays that agree")
+        return {name: extent for name, (_, extent) in chosen.items()}
 
     def _stage(self, value: Value, view: arrays.ArrayView) -> None:
         """Copies an input to an array of its bound, for kernels that read all of it."""
@@ -426,7 +442,8 @@ class _Run:
 
     def _place_of(self, value: Value, shape: Extents) -> None:
         self.shapes[value.name] = shape
-        if value.name in self.net.program.outputs:
+        names = {value.name, *(each.name for each in self.net.views.get(value.name, ()))}
+        if not names.isdisjoint(self.net.program.outputs):
             array = self.new(value.name, shape, value.dtype)
             self._made[value.name] = array
             self.places[value.name] = arrays.view(array, value.name).address
@@ -446,6 +463,8 @@ class _Run:
         """Address of each argument and output; extents are words of the block of sizes."""
         found = {}
         for mine, name in (*call.inputs.items(), *call.outputs.items()):
+            if (value := self.net.program.values.get(name)) is not None and value.numbers and value.words is not None:
+                found[mine] = self.block + _WORD * value.words.first
             if name not in self.places:
                 continue
             found[mine] = self.places[name]
@@ -456,7 +475,7 @@ class _Run:
 
     def strides(self, call: Call) -> dict[str, float]:
         """The call-time scalars: strides of arrays where the workload takes them."""
-        found = {scalar.name: scalar.default for scalar in call.workload.scalars}
+        found = {scalar.name: scalar.default for scalar in call.workload.scalars} | dict(call.scalars)
         for mine, name in (*call.inputs.items(), *call.outputs.items()):
             if f"{mine}{STRIDE}0" in found:
                 found |= {f"{mine}{STRIDE}{axis}": n for axis, n in enumerate(row_strides(self.shapes[name]))}
@@ -471,19 +490,29 @@ class _Run:
 
     def sliced(self, name: str) -> Any:
         """An output of an exact run."""
+        value = self.net.program.values[name]
+        if value.view_of:
+            return _seen(self.sliced(value.view_of), value)
         if name not in self._made:
             return self.given[self.net.program.inputs.index(name)]
-        array, value = self._made[name], self.net.program.values[name]
+        array = self._made[name]
         extents = self.extents.get(self.net.owner(value), self.shapes[name])
         return array if extents == self.shapes[name] else array[tuple(map(slice, extents))]
 
     def result(self, name: str, block: Any) -> Result:
         """An output of a bounded run; its extents are a view of the block of sizes."""
         value = self.net.program.values[name]
-        array = self._made[name] if name in self._made else self.given[self.net.program.inputs.index(name)]
+        source = value.view_of or name
+        array = self._made[source] if source in self._made else self.given[self.net.program.inputs.index(source)]
+        array = _seen(array, value) if value.view_of else array
         if value.words is None:
             return Result(array, None)
         return Result(array, block[value.words.first : value.words.first + value.words.count])
+
+
+def _seen(array: Any, value: Value) -> Any:
+    """An array as a view that keeps the first axis if that is known at run time only."""
+    return array.reshape((int(array.shape[0]), *value.shape[1:]) if value.words is not None else value.shape)
 
 
 def _values(segment: Segment) -> list[Values]:

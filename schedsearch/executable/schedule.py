@@ -78,8 +78,11 @@ class Schedule:
     copies: list[tuple[int, int]]
 
 
-def schedule(network: Network, plan: Plan) -> Schedule:
+def schedule(network: Network, plan: Plan, *, in_place: bool = True) -> Schedule:
     """The calls of a network according to a plan.
+
+    Args:
+        in_place: kernels may update arguments that nothing else reads.
 
     Conversions run right before the first call that reads their result. Views, and layouts that hold the same bytes, share
     memory with their source. A kernel that may update an argument in place does so when nothing else reads it later.
@@ -96,7 +99,8 @@ def schedule(network: Network, plan: Plan) -> Schedule:
             walk.call(node)
     done = walk.finish()
     _set_lifetimes(done)
-    _update_in_place(done)
+    if in_place:
+        _update_in_place(done)
     return done
 
 

@@ -159,7 +159,7 @@ def _folded(model: ir.Model) -> ir.Model:
         common.successive_relu_rule,
     )
     names = {weight.name: node.name for node in model.graph if (weight := _weight(node))}
-    with _quiet():
+    with quiet():
         onnxscript.optimizer.optimize(model)
         model = rewrite(model, pattern_rewrite_rules=rules)
     _without_splits(model)
@@ -209,7 +209,7 @@ def _weight(node: ir.Node) -> ir.Value | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """onnxscript and onnx_ir report rules that do not apply as warnings."""
     loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

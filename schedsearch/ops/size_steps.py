@@ -38,10 +38,10 @@ class SizeStep:
     Attributes:
         inputs: what the function gets, in its order.
         to: where its extents go.
-        bound: what they may be at most.
+        bound: what they may be at most; None: they are no extents, and may be any numbers.
     """
 
     function: ShapeFunction
     inputs: tuple[Words | Values, ...]
     to: Words
-    bound: tuple[int, ...]
+    bound: tuple[int, ...] | None

@@ -71,7 +71,7 @@ def _step_function(
     extent = _spread_with_axis(step.function.extent, len(step.inputs))
     problem = _spread(step.function.problem, len(step.inputs)) if step.function.problem else _no_problem
     to, rank, bound = step.to.first, step.to.count, step.bound or (0,)
-    meet = _meet if on_cuda else _go_on
+    meet, limited = _meet if on_cuda else _go_on, step.bound is not None
     base = number * KINDS
     fail = _failing_by_extents(to, rank) if status is None else _failing_by_status(to, rank, status)
 
@@ -85,7 +85,7 @@ def _step_function(
             for axis in range(first, rank, stride):
                 sizes[to + axis] = extent(axis, inputs)
         meet()
-        if not wrong:
+        if limited and not wrong:
             for axis in range(rank):
                 if sizes[to + axis] < 0:
                     wrong = types.int64(NEGATIVE)
@@ -137,7 +137,7 @@ def mistake(steps: Sequence[SizeStep], code: int) -> tuple[int, str]:
     if kind == NEGATIVE:
         return number - 1, "the shape function gives a negative size; correct it"
     if kind == EXCEEDS:
-        shown = "x".join(map(str, bound))
+        shown = "x".join(map(str, bound or ()))
         return number - 1, f"the extents exceed their declared bound {shown}; declare larger bounds"
     return number - 1, function.messages[kind - FIRST_PROBLEM]
 

@@ -1,0 +1,136 @@
+"""Programs of workloads whose sizes may be known only at run time: values, calls, and segments.
+
+A *segment* is a run of calls whose sizes follow from what exists when the segment begins: extents, and the values of arrays
+that earlier segments computed. One small kernel computes all sizes of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from schedsearch.errors import UsageError
+from schedsearch.ops.dependence import ShapeFunction
+from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.ops.size_steps import SizeStep, Words
+from schedsearch.workload import Workload
+
+
+@dataclass(frozen=True)
+class Size:
+    """An extent that a caller chooses, from `least` to `most`.
+
+    Raises:
+        UsageError: the limits are reversed or negative.
+    """
+
+    name: str
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise UsageError(f"{self.name}={self.least}..{self.most}; allowed: LEAST..MOST with 0 <= LEAST <= MOST")
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array of the graph.
+
+    Attributes:
+        shape: its bound; with `words` None its shape.
+        words: where its extents are in the block of sizes.
+        sizes: of an input: axis -> the size that the caller chooses.
+        strided: whether all calls that use it take its strides, so that it may have exactly its extents in memory.
+        counted: the kernel that makes it counts its extents.
+        view_of: the value whose memory it has; empty if it has memory of its own.
+        known: its extents where they follow from those of the inputs: numbers, and names of sizes.
+        numbers: it is a row of whole numbers that the kernel of sizes computes; its memory is `words` of the block of sizes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    words: Words | None = None
+    sizes: Mapping[int, Size] = field(default_factory=dict)
+    strided: bool = True
+    counted: bool = False
+    view_of: str = ""
+    known: tuple[int | str, ...] | None = None
+    numbers: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes_of(self.shape)
+
+    def bytes_of(self, extents: Sequence[int]) -> int:
+        size = dtype_of(self.dtype).nbytes
+        for extent in extents:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True)
+class Call:
+    """A workload on values: argument -> value, output -> value.
+
+    Attributes:
+        shape_functions: output -> its shape function: the operator's own, or that of its rows.
+        scalars: call-time scalars whose values are not the defaults.
+    """
+
+    name: str
+    workload: Workload
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    shape_functions: Mapping[str, ShapeFunction]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A row of whole numbers that shapes are made of: `function` computes it where the extents are, without a call.
+
+    Attributes:
+        inputs: parameter of the function -> value.
+    """
+
+    name: str
+    function: ShapeFunction
+    inputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Attributes:
+    steps: what its kernel of sizes computes, none if there is nothing to compute.
+    values: for each step the name of the value.
+    fetched: the words that the host reads before it can launch the calls in an exact run, if any.
+    """
+
+    calls: tuple[Call, ...]
+    steps: tuple[SizeStep, ...]
+    values: tuple[str, ...]
+    fetched: Words | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """Attributes:
+    words: of the block of sizes. The first are the statuses of the segments in bounded runs.
+    fixed: words with extents that never change.
+    last: counted extents of outputs that the host reads at the end of an exact run.
+    constants: value -> its numbers.
+    """
+
+    values: Mapping[str, Value]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    words: int
+    fixed: tuple[tuple[Words, tuple[int, ...]], ...]
+    last: Words | None
+    constants: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)

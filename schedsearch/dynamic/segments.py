@@ -1,0 +1,153 @@
+"""From the calls of a graph to a `Program`: which segment each belongs to, and where extents are in the block of sizes.
+
+A call whose shape function needs the values of an array, or the counted extents of one, that its own segment would compute
+begins a new segment. So does a row of numbers. One that needs only numbers begins none: these are in the block of sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from schedsearch.dynamic.program import Call, Numbers, Program, Segment, Value
+from schedsearch.ops.dependence import STRIDE, Dependence, ShapeFunction
+from schedsearch.ops.size_steps import SizeStep, Values, Words
+
+
+class Planner:
+    def __init__(
+        self,
+        values: Mapping[str, Value],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        calls: Sequence[Call | Numbers],
+        same: Mapping[str, str],
+        known: Mapping[str, tuple[int | str, ...]],
+    ) -> None:
+        self.known = known  # value -> its extents, if they follow from those of the inputs
+        self.values, self.inputs, self.outputs, self.steps, self.same = dict(values), inputs, outputs, calls, same
+        self.calls = [each for each in calls if isinstance(each, Call)]
+        self.words: dict[str, Words] = {}
+        self.fixed: dict[str, Words] = {}
+        self.bounds = {name: value.shape for name, value in values.items()}
+
+    def program(self) -> Program:
+        groups = self._groups()
+        at = len(groups)  # behind the statuses
+        for name in self.inputs:
+            if self.values[name].sizes:
+                at = self._place(name, at)
+        at = self._place_fixed(at)
+        for step in self.steps:
+            for name, _ in _functions(step):
+                if isinstance(step, Numbers) or name in self.known:
+                    at = self._place(name, at)
+        segments, pending = [], at
+        for group in groups:
+            steps, values = [], []
+            calls = [each for each in group if isinstance(each, Call)]
+            for call in calls:
+                for output, function in call.shape_functions.items():
+                    if not function.counted and call.outputs[output] not in self.known:
+                        at = self._place(call.outputs[output], at)
+            fetched = Words(pending, at - pending) if at > pending else None
+            pending = at
+            for each in group:
+                for name, function in _functions(each):
+                    if function.counted:
+                        at = self._place(name, at)
+                    else:
+                        given = tuple(self._given(each, argument, function.needs[argument]) for argument in function.inputs)
+                        bound = None if self.values[name].numbers else self.values[name].shape
+                        steps.append(SizeStep(function, given, self.words[name], bound))
+                        values.append(name)
+            segments.append(Segment(tuple(calls), tuple(steps), tuple(values), fetched))
+        for name in list(self.values):
+            self.values[name] = self._finished(name)
+        last = Words(pending, at - pending) if at > pending else None
+        fixed = tuple((words, self.values[name].shape) for name, words in self.fixed.items())
+        return Program(self.values, tuple(self.inputs), tuple(self.outputs), tuple(segments), max(at, 1), fixed, last)
+
+    def _place_fixed(self, at: int) -> int:
+        """Places the extents of arrays whose shape is needed and never changes."""
+        own = {call.outputs[output] for call in self.calls for output in call.shape_functions}
+        for step in self.steps:
+            for _, function in _functions(step):
+                for argument in () if function.counted else function.inputs:
+                    name = step.inputs[argument]
+                    known = self.values[name].sizes or name in own or name in self.same or name in self.fixed
+                    if function.needs[argument] is Dependence.SHAPE and not known:
+                        self.fixed[name] = Words(at, len(self.values[name].shape))
+                        at += len(self.values[name].shape)
+        return at
+
+    def _groups(self) -> list[list[Call | Numbers]]:
+        """The calls and numbers of each segment."""
+        groups: list[list[Call | Numbers]] = [[]]
+        made: set[str] = set()  # by the current segment
+        counted: set[str] = set()
+        for step in self.steps:
+            if any(self._waits(step, function, made, counted) for _, function in _functions(step)):
+                groups.append([])
+                made, counted = set(), set()
+            groups[-1].append(step)
+            if isinstance(step, Call):
+                made |= set(step.outputs.values())
+            counted |= {name for name, function in _functions(step) if function.counted}
+        return groups
+
+    def _waits(self, step: Call | Numbers, function: ShapeFunction, made: set[str], counted: set[str]) -> bool:
+        """Whether a shape function needs what the current segment makes."""
+        for argument in function.inputs:
+            value = self.values[step.inputs[argument]]
+            by_value = function.needs[argument] is Dependence.VALUE and not function.counted
+            if (value.view_of or value.name) in made if by_value else self.same.get(value.name, value.name) in counted:
+                return True
+        return False
+
+    def _place(self, name: str, at: int) -> int:
+        """Words for extents, or for numbers."""
+        count = self.bounds[name][0] if self.values[name].numbers else len(self.bounds[name])
+        self.words[name] = Words(at, count)
+        return at + count
+
+    def _given(self, step: Call | Numbers, argument: str, need: Dependence) -> Words | Values:
+        value = self.values[step.inputs[argument]]
+        if need is Dependence.VALUE and value.numbers:
+            return self.words[value.name]
+        if need is Dependence.VALUE:
+            count = 1
+            for extent in value.shape:
+                count *= extent
+            return Values(value.name, value.dtype, count)
+        root = self.same.get(value.name, value.name)
+        return self._cut(root, value) or self.fixed[root]
+
+    def _cut(self, root: str, value: Value) -> Words | None:
+        """The words of a value with the extents of another, or of a view with the first of them."""
+        return Words(self.words[root].first, len(value.shape)) if root in self.words else None
+
+    def _finished(self, name: str) -> Value:
+        value = self.values[name]
+        if value.numbers:
+            return replace(value, words=self.words[name])
+        root = self.same.get(name, name)
+        strided, names = True, {name, *(each.name for each in self.values.values() if each.view_of == name)}
+        for call in self.calls:
+            scalars = {scalar.name for scalar in call.workload.scalars}
+            for mine, used in (*call.inputs.items(), *call.outputs.items()):
+                strided &= used not in names or f"{mine}{STRIDE}0" in scalars
+        counted = any(
+            call.outputs[output] == root and function.counted and not value.view_of
+            for call in self.calls
+            for output, function in call.shape_functions.items()
+        )
+        return replace(value, words=self._cut(root, value), strided=strided, counted=counted, known=self.known.get(name))
+
+
+def _functions(step: Call | Numbers) -> Iterator[tuple[str, ShapeFunction]]:
+    """The values whose extents a call computes, or the numbers, each with its function."""
+    if isinstance(step, Numbers):
+        yield step.name, step.function
+    else:
+        yield from ((step.outputs[output], function) for output, function in step.shape_functions.items())
