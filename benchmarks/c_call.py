@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,8 @@ def make(folder: Path, libcuda: str) -> Path:
     return folder / "libloop.so"
 
 
-def host_times(folder: Path) -> tuple[list[tuple[str, float, float]], float]:
-    """(workload, us of a call in C, us of Python's bound call), and us of encoding a tensor map."""
+def host_times(folder: Path) -> Iterator[dict[str, Any]]:
+    """Microseconds of a call in C and of Python's bound call of each kernel, and of encoding a tensor map."""
     target = detect("cuda")
     kernels = {
         name: schedsearch.compile(workload, folder / "none.db", target=target, allow="default")
@@ -109,7 +110,7 @@ def host_times(folder: Path) -> tuple[list[tuple[str, float, float]], float]:
     library = ctypes.CDLL(str(make(folder / "kernels", _libcuda())))
     library.loop.restype = library.encodings.restype = ctypes.c_double
     library.schedsearch_find.restype = ctypes.c_void_p
-    rows = []
+    yield {"encode_us": float(library.encodings(10_000))}
     for name, kernel in kernels.items():
         specs = [*kernel.workload.signature, *kernel.workload.outputs]
         arrays = {spec.name: torch.zeros(spec.span_bytes, dtype=torch.uint8, device="cuda") for spec in specs}
@@ -133,8 +134,7 @@ def host_times(folder: Path) -> tuple[list[tuple[str, float, float]], float]:
             in_python.append((time.perf_counter() - started) / CALLS * 1e6)
         torch.cuda.synchronize()
         assert min(in_c) > 0, name
-        rows.append((name, statistics.median(in_c), statistics.median(in_python)))
-    return rows, float(library.encodings(10_000))
+        yield {"kernel": name, "c_us": statistics.median(in_c), "python_us": statistics.median(in_python)}
 
 
 def _libcuda() -> str:
@@ -194,17 +194,25 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="only the times")
     parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args()
-    data: dict[str, Any] = {}
+    if options.sizes and options.times:
+        parser.error("--sizes and --times leave nothing to do; give one of them, or none")
+    rows: list[dict[str, Any]] = []
+    data: dict[str, Any] = {"rows": rows}
     with tempfile.TemporaryDirectory() as folder:
-        if not options.sizes:
-            rows, encode_us = host_times(Path(folder))
-            print(common.table(("kernel", "C us", "Python us"), [(name, f"{c:.2f}", f"{py:.2f}") for name, c, py in rows]))
-            print(f"encoding a tensor map takes {encode_us:.3f} us")
-            data = {"rows": [{"kernel": n, "c_us": c, "python_us": py} for n, c, py in rows], "encode_us": encode_us}
         if not options.times:
             data["resnet50"] = sizes(Path(folder))
-            print(data["resnet50"])
-    common.write(options.out, data)
+            print(data["resnet50"], flush=True)
+            common.write(options.out, data)
+        if not options.sizes:
+            for row in host_times(Path(folder)):
+                if "kernel" in row:
+                    rows.append(row)
+                else:
+                    data |= row
+                print(row, flush=True)
+                common.write(options.out, data)
+            lines = [(row["kernel"], f"{row['c_us']:.2f}", f"{row['python_us']:.2f}") for row in rows]
+            print(common.table(("kernel", "C us", "Python us"), lines))
 
 
 if __name__ == "__main__":

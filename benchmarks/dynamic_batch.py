@@ -48,6 +48,14 @@ def layer(text: str) -> schedsearch.Workload:
     )
 
 
+def batches(text: str) -> list[int]:
+    """Numbers of a range's sizes, separated by commas."""
+    found = [int(size) for size in text.split(",")]
+    if wrong := [size for size in found if not LOW <= size <= HIGH]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]} is not in the range; allowed: {LOW} to {HIGH}")
+    return found
+
+
 def resnet50(path: str) -> list[schedsearch.Workload]:
     """The distinct convolutions, the most frequent first."""
     found: dict[str, int] = {}
@@ -165,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", metavar="FILE", help="networks.json; its ResNet-50 gives the layers")
     parser.add_argument("--layers", nargs="+", type=layer, default=[], metavar="H,W,C,K,KERNEL,STRIDE,PADDING")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="batches that are tuned alone, too")
+    parser.add_argument("--sizes", type=batches, default=list(SIZES), help="batches that are tuned alone, too, e.g. 3,21")
     parser.add_argument("--trials", type=int, default=64, help="of one size")
     parser.add_argument("--time", type=float, default=float("inf"), help="seconds after which no new layer begins")
     parser.add_argument("--dtype", default=None, help="default: float16, on a CPU float32")
@@ -180,16 +188,19 @@ def main() -> None:
     dtype = options.dtype or ("float16" if target.kind == "cuda" else "float32")
     rows: list[dict[str, Any]] = []
     if options.out and Path(options.out).exists():
-        rows = json.loads(Path(options.out).read_text())["rows"]
+        rows = [row for row in json.loads(Path(options.out).read_text())["rows"] if "problem" not in row]
     known = {row["layer"] for row in rows}
-    sizes = [int(size) for size in options.sizes.split(",")]
     for workload, number in zip(layers, itertools.count()):
         workload = workload.replace(dtype=dtype)
-        if workload.with_dynamic("n", LOW, HIGH).label in known:
+        label = workload.with_dynamic("n", LOW, HIGH).label
+        if label in known:
             continue
         if number and time.perf_counter() - began > options.time:
             break
-        rows.append(measured(workload, sizes, target, options.trials, began + options.time))
+        try:
+            rows.append(measured(workload, options.sizes, target, options.trials, began + options.time))
+        except Exception as error:  # the other layers go on, and a later run tries this one again
+            rows.append({"layer": label, "problem": f"{type(error).__name__}: {error}"})
         common.write(options.out, {"rows": rows})
     show(rows)
 

@@ -1,8 +1,9 @@
 """strided_slice of 256 MB with begin, end and strides on the device: bounded, exact, the static kernel and PyTorch.
 
-Copies, bytes to the host, synchronisations and allocations are those that torch.profiler (CUPTI) sees, not our own counts.
-
     python benchmarks/dynamic_slice.py --out dynamic_slice.json
+
+Copies, bytes to the host and synchronisations are those that torch.profiler (CUPTI) sees, not our own counts. Allocated
+bytes are the driver's: memory that is no longer free after the calls. The file is written after every run.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import common
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -28,6 +31,7 @@ from schedsearch.template import load_template
 
 SHAPE = (256, 1024, 512)  # 256 MiB of float16
 FAR = 2**31 - 1
+ROWS = torch.contiguous_format  # of copies by PyTorch, also where a slice is all of x
 CASES = {  # begin, end, strides
     "everything": ((0, 0, 0), (FAR, FAR, FAR), (1, 1, 1)),
     "rows": ((8, 0, 0), (248, FAR, FAR), (1, 1, 1)),
@@ -41,12 +45,7 @@ CONFIGS = [
     {"threads": 256, "unroll": 4, "blocks_per_sm": 2, "stores": "streaming"},
     {"threads": 512, "unroll": 4, "blocks_per_sm": 1, "stores": "streaming"},
 ]
-SYNCHRONISATIONS = (
-    "cudaStreamSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize", "cuCtxSynchronize", "cudaEventSynchronize",
-)  # fmt: skip
-ALLOCATIONS = (
-    "cudaMalloc", "cuMemAlloc", "cuMemAlloc_v2", "cuMemAllocAsync", "cudaMallocAsync", "cuMemAllocHost", "cuMemAllocHost_v2",
-)  # fmt: skip
+SYNCHRONISATIONS = ("Stream Sync", "Context Sync", "Event Sync")  # the profiler's names, for the driver's calls as well
 
 
 def time_us(run: Callable[[], Any], repeat: int = 30) -> float:
@@ -65,26 +64,32 @@ def time_us(run: Callable[[], Any], repeat: int = 30) -> float:
 
 
 def seen_by_profiler(run: Callable[[], Any], calls: int = 10) -> dict[str, float]:
-    """Counts for each call: kernels, copies and bytes to the host, synchronisations and allocations of the driver."""
+    """Counts for each call: kernels, copies and bytes to the host, synchronisations, and bytes that stay allocated."""
     run()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(calls):
-            run()
-    path = Path("dynamic_slice_trace.json")
-    profiler.export_chrome_trace(str(path))
-    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    path.unlink()
-    names = [(event.get("cat", ""), event.get("name", ""), event.get("args", {})) for event in events]
-    to_host = [args for cat, name, args in names if cat == "gpu_memcpy" and "DtoH" in name]
-    api = [name for cat, name, _ in names if cat in ("cuda_runtime", "cuda_driver")]
-    waits = sum(name in SYNCHRONISATIONS for name in api) - 1  # the profiler's own at the end
+    free_bytes, _ = torch.cuda.mem_get_info()
+    seen, own = _profiled(lambda: [run() for _ in range(calls)]), _profiled(lambda: None)
+    found = {name: (seen[name] - own[name]) / calls for name in seen}
+    return found | {"allocated_bytes": (free_bytes - torch.cuda.mem_get_info()[0]) / calls}
+
+
+def _profiled(run: Callable[[], Any]) -> dict[str, int]:
+    """What CUPTI reports, with what the profiler does at its end."""
+    sees_waits = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, experimental_config=sees_waits) as profiler:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    seen = [(event.get("cat", ""), event.get("name", ""), event.get("args", {})) for event in events]
+    to_host = [args for cat, name, args in seen if cat == "gpu_memcpy" and "DtoH" in name]
     return {
-        "kernels": sum(cat == "kernel" for cat, _, _ in names) / calls,
-        "copies_to_host": len(to_host) / calls,
-        "bytes_to_host": sum(args.get("bytes", 0) for args in to_host) / calls,
-        "synchronisations": max(waits, 0) / calls,
-        "allocations": sum(name in ALLOCATIONS for name in api) / calls,
+        "kernels": sum(cat == "kernel" for cat, _, _ in seen),
+        "copies_to_host": len(to_host),
+        "bytes_to_host": sum(args.get("bytes", 0) for args in to_host),
+        "synchronisations": sum(cat == "cuda_sync" and name in SYNCHRONISATIONS for cat, name, _ in seen),
     }
 
 
@@ -104,7 +109,15 @@ def dynamic_net(device: Any, config: Config) -> DynamicNet:
     return DynamicNet(graph.program(), device, code)
 
 
-def measure(nets: dict[str, DynamicNet], device: Any, case: str, x: Any, counted: bool) -> list[dict[str, Any]]:
+def measure(nets: dict[str, DynamicNet], case: str, x: Any, counted: bool) -> Iterator[dict[str, Any]]:
+    """A row for each way to compute a case.
+
+    Args:
+        counted: whether rows have what the profiler counts.
+
+    Raises:
+        AssertionError: a result is wrong.
+    """
     numbers = CASES[case]
     begin, end, strides = (torch.tensor(each, device="cuda") for each in numbers)
     index = tuple(slice(b, min(e, n), s) for b, e, s, n in zip(*numbers, SHAPE))
@@ -116,10 +129,11 @@ def measure(nets: dict[str, DynamicNet], device: Any, case: str, x: Any, counted
 
     def eager_by_items() -> Any:
         parts = [[int(each[axis].item()) for axis in range(3)] for each in (begin, end, strides)]
-        return x[tuple(slice(b, e, s) for b, e, s in zip(*parts))].contiguous()
+        return x[tuple(slice(b, e, s) for b, e, s in zip(*parts))].clone(memory_format=ROWS)
 
     def eager_by_lists() -> Any:
-        return x[tuple(slice(*each) for each in zip(begin.tolist(), end.tolist(), strides.tolist()))].contiguous()
+        parts = zip(begin.tolist(), end.tolist(), strides.tolist())
+        return x[tuple(slice(*each) for each in parts)].clone(memory_format=ROWS)
 
     runs: dict[str, Callable[[], Any]] = {
         "copy of as many bytes": lambda: out.view(-1).copy_(x.view(-1)[: out.numel()]),
@@ -134,27 +148,31 @@ def measure(nets: dict[str, DynamicNet], device: Any, case: str, x: Any, counted
         assert torch.equal(net(x, begin, end, strides), wanted), (case, name)
         runs[f"bounded {name}"] = bound.step
         runs[f"exact {name}"] = lambda net=net: net(x, begin, end, strides)
-    rows = []
     for name, run in runs.items():
         row = {"case": case, "run": name, "time_us": time_us(run), "bytes": 2 * out.numel() * 2}
-        rows.append(row | (seen_by_profiler(run) if counted else {}))
+        row |= seen_by_profiler(run) if counted else {}
         print({key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
-    return rows
+        yield row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("dynamic_slice.json"))
-    parser.add_argument("--configs", type=int, default=1, help="how many configurations of the kernel are tried")
-    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", metavar="FILE", help="JSON file to write")
+    numbers = range(1, len(CONFIGS) + 1)
+    parser.add_argument("--configs", type=int, choices=numbers, default=1, help="how many of the kernel are tried")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()
     device = open_device(schedsearch.detect("cuda"))
     x = torch.randn(SHAPE, device="cuda", dtype=torch.float32).half()
     nets = {" ".join(map(str, each.values())): dynamic_net(device, Config(each)) for each in CONFIGS[: args.configs]}
     rows: list[dict[str, Any]] = []
     for number, case in enumerate(args.cases):
-        rows += measure(nets, device, case, x, counted=number == 0)
-        args.out.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "shape": SHAPE, "rows": rows}, indent=1))
+        try:
+            for row in measure(nets, case, x, counted=number == 0):
+                rows.append(row)
+                common.write(args.out, {"shape": SHAPE, "rows": rows})
+        except Exception as error:  # the other cases go on
+            print(f"{case}: {type(error).__name__}: {error}", flush=True)
 
 
 if __name__ == "__main__":

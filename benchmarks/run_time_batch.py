@@ -77,10 +77,13 @@ def main() -> None:
     target, rows = detect("cuda"), []
     with Runner(target) as runner:
         for layer in LAYERS:
-            for row in compare(runner, target, *layer):
-                print("  ".join(map(str, row.values())), flush=True)
-                rows.append(row)
-                common.write(options.out, {"rows": rows})
+            try:
+                for row in compare(runner, target, *layer):
+                    print("  ".join(map(str, row.values())), flush=True)
+                    rows.append(row)
+                    common.write(options.out, {"rows": rows})
+            except Exception as error:  # the other layers go on
+                print(f"{layer[0]}: {type(error).__name__}: {error}", flush=True)
 
 
 if __name__ == "__main__":
