@@ -209,18 +209,18 @@ def test_the_message_about_an_unknown_target_lists_all_targets(tmp_path: Path) -
 
 def test_without_a_driver_no_message_suggests_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """It works without a driver, both with CUDA's bindings, which cannot find libcuda, and without them."""
-    from schedsearch.device import cuda
+    from schedsearch.device import cuda_driver
 
-    monkeypatch.setattr(cuda, "_has_driver", lambda: False)
+    monkeypatch.setattr(cuda_driver, "_has_driver", lambda: False)
     for bindings in (None, _NoLibrary("bindings")):
-        cuda._driver.cache_clear()
+        cuda_driver.bindings.cache_clear()
         monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
         problems = json.loads(schedsearch("doctor", "--json").stdout)["problems"]
         tuned = schedsearch("tune", ROOT / "examples" / "quickstart.yaml", "--target", "cuda")
         assert tuned.exit_code == 3
         for text in (problems[0], tuned.stderr):
             assert "no NVIDIA driver" in text and "cu13" not in text
-    cuda._driver.cache_clear()
+    cuda_driver.bindings.cache_clear()
 
 
 class _NoLibrary(ModuleType):

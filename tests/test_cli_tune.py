@@ -136,13 +136,13 @@ class TestMistakes:
         assert re.search(r"wrong\.yaml:10:\d+", result.stderr) and text in result.stderr
 
     def test_a_gpu_that_is_asked_for_and_missing_exits_with_3(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from schedsearch.device import cuda
+        from schedsearch.device import cuda_driver
         from schedsearch.errors import DeviceError
 
         def missing(ordinal: int) -> None:
             raise DeviceError("there is no CUDA device")
 
-        monkeypatch.setattr(cuda, "describe_device", missing)
+        monkeypatch.setattr(cuda_driver, "describe_device", missing)
         result = schedsearch("tune", "tiny.yaml", "--target", "cuda")
         assert (result.exit_code, len(result.stderr.splitlines())) == (3, 1)
 

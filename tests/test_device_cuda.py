@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import schedsearch.device.cuda as module
-from schedsearch.device import open_device
+from schedsearch.device import cuda_driver, open_device
+from schedsearch.device.cuda import CudaDevice
 from schedsearch.device.cuda_graph import KernelGraph
 from schedsearch.errors import ArgumentError, DeviceError
 from schedsearch.executable.net import Net
@@ -40,7 +40,7 @@ class Result(IntEnum):
 
 
 class FakeDriver:
-    """The calls of the driver that `schedsearch.device.cuda` makes, with a stack of contexts in each thread.
+    """The calls of the driver that `schedsearch.device` makes, with a stack of contexts in each thread.
 
     Attributes:
         memory: address -> bytes of the allocations.
@@ -218,8 +218,8 @@ class FakeDriver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
-    monkeypatch.setattr(module, "_driver", lambda: fake)
-    monkeypatch.setattr(module, "_libcuda", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "bindings", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "libcuda", lambda: fake)
     return fake
 
 
@@ -355,7 +355,7 @@ def test_the_buffers_of_a_step_must_be_given_unless_they_are_optional(driver: Fa
 # --- Graphs ------------------------------------------------------------------------------------------------------------
 def test_a_graph_launches_kernels_in_order_with_the_arguments_of_the_last_update(driver: FakeDriver) -> None:
     device = open_device(PRESETS["h200"])
-    assert isinstance(device, module.CudaDevice)
+    assert isinstance(device, CudaDevice)
     kernels = [
         device.load(PACKED).bind({"weight": 1, "y": 2, "packed": 3}, {}),
         device.load(pointwise()).bind({"x": 2, "y": 4}, {}),
@@ -377,7 +377,7 @@ def test_a_graph_launches_kernels_in_order_with_the_arguments_of_the_last_update
 
 def test_a_graph_that_the_driver_refuses_leaves_nothing(driver: FakeDriver) -> None:
     device = open_device(PRESETS["h200"])
-    assert isinstance(device, module.CudaDevice)
+    assert isinstance(device, CudaDevice)
     kernels = [device.load(pointwise()).bind({"x": 2, "y": 4}, {})]
     driver.graph_code = Result.CUDA_ERROR_OUT_OF_MEMORY
     with pytest.raises(DeviceError, match="cuGraphInstantiate failed: CUDA_ERROR_OUT_OF_MEMORY"):
@@ -392,7 +392,7 @@ def test_a_graph_that_the_driver_refuses_leaves_nothing(driver: FakeDriver) -> N
 
 def test_the_default_stream_is_ours_where_another_gpu_is_current(driver: FakeDriver) -> None:
     device = open_device(PRESETS["h200"])
-    assert isinstance(device, module.CudaDevice)
+    assert isinstance(device, CudaDevice)
     graph = KernelGraph(device, [device.load(pointwise()).bind({"x": 2, "y": 4}, {})])
     driver.contexts.append(THEIRS)
     graph.launch(0)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from schedsearch import errors
-from schedsearch.device.cuda import DriverError
+from schedsearch.device.cuda_driver import DriverError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SchedsearchError)]
 

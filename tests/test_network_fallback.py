@@ -318,7 +318,7 @@ def test_kernels_between_parts_are_a_graph(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
     monkeypatch.setattr("schedsearch.device.cuda_graph.KernelGraph", Graph)
-    monkeypatch.setattr("schedsearch.device.cuda.CudaBoundKernel", Bound)
+    monkeypatch.setattr("schedsearch.device.cuda_kernel.CudaBoundKernel", Bound)
     monkeypatch.setattr("schedsearch.executable.segments.BoundOnnxModel", BoundPart)
     kinds = {"a": Bound, "b": Bound, "P": BoundPart, "Q": BoundPart, "c": Bound}
     segments = Segments(object(), [kind(name, said) for name, kind in kinds.items()])  # type: ignore[arg-type]

@@ -108,7 +108,7 @@ def _driver() -> dict[str, Any]:
     if match := re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", text):
         found["version"] = match[1]
     try:
-        from schedsearch.device.cuda import driver_version
+        from schedsearch.device.cuda_driver import driver_version
 
         found["cuda"] = driver_version()
     except DeviceError:
@@ -118,7 +118,7 @@ def _driver() -> dict[str, Any]:
 
 def _gpus() -> tuple[list[dict[str, Any]], list[str]]:
     """Every GPU with its clocks and processes, and the problems found; without a GPU, the reason."""
-    from schedsearch.device.cuda import iterate_devices
+    from schedsearch.device.cuda_driver import iterate_devices
     from schedsearch.measure.clocks import read_clocks
     from schedsearch.target import Target
 

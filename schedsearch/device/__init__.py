@@ -255,9 +255,8 @@ def preload(kind: str) -> None:
     It does nothing if the device's libraries are not there; `open_device` says so.
     """
     with contextlib.suppress(ImportError, DeviceError):
+        importlib.import_module(f"schedsearch.device.{kind}")
         if kind == "cuda":
-            from schedsearch.device.cuda import require_driver
+            from schedsearch.device.cuda_driver import bindings
 
-            require_driver()
-        else:
-            importlib.import_module("schedsearch.device.cpu")
+            bindings()

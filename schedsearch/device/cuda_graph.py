@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from schedsearch.device.cuda import GRID_FIELDS, CudaBoundKernel, CudaDevice, Graph, destroyed_on_error
+from schedsearch.device.cuda import CudaDevice, Graph, destroyed_on_error
+from schedsearch.device.cuda_kernel import GRID_FIELDS, CudaBoundKernel
 
 
 class _KernelNodeParams(ctypes.Structure):

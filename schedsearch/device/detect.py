@@ -44,7 +44,7 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
 
 
 def _detect_cuda(ordinal: int) -> Target:
-    from schedsearch.device.cuda import describe_device
+    from schedsearch.device.cuda_driver import describe_device
 
     return Target(kind="cuda", ordinal=ordinal, **describe_device(ordinal))
 

@@ -22,8 +22,8 @@ class Segments:
     """
 
     def __init__(self, device: CudaDevice, bound: Sequence[BoundKernel]) -> None:
-        from schedsearch.device.cuda import CudaBoundKernel
         from schedsearch.device.cuda_graph import KernelGraph
+        from schedsearch.device.cuda_kernel import CudaBoundKernel
 
         self._launches: list[KernelGraph | BoundOnnxModel] = []
         self._places: dict[int, tuple[KernelGraph, int]] = {}  # number of a call -> its graph, and its number there

@@ -1,4 +1,4 @@
-/* Loads and launches exported kernels: the launcher of schedsearch (schedsearch/device/cuda.py) in C.
+/* Loads and launches exported kernels: the launcher of schedsearch (schedsearch/device/cuda_kernel.py) in C.
  *
  * Machine code is loaded once for the process, as a CUDA library; the driver brings it into each context. What depends on the
  * GPU (grids of persistent kernels, the limit of shared memory) is kept for each device, under a lock when it is made.
