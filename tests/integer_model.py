@@ -15,7 +15,8 @@ Array = np.ndarray[Any, Any]
 # Zero points that every 8-bit format has, and bounds with fractions, which whole numbers never reach.
 SCALARS = {
     "x_zero_point": 3.0, "weight_zero_point": 5.0, "y_zero_point": 7.0,
-    "clip_min": -1000.5, "clip_max": 30000.25, "leaky_relu_slope": 0.25,
+    "middle_scale": 0.7, "middle_zero_point": 4.0, "residual_scale": 0.35, "residual_zero_point": 9.0,
+    "y_scale": 0.7, "clip_min": -1000.5, "clip_max": 30000.25, "leaky_relu_slope": 0.25,
 }  # fmt: skip
 
 
@@ -120,6 +121,8 @@ def expected(w: Workload, arrays: Mapping[str, Array]) -> Array:
             product = value.astype(np.float32) * arrays["requantise_scale"][:, None, None]
             low, high = limits(stage.params["to"])
             value = np.clip(np.rint(product).astype(np.int64) + int(SCALARS["y_zero_point"]), low, high)
+        elif name == "requantise_add":
+            value = added(value, like_y(arrays["residual"]), arrays["requantise_scale"][:, None, None], stage.params)
         elif name == "quantise":
             quotient = value.astype(np.float32) / arrays["quantise_scale"][:, None, None]
             low, high = limits(stage.params["to"])
@@ -130,3 +133,17 @@ def expected(w: Workload, arrays: Mapping[str, Array]) -> Array:
     out = w.output.dtype
     packed = layout.pack(value, "NCHW")
     return stored(packed.astype(np.float32), out) if out in ("float16", "bfloat16") else packed.astype(out)
+
+
+def added(total: Array, residual: Array, scale: Array, params: Mapping[str, Any]) -> Array:
+    """Sums requantised, and added to a quantised residual as a graph of DequantizeLinear, Add and QuantizeLinear says."""
+    middle = np.clip(np.rint(total.astype(np.float32) * scale) + SCALARS["middle_zero_point"], *limits(params["middle"]))
+    numbers = [
+        (each.astype(np.int64) - int(SCALARS[f"{name}_zero_point"])).astype(np.float32)
+        * np.float32(SCALARS[f"{name}_scale"])
+        for each, name in ((middle, "middle"), (residual, "residual"))
+    ]
+    sums: Array = numbers[0] + numbers[1]
+    sums = np.maximum(sums, np.float32(0)) if params["relu"] else sums
+    codes = np.rint(sums / np.float32(SCALARS["y_scale"])).astype(np.int64) + int(SCALARS["y_zero_point"])
+    return np.clip(codes, *limits(params["to"]))

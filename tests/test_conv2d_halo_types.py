@@ -195,6 +195,10 @@ COMPILED: dict[str, tuple[dict[str, Any], int]] = {
         {**INT8, **SMALLER, "dtype": "uint8", "epilogue": ["bias", "residual", "clip", {"requantise": {"to": "uint8"}}]},
         IGMMA,
     ),
+    "a quantised residual": (
+        {**INT8, **SMALLER, "epilogue": ["bias", {"requantise_add": {"to": "uint8", "residual": "uint8", "relu": True}}]},
+        IGMMA,
+    ),
     "a batch norm in half precision, strided": (
         {**INT8, **SMALLER, "stride": 2, "epilogue": ["bias", {"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
         IGMMA,
@@ -281,14 +285,27 @@ def test_random_integer_convolutions_are_exact(seed: int) -> None:
         groups = pick(1, 1, 1, 2, 8, 32)
         r, s = (int(size) for size in rng.integers(1, 6, 2))
         ends: Any = pick(
-            [], [{"requantise": {"to": pick("int8", "uint8")}}], [{"dequantise": {"to": pick("float16", "float32")}}]
+            [],
+            [{"requantise": {"to": pick("int8", "uint8")}}],
+            [{"dequantise": {"to": pick("float16", "float32")}}],
+            [
+                {
+                    "requantise_add": {
+                        "to": "uint8",
+                        "middle": pick("int8", "uint8"),
+                        "residual": pick("int8", "uint8"),
+                        "relu": True,
+                    }
+                }
+            ],
         )
+        before = ("bias", "relu", "clip") if "requantise_add" in str(ends) else ("bias", "residual", "relu", "clip")
         w = conv2d(
             n=pick(1, 2, 5), h=int(rng.integers(5, 40)), w=int(rng.integers(5, 40)),
             c=groups * pick(1, 4, 8, 16, 64, 144), k=groups * pick(1, 4, 8, 16, 64, 144), r=r, s=s,
             stride=pick(1, 1, 2, (2, 1)), padding=tuple(int(p) for p in rng.integers(0, 4, 4)), dilation=pick(1, 1, 2),
             groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"), zero_points=pick([], ["x"]),
-            epilogue=[*(stage for stage in ("bias", "residual", "relu", "clip") if rng.random() < 0.4), *ends],
+            epilogue=[*(stage for stage in before if rng.random() < 0.4), *ends],
         )  # fmt: skip
         if TEMPLATE.validate(w, target) is None:
             break

@@ -119,6 +119,22 @@ def test_requantise_rounds_the_product_in_float32_and_then_to_even(device: CpuDe
     np.testing.assert_array_equal(computed(device, w, arrays), Layout.parse("NCHW8c").pack(expected, "NHWC"))
 
 
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_quantised_residual_is_added_with_every_rounding_of_the_graph(device: CpuDevice, relu: bool) -> None:
+    """The scales are such that many quotients lie within a roundoff of a half."""
+    added = {"to": "uint8", "middle": "int8", "residual": "uint8", "relu": relu}
+    w = conv2d(**SHAPE, dtype="int8", layout="NCHW8c", epilogue=["bias", {"requantise_add": added}])
+    dtypes = {spec.name: (spec.dtype, spec.aliases) for spec in w.signature}
+    assert w.output.dtype == "uint8" and dtypes["residual"] == ("uint8", "y")
+    arrays, scalars = integer_model.arguments(w), {scalar.name: integer_model.SCALARS[scalar.name] for scalar in w.scalars}
+    expected = integer_model.expected(w, arrays)
+    assert len(np.unique(expected)) > 50
+    y = run_on_cpu(device, REFERENCE.kernel(w, device.target), arrays, {"y": (w.output.shape, np.int64)}, scalars)["y"]
+    np.testing.assert_array_equal(y, expected)
+    points = REFERENCE.points(w, arrays, scalars, np.arange(w.output.size)).reshape(w.output.shape)
+    np.testing.assert_array_equal(points, expected)
+
+
 def test_a_batch_norm_in_floating_point_follows_dequantise(device: CpuDevice) -> None:
     epilogue = ["bias", {"dequantise": {"to": "float16"}}, "scale_shift", "residual", "relu"]
     w = conv2d(**SHAPE, dtype="int8", epilogue=epilogue)
@@ -183,6 +199,14 @@ LAYERS: dict[str, dict[str, Any]] = {
     "blocks of 16 channels": {**LAYER, "dtype": "int8", "layout": "NCHW16c", "epilogue": ["bias", "residual", "requantise"]},
     "blocks of 48 channels, sums": {**LAYER, "dtype": "int8", "layout": "NCHW48c", "c": 96, "zero_points": ["x"]},
     "merged groups of 8 channels": {**LAYER, "dtype": "int8", "groups": 10, "k": 80, "zero_points": ["x"]},
+    "a quantised residual": {**LAYER, "dtype": "int8", "epilogue": ["bias", {"requantise_add": {"relu": True}}]},
+    "blocks, a quantised residual": {
+        **LAYER,
+        "dtype": "uint8",
+        "weight_dtype": "int8",
+        "layout": "NCHW16c",
+        "epilogue": ["bias", "clip", {"requantise_add": {"to": "uint8", "middle": "uint8", "residual": "int8"}}],
+    },
     "groups of 48 channels": {**LAYER, "dtype": "int8", "c": 96, "groups": 2, "epilogue": ["requantise"]},
     "float32": {**LAYER, "dtype": "int8", "weight_dtype": "uint8", "dilation": 2, "epilogue": ["dequantise", "bias"]},
 }
@@ -194,8 +218,8 @@ def configurations(w: Workload, count: int) -> list[Config]:
 
 
 WITH_CODE_OF_THEIR_OWN = [  # the other layers differ from one of these in signs or sizes
-    "requantised", "mixed signs, residual", "a batch norm in half precision", "zero point of x", "blocks of 16 channels",
-    "blocks of 48 channels, sums", "merged groups of 8 channels",
+    "requantised", "mixed signs, residual", "a quantised residual", "a batch norm in half precision", "zero point of x",
+    "blocks of 16 channels", "blocks of 48 channels, sums", "merged groups of 8 channels",
 ]  # fmt: skip
 
 

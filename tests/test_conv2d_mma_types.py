@@ -214,6 +214,7 @@ COMPILED: list[tuple[Target, dict[str, Any]]] = [
     (AMPERE_86, dict(LAYER, dtype="uint8", weight_dtype="int8", layout="NCHW32c", zero_points=["x"], epilogue=REQUANTISED)),
     (PRESETS["a100"], dict(LAYER, dtype="uint8", zero_points=["x", "weight"], epilogue=["bias", "relu", "requantise"])),
     (H200, dict(LAYER, dtype="int8", c=3, k=65, epilogue=[{"dequantise": {"to": "float16"}}, "scale_shift", "quantise"])),
+    (PRESETS["a100"], dict(LAYER, dtype="int8", epilogue=["bias", {"requantise_add": {"relu": True}}])),
     (AMPERE_86, dict(LAYER, dtype="float32", precision="tf32", epilogue=["bias", "relu"])),
     (H200, dict(LAYER, dtype="float32")),
     (H200, dict(LAYER, dtype="float8_e4m3", epilogue=["dequantise", "bias"])),
@@ -319,8 +320,21 @@ def test_random_integer_convolutions_are_exact(seed: int) -> None:
     groups, block = pick(1, 1, 2, 8, 32), pick(0, 0, 1, 4, 12, 16, 32)
     r, s = (int(size) for size in rng.integers(1, 5, 2))
     ends: Any = pick(
-        [], [{"requantise": {"to": pick("int8", "uint8")}}], [{"dequantise": {"to": pick("float16", "float32")}}]
+        [],
+        [{"requantise": {"to": pick("int8", "uint8")}}],
+        [{"dequantise": {"to": pick("float16", "float32")}}],
+        [
+            {
+                "requantise_add": {
+                    "to": "uint8",
+                    "middle": pick("int8", "uint8"),
+                    "residual": pick("int8", "uint8"),
+                    "relu": True,
+                }
+            }
+        ],
     )
+    before = ("bias", "relu", "clip") if "requantise_add" in str(ends) else ("bias", "residual", "relu", "clip")
     w = conv2d(
         n=pick(1, 2, 5), h=int(rng.integers(5, 30)), w=int(rng.integers(5, 30)),
         c=groups * max(block, 1) * pick(1, 2, 3, 5, 16), k=groups * max(block, 1) * pick(1, 2, 3, 8, 17),
@@ -328,7 +342,7 @@ def test_random_integer_convolutions_are_exact(seed: int) -> None:
         groups=groups, dtype=pick("int8", "uint8"), weight_dtype=pick("int8", "uint8"),
         zero_points=pick([], ["x"], ["x", "weight"]),
         layout={0: "NHWC", 1: "NCHW"}.get(block, f"NCHW{block}c"),
-        epilogue=[*(stage for stage in ("bias", "residual", "relu", "clip") if rng.random() < 0.4), *ends],
+        epilogue=[*(stage for stage in before if rng.random() < 0.4), *ends],
     )  # fmt: skip
     arrays = integer_model.arguments(w, seed)
     truth = integer_model.expected(w, arrays)

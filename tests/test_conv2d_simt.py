@@ -64,6 +64,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 EPILOGUES: list[list[Any]] = [
     ["bias", "relu", "requantise"],
+    ["bias", {"requantise_add": {"relu": True}}],
     ["bias", "residual", "clip", {"requantise": {"to": "uint8"}}],
     ["bias", {"dequantise": {"to": "float16"}}, "scale_shift", "residual", "leaky_relu"],
     ["dequantise"],

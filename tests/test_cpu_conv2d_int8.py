@@ -81,6 +81,10 @@ CASES: dict[str, dict[str, Any]] = {  # each has several properties, because a c
         **SMALL, "dtype": "int8", "layout": "NCHW32c", "c": 64, "k": 64, "r": 1, "s": 1,
         "epilogue": ["bias", "residual", "relu", "dequantise", "scale_shift", {"quantise": {"to": "uint8"}}],
     },
+    "uint8 by int8, zero point, a quantised residual": {
+        **SMALL, "dtype": "uint8", "weight_dtype": "int8", "layout": "NCHW4c", "padding": 1, "zero_points": ["x"],
+        "epilogue": ["bias", {"requantise_add": {"to": "uint8", "middle": "uint8", "residual": "int8", "relu": True}}],
+    },
     "depthwise, zero points, float16": {
         **SMALL, "dtype": "uint8", "k": 24, "groups": 24, "padding": 1, "stride": 2, "zero_points": ["x", "weight"],
         "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual", "leaky_relu"],
@@ -100,7 +104,9 @@ def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
 
 OF_INTEGERS = st.lists(st.sampled_from(["bias", "residual", "relu", "clip"]), unique=True)
 OF_FLOATS = st.lists(st.sampled_from(["scale_shift", "relu", "leaky_relu"]), unique=True)
-TO_8_BITS = st.sampled_from([{"requantise": {"to": "int8"}}, {"requantise": {"to": "uint8"}}])
+BYTES = st.sampled_from(["int8", "uint8"])
+ADDED = st.fixed_dictionaries({"to": BYTES, "middle": BYTES, "residual": BYTES, "relu": st.booleans()})
+TO_8_BITS = st.one_of(BYTES.map(lambda to: {"requantise": {"to": to}}), ADDED.map(lambda params: {"requantise_add": params}))
 TO_FLOATS = st.sampled_from([{"dequantise": {"to": to}} for to in ("float32", "float16", "bfloat16")])
 
 
@@ -117,7 +123,10 @@ def workloads(draw: st.DrawFn) -> Workload:
         groups, inputs, outputs, block = draw(st.integers(2, 40)), 1, draw(st.sampled_from([1, 2])), 1
     stages: list[Any] = draw(OF_INTEGERS)
     end = draw(st.sampled_from([None, TO_8_BITS, TO_FLOATS]))
-    stages = stages + ([] if end is None else [draw(end)]) + (draw(OF_FLOATS) if end is TO_FLOATS else [])
+    last = [] if end is None else [draw(end)]
+    if last and "requantise_add" in last[0]:  # which has the residual
+        stages = [stage for stage in stages if stage != "residual"]
+    stages = stages + last + (draw(OF_FLOATS) if end is TO_FLOATS else [])
     return conv2d(
         n=draw(st.integers(1, 3)), h=(r - 1) * dilation[0] + 1 + over_h, w=(s - 1) * dilation[1] + 1 + over_w,
         c=groups * inputs * block, k=groups * outputs * block, r=r, s=s, groups=groups, dilation=dilation, layout=layout,

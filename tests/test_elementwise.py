@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from bandwidth_support import H200, arrays_of, attributes, default, emulated, node_cases, on_cpu, verdict
 
 from schedsearch import Workload, elementwise
+from schedsearch.backend.cuda import _compile_to_ptx
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
@@ -183,7 +185,7 @@ def test_the_bound_holds_for_float32_and_is_not_wide(changes: dict[str, Any]) ->
     arrays, _ = example(workload)
     expression, names = parse_expression(workload.expression), [spec.name for spec in workload.signature]
     exact = expression.without_last_rounding() if workload.out_dtype in ("int8", "uint8") else expression
-    bounded, computed = program(exact, names, BOUNDED), program(exact, names, nearest(np.rint))
+    bounded, computed = program(exact, names, BOUNDED), program(exact, names, nearest(np.rint, np.multiply))
     numbers = [np.broadcast_to(arrays[name], workload.y).reshape(-1) for name in names]
     bounds = []
     for values in list(zip(*numbers))[:100]:
@@ -198,6 +200,25 @@ def test_the_bound_holds_for_float32_and_is_not_wide(changes: dict[str, Any]) ->
 def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
     for changes in (EVERY[3], EVERY[8], EVERY[9]):
         assert verdict(device, CPU, every(changes)) is None
+
+
+def test_sums_of_dequantised_numbers_are_quantised_as_if_each_product_were_rounded(device: CpuDevice) -> None:
+    """All pairs of 8-bit numbers. Quotients are wholes and halves but for roundoff, so a fused product shows."""
+    inputs = [("a", "uint8", (256, 256)), ("b", "int8", (256, 256))]
+    expression = "quantise(dequantise(a, 0.7, 4) + dequantise(b, 0.35, 9), 0.7, 7)"
+    a, b = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(-128, 128, dtype=np.int8), indexing="ij")
+    workload = elementwise(y=(256, 256), expression=expression, inputs=inputs, dtype="uint8", out_dtype="uint8")
+    numbers = (a.astype(np.float32) - 4) * np.float32(0.7) + (b.astype(np.float32) - 9) * np.float32(0.35)
+    expected = np.clip(np.rint(numbers / np.float32(0.7)) + 7, 0, 255)
+    np.testing.assert_array_equal(on_cpu(device, CPU, workload, {"a": a, "b": b}), expected)
+
+
+def test_no_addition_is_fused_with_a_product_on_a_gpu() -> None:
+    expression = "quantise(dequantise(a, 0.7, 4) + dequantise(b, 0.35, 9), 0.7, 7)"
+    workload = elementwise(y=(64,), expression=expression, inputs=[("a", "int8"), ("b", "int8")], out_dtype="int8")
+    (step,) = CUDA.kernel(workload, H200, default(CUDA, workload, H200)).steps
+    text = _compile_to_ptx(step, "kernel", "sm_90")
+    assert "mul.rn.f32" in text and not re.search("fma[^;]*0f3F333333", text)  # 0.7 is a factor of products alone
 
 
 def test_verification_finds_a_wrong_kernel(device: CpuDevice) -> None:

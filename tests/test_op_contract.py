@@ -40,6 +40,7 @@ class TestConv2d(OpContract):
         {**CONV, "output_layout": "NCHW", "epilogue": [{"depth_to_space": {"block": 2}}]},
         {**CONV, "layout": "NCHW8c", "slice_of": 40},
         {**CONV, "dtype": "int8", "epilogue": ["bias", "relu", {"requantise": {"to": "uint8"}}]},
+        {**CONV, "dtype": "int8", "epilogue": [{"requantise_add": {"to": "uint8", "residual": "uint8", "relu": True}}]},
         {**CONV, "dtype": "int8", "epilogue": [{"dequantise": {"to": "float16"}}, "scale_shift", "residual"]},
     )
     wrong = (
@@ -53,6 +54,11 @@ class TestConv2d(OpContract):
         ({**CONV, "dtype": "int8", "epilogue": ["scale_shift"]}, "epilogue"),
         ({**CONV, "dtype": "int8", "epilogue": ["requantise", "relu"]}, "epilogue"),
         ({**CONV, "epilogue": ["requantise"]}, "epilogue"),
+        ({**CONV, "epilogue": ["requantise_add"]}, "epilogue"),
+        ({**CONV, "dtype": "int8", "epilogue": ["residual", "requantise_add"]}, "epilogue"),
+        ({**CONV, "dtype": "int8", "epilogue": ["requantise", "requantise_add"]}, "epilogue"),
+        ({**CONV, "dtype": "int8", "epilogue": [{"requantise_add": {"middle": "int32"}}]}, "epilogue"),
+        ({**CONV, "dtype": "int8", "epilogue": ["requantise_add"], "out_dtype": "uint8"}, "out_dtype"),
         ({**CONV, "zero_points": ["x"]}, "zero_points"),
         ({**CONV, "dtype": "float32", "precision": "float32"}, "precision"),
         ({**CONV, "dtype": "bfloat16", "precision": "tf32"}, "precision"),

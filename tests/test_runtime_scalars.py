@@ -105,6 +105,27 @@ def test_the_zero_point_of_quantise_belongs_to_its_format() -> None:
         kernel(QUANTISED).bind(**arrays(QUANTISED), y_zero_point=-1)
 
 
+ADDED = Workload.conv2d(
+    n=1, h=4, w=4, c=16, k=16, r=1, s=1, dtype="int8", epilogue=[{"requantise_add": {"residual": "uint8"}}]
+)
+
+
+@pytest.mark.parametrize(("name", "wrong", "allowed"), [
+    ("middle_scale", 0.0, "a finite number above zero"),
+    ("residual_scale", float("nan"), "a finite number above zero"),
+    ("y_scale", float("inf"), "a finite number above zero"),
+    ("y_scale", 1e-60, "a finite number above zero"),  # 0 in float32
+    ("middle_zero_point", 128, "a whole number from -128 to 127"),
+    ("residual_zero_point", -1, "a whole number from 0 to 255"),
+    ("y_zero_point", 0.5, "a whole number from -128 to 127"),
+])  # fmt: skip
+def test_scales_and_zero_points_of_a_quantised_residual(name: str, wrong: float, allowed: str) -> None:
+    with pytest.raises(Bound):
+        kernel(ADDED).bind(**arrays(ADDED), y_scale=0.5, residual_zero_point=255)
+    with pytest.raises(ArgumentError, match=f"{name} is {wrong}; allowed: {allowed}"):
+        kernel(ADDED).bind(**arrays(ADDED), **{name: wrong})
+
+
 def test_numbers_in_the_memory_of_a_gpu_are_not_read() -> None:
     """The address is not one that this process could read."""
     spec = next(spec for spec in WORKLOAD.signature if spec.name == "requantise_scale")

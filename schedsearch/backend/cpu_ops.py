@@ -195,6 +195,16 @@ def round_to_even(typing_context: Any, value: Any) -> Any:
     return types.float32(types.float32), generate
 
 
+@intrinsic
+def rounded_product(typing_context: Any, a: Any, b: Any) -> Any:
+    """The product of two float32, rounded: never fused with an addition, as other products in kernels may be."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fmul(*args, flags=("nsz",))  # an operation with flags gets no others, such as `contract`
+
+    return types.float32(types.float32, types.float32), generate
+
+
 def widen_op(name: str) -> Any:
     """An operation `widen(bits) -> float32` for a number of a 16-bit float format, given as uint16."""
 

@@ -78,7 +78,7 @@ def _qlinear_conv(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
         return f"{name_of(node)} has a scale or zero point that is computed; allowed: constants"
     if problem := append_bias(chain, node, 8):
         return problem
-    append_requantise(chain, x.scale * weight.scale, y)
+    append_requantise(chain, x.scale * weight.scale, y, taken)
     return chain
 
 

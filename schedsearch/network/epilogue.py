@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedsearch.network.chain import Chain, Operand
 from schedsearch.network.facts import (
+    INTEGERS,
     Array,
     constant_input,
     constant_of,
@@ -17,9 +19,10 @@ from schedsearch.network.facts import (
     is_given,
     is_onnx,
     name_of,
+    only_reader,
 )
 from schedsearch.network.graph import Constant
-from schedsearch.network.quantised import Quantised, converted_to
+from schedsearch.network.quantised import Quantised, converted_from, converted_to
 from schedsearch.ops import STAGES
 
 if TYPE_CHECKING:
@@ -166,12 +169,72 @@ def append_bias(chain: Chain, node: ir.Node, place: int, scale: Array | None = N
     return ""
 
 
-def append_requantise(chain: Chain, scale: Array, y: Quantised) -> None:
-    """Appends the stage that makes 8-bit numbers y of sums of which a whole number stands for `scale`."""
+def append_requantise(chain: Chain, scale: Array, y: Quantised, taken: set[ir.Node]) -> None:
+    """Appends the stage that makes 8-bit numbers y, the chain's value, of sums of which a whole number stands for `scale`;
+    and if they are only read to be added to other 8-bit numbers, the nodes up to the QuantizeLinear of the result."""
     assert y.scale is not None and y.zero_point is not None
-    chain.stages.append({"requantise": {"to": y.dtype}})
     chain.arguments["requantise_scale"] = _scales(chain, "requantise_scale", scale / y.scale)
-    chain.scalars["y_zero_point"] = y.zero_point
+    added = _Addition.behind(chain, y, taken)
+    if added is None:
+        chain.stages.append({"requantise": {"to": y.dtype}})
+        chain.scalars["y_zero_point"] = y.zero_point
+        return
+    formats = {"to": added.total.dtype, "middle": y.dtype, "residual": added.residual.dtype, "relu": added.relu}
+    chain.stages.append({"requantise_add": formats})
+    chain.arguments["residual"] = added.residual.value
+    for name, numbers in (("middle", added.middle), ("residual", added.residual), ("y", added.total)):
+        assert numbers.scale is not None and numbers.zero_point is not None
+        chain.scalars |= {f"{name}_scale": float(numbers.scale[0]), f"{name}_zero_point": numbers.zero_point}
+    for node in added.nodes:
+        chain.append(node)
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """DequantizeLinear, Add of other dequantised numbers, perhaps Relu, and QuantizeLinear.
+
+    Attributes:
+        nodes: in order, without the DequantizeLinear of the residual.
+        middle, residual, total: the 8-bit numbers that are added, and those of the result.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    middle: Quantised
+    residual: Quantised
+    total: Quantised
+    relu: bool
+
+    @classmethod
+    def behind(cls, chain: Chain, y: Quantised, taken: set[ir.Node]) -> _Addition | None:
+        """The addition that alone reads the chain's value, which is 8-bit numbers y; None if something else does."""
+        nodes = [chain.next(taken)]
+        while nodes[-1] is not None and nodes[-1].op_type != "QuantizeLinear" and len(nodes) < _MOST_OF_ADDITION:
+            follower = only_reader(nodes[-1].outputs[0])
+            nodes.append(None if follower in taken else follower)
+        known = [node for node in nodes if node is not None and is_onnx(node)]
+        types = [node.op_type for node in known]
+        if types not in (_ADDED, [*_ADDED[:2], "Relu", _ADDED[2]]):
+            return None
+        first, second = inputs_of(known[1], 2)
+        other = second if first is known[0].outputs[0] else first
+        middle, residual, total = converted_from(known[0].outputs[0]), converted_from(other), converted_to(known[-1])
+        if other is known[0].outputs[0] or middle is None or residual is None or total is None:
+            return None
+        if any(each.scale is None or each.scale.size > 1 or each.zero_point is None for each in (middle, residual, total)):
+            return None
+        if (
+            residual.dtype not in INTEGERS
+            or residual.value.shape != chain.value.shape
+            or constant_of(residual.value) is not None
+        ):
+            return None
+        if middle.zero_point != y.zero_point:  # the stage has one for both
+            return None
+        return cls(tuple(known), middle, residual, total, "Relu" in types)
+
+
+_ADDED = ["DequantizeLinear", "Add", "QuantizeLinear"]
+_MOST_OF_ADDITION = len(_ADDED) + 1
 
 
 def integer_stages(chain: Chain, scale: Array, taken: set[ir.Node]) -> None:
@@ -181,8 +244,8 @@ def integer_stages(chain: Chain, scale: Array, taken: set[ir.Node]) -> None:
         chain.append(follower, "relu")
         follower = chain.next(taken)
     if follower is not None and (y := converted_to(follower)):
-        append_requantise(chain, scale, y)
         chain.append(follower)
+        append_requantise(chain, scale, y, taken)
         return
     chain.stages.append("dequantise")
     chain.arguments["dequantise_scale"] = _scales(chain, "dequantise_scale", scale)

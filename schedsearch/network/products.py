@@ -50,7 +50,7 @@ def _qlinear_matmul(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
         return chain
     if x.scale is None or weight.scale is None or y.scale is None or y.zero_point is None or y.dtype not in INTEGERS:
         return f"{name_of(node)} has a scale or zero point that is computed or differs; allowed: constants"
-    append_requantise(chain, x.scale * weight.scale, y)
+    append_requantise(chain, x.scale * weight.scale, y, taken)
     return chain
 
 

@@ -142,12 +142,14 @@ class ScalarSpec:
     Attributes:
         dtype: its format, a key of `schedsearch.launch_rules.SCALAR_FORMATS`.
         number: integer format that the value must belong to, as a zero point does; "": any float32.
+        positive: it is the scale of quantised numbers, finite and above zero. Calls refuse others.
     """
 
     name: str
     default: float
     number: str = ""
     dtype: str = "float32"
+    positive: bool = False
 
 
 @dataclass(frozen=True)

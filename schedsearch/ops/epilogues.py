@@ -69,8 +69,20 @@ def parse_epilogue(
             repeat = ", ".join(name for name in names if stage_kind(name).repeatable)
             message = f"stage {stage.name!r} occurs more than once; only {repeat or 'none'} may"
             problems.append(Problem("epilogue", message, path=(place,)))
+        else:
+            problems += _shared_operands(stages, place)
         seen.add(stage.name)
     return tuple(stages), problems
+
+
+def _shared_operands(stages: Sequence[Stage], place: int) -> list[Problem]:
+    """A problem if the last stage reads an array that an earlier one reads."""
+    names = {operand.name for operand in stages[-1].kind.operands}
+    for earlier in stages[:-1]:
+        if earlier.name != stages[-1].name and (shared := names & {operand.name for operand in earlier.kind.operands}):
+            message = f"stages {earlier} and {stages[-1]} both read {', '.join(sorted(shared))}; allowed: one of the two"
+            return [Problem("epilogue", message, path=(place,))]
+    return []
 
 
 def _parse_stage(item: Any, names: Sequence[str]) -> tuple[Stage | None, list[Problem]]:
@@ -158,7 +170,8 @@ def epilogue_arguments(
         if not dtype_of(input_dtype).is_float:
             vector = "float32" if dtype_of(output.dtype).is_float else output.dtype
         for operand in kind.operands:
-            dtype = {"vector": vector, "output": output.dtype}.get(operand.dtype, operand.dtype)
+            known = {"vector": vector, "output": output.dtype, **stage.params}
+            dtype = str(known.get(operand.dtype, operand.dtype))
             axes, shape = ("K", (channels,)) if operand.axes == "K" else (output.axes, output.shape)
             aliases = output.name if operand.aliases else None
             spec = ArgSpec(operand.name, axes, shape, dtype, operand.role, operand.constant, aliases)

@@ -43,7 +43,8 @@ class Operand:
         axes: K: one element for each output channel; y: like the output at that stage.
         dtype: "vector": the format of per-channel numbers, which is that of the operator's input if it is a float of
             at least two bytes, float32 if it is float8, else the value's 32 bits before `dequantise` and float32 behind it;
-            "output": that of the output at that stage; or a concrete one.
+            "output": that of the output at that stage; the name of a parameter of the stage, which says it; or a concrete
+            one.
         constant, positive, role: as in `ArgSpec`.
         aliases: it may be the same memory as the output.
     """
@@ -207,6 +208,18 @@ def _requantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, f
     return np.clip(np.rint(scaled).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
 
 
+def _requantise_add(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
+    import numpy as np
+
+    middle = _requantise(value, operands, {"y_zero_point": scalars["middle_zero_point"]}, {"to": params["middle"]})
+    total = np.zeros(np.shape(value), np.float32)
+    for whole, name in ((middle, "middle"), (operands["residual"], "residual")):
+        total += np.float32(whole - scalars[f"{name}_zero_point"]) * np.float32(scalars[f"{name}_scale"])
+    total = np.maximum(total, np.float32(0)) if params["relu"] else total
+    quotient, row = total / np.float32(scalars["y_scale"]), dtype_of(params["to"])
+    return np.clip(np.rint(quotient).astype(np.float64) + scalars["y_zero_point"], row.lowest, row.largest)
+
+
 def _quantise(value: Any, operands: Mapping[str, Any], scalars: Mapping[str, float], params: Mapping[str, Any]) -> Any:
     import numpy as np
 
@@ -220,6 +233,15 @@ def _dequantise(value: Any, operands: Mapping[str, Any], scalars: Any, params: A
 
 def _to(output: ArgSpec, params: Mapping[str, Any]) -> ArgSpec:
     return replace(output, dtype=params["to"])
+
+
+# Numbers for verification. A middle of whole numbers and a residual of halves, in units of y: many quotients are so close to
+# a half that a kernel that rounds once more, or once less, finds another neighbour.
+_ADDITION = {
+    "middle_scale": float.fromhex("0x1.666666p-1"), "middle_zero_point": 7.0,
+    "residual_scale": float.fromhex("0x1.666666p-2"), "residual_zero_point": 5.0,
+    "y_scale": float.fromhex("0x1.666666p-1"), "y_zero_point": 3.0,
+}  # fmt: skip
 
 
 def _requantise_scales(spread: float) -> dict[str, Domain]:
@@ -316,6 +338,37 @@ _KINDS = (
         parameters={"to": Parameter.choice("int8 or uint8; default int8", ("int8", "uint8"))},
         output=_to,
         check=lambda spread: {"y_zero_point": 7.0},
+        check_inputs=_requantise_scales,
+        takes=("int", "uint"),
+    ),
+    StageKind(
+        "requantise_add",
+        "requantises 32-bit sums to the format `middle` as requantise does, and adds a residual of 8 bits: both are "
+        "dequantised, (q - zero_point) * scale, and their sum is quantised by y_scale and y_zero_point as quantise does; "
+        "each product, sum and quotient is rounded to float32; zero points, and all scales but requantise_scale, are given "
+        "at call time",
+        _requantise_add,
+        operands=(
+            Operand("requantise_scale", "K", "float32", role="scale", constant=True, positive=True),
+            Operand("residual", "y", "residual", role="addend", aliases=True),
+        ),
+        scalars=(
+            ScalarSpec("middle_scale", 1.0, positive=True),
+            ScalarSpec("middle_zero_point", 0.0, "middle"),
+            ScalarSpec("residual_scale", 1.0, positive=True),
+            ScalarSpec("residual_zero_point", 0.0, "residual"),
+            ScalarSpec("y_scale", 1.0, positive=True),
+            ScalarSpec("y_zero_point", 0.0, "to"),
+        ),
+        parameters={
+            "to": Parameter.choice("of y: int8 or uint8; default int8", ("int8", "uint8")),
+            "middle": Parameter.choice("of the sums before the addition: int8 or uint8; default int8", ("int8", "uint8")),
+            "residual": Parameter.choice("of the residual: int8 or uint8; default int8", ("int8", "uint8")),
+            "relu": Parameter("negative sums become 0 before they are quantised; default false",
+                              {"type": "boolean", "default": False}),
+        },
+        output=_to,
+        check=lambda spread: _ADDITION,
         check_inputs=_requantise_scales,
         takes=("int", "uint"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -384,7 +385,7 @@ def _number(scalar: ScalarSpec, value: Any) -> float:
         if isinstance(value, str | bytes):
             raise TypeError
         number = float(value)
-        struct.pack("<f", number)
+        (stored,) = struct.unpack("<f", struct.pack("<f", number))
     except (TypeError, ValueError):
         raise ArgumentError(f"{name} is a {type(value).__name__}, {value!r:.100}; allowed: one number") from None
     except OverflowError:
@@ -396,4 +397,6 @@ def _number(scalar: ScalarSpec, value: Any) -> float:
                 f"{name} is {value}; allowed: a whole number from {row.lowest:.0f} to {row.largest:.0f}, as it belongs to "
                 f"{scalar.number} data"
             )
+    if scalar.positive and not 0.0 < stored < math.inf:
+        raise ArgumentError(f"{name} is {value}; allowed: a finite number above zero, as it is a scale of 8-bit numbers")
     return number

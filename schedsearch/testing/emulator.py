@@ -181,6 +181,10 @@ class Emulator:
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, stand_in)
 
+    @staticmethod
+    def multiply_f32(a: Any, b: Any) -> Any:
+        return np.float32(np.float32(a) * np.float32(b))
+
     @property
     def thread(self) -> KernelThread:
         """The thread that is running."""

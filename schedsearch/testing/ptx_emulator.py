@@ -2,9 +2,9 @@
 
 `PtxEmulator.device_op` takes the place of `schedsearch.backend.ops.device_op` in a module that generates text. It translates
 the text to a Python function once, and the emulated threads call it. The instructions are those of kernels on CUDA cores:
-moves, loads, stores, comparisons, float32 arithmetic, products of four bytes, conversions to and from 16 bits, exchanges in
-a warp, and forward branches. A vote is that of one thread, so it suits kernels that compute the same on both sides of the
-branch.
+moves, loads, stores, comparisons, float32 arithmetic, products of four bytes, conversions to and from whole numbers and 16
+bits, exchanges in a warp, and forward branches. A vote is that of one thread, so it suits kernels that compute the same on
+both sides of the branch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PtxEmulator(Emulator):
             "F": _float, "I": _integer, "H": _half, "f32": np.float32, "memory": self._load,
             "from_shared": self._load_shared, "store": self._store, "store_shared": self._store_shared,
             "to_half": _to_half, "from_half": _from_half, "wide": _signed, "maximum": np.maximum, "minimum": np.minimum,
-            "red": self._add, "dot": _dot, "butterfly": self._butterfly,
+            "red": self._add, "dot": _dot, "butterfly": self._butterfly, "field": _field, "rint": np.rint,
         }  # fmt: skip
         exec(compile(source, f"<{name}>", "exec"), scope)  # the text of our own generators
         return scope["operation"]  # type: ignore[no-any-return]
@@ -113,8 +113,14 @@ def _dot(a: Any, b: Any, total: Any, a_kind: str, b_kind: str) -> int:
     return _signed(int(bytes_a @ bytes_b) + int(total))
 
 
+def _field(value: Any, first: int, bits: int, signed: bool) -> int:
+    """Some bits of a word as a whole number."""
+    found = _integer(value) >> first & (1 << bits) - 1
+    return found - (1 << bits) if signed and found >> bits - 1 else found
+
+
 def _split(data: Any, nbytes: int) -> tuple[int, ...]:
-    return tuple(int(each) for each in data.view({2: np.uint16, 4: np.uint32}[nbytes]))
+    return tuple(int(each) for each in data.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[nbytes]))
 
 
 def _joined(values: Any, nbytes: int) -> Any:
@@ -152,9 +158,9 @@ def _translated(name: str, ptx: str, arrays: list[str], ins: list[str], outs: Ma
             segments[-1].append(part.rstrip(";").strip())
             if re.search(r"\bbra\b", part):
                 segments.append([])
-    lines = [f"def operation({', '.join([*arrays, *ins])}):", "    at = 0"]
+    lines = [f"def operation({', '.join([*arrays, *ins])}):", "    next_segment = 0"]
     for number, segment in enumerate(segments):
-        lines.append(f"    if at <= {number}:")
+        lines.append(f"    if next_segment <= {number}:")
         body = [_statement(name, statement, labels) for statement in segment]
         lines += [f"        {line}" for line in body or ["pass"]]
     if outs:
@@ -176,7 +182,7 @@ def _statement(name: str, statement: str, labels: Mapping[str, int]) -> str:
     kind, *suffixes = operation.split(".")
     guard = f"{'not ' if negated else ''}{guard}" if guard else ""
     if kind == "bra":
-        return f"at = {labels[operands[0]]} if {guard or True} else at"
+        return f"next_segment = {labels[operands[0]]} if {guard or True} else next_segment"
     made = _instruction(kind, suffixes, operands)
     if not made:
         raise NotImplementedError(f"{name}: no emulation of {statement!r}")
@@ -223,12 +229,23 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         return f"{names[0]} = f32({formula.format(*floats)})" if len(floats) > 1 else ""
     if last == "f32" and kind in ("max", "min"):
         return f"{names[0]} = {kind}imum(F({names[1]}), F({names[2]}))"
+    if last == "f32" and kind in ("rcp", "neg", "abs"):
+        formula = {"rcp": "1 / {0}", "neg": "-{0}", "abs": "abs({0})"}[kind]
+        return f"{names[0]} = f32({formula.format(*floats)})"
     if kind == "cvt":
         return _conversion(suffixes, names)
     if kind == "dp4a":
         return f"{names[0]} = dot({names[1]}, {names[2]}, {names[3]}, {suffixes[0]!r}, {suffixes[1]!r})"
     if kind == "shfl":
         return f"{names[0]} = butterfly({names[1]}, {names[2]})"
+    if kind == "bfe":
+        return f"{names[0]} = field({names[1]}, {names[2]}, {names[3]}, {last == 's32'})"
+    if kind in ("mul", "mad") and last == "s32" and suffixes[0] == "lo":
+        return f"{names[0]} = wide(wide({names[1]}) * int({names[2]}) + int({names[3] if kind == 'mad' else 0}))"
+    if kind == "shr" and last == "u32":
+        return f"{names[0]} = (I({names[1]}) & {_MASKS['32']}) >> {names[2]}"
+    if kind == "add" and suffixes == ["sat", "s32"]:
+        return f"{names[0]} = min(max(wide({names[1]}) + wide({names[2]}), -(2**31)), 2**31 - 1)"
     if kind == "add" and last == "s32":
         return f"{names[0]} = wide(int({names[1]}) + int({names[2]}))"
     if kind == "add":
@@ -262,6 +279,8 @@ def _access(kind: str, suffixes: list[str], operands: list[str]) -> str:
     if kind == "ld":
         to = _names(operands[0])
         loaded = f"{'from_shared' if shared else 'memory'}({_address(operands[1])}, {nbytes}, {len(to)})"
+        if suffixes[-1] == "s8":
+            return f"{to[0]} = field({loaded}[0], 0, 8, True)"
         return f"{', '.join(to)}{',' if len(to) == 1 else ''} = {loaded}"
     values = ", ".join(_names(operands[1]))
     if kind == "red":
@@ -271,6 +290,12 @@ def _access(kind: str, suffixes: list[str], operands: list[str]) -> str:
 
 def _conversion(suffixes: list[str], names: list[str]) -> str:
     formats = {"f16": "float16", "bf16": "bfloat16"}
+    if suffixes in (["u32", "u16"], ["s64", "s32"]):
+        return f"{names[0]} = {'H' if suffixes[0] == 'u32' else 'wide'}({names[1]})"
+    if suffixes == ["rn", "f32", "s32"]:
+        return f"{names[0]} = f32(wide(I({names[1]})))"
+    if suffixes == ["rni", "s32", "f32"]:
+        return f"{names[0]} = int(rint(float(F({names[1]}))).clip(-(2**31), 2**31 - 1))"
     if suffixes[0] == "f32":
         return f"{names[0]} = from_half({names[1]}, {formats[suffixes[1]]!r})"
     target = suffixes[1]

@@ -235,7 +235,7 @@ def problem(
         return reason
     if reason := _layout_problem(w, takes_blocks):
         return reason
-    of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32"), "converting": CONVERTING}
+    of_bytes = {"dtypes": (*DTYPES, "float32", "int32", "uint32", *INTEGERS), "converting": CONVERTING}
     of_type = of_bytes if w.dtype in (*INTEGERS, *FLOAT8) else {}
     if reason := epilogue_problem(w, staged=staged, shuffles=shuffles, slices=slices, **of_type):
         return reason

@@ -35,7 +35,7 @@ MAX_ELEMENT_STRIDE = 8  # of TMA
 MAX_MERGED_TAPS = 25  # most taps of a kernel whose merged weights stay in shared memory: 8 KiB per tap
 
 # Registers of a consumer thread besides its accumulators: addresses, descriptors, temporaries. An epilogue needs more, and
-# a residual of 32 bits the most, because several of its loads are in flight.
+# a residual that threads read the most, because several of its loads are in flight.
 PLAIN_REGISTERS, EPILOGUE_REGISTERS, WIDE_RESIDUAL_REGISTERS = 36, 48, 72
 
 
@@ -153,12 +153,12 @@ def residual_bytes(workload: Workload) -> int:
 
 
 def loads_residual(workload: Workload) -> bool:
-    """Whether TMA loads a residual of 16 bits to the place where y will be staged. Threads read 32-bit numbers directly."""
+    """Whether TMA loads a residual of 16 bits to the place where y will be staged. Threads read others directly."""
     return residual_bytes(workload) == 2
 
 
 def overhead_registers(workload: Workload) -> int:
-    if residual_bytes(workload) == 4:
+    if residual_bytes(workload) in (1, 4):
         return WIDE_RESIDUAL_REGISTERS
     return EPILOGUE_REGISTERS if workload.epilogue else PLAIN_REGISTERS
 

@@ -35,7 +35,7 @@ from schedsearch.templates.conv2d.mma_store import Corrections
 from schedsearch.templates.conv2d.tiles import ceil_div, least_cost, tile_sizes
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, moved_residual_problem
+from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem, moved_residual_problem
 from schedsearch.templates.parts.window_sums import WindowSums, window_sums_problem
 from schedsearch.templates.parts.zero_points import ZeroPoint, zero_point_problem
 from schedsearch.workload import Workload
@@ -62,7 +62,7 @@ class Conv2dMma(Template):
         if reason := zero_point_problem(w, of_weight=True) or window_sums_problem(w):
             return reason
         of_one_byte: dict[str, Any] = {
-            "dtypes": ("float16", "bfloat16", "float32", "int32", "uint32"),
+            "dtypes": ("float16", "bfloat16", "float32", "int32", "uint32", *BYTES),
             "converting": CONVERTING,
         }
         if reason := epilogue_problem(

@@ -24,7 +24,7 @@ from schedsearch.templates.conv2d.tiles import Tiling, ceil_div, least_cost, til
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.simt import CHUNK, WORD_BYTES
-from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem, moved_residual_problem
+from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem, moved_residual_problem
 from schedsearch.workload import Workload
 
 DTYPES = {"float32": (5, 0), "int8": (6, 1), "uint8": (6, 1)}  # of x, and the least compute capability; dp4a came with 6.1
@@ -46,8 +46,8 @@ class Conv2dSimt(Template):
             needed, found = (".".join(map(str, each)) for each in (least, target.compute_capability))
             return f"{workload.dtype} needs compute capability {needed} or later, {target.name} has {found}"
         if reason := epilogue_problem(
-            workload, dtypes=("float16", "bfloat16", "float32", "int32", "uint32"), converting=CONVERTING, shuffles=True,
-            slices=True,
+            workload, dtypes=("float16", "bfloat16", "float32", "int32", "uint32", *BYTES), converting=CONVERTING,
+            shuffles=True, slices=True,
         ):  # fmt: skip
             return reason
         if reason := moved_residual_problem(workload):

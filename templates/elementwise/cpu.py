@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import types
 
-from schedsearch.backend.cpu_ops import as_array, round_to_even
+from schedsearch.backend.cpu_ops import as_array, round_to_even, rounded_product
 from schedsearch.config import Config
 from schedsearch.launch import Grid, Pointer
 from schedsearch.ops.expressions import parse_expression
@@ -62,7 +62,9 @@ def elementwise_kernel(p: Workload, piece: int) -> Callable[..., None]:
     """The kernel (y, *inputs, start, stop) over pieces of runs."""
     size, run = p.output.size, _run(p)
     pieces, narrow, element = -(-run // piece), narrowed(p.out_dtype), element_type(p.out_dtype)
-    compute = program(parse_expression(p.expression), [spec.name for spec in p.signature], nearest(_nearest_whole))
+    compute = program(
+        parse_expression(p.expression), [spec.name for spec in p.signature], nearest(_nearest_whole, rounded_product)
+    )
     fetch: Callable[..., Any] = _no_numbers
     places: Callable[..., Any] = _no_places
     for slot, spec in enumerate(p.signature):

@@ -21,7 +21,7 @@ from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.elementwise.broadcast import Spread
 from schedsearch.templates.elementwise.float32_functions import nearest
 from schedsearch.templates.elementwise.programs import program
-from schedsearch.templates.parts import vectors
+from schedsearch.templates.parts import ptx, vectors
 from schedsearch.templates.parts.vectors import LEAST_CAPABILITY, MOST_BYTES
 from schedsearch.workload import Workload
 
@@ -93,7 +93,7 @@ def elementwise_kernel(p: Workload, vector: int, unroll: int, threads: int) -> C
     size = p.output.size
     position = types.uint32 if size < 2**31 else types.uint64
     fetch, widen, held = _fetches(p, vector, position)
-    functions = nearest(_nearest_whole)
+    functions = nearest(_nearest_whole, ptx.multiply_f32)
     compute = program(parse_expression(p.expression), [spec.name for spec in p.signature], functions)
     words_out, out_bytes, inputs = vectors.words_of(p.out_dtype, vector), dtype_of(p.out_dtype).nbytes, len(p.signature)
     pack, store = vectors.pack(p.out_dtype, vector), vectors.store(p.out_dtype, vector)

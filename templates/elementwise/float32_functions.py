@@ -116,18 +116,20 @@ def power(exponent: float) -> Callable[[Any], Any]:
     return product if count == abs(exponent) and count <= _MOST_FACTORS else general
 
 
-def nearest(nearest_whole: Callable[[Any], Any]) -> Mapping[str, Callable[..., Any]]:
+def nearest(nearest_whole: Callable[[Any], Any], product: Callable[[Any, Any], Any]) -> Mapping[str, Callable[..., Any]]:
     """All functions.
 
     Args:
         nearest_whole: of the device: rounds a float32 to a whole number, half to even.
+        product: of the device: multiplies two float32 and rounds, even where an addition follows. Dequantised numbers are
+            then those of the formula, and a sum of them is quantised to the same whole number on every device.
     """
 
     def quantise(x: Any, scale: Any, zero_point: Any) -> Any:
         return F32(nearest_whole(F32(x / scale)) + zero_point)
 
     def dequantise(q: Any, scale: Any, zero_point: Any) -> Any:
-        return F32(F32(q - zero_point) * scale)
+        return F32(product(F32(q - zero_point), scale))
 
     return {
         "number": F32, "add": add, "subtract": subtract, "multiply": multiply, "divide": divide, "negate": negate,

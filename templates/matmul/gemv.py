@@ -30,7 +30,7 @@ from schedsearch.templates.matmul.cuda import after_transposing, in_rows, transp
 from schedsearch.templates.parts import hopper, simt
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.row_products import CHUNK_BYTES, LANES, RowProducts
-from schedsearch.templates.parts.stages import CONVERTING, epilogue_problem
+from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem
 from schedsearch.workload import Workload
 
 DTYPES = ("float16", "bfloat16", "float32", *INTEGERS)
@@ -71,7 +71,7 @@ class MatmulGemv(Template):
             )
         return transposed_problem(w, target) or epilogue_problem(
             Convolution.of(in_rows(w)).workload,
-            dtypes=("float16", "bfloat16", "float32", "int32", "uint32"),
+            dtypes=("float16", "bfloat16", "float32", "int32", "uint32", *BYTES),
             converting=CONVERTING,
         )
 

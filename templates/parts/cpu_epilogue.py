@@ -17,6 +17,7 @@ from schedsearch.ops import Stage
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts.cpu_integers import INTEGER_STAGES, quantise
 from schedsearch.templates.parts.stages import (
+    BYTES,
     STAGE_CODES,
     EpilogueOperand,
     epilogue_operands,
@@ -25,7 +26,7 @@ from schedsearch.templates.parts.stages import (
 )
 from schedsearch.workload import Workload
 
-OPERAND_DTYPES = ("float32", "int32", "uint32", "float16", "bfloat16")  # that a CPU kernel can read
+OPERAND_DTYPES = ("float32", "int32", "uint32", "float16", "bfloat16", *BYTES)  # that a CPU kernel can read
 
 
 class CpuEpilogue:

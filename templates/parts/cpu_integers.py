@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from schedsearch.backend.cpu_ops import round_to_even
+from schedsearch.backend.cpu_ops import round_to_even, rounded_product
 from schedsearch.ops import Stage
 
 Integers = Callable[[Stage, Any], Callable[[Any, Any], Any]]
 
+_ZERO = np.float32(0)
 _BEYOND = np.float32(2**33)  # outside of 32 bits
 _SATURATED = np.float32(2**24)  # outside of 8 bits, whatever the zero point is
 
@@ -80,6 +81,23 @@ def quantise(stage: Stage) -> Callable[[Any, Any], Any]:
     return quantise
 
 
+def _requantise_add(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
+    made, middle = getattr(types, stage.params["to"]), getattr(types, stage.params["middle"])
+    lowest, largest = int(made.minval), int(made.maxval)
+    least, most = int(middle.minval), int(middle.maxval)
+
+    def requantise_add(value: Any, operands: Any) -> Any:
+        scale, residual, by_middle, middle_zero, by_residual, residual_zero, divisor, zero_point, relu = operands
+        whole = types.int32(saturated(types.float32(value) * scale, middle_zero, least, most) - types.int32(middle_zero))
+        other = types.int32(types.int32(residual) - types.int32(residual_zero))
+        total = rounded_product(types.float32(whole), by_middle) + rounded_product(types.float32(other), by_residual)
+        if relu and total < _ZERO:
+            total = _ZERO
+        return made(saturated(types.float32(total / divisor), zero_point, lowest, largest))
+
+    return requantise_add
+
+
 def _dequantise(stage: Stage, kind: Any) -> Callable[[Any, Any], Any]:
     def dequantise(value: Any, operands: Any) -> Any:
         return types.float32(value) * operands[0]
@@ -93,5 +111,6 @@ INTEGER_STAGES: Mapping[str, Integers] = {
     "relu": _relu,
     "clip": _clip,
     "requantise": _requantise,
+    "requantise_add": _requantise_add,
     "dequantise": _dequantise,
 }

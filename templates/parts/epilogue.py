@@ -115,7 +115,7 @@ class Epilogue:
 
         - with 16 bits is read from shared memory, in the layout in which `stmatrix_x4_trans` stores y; `staged` is the
           lane's address for it;
-        - with 32 bits is read from global memory: offset (i64) is the element offset of (the tile's first pixel, k),
+        - with 32 bits or 8 is read from global memory: offset (i64) is the element offset of (the tile's first pixel, k),
           `position` (i32) the thread's first position.
         """
         return transposed_operation(octets, tile, self._plan)

@@ -19,11 +19,12 @@ from schedsearch.templates.parts.epilogue_text import (
     WIDEN,
     EpiloguePlan,
     first_address,
+    load_bytes,
     load_elements,
     naming_all,
     registers_of,
 )
-from schedsearch.templates.parts.stages import EpilogueOperand
+from schedsearch.templates.parts.stages import BYTES, EpilogueOperand
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,9 @@ def _interleaved_lines(octets: int, like: Like, plan: EpiloguePlan) -> list[str]
             letters, temporaries = registers_of(stage)
             for letter, operand in zip(letters, stage.arrays):
                 at = _place(operand, column, like)
-                lines += _load_four(letter, 0, "inside" if operand.axes == "y" else "column", f"at_{at}")
+                lines += _load_four(letter, 0, "inside" if operand.axes == "y" else "column", f"at_{at}", operand.dtype)
                 if operand.axes == "y":
-                    lines += _load_four(letter, 4, "inside8", f"at8_{at}")
+                    lines += _load_four(letter, 4, "inside8", f"at8_{at}", operand.dtype)
             for octet, i in ((octet, i) for octet in range(2) for i in range(4)):
                 number, lower = 2 * (i % 2) + octet, 4 * (i // 2)
                 places = [number + lower if operand.axes == "y" else number for operand in stage.arrays]
@@ -187,9 +188,11 @@ def _load_channels(letter: str, address: str, dtype: str, step: int) -> list[str
     return load_elements([f"{letter}0"], "column", address, dtype) + load_elements([f"{letter}1"], "column", further, dtype)
 
 
-def _load_four(letter: str, first: int, inside: str, address: str) -> list[str]:
-    """Loads four neighbours of 32 bits; zeros where the predicate is false."""
+def _load_four(letter: str, first: int, inside: str, address: str, dtype: str) -> list[str]:
+    """Loads four neighbours of 32 bits or 8; zeros where the predicate is false."""
     registers = [f"{letter}{first + i}" for i in range(4)]
+    if dtype in BYTES:
+        return load_bytes(registers, inside, address, dtype)
     zeros = [f"mov.b32 {register}, 0;" for register in registers]
     return [*zeros, f"@{inside} ld.global.nc.v4.b32 {{{', '.join(registers)}}}, [{address}];"]
 
@@ -223,7 +226,7 @@ def _transposed_lines(octets: int, tile: TileRows, plan: EpiloguePlan) -> list[s
         lines += load_elements([f"{operand.name}_0"], "inside", "at", operand.dtype)
         second = tile.second * tile.step * dtype_of(operand.dtype).nbytes
         lines += load_elements([f"{operand.name}_1"], "inside8", f"at+{second}", operand.dtype)
-    lines += [first_address("first", operand) for operand in plan.like_y if dtype_of(operand.dtype).nbytes == 4]
+    lines += [first_address("first", operand) for operand in plan.like_y if dtype_of(operand.dtype).nbytes != 2]
     for octet in range(octets):
         if octet % _BRANCH_OCTETS == 0:
             lines.append(f"setp.gt.s32 more, stop, {8 * octet}; @!more bra done;")
@@ -254,11 +257,13 @@ def _operand_of_octet(letter: str, octet: int, octets: int, tile: TileRows, dtyp
             registers = f"{letter}{2 * pair}", f"{letter}{2 * pair + 1}"
             lines += [WIDEN[dtype].format(to=to, half=half) for to, half in zip(registers, ("low", "high"))]
         return lines
+    nbytes = dtype_of(dtype).nbytes
     for neighbour in range(2):
-        lines += _address_of_position(8 * octet + neighbour, tile)
+        lines += _address_of_position(8 * octet + neighbour, tile, nbytes)
         for half, channel in enumerate(("inside", "inside8")):
             lines.append(f"and.pred valid, in_tile, {channel};")
-            lines += load_elements([f"{letter}{2 * half + neighbour}"], "valid", f"at+{4 * tile.second * half}", dtype)
+            place = f"at+{nbytes * tile.second * half}"
+            lines += load_elements([f"{letter}{2 * half + neighbour}"], "valid", place, dtype)
     return lines
 
 
@@ -271,12 +276,12 @@ def row_and_column(position: int, tile: TileRows) -> list[str]:
     ]
 
 
-def _address_of_position(position: int, tile: TileRows) -> list[str]:
-    """Computes the address `at` of 32-bit values at the thread's `position` from `first`, and whether it is `in_tile`."""
+def _address_of_position(position: int, tile: TileRows, nbytes: int = 4) -> list[str]:
+    """Computes the address `at` of `nbytes` at the thread's `position` from `first`, and whether it is `in_tile`."""
     return [
         *row_and_column(position, tile),
-        f"cvt.s64.s32 at, row; mad.lo.s64 at, at, {4 * tile.row_elements}, first;",
-        f"mad.wide.s32 at, column, {4 * tile.pixel_elements}, at;",
+        f"cvt.s64.s32 at, row; mad.lo.s64 at, at, {nbytes * tile.row_elements}, first;",
+        f"mad.wide.s32 at, column, {nbytes * tile.pixel_elements}, at;",
     ]
 
 

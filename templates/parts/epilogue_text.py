@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import computing
-from schedsearch.templates.parts.stages import STAGE_CODES, EpilogueOperand, numeric_parameters, stage_inputs
+from schedsearch.templates.parts.stages import (
+    BYTES,
+    STAGE_CODES,
+    EpilogueOperand,
+    format_limits,
+    numeric_parameters,
+    stage_inputs,
+)
 from schedsearch.workload import Workload
 
 WIDEN = {  # 16-bit float -> float32, exact; cvt.f32.bf16 would need sm_90
@@ -67,6 +74,7 @@ class EpiloguePlan:
             code, of_integer = STAGE_CODES[stage.name], not dtype_of(number).is_float
             named = {scalar.name: f"${scalar.name}" for scalar in stage.kind.scalars}
             named |= {name: _literal(value) for name, value in numeric_parameters(stage).items()}
+            named |= {name: _literal(float(value)) for name, value in format_limits(stage).items()}
             named |= {"int": dtype_of(number).ptx} if of_integer else {}
             arrays = tuple(by_name[operand.name] for operand in stage.kind.operands)
             if of_integer:
@@ -127,12 +135,16 @@ def first_address(register: str, operand: EpilogueOperand) -> str:
 
 
 def load_elements(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:
-    """Loads one element, or two neighbours, as float32; zeros where the predicate `inside` is false.
+    """Loads one element, or two neighbours; zeros where the predicate `inside` is false.
+
+    16-bit floats become float32, 8-bit integers become int32, elements of 32 bits stay as they are.
 
     The non-coherent path lets loads move up past the stores of y. It is correct even if the residual is y itself, because
     only the thread that writes an element reads it, and it reads before it writes.
     """
     single = len(registers) == 1
+    if dtype in BYTES:
+        return load_bytes(registers, inside, address, dtype)
     if dtype_of(dtype).nbytes == 4:
         vector, target = ("", registers[0]) if single else (".v2", f"{{{', '.join(registers)}}}")
         zeros = [f"mov.f32 {register}, 0f00000000;" for register in registers]
@@ -142,3 +154,14 @@ def load_elements(registers: Sequence[str], inside: str, address: str, dtype: st
     else:
         lines = [f"mov.b32 word, 0; @{inside} ld.global.nc.b32 word, [{address}]; mov.b32 {{low, high}}, word;"]
     return lines + [WIDEN[dtype].format(to=register, half=half) for register, half in zip(registers, ("low", "high"))]
+
+
+def load_bytes(registers: Sequence[str], inside: str, address: str, dtype: str) -> list[str]:
+    """Loads 1, 2 or 4 neighbouring 8-bit integers as int32; zeros where the predicate is false."""
+    kind, count = "su"[dtype == "uint8"], len(registers)
+    if count == 1:
+        return [f"mov.b32 {registers[0]}, 0; @{inside} ld.global.nc.{kind}8 {registers[0]}, [{address}];"]
+    load = f"mov.b32 word, 0; @{inside} ld.global.nc.b32 word, [{address}];"
+    if count == 2:
+        load = f"mov.b16 low, zero; @{inside} ld.global.nc.b16 low, [{address}]; cvt.u32.u16 word, low;"
+    return [load, *(f"bfe.{kind}32 {register}, word, {8 * place}, 8;" for place, register in enumerate(registers))]

@@ -65,6 +65,9 @@ store_shared_v4 = device_op(
 
 store_shared_i32 = device_op("store_shared_i32", "st.shared.b32 [$shared], $value;", ins={"shared": "u32", "value": "i32"})
 load_shared_i32 = device_op("load_shared_i32", "ld.shared.b32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "i32"})
+multiply_f32 = device_op(  # with a rounding: the compiler fuses no addition with it
+    "multiply_f32", "mul.rn.f32 $y, $a, $b;", ins={"a": "f32", "b": "f32"}, outs={"y": "f32"}, pure=True
+)
 load_shared_f32 = device_op("load_shared_f32", "ld.shared.f32 $a, [$shared];", ins={"shared": "u32"}, outs={"a": "f32"})
 load_shared_f32x2 = device_op(
     "load_shared_f32x2", "ld.shared.v2.f32 {$a, $b}, [$shared];", ins={"shared": "u32"}, outs={"a": "f32", "b": "f32"}

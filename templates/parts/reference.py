@@ -379,6 +379,29 @@ def _requantise(scale: Fetch, zero_point: Fetch, *, to: str) -> Apply:
     return requantise
 
 
+def _requantise_add(
+    scale: Fetch, addend: Fetch, middle_scale: Fetch, middle_zero: Fetch, addend_scale: Fetch, addend_zero: Fetch,
+    divisor: Fetch, zero_point: Fetch, *, to: str, middle: str, residual: str, relu: bool,
+) -> Apply:  # fmt: skip
+    """Products, sums and quotients of two float32 are rounded to float32 as if at once when float64 rounds them first."""
+    requantise = _requantise(scale, middle_zero, to=middle)
+    lowest, largest = float(dtype_of(to).lowest), float(dtype_of(to).largest)
+
+    def requantise_add(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
+        whole, bound = requantise(value, bound, channel, index, operands)
+        whole = whole - middle_zero(channel, index, operands)
+        other = addend(channel, index, operands) - addend_zero(channel, index, operands)
+        product = types.float32(whole * middle_scale(channel, index, operands))
+        added = types.float32(other * addend_scale(channel, index, operands))
+        total = types.float64(types.float32(types.float64(product) + types.float64(added)))
+        total = max(total, 0.0) if relu else total
+        quotient = types.float32(total / divisor(channel, index, operands))
+        value = half_to_even(types.float64(quotient)) + zero_point(channel, index, operands)
+        return min(max(value, lowest), largest), bound
+
+    return requantise_add
+
+
 def _dequantise(scale: Fetch, *, to: str) -> Apply:
     def dequantise(value: Any, bound: Any, channel: Any, index: Any, operands: Any) -> Any:
         factor = scale(channel, index, operands)
@@ -421,6 +444,7 @@ _STAGES: Mapping[str, Callable[..., Apply]] = {
     "hard_swish": _activation(_hard_swish),
     "gelu": _activation(_gelu),
     "requantise": _requantise,
+    "requantise_add": _requantise_add,
     "dequantise": _dequantise,
     "quantise": _quantise,
 }

@@ -28,7 +28,8 @@ _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _SIXTH, _SQRT_HALF = np.float32(1 / 6), np.float32(math.sqrt(0.5))
 
 # Stages that change the output's dtype; every template that stores 8-bit integers and floats takes all of them.
-CONVERTING = ("requantise", "dequantise", "quantise")
+CONVERTING = ("requantise", "requantise_add", "dequantise", "quantise")
+BYTES = ("int8", "uint8")  # of a quantised residual; every template that stores 8-bit integers reads it
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class StageCode:
 
     Attributes:
         ptx: instructions that change the float32 register `{value}`. They name operands and scalars of the stage as
-            `{name}` (float32 registers, read only), its numeric parameters as `{name}` (literals), and may use the predicate
-            register `q`. A brace of PTX is doubled.
+            `{name}` (float32 registers, read only), its numeric parameters as `{name}` (literals), the limits of a format
+            that a parameter names as `{name_lowest}` and `{name_largest}` (literals), and may use the predicate register
+            `q`. A brace of PTX is doubled.
         function: `function(value, operands) -> value`, the same in Python. `operands` is the tuple of the stage's operands,
             scalars and numeric parameters, in the order in which its kind declares them. They are float32; whole-number
             parameters are int.
@@ -98,12 +100,12 @@ def _gelu(value: Any, operands: Any) -> Any:
     return np.float32(_HALF * value) * (_ONE + np.float32(math.erf(value * _SQRT_HALF)))
 
 
-# value / quantise_scale, rounded to nearest: the reciprocal y with one Newton step, q = value * y, and two steps
+# value / scale, rounded to nearest: the reciprocal y with one Newton step, q = value * y, and two steps
 # q += y * (value - scale * q) (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
 # 1990). div.rn.f32 calls a function for scales outside of 2^-126 ... 2^126, and ptxas serialises wgmma in a kernel with a
 # call. Here scales must be within 2^-100 ... 2^100. Quotients beyond 2^20, which saturate, are left as they are.
 _QUOTIENT = (
-    "rcp.approx.ftz.f32 {temporary0}, {quantise_scale}; neg.f32 {temporary1}, {quantise_scale}; "
+    "rcp.approx.ftz.f32 {temporary0}, {SCALE}; neg.f32 {temporary1}, {SCALE}; "
     "fma.rn.f32 {temporary2}, {temporary1}, {temporary0}, 0f3F800000; "
     "fma.rn.f32 {temporary0}, {temporary0}, {temporary2}, {temporary0}; "
     "mul.rn.f32 {temporary2}, {value}, {temporary0}; abs.f32 {temporary3}, {temporary2}; "
@@ -112,6 +114,10 @@ _QUOTIENT = (
     "@q fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; "
     "@q fma.rn.f32 {temporary3}, {temporary1}, {temporary2}, {value}; "
     "@q fma.rn.f32 {temporary2}, {temporary3}, {temporary0}, {temporary2}; mov.b32 {value}, {temporary2}; "
+)
+_QUANTISED = (
+    _QUOTIENT + "cvt.rni.s32.f32 {value}, {value}; cvt.rni.s32.f32 {temporary0}, {y_zero_point}; "
+    "add.sat.s32 {value}, {value}, {temporary0};"
 )
 
 # The product is rounded to a whole number, half to even, by adding 1.5 * 2^23: from 2^23 to 2^24, neighbours in float32 are
@@ -125,6 +131,17 @@ _ROUNDED = (
     "sub.s32 {temporary0}, {temporary0}, 0x4B400000; add.s32 {value}, {value}, {temporary0};"
 )
 _REQUANTISED = _SCALED + "max.f32 {value}, {value}, 0fCA800000; " + _ROUNDED
+
+# The middle less its zero point is limited before it is rounded, because its limits are whole numbers. It is then so small
+# that adding and subtracting 1.5 * 2^23 rounds it. Every `.rn` keeps ptxas from fusing a product with the sum behind it.
+_ADDED = (
+    _SCALED + "sub.rn.f32 {temporary0}, {middle_lowest}, {middle_zero_point}; max.f32 {value}, {value}, {temporary0}; "
+    "sub.rn.f32 {temporary0}, {middle_largest}, {middle_zero_point}; min.f32 {value}, {value}, {temporary0}; "
+    "add.rn.f32 {value}, {value}, 0f4B400000; sub.rn.f32 {value}, {value}, 0f4B400000; "
+    "mul.rn.f32 {value}, {value}, {middle_scale}; cvt.rn.f32.s32 {temporary0}, {residual}; "
+    "sub.rn.f32 {temporary0}, {temporary0}, {residual_zero_point}; mul.rn.f32 {temporary0}, {temporary0}, {residual_scale}; "
+    "add.rn.f32 {value}, {value}, {temporary0}; setp.ne.s32 q, {relu}, 0; @q max.f32 {value}, {value}, 0f00000000; "
+)
 
 # 1 / (1 + exp(-x)) with the approximate exponential and reciprocal: relative errors of 2^-22 and 2^-23. The exponential of a
 # large -x is infinite, and its reciprocal 0.
@@ -187,17 +204,13 @@ STAGE_CODES: dict[str, StageCode] = {
     "gelu": StageCode(_GELU, _gelu, temporaries=3),
     # The result is not saturated to 8 bits: the instruction that packs it does so.
     "requantise": StageCode("", None, integer=_REQUANTISED, temporaries=1, after_relu=_SCALED + _ROUNDED),
+    "requantise_add": StageCode("", None, integer=_ADDED + _QUANTISED.replace("{SCALE}", "{y_scale}"), temporaries=4),
     "dequantise": StageCode(
         "mul.rn.f32 {value}, {value}, {dequantise_scale};",
         None,
         integer="cvt.rn.f32.{int} {value}, {value}; mul.rn.f32 {value}, {value}, {dequantise_scale};",
     ),
-    "quantise": StageCode(
-        _QUOTIENT + "cvt.rni.s32.f32 {value}, {value}; cvt.rni.s32.f32 {temporary0}, {y_zero_point}; "
-        "add.sat.s32 {value}, {value}, {temporary0};",
-        None,
-        temporaries=4,
-    ),
+    "quantise": StageCode(_QUANTISED.replace("{SCALE}", "{quantise_scale}"), None, temporaries=4),
 }
 
 
@@ -249,6 +262,13 @@ def numeric_parameters(stage: Stage) -> dict[str, int | float]:
     """Parameters that the arithmetic of a stage may use, in the order in which its kind declares them."""
     values = {name: stage.params[name] for name in stage.kind.parameters}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def format_limits(stage: Stage) -> dict[str, float]:
+    """The least and the largest number of each integer format that a parameter names: {"to_lowest": -128.0, ...}."""
+    formats = {name: dtype_of(value) for name, value in stage.params.items() if value in BYTES}
+    limits = {f"{name}_lowest": row.lowest for name, row in formats.items()}
+    return limits | {f"{name}_largest": row.largest for name, row in formats.items()}
 
 
 def epilogue_problem(
