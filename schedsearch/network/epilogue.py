@@ -163,10 +163,21 @@ def append_bias(chain: Chain, node: ir.Node, place: int, scale: Array | None = N
         return f"{name_of(node)} has a bias of shape {list(bias.shape)}; allowed: one for each of {chain.channels} channels"
     name = str(value.name)
     if scale is not None:
-        name, bias = f"{name_of(node)}.bias", np.rint(bias / scale.astype("float64")).astype("int32")
+        name, bias = f"{name_of(node)}.bias", _whole_bias(value, bias, scale)
     chain.stages.append("bias")
     chain.arguments["bias"] = Constant(name, "K", np.broadcast_to(bias.ravel(), (chain.channels,)))
     return ""
+
+
+def _whole_bias(value: ir.Value, bias: Array, scale: Array) -> Array:
+    """The bias in whole numbers of `scale`; those that it is dequantised from, if they stand for as much."""
+    whole = converted_from(value)
+    if whole is not None and whole.dtype == "int32" and whole.zero_point == 0 and whole.scale is not None:
+        numbers = constant_of(whole.value)
+        if numbers is not None and (whole.scale == scale).all():
+            return numbers
+    found: Array = np.rint(bias / scale.astype("float64")).astype("int32")
+    return found
 
 
 def append_requantise(chain: Chain, scale: Array, y: Quantised, taken: set[ir.Node]) -> None:

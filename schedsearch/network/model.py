@@ -79,6 +79,9 @@ def simplified(model: ir.Model, name: str, shapes: Mapping[str, Sequence[int]] |
     except ValueError as error:
         raise ModelError(f"{name}: the graph has a cycle") from error
     _fix_shapes(model, shapes or {}, name)
+    from schedsearch.network.contributed import rewrite_contributed
+
+    rewrite_contributed(model)
     return _folded(model)
 
 

@@ -2,15 +2,21 @@
 
 - A transposed convolution is a convolution whose channels are the pixels of a block, and a `DepthToSpace`.
 - x * Sigmoid(x) is Swish, and x * HardSigmoid(x) of the usual slope is HardSwish.
+- A Concat of dequantised numbers that is quantised is one of 8-bit numbers, and a view of dequantised numbers is one of
+  8-bit numbers.
 - A Gather of all elements in their order, as torch's exporter writes for `as_strided`, is a Reshape.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from schedsearch.network.facts import only_reader
+from schedsearch.network.quantised import converted_from, converted_to
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -105,30 +111,30 @@ def _transposed_convolution(model: ir.Model, node: ir.Node) -> None:
     grouped = filters.reshape(groups, c // groups, k, r, s).astype(np.float32)
     made = np.einsum("gckrs,fir,ejs->gkfecij", grouped, rows.selection(), columns.selection())
     made = made.reshape(groups * k * block**2, c // groups, rows.taps, columns.taps).astype(filters.dtype)
-    inputs = [x, _constant(model, f"{weight.name}.blocks", made)]
+    inputs = [x, constant(model, f"{weight.name}.blocks", made)]
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         bias = node.inputs[2]
         if bias.const_value is None:
             return
-        inputs.append(_constant(model, f"{bias.name}.blocks", bias.const_value.numpy().repeat(block**2)))
+        inputs.append(constant(model, f"{bias.name}.blocks", bias.const_value.numpy().repeat(block**2)))
     pads = [rows.before, columns.before, rows.after, columns.after]
     attributes = [ir.AttrInt64s("pads", pads), ir.AttrInt64("group", groups)]
     n = int(x.shape[0])
     channels = groups * k
-    value = _result(y, "blocks", [n, channels * block**2, rows.blocks, columns.blocks])
+    value = result(y, "blocks", [n, channels * block**2, rows.blocks, columns.blocks])
     nodes = [ir.Node("", "Conv", inputs, attributes, outputs=[value], name=node.name)]
     if block > 1:
-        shuffled = _result(y, "pixels", [n, channels, rows.blocks * block, columns.blocks * block])
+        shuffled = result(y, "pixels", [n, channels, rows.blocks * block, columns.blocks * block])
         shuffle = [ir.AttrInt64("blocksize", block), ir.AttrString("mode", "CRD")]
         nodes.append(ir.Node("", "DepthToSpace", [value], shuffle, outputs=[shuffled], name=node.name))
         value = shuffled
     if (rows.blocks * block, columns.blocks * block) != (rows.extent, columns.extent):
-        ends = [_constant(model, f"{y.name}.{name}", np.array(numbers)) for name, numbers in (
+        ends = [constant(model, f"{y.name}.{name}", np.array(numbers)) for name, numbers in (
             ("starts", [0, 0]), ("ends", [rows.extent, columns.extent]), ("axes", [2, 3])
         )]  # fmt: skip
-        value = _result(y, "cut", [n, channels, rows.extent, columns.extent])
+        value = result(y, "cut", [n, channels, rows.extent, columns.extent])
         nodes.append(ir.Node("", "Slice", [nodes[-1].outputs[0], *ends], outputs=[value], name=node.name))
-    _replace(model, node, nodes)
+    replace(model, node, nodes)
 
 
 # --- Activations --------------------------------------------------------------------------------------------------------
@@ -148,8 +154,8 @@ def _product(model: ir.Model, node: ir.Node) -> None:
         if op == "HardSwish" and not (math.isclose(slope, _SIXTH, rel_tol=1e-6) and middle == 0.5):
             continue
         if op is not None:
-            value = _result(node.outputs[0], "activated", None)
-            _replace(model, node, [ir.Node("", op, [x], outputs=[value], name=node.name)])
+            value = result(node.outputs[0], "activated", None)
+            replace(model, node, [ir.Node("", op, [x], outputs=[value], name=node.name)])
             model.graph.remove(maker, safe=True)
             return
 
@@ -164,15 +170,82 @@ def _gather(model: ir.Model, node: ir.Node) -> None:
     indices = places.const_value.numpy()
     if not x.shape.is_static() or not np.array_equal(indices.ravel(), np.arange(int(x.shape[0]))):
         return
-    shape = _constant(model, f"{node.outputs[0].name}.shape", np.array(indices.shape))
-    value = _result(node.outputs[0], "reshaped", list(indices.shape))
-    _replace(model, node, [ir.Node("", "Reshape", [x, shape], outputs=[value], name=node.name)])
+    shape = constant(model, f"{node.outputs[0].name}.shape", np.array(indices.shape))
+    value = result(node.outputs[0], "reshaped", list(indices.shape))
+    replace(model, node, [ir.Node("", "Reshape", [x, shape], outputs=[value], name=node.name)])
 
 
-_REWRITES = {"ConvTranspose": _transposed_convolution, "Mul": _product, "Gather": _gather}
+# --- Concatenations -----------------------------------------------------------------------------------------------------
+def _concat(model: ir.Model, node: ir.Node) -> None:
+    """Of dequantised numbers, if only a QuantizeLinear reads the result: each is quantised on its own, and 8-bit numbers are
+    concatenated. Those that have the scale of the result already stay as they are."""
+    import onnx_ir as ir
+
+    reader = only_reader(node.outputs[0])
+    y = None if reader is None else converted_to(reader)
+    parts = [None if value is None else converted_from(value) for value in node.inputs]
+    if reader is None or y is None or y.scale is None or y.scale.size > 1:
+        return
+    nodes, wholes = [], []
+    for number, (value, part) in enumerate(zip(node.inputs, parts)):
+        if value is None or part is None or part.scale is None or part.scale.size > 1 or part.zero_point is None:
+            return
+        whole = part.value
+        if (part.dtype, part.zero_point, part.scale.tolist()) != (y.dtype, y.zero_point, y.scale.tolist()):
+            whole = ir.Value(name=f"{node.outputs[0].name}.part{number}", type=y.value.type, shape=value.shape)
+            inputs = [value, *reader.inputs[1:]]
+            nodes.append(ir.Node("", "QuantizeLinear", inputs, outputs=[whole], name=node.name))
+        wholes.append(whole)
+    codes = result(y.value, "concatenated", None)
+    nodes.append(ir.Node("", "Concat", wholes, list(node.attributes.values()), outputs=[codes], name=node.name))
+    replace(model, reader, nodes)
+    model.graph.remove(node, safe=True)
 
 
-def _constant(model: ir.Model, name: str, array: Array) -> ir.Value:
+# --- Views --------------------------------------------------------------------------------------------------------------
+def _view(model: ir.Model, node: ir.Node) -> None:
+    """Of dequantised numbers: a view of the 8-bit numbers, which are dequantised behind it."""
+    import onnx_ir as ir
+
+    x, y = node.inputs[0], node.outputs[0]
+    converter = None if x is None else x.producer()
+    part = None if x is None else converted_from(x)
+    if part is None or converter is None or part.scale is None or part.scale.size > 1 or len(converter.inputs) < 2:
+        return
+    whole = ir.Value(name=f"{y.name}.whole", type=part.value.type, shape=y.shape)
+    attributes = list(node.attributes.values())
+    nodes = [ir.Node("", node.op_type, [part.value, *node.inputs[1:]], attributes, outputs=[whole], name=node.name)]
+    value = result(y, "dequantised", None)
+    nodes.append(ir.Node("", "DequantizeLinear", [whole, *converter.inputs[1:]], outputs=[value], name=node.name))
+    replace(model, node, nodes)
+
+
+def _quantise(model: ir.Model, node: ir.Node) -> None:
+    """Of numbers that were dequantised with the same scale: the 8-bit numbers before. Two roundings do not change them."""
+    import onnx_ir as ir
+
+    y, part = converted_to(node), None if node.inputs[0] is None else converted_from(node.inputs[0])
+    if y is None or part is None or part.scale is None or y.scale is None or max(part.scale.size, y.scale.size) > 1:
+        return
+    if (part.dtype, part.zero_point, part.scale.tolist()) == (y.dtype, y.zero_point, y.scale.tolist()):
+        replace(
+            model, node, [ir.Node("", "Identity", [part.value], outputs=[result(y.value, "same", None)], name=node.name)]
+        )
+
+
+_REWRITES = {
+    "ConvTranspose": _transposed_convolution,
+    "Mul": _product,
+    "Gather": _gather,
+    "Concat": _concat,
+    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view),
+    "QuantizeLinear": _quantise,
+}
+
+
+# --- Parts of new nodes -------------------------------------------------------------------------------------------------
+def constant(model: ir.Model, name: str, array: Array) -> ir.Value:
+    """A new constant, with a name that is free."""
     import onnx_ir as ir
 
     number = 1
@@ -184,14 +257,14 @@ def _constant(model: ir.Model, name: str, array: Array) -> ir.Value:
     return value
 
 
-def _result(like: ir.Value, suffix: str, shape: list[int] | None) -> ir.Value:
+def result(like: ir.Value, suffix: str, shape: list[int] | None) -> ir.Value:
     """A value of the same type; None: of the same shape."""
     import onnx_ir as ir
 
     return ir.Value(name=f"{like.name}.{suffix}", type=like.type, shape=like.shape if shape is None else ir.Shape(shape))
 
 
-def _replace(model: ir.Model, old: ir.Node, nodes: list[ir.Node]) -> None:
+def replace(model: ir.Model, old: ir.Node, nodes: Sequence[ir.Node]) -> None:
     """Puts nodes in the place of one, whose result the last one makes under the old name."""
     import onnx_ir as ir
 

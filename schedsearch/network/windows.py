@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schedsearch.network.chain import Chain, Read
-from schedsearch.network.facts import constant_input, dtype_of, extents_of, inputs_of, is_given, name_of
-from schedsearch.network.quantised import same_scale
+from schedsearch.network.epilogue import append_requantise
+from schedsearch.network.facts import (
+    INTEGERS,
+    constant_input,
+    dtype_of,
+    extents_of,
+    inputs_of,
+    is_given,
+    name_of,
+    only_reader,
+)
+from schedsearch.network.graph import Constant
+from schedsearch.network.quantised import converted_from, converted_to, same_scale
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -75,6 +88,33 @@ def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     return _chain(node, x, "average", extents[2:], {}, taken)
 
 
+def _quantised_average(
+    node: ir.Node, x: ir.Value, kernel: Sequence[int], window: dict[str, Any], taken: set[ir.Node]
+) -> Chain | None:
+    """An average between conversions with different scales: a convolution of each channel with ones, which stand for
+    1 / pixels, so that sums are whole numbers and only their product with a scale is rounded. None if there are no such
+    conversions, or if windows at a border have fewer pixels."""
+    q, follower = converted_from(x), only_reader(node.outputs[0])
+    y = None if follower is None or follower in taken else converted_to(follower)
+    bordered = any(window.get("padding", ())) and not window.get("count_include_pad")
+    if q is None or y is None or follower is None or bordered or window.get("ceil_mode") or q.dtype not in INTEGERS:
+        return None
+    if q.scale is None or q.scale.size > 1 or q.zero_point is None or y.scale is None or y.scale.size > 1:
+        return None
+    n, c, h, w = extents_of(node, x)
+    r, s = kernel
+    params = {"n": n, "c": c, "h": h, "w": w, "k": c, "r": r, "s": s, "groups": c, "dtype": q.dtype, "weight_dtype": "int8"}
+    params |= {name: window[name] for name in ("stride", "dilation", "padding") if name in window}
+    ones = Constant(f"{name_of(node)}.ones", "OIHW", np.ones((c, 1, r, s), np.int8))
+    chain = Chain("conv2d", params, [node], node.outputs[0], {"x": q.value, "weight": ones}, channels=c)
+    if q.zero_point:
+        params["zero_points"] = ["x"]
+        chain.scalars["x_zero_point"] = q.zero_point
+    chain.append(follower)
+    append_requantise(chain, q.scale * np.float32(1 / (r * s)), y, taken)
+    return chain
+
+
 def _chain(
     node: ir.Node, x: ir.Value, mode: str, kernel: Sequence[int], window: dict[str, Any], taken: set[ir.Node]
 ) -> Chain:
@@ -88,7 +128,9 @@ def _chain(
         chain.params["dtype"] = whole[0].dtype
         chain.arguments["x"] = whole[0].value
         chain.append(follower)
-    return chain
+        return chain
+    averaged = _quantised_average(node, x, kernel, window, taken) if mode == "average" else None
+    return averaged or chain
 
 
 POOLS: Mapping[str, Read] = {

@@ -1,0 +1,63 @@
+"""Whole quantised networks on a CPU equal their model in whole numbers, in every bit of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+from quantised_networks import Codes, QuantisedNet, inception, mobilenet, resnet, vgg
+
+import schedsearch
+
+
+def block(net: QuantisedNet) -> Codes:
+    """One of every layer."""
+    x = net.conv(net.input, 16)
+    x = net.add(net.conv(x, 16, relu=False), x)
+    x = net.concat([x, net.conv(x, 16, 1, groups=16)])
+    return net.dense(net.global_pool(net.max_pool(x, 3, stride=2, pad=1)), 8)
+
+
+NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[QuantisedNet], Codes]]] = {
+    "one of every layer": ((1, 4, 9, 8), block),
+    "VGG-16": ((1, 3, 32, 32), vgg),
+    "ResNet-18": ((2, 3, 32, 32), lambda net: resnet(net, (2, 2, 2, 2), bottleneck=False)),
+    "ResNet-50": ((1, 3, 32, 32), lambda net: resnet(net, (3, 4, 6, 3), bottleneck=True, width=4)),
+    "Inception": ((1, 3, 31, 31), inception),
+    "MobileNetV2": ((1, 3, 32, 32), mobilenet),
+}
+
+
+CASES = [
+    pytest.param(name, form, marks=() if (name, form) == ("one of every layer", "QLinear") else pytest.mark.long)
+    for name in NETWORKS
+    for form in ("QDQ", "QLinear")
+]
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_every_value_is_that_of_whole_numbers(tmp_path: Path, name: str, form: str) -> None:
+    shape, make = NETWORKS[name]
+    net = QuantisedNet(form, *shape)
+    result = make(net)
+    assert len(np.unique(result.codes)) > 5
+    with schedsearch.build(net.save(tmp_path / "net.onnx", result), db=tmp_path / "none.db", target="cpu") as built:
+        found = built.trace(net.x)
+        ops = [call.label.split()[0] for call in built.steps]
+    # Every value has a kernel but the input, and the results of convolutions that are added in the same kernel.
+    added = sum(node.op_type in ("Add", "QLinearAdd") for node in net.nodes)
+    assert "elementwise" not in ops or "Concat" in name_of_nodes(net), ops
+    assert len(net.values.keys() - found.keys() - {"x"}) == added and result.name in found
+    for value in net.values.keys() & found.keys():
+        codes = net.values[value]
+        np.testing.assert_array_equal(found[value].reshape(codes.shape), codes, err_msg=value)
+
+
+def name_of_nodes(net: QuantisedNet) -> str:
+    return " ".join(node.op_type for node in net.nodes)
